@@ -1,0 +1,1 @@
+"""The edgespec command: one file a subcommand, no logic of its own."""

@@ -1,0 +1,1 @@
+"""The processes that run on the devices: configuration in, exit code out."""

@@ -1,0 +1,1 @@
+"""Carries out the compute that the machines ask for."""

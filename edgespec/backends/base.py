@@ -1,0 +1,43 @@
+"""The interfaces of compute: a stage's block of layers, and the coordinator's output head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from edgespec.machines.effects import RunBlock
+from edgespec.tree.ledger import IntArray
+from edgespec.verify.sampling import Choice, Sampling
+from edgespec.wire.tensor import Tensor
+
+
+class BlockBackend(Protocol):
+    """One stage's consecutive layers with a KV cache for every open request.
+
+    The cache's slots are exactly those of the stage's RowLedger: committed rows, then speculative
+    rows. Calls come from one thread, in order.
+    """
+
+    def open(self, request: int, reserve: int) -> None:
+        """Make an empty cache with room for `reserve` rows; it grows if more come."""
+
+    def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
+        """Run the block over the job's rows and append their keys and values to the cache.
+
+        Returns hidden rows, a Tensor [R, H] in the model's dtype (after the final norm on the
+        last stage), or None if `stop()` turned true between two layers: the rows' slots then
+        hold garbage that a later `gather` drops.
+        """
+
+    def gather(self, request: int, start: int, order: IntArray) -> None:
+        """Behind the first `start` slots, keep slot `start + i` for i in `order`, in that order."""
+
+    def close(self, request: int) -> None:
+        """Free the request's cache; unknown requests are ignored."""
+
+
+class Head(Protocol):
+    """The base model's output head, on the coordinator."""
+
+    def choose(self, hidden: Tensor, positions: IntArray, sampling: Sampling) -> Choice:
+        """Sample the token behind every hidden row [R, H]; `positions` are the new tokens'."""

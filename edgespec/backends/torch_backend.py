@@ -1,0 +1,116 @@
+"""Compute by torch: a stage's block of layers, and the coordinator's output head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from edgespec.errors import LocalProtocolError, RemoteProtocolError
+from edgespec.machines.effects import RunBlock
+from edgespec.model.block import Block
+from edgespec.model.ends import OutputHead
+from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.tensors import from_torch, to_torch
+from edgespec.model.tree_attention import tree_mask
+from edgespec.tree.ledger import IntArray
+from edgespec.verify.sampling import Choice, Sampling, choose
+from edgespec.wire.tensor import Tensor
+
+
+class TorchBlock:
+    """A BlockBackend (see backends.base): a Block and a cache for every open request."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._caches: dict[int, TwoRegionCache] = {}
+
+    def open(self, request: int, reserve: int) -> None:
+        """Make an empty cache with room for `reserve` rows; it grows if more come."""
+        self._caches[request] = self._block.new_cache(reserve)
+
+    def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
+        """Run the block over the job's rows and append their keys and values to the cache.
+
+        Returns hidden rows [R, H] in the block's dtype, or None if `stop()` turned true between
+        two layers. Raises RemoteProtocolError, changing nothing, for tokens or hidden rows that
+        this block cannot take; LocalProtocolError for a job that does not fit the cache.
+        """
+        cache = self._cache(job.request)
+        rows, behind = job.sees.shape
+        if job.committed + behind != cache.length + rows or rows != len(job.rows):
+            raise LocalProtocolError(
+                f"job {job.job} expects {job.committed + behind - rows} rows in the cache of "
+                f"request {job.request}, which holds {cache.length}"
+            )
+        if not rows:
+            return from_torch(torch.empty((0, self._block.hidden_size), dtype=self._block.dtype))
+        inputs = self._inputs(job)
+        hidden = self._block.forward(
+            inputs,
+            torch.from_numpy(job.rows.positions).to(self._block.device),
+            cache,
+            tree_mask(job.committed, job.sees, self._block.device),
+            stop,
+        )
+        return None if hidden is None else from_torch(hidden)
+
+    def gather(self, request: int, start: int, order: IntArray) -> None:
+        """Behind the first `start` slots, keep slot `start + i` for i in `order`, in that order."""
+        self._cache(request).gather(start, order)
+
+    def close(self, request: int) -> None:
+        """Free the request's cache; unknown requests are ignored."""
+        self._caches.pop(request, None)
+
+    def _cache(self, request: int) -> TwoRegionCache:
+        if request not in self._caches:
+            raise LocalProtocolError(f"request {request} is not open on this block")
+        return self._caches[request]
+
+    def _inputs(self, job: RunBlock) -> torch.Tensor:
+        """Tokens for the block that embeds, else hidden rows; checked, as peers sent them."""
+        block = self._block
+        if block.first == 0:
+            tokens = job.rows.tokens
+            if tokens.shape != job.rows.ids.shape:
+                raise RemoteProtocolError(f"job {job.job} lacks the tokens of its rows")
+            # An index outside the embedding would end the process on CUDA.
+            if tokens.min() < 0 or tokens.max() >= block.vocab_size:
+                raise RemoteProtocolError(
+                    f"job {job.job} has a token outside the vocabulary of {block.vocab_size}"
+                )
+            return torch.from_numpy(tokens).to(block.device)
+        expected = (len(job.rows), block.hidden_size)
+        hidden = job.hidden
+        if (
+            hidden is None
+            or hidden.shape != expected
+            or f"torch.{hidden.dtype}" != str(block.dtype)
+        ):
+            found = "none" if hidden is None else f"{hidden.dtype}{list(hidden.shape)}"
+            raise RemoteProtocolError(
+                f"this stage takes hidden rows of {block.dtype}{list(expected)}, the stage before "
+                f"it sent {found}; give both the same model and dtype"
+            )
+        return to_torch(hidden, block.device)
+
+
+class TorchHead:
+    """A Head (see backends.base): the base model's output matrix and the sampling rule."""
+
+    def __init__(self, head: OutputHead) -> None:
+        self._head = head
+
+    def choose(self, hidden: Tensor, positions: IntArray, sampling: Sampling) -> Choice:
+        """Sample the token behind every hidden row [R, H]; `positions` are the new tokens'."""
+        head = self._head
+        if hidden.shape != (len(positions), head.hidden_size) or (
+            f"torch.{hidden.dtype}" != str(head.dtype)
+        ):
+            raise RemoteProtocolError(
+                f"the head takes hidden rows of {head.dtype}{[len(positions), head.hidden_size]}, "
+                f"the last stage sent {hidden.dtype}{list(hidden.shape)}; give all stages the same "
+                "model and dtype"
+            )
+        return choose(head.logits(to_torch(hidden, head.device)), positions, sampling)

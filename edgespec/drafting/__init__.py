@@ -1,0 +1,1 @@
+"""Draft sources: where guessed tokens come from."""

@@ -1,0 +1,52 @@
+"""The one tree of errors that edgespec raises on purpose.
+
+    EdgespecError
+    ├── ConfigError            a setting, option, file or prompt that cannot be used as given
+    │   └── ModelError         a model, tokenizer or checkpoint that cannot be used as given
+    ├── CapacityError          a limit (context, memory, queue) that a request would exceed
+    ├── ProtocolError          somebody broke the rules of a protocol
+    │   ├── LocalProtocolError     we did: a bug in this program
+    │   └── RemoteProtocolError    the other side did: its message is dropped, never trusted
+    ├── PeerLost               a stage or the coordinator is gone or silent
+    └── RequestFailed          a request ended with an error; carries the one message for its user
+
+Every message says what went wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class EdgespecError(Exception):
+    """Base of every error raised on purpose; its text is fit to be shown to a user."""
+
+
+class ConfigError(EdgespecError):
+    """A setting, option, file or prompt that cannot be used as given."""
+
+
+class ModelError(ConfigError):
+    """A model, tokenizer or checkpoint that cannot be used as given."""
+
+
+class CapacityError(EdgespecError):
+    """A limit (context length, memory, queue) that a request would exceed."""
+
+
+class ProtocolError(EdgespecError):
+    """Somebody broke the rules of a protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We broke the protocol: a bug in this program."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The other side broke the protocol; the only error that its bytes can cause."""
+
+
+class PeerLost(EdgespecError):
+    """A stage or the coordinator is gone or silent."""
+
+
+class RequestFailed(EdgespecError):
+    """A request ended with an error; the text is its one terminal reply."""

@@ -1,0 +1,75 @@
+"""The answer to one request: takes certain tokens, says what text is final and when to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from edgespec.verify.stops import StopScanner
+
+
+class TextStream(Protocol):
+    """Turns tokens into text as they come, never half a character."""
+
+    def push(self, token: int) -> str:
+        """Text that this token finished."""
+
+    def flush(self) -> str:
+        """Whatever text is still held back."""
+
+
+class TextCodec(Protocol):
+    """A tokenizer, as far as the coordinator needs it."""
+
+    @property
+    def eos_ids(self) -> Collection[int]:
+        """Tokens that end an answer."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Token ids of a prompt, with the tokenizer's own opening token."""
+
+    def stream(self) -> TextStream:
+        """A fresh stream for one answer."""
+
+
+class Answer:
+    """Grows token by token until it finishes; nothing can be added behind the end.
+
+    `finish_reason` is "" while it grows, then "stop" (end token or stop string) or "length".
+    """
+
+    def __init__(self, codec: TextCodec, stop: tuple[str, ...], max_new_tokens: int) -> None:
+        """Raises ConfigError for an empty stop string."""
+        self._eos_ids = codec.eos_ids
+        self._stream = codec.stream()
+        self._scanner = StopScanner(stop)
+        self._limit = max_new_tokens
+        self._text: list[str] = []
+        self.token_ids: list[int] = []
+        self.finish_reason = ""
+
+    @property
+    def text(self) -> str:
+        """All final text so far."""
+        return "".join(self._text)
+
+    def push(self, token: int) -> str:
+        """Add one certain token; return the text that became final with it.
+
+        An end token is part of `token_ids` (as in transformers' generate) and gives no text. A
+        stop string is not part of the text; the token that completes it is part of `token_ids`.
+        """
+        self.token_ids.append(token)
+        at_end = token in self._eos_ids
+        piece = self._stream.flush() if at_end else self._stream.push(token)
+        text, stopped = self._scanner.push(piece)
+        if at_end or stopped:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) == self._limit:
+            self.finish_reason = "length"
+            more, _ = self._scanner.push(self._stream.flush())
+            text += more
+        if self.finish_reason and not stopped:
+            text += self._scanner.flush()
+        self._text.append(text)
+        return text

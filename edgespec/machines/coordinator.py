@@ -1,0 +1,468 @@
+"""Coordinator machine: queues requests, sends what the policy decides, verifies what comes back.
+
+One token's way: Submit → prefill segments → HeadDone gives the first root → the policy grows and
+sends → SegmentArrived → RunHead → HeadDone → the tree advances → Tokens to the client, Retain to
+the stages → the policy again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.errors import ConfigError, EdgespecError, LocalProtocolError
+from edgespec.machines.answer import Answer, TextCodec
+from edgespec.machines.effects import (
+    CloseDraft,
+    DeepenDraft,
+    Effect,
+    OpenDraft,
+    RunDraft,
+    RunHead,
+    SendPeer,
+    SendRing,
+    SendStages,
+)
+from edgespec.machines.events import (
+    ComputeFailed,
+    Drafted,
+    Event,
+    HeadDone,
+    MessageArrived,
+    PeerGone,
+    RingDown,
+    RingUp,
+    SegmentArrived,
+)
+from edgespec.machines.request import DraftJob, HeadJob, Request
+from edgespec.policy.base import Deepen, Grow, Send
+from edgespec.policy.registry import policy_named
+from edgespec.tree.draft_tree import DraftTree
+from edgespec.tree.ledger import Rows
+from edgespec.verify.sampling import Choice, Sampling
+from edgespec.wire.messages import (
+    Cancel,
+    End,
+    Failed,
+    Fault,
+    Progress,
+    Segment,
+    Submit,
+    Tokens,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """What the coordinator knows of its ring and model.
+
+    `context_length`: tokens that the base model can hold. `prefill_chunk`: prompt rows that travel
+    together; several chunks follow each other round the ring. `draft`: the draft source's name, ""
+    if there is none. `queue_limit`: requests that may wait.
+    """
+
+    stages: int
+    context_length: int
+    draft: str
+    prefill_chunk: int = 64
+    queue_limit: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A segment on the ring: whose it is, and when it entered (stage steps, see RingClock)."""
+
+    request: int
+    entered: int
+
+
+class CoordinatorMachine:
+    """D0 without I/O: `handle(event, now)` answers with effects."""
+
+    def __init__(self, ring: Ring, codec: TextCodec) -> None:
+        self._ring = ring
+        self._codec = codec
+        self._requests: dict[int, Request] = {}
+        self._waiting: deque[int] = deque()
+        self._active: int | None = None
+        self._is_up = False
+        self._down: str | None = None
+        self._numbers = 0
+        self._jobs = 0
+        self._seq = 0
+        self._flying: dict[int, _InFlight] = {}
+        self._head_jobs: dict[int, HeadJob] = {}
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """React to one event. Every request gets exactly one of Finished and Failed."""
+        match event:
+            case MessageArrived(peer, Submit() as submit):
+                return self._on_submit(peer, submit, now)
+            case MessageArrived(peer, Cancel(tag)):
+                return self._on_cancel(peer, tag, now)
+            case MessageArrived(_, Fault(request, reason)):
+                return self._on_fault(request, reason, now)
+            case SegmentArrived(segment):
+                return self._on_segment(segment, now)
+            case HeadDone(job, choice):
+                return self._on_head_done(job, choice, now)
+            case Drafted():
+                return self._on_drafted(event, now)
+            case ComputeFailed(_, request, reason):
+                return self._on_fault(request, reason, now)
+            case RingUp():
+                self._is_up = True
+                return self._start_next(now)
+            case RingDown(reason):
+                return self._on_ring_down(reason, now)
+            case PeerGone(peer):
+                return self._on_peer_gone(peer, now)
+            case _:
+                raise LocalProtocolError(f"the coordinator cannot handle {type(event).__name__}")
+
+    def deadline(self) -> float | None:
+        """The coordinator waits for nothing but events; the membership machine watches peers."""
+        return None
+
+    @property
+    def idle(self) -> bool:
+        """No request waits or runs, and nothing is on the ring."""
+        return not self._requests and not self._flying
+
+    def accepts(self, request: int) -> Request | None:
+        """The open request of that number, for checks."""
+        return self._requests.get(request)
+
+    # --- requests come and go -----------------------------------------------------------------
+
+    def _on_submit(self, peer: bytes, submit: Submit, now: float) -> list[Effect]:
+        try:
+            request = self._admit(peer, submit)
+        except EdgespecError as problem:
+            return [SendPeer(peer, Failed(submit.tag, str(problem)))]
+        self._requests[request.number] = request
+        self._waiting.append(request.number)
+        effects = self._start_next(now)
+        if self._active != request.number:
+            effects.append(SendPeer(peer, Progress(submit.tag, self._why_waiting())))
+        return effects
+
+    def _admit(self, peer: bytes, submit: Submit) -> Request:
+        if self._down is not None:
+            raise ConfigError(self._down)
+        if len(self._waiting) >= self._ring.queue_limit:
+            raise ConfigError(f"{len(self._waiting)} requests are waiting already; try again later")
+        if any(r.peer == peer and r.tag == submit.tag for r in self._requests.values()):
+            raise ConfigError(f"request {submit.tag} of this client is still running")
+        policy = policy_named(submit.policy)
+        if policy.drafts and not self._ring.draft:
+            raise ConfigError(
+                f"policy {policy.name} needs a draft model and this coordinator has none; "
+                "start it with --draft, or use --policy autoregressive"
+            )
+        sampling = Sampling(
+            submit.temperature, submit.top_k, submit.top_p, submit.min_p, submit.seed
+        )
+        if not submit.prompt:
+            raise ConfigError("the prompt is empty; give at least one character")
+        prompt = tuple(self._codec.encode(submit.prompt))
+        limit = self._checked_limit(len(prompt), submit.max_new_tokens)
+        self._numbers += 1
+        return Request(
+            self._numbers,
+            peer,
+            submit,
+            sampling,
+            policy,
+            prompt,
+            Answer(self._codec, submit.stop, limit),
+            limit,
+            self._ring.stages,
+        )
+
+    def _checked_limit(self, prompt_tokens: int, max_new_tokens: int) -> int:
+        """How many new tokens fit, at most those asked for."""
+        if max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+        room = self._ring.context_length - prompt_tokens
+        if prompt_tokens == 0:
+            raise ConfigError("the prompt has no tokens; give at least one character")
+        if room < 1:
+            raise ConfigError(
+                f"the prompt has {prompt_tokens} tokens and the model's context is "
+                f"{self._ring.context_length}, of which one must be left for the answer; shorten "
+                "the prompt"
+            )
+        return min(max_new_tokens, room)
+
+    def _why_waiting(self) -> str:
+        if not self._is_up:
+            return "waiting for the ring's stages"
+        return f"waiting behind {len(self._requests) - 1} other request(s)"
+
+    def _start_next(self, now: float) -> list[Effect]:
+        if self._active is not None or not self._is_up or not self._waiting:
+            return []
+        request = self._requests[self._waiting.popleft()]
+        self._active = request.number
+        request.tally.started = now
+        effects: list[Effect] = []
+        if request.policy.drafts:
+            effects.append(OpenDraft(request.number, request.sampling))
+            # The draft reads the prompt while the stages do: a tree of depth 0.
+            effects.append(self._grow(request, Grow(0, 1, 0)))
+        return self._send_prefill(request) + effects
+
+    def _on_cancel(self, peer: bytes, tag: int, now: float) -> list[Effect]:
+        for request in self._requests.values():
+            if (request.peer, request.tag) == (peer, tag):
+                return self._finish(request, "cancelled", now)
+        return []
+
+    def _on_peer_gone(self, peer: bytes, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for request in [r for r in self._requests.values() if r.peer == peer]:
+            effects += self._forget(request, now)
+        return effects
+
+    def _on_fault(self, number: int, reason: str, now: float) -> list[Effect]:
+        request = self._requests.get(number)
+        return [] if request is None else self._fail(request, reason, now)
+
+    def _on_ring_down(self, reason: str, now: float) -> list[Effect]:
+        self._down = reason
+        self._is_up = False
+        effects: list[Effect] = []
+        for request in list(self._requests.values()):
+            effects += self._fail(request, reason, now)
+        return effects
+
+    def _finish(self, request: Request, reason: str, now: float) -> list[Effect]:
+        reply = request.finished(reason, self._ring.stages, self._ring.draft, now)
+        return [SendPeer(request.peer, reply), *self._forget(request, now)]
+
+    def _fail(self, request: Request, reason: str, now: float) -> list[Effect]:
+        return [SendPeer(request.peer, Failed(request.tag, reason)), *self._forget(request, now)]
+
+    def _forget(self, request: Request, now: float) -> list[Effect]:
+        """Free the request everywhere. What it has on the ring still comes back as credits."""
+        del self._requests[request.number]
+        if self._active != request.number:
+            self._waiting.remove(request.number)
+            return []
+        self._active = None
+        effects: list[Effect] = [SendStages(End(request.number))]
+        if request.policy.drafts:
+            effects.append(CloseDraft(request.number))
+        return effects + self._start_next(now)
+
+    # --- prefill ------------------------------------------------------------------------------
+
+    def _send_prefill(self, request: Request) -> list[Effect]:
+        """As many prompt chunks as may be in flight: they overlap along the ring."""
+        effects: list[Effect] = []
+        prompt, size = request.prompt, self._ring.prefill_chunk
+        while request.prefilled < len(prompt) and request.in_flight <= self._ring.stages:
+            first = request.prefilled
+            last = min(first + size, len(prompt))
+            ids = np.arange(first, last, dtype=np.int64)
+            rows = Rows(ids, ids - 1, np.array(prompt[first:last], np.int64), ids)
+            request.prefilled = last
+            reserve = request.reserve if first == 0 else 0
+            wanted = 1 if last == len(prompt) else 0
+            effects.append(self._launch(request, rows, certain=True, reserve=reserve, want=wanted))
+        return effects
+
+    def _launch(
+        self, request: Request, rows: Rows, *, certain: bool, reserve: int, want: int
+    ) -> Effect:
+        self._seq += 1
+        self._flying[self._seq] = _InFlight(request.number, request.clock.send())
+        request.in_flight += 1
+        return SendRing(
+            Segment(
+                request.number,
+                self._seq,
+                request.epoch,
+                certain,
+                reserve,
+                want,
+                rows.ids,
+                rows.parents,
+                rows.positions,
+                rows.tokens,
+                None,
+            )
+        )
+
+    # --- results ------------------------------------------------------------------------------
+
+    def _on_segment(self, segment: Segment, now: float) -> list[Effect]:
+        flying = self._flying.pop(segment.seq, None)
+        if flying is None or flying.request != segment.request:
+            return []  # a repeated delivery, or one of an earlier ring
+        request = self._requests.get(segment.request)
+        if request is None:
+            return []
+        request.in_flight -= 1
+        request.clock.result(flying.entered)
+        request.acknowledged(segment.epoch)
+        if segment.certain:
+            return self._on_prefill_result(request, segment)
+        return self._on_result(request, segment, now)
+
+    def _on_prefill_result(self, request: Request, segment: Segment) -> list[Effect]:
+        if segment.wanted == 0:
+            return self._send_prefill(request)
+        if not len(segment.ids) or segment.hidden is None:
+            return []  # emptied by a stage that reports a Fault
+        return [self._sample(request, segment, np.arange(len(segment.ids)))]
+
+    def _on_result(self, request: Request, segment: Segment, now: float) -> list[Effect]:
+        assert request.tree is not None
+        tree = request.tree
+        live = np.flatnonzero([i in tree for i in segment.ids.tolist()])
+        if len(live) and segment.hidden is not None:
+            return [self._sample(request, segment, live)]
+        return self._verify(request, now)
+
+    def _sample(self, request: Request, segment: Segment, index: np.ndarray) -> Effect:  # type: ignore[type-arg]
+        assert segment.hidden is not None
+        self._jobs += 1
+        ids = tuple(segment.ids[index].tolist())
+        self._head_jobs[self._jobs] = HeadJob(request.number, ids)
+        request.verifying += 1
+        return RunHead(
+            self._jobs,
+            request.number,
+            segment.hidden.take(index),
+            segment.positions[index] + 1,
+            request.sampling,
+        )
+
+    def _on_head_done(self, job: int, choice: Choice, now: float) -> list[Effect]:
+        head = self._head_jobs.pop(job)
+        request = self._requests.get(head.request)
+        if request is None:
+            return []
+        request.verifying -= 1
+        tokens = choice.tokens.tolist()
+        request.margins.update(zip(head.ids, choice.margins.tolist(), strict=True))
+        if request.tree is None:
+            return self._on_first_token(request, tokens[-1], now)
+        request.tree.record(head.ids, tokens)
+        return self._verify(request, now)
+
+    def _on_first_token(self, request: Request, token: int, now: float) -> list[Effect]:
+        request.tally.first_token = now
+        last = len(request.prompt) - 1
+        request.tally.smallest_margin = request.margins.pop(last)
+        effects = self._emit(request, (token,), now)
+        if request.answer.finish_reason:
+            return effects
+        request.tree = DraftTree(last + 1, last, token, last + 1)
+        return effects + self._decide(request, now)
+
+    def _verify(self, request: Request, now: float) -> list[Effect]:
+        """Walk the tree as far as verdicts are known; commit, prune, tell everybody."""
+        assert request.tree is not None
+        waits = request.in_flight or request.verifying
+        if waits and not request.policy.verifies_each_result:
+            return []
+        step = request.tree.advance()
+        request.tally.gains[len(step.tokens)] += 1
+        if not step.tokens:
+            return self._decide(request, now)
+        # Exactly as many rows were of use as tokens came of them; an answer that ends within
+        # this step uses no more.
+        effects = self._emit(request, step.tokens, now, step.passed)
+        if request.answer.finish_reason:
+            return effects
+        effects.append(SendStages(request.retain(step.passed)))
+        return effects + self._decide(request, now)
+
+    def _emit(
+        self,
+        request: Request,
+        tokens: tuple[int, ...],
+        now: float,
+        passed: tuple[int, ...] = (),
+    ) -> list[Effect]:
+        """Give certain tokens to the client, up to the answer's end."""
+        text: list[str] = []
+        used = 0
+        for token in tokens:
+            text.append(request.answer.push(token))
+            used += 1
+            if request.answer.finish_reason:
+                break
+        if passed:
+            self._note_passed(request, passed[:used])
+        news = Tokens(request.tag, tokens[:used], "".join(text))
+        effects: list[Effect] = [SendPeer(request.peer, news)]
+        if request.answer.finish_reason:
+            effects += self._finish(request, request.answer.finish_reason, now)
+        return effects
+
+    def _note_passed(self, request: Request, passed: tuple[int, ...]) -> None:
+        """Keep the figures of rows whose verdicts were used; forget those of older rows."""
+        tally, newest = request.tally, passed[-1]
+        tally.rows_used += len(passed)
+        tally.smallest_margin = min(tally.smallest_margin, *(request.margins[i] for i in passed))
+        request.margins = {i: m for i, m in request.margins.items() if i > newest}
+
+    # --- drafting and sending -----------------------------------------------------------------
+
+    def _on_drafted(self, event: Drafted, now: float) -> list[Effect]:
+        request = next(
+            (r for r in self._requests.values() if r.draft and r.draft.job == event.job), None
+        )
+        if request is None or request.draft is None:
+            return []
+        draft, request.draft = request.draft, None
+        request.grown = draft
+        if request.tree is None:
+            return []  # the prompt is read on both sides; the first token is not here yet
+        since = request.context[draft.context_length :]
+        added = request.tree.merge(
+            event.tree, since, draft.keep, request.last_position, draft.only_new
+        )
+        request.exhausted = draft.only_new and added == 0
+        return self._decide(request, now, just_drafted=True)
+
+    def _decide(self, request: Request, now: float, just_drafted: bool = False) -> list[Effect]:
+        """Carry out what the policy decides."""
+        effects: list[Effect] = []
+        for decision in request.policy.decide(request.view(self._ring.stages, just_drafted)):
+            match decision:
+                case Send(ids):
+                    assert request.tree is not None
+                    rows = request.tree.send(ids)
+                    request.tally.rows_sent += len(rows)
+                    effects.append(
+                        self._launch(request, rows, certain=False, reserve=0, want=len(rows))
+                    )
+                case Grow():
+                    effects.append(self._grow(request, decision))
+                case Deepen():
+                    effects.append(self._deepen(request, decision))
+        return effects
+
+    def _grow(self, request: Request, grow: Grow) -> Effect:
+        self._jobs += 1
+        context = request.context
+        root = request.tree.root if request.tree else -1
+        request.draft = DraftJob(self._jobs, root, len(context), grow.keep, only_new=False)
+        return RunDraft(self._jobs, request.number, context, grow.depth, grow.width)
+
+    def _deepen(self, request: Request, deepen: Deepen) -> Effect:
+        if request.grown is None:
+            raise LocalProtocolError("there is no drafted tree to deepen")
+        self._jobs += 1
+        grown = request.grown
+        request.draft = DraftJob(
+            self._jobs, grown.root, grown.context_length, deepen.keep, only_new=True
+        )
+        return DeepenDraft(self._jobs, request.number, deepen.levels, deepen.width)

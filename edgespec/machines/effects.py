@@ -1,0 +1,163 @@
+"""Effects: what a machine wants done; compute is one too, its result comes back as an event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.tree.ledger import BoolArray, IntArray, Rows
+from edgespec.verify.sampling import Sampling
+from edgespec.wire.messages import Message, Segment
+from edgespec.wire.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SendRing:
+    """Send a segment to the next node of the data ring."""
+
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class SendStages:
+    """Send a control message to every stage."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendCoordinator:
+    """Send a control message to the coordinator (from a stage)."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendPeer:
+    """Send a control message to one peer (by the address that its messages come from)."""
+
+    peer: bytes
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ClosePeer:
+    """Forget a peer: it was refused or is lost."""
+
+    peer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCache:
+    """Make an empty KV cache for a request with room for `reserve` rows."""
+
+    request: int
+    reserve: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseCache:
+    """Free a request's KV cache."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunBlock:
+    """Run the stage's layers over `rows`; comes back as BlockDone.
+
+    `hidden` [R, H] are the incoming rows (None on the first stage, which embeds `rows.tokens`).
+    Each row sees all `committed` slots and, of the S slots behind them (the job's own rows are
+    the last R), those where `sees` bool [R, S] is true.
+    """
+
+    job: int
+    request: int
+    rows: Rows
+    hidden: Tensor | None
+    committed: int
+    sees: BoolArray
+
+
+@dataclass(frozen=True, slots=True)
+class AbortBlock:
+    """Nothing of this running job is wanted any more: stop between two layers."""
+
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatherRows:
+    """Behind slot `start` of the request's cache keep the slots `start + order`, in that order."""
+
+    request: int
+    start: int
+    order: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDraft:
+    """Start a request on the draft source."""
+
+    request: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class CloseDraft:
+    """Free a request on the draft source."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunDraft:
+    """Grow a fresh tree below the last token of `context`; comes back as Drafted."""
+
+    job: int
+    request: int
+    context: tuple[int, ...]
+    depth: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeepenDraft:
+    """Grow the request's last drafted tree by `levels` more; comes back as Drafted."""
+
+    job: int
+    request: int
+    levels: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunHead:
+    """Sample the token behind each hidden row [R, H]; comes back as HeadDone.
+
+    `positions` int64 [R] are the positions of the tokens to be sampled.
+    """
+
+    job: int
+    request: int
+    hidden: Tensor
+    positions: IntArray
+    sampling: Sampling
+
+
+Effect = (
+    SendRing
+    | SendStages
+    | SendCoordinator
+    | SendPeer
+    | ClosePeer
+    | OpenCache
+    | CloseCache
+    | RunBlock
+    | AbortBlock
+    | GatherRows
+    | OpenDraft
+    | CloseDraft
+    | RunDraft
+    | DeepenDraft
+    | RunHead
+)

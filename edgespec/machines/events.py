@@ -1,0 +1,121 @@
+"""Events: what a machine is told. The results of compute effects come back as events too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.tree.drafted import DraftedTree
+from edgespec.verify.sampling import Choice
+from edgespec.wire.messages import Message, Segment
+from edgespec.wire.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentArrived:
+    """A segment came along the data ring."""
+
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class MessageArrived:
+    """A control message came; `peer` is the sender's address (empty: the coordinator)."""
+
+    peer: bytes
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDone:
+    """RunBlock ended: hidden rows [R, H], or None if it was aborted."""
+
+    job: int
+    hidden: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDone:
+    """RunHead ended: the token behind each row, with margins and log-probabilities."""
+
+    job: int
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """RunDraft or DeepenDraft ended: the whole drafted tree below the root it was asked for."""
+
+    job: int
+    tree: DraftedTree
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFailed:
+    """A compute effect raised; the reason is fit for a user."""
+
+    job: int
+    request: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RingUp:
+    """Every stage is ready and connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingDown:
+    """The ring cannot go on; the reason names the stage and the cause."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """A client can no longer be reached."""
+
+    peer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoaded:
+    """A stage's block is in memory after `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoading:
+    """How far a stage's block is: tensors done of all."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """A stage's block could not be loaded; the reason is fit for a user."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The machine's deadline has come."""
+
+
+Event = (
+    SegmentArrived
+    | MessageArrived
+    | BlockDone
+    | HeadDone
+    | Drafted
+    | ComputeFailed
+    | RingUp
+    | RingDown
+    | PeerGone
+    | BlockLoaded
+    | BlockLoading
+    | LoadFailed
+    | Tick
+)

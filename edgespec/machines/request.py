@@ -1,0 +1,183 @@
+"""The coordinator's state of one request: who asked, its tokens, its tree, its figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from edgespec.machines.answer import Answer
+from edgespec.policy.base import Policy, View
+from edgespec.tree.draft_tree import DraftTree
+from edgespec.verify.sampling import Sampling
+from edgespec.wire.messages import Finished, Retain, Submit
+
+
+SPECULATIVE_ROWS = 256
+"""Cache rows reserved for guesses beside the prompt and the answer; more make the cache grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftJob:
+    """A draft at work: below which root, how long the context was, what to merge of it."""
+
+    job: int
+    root: int
+    context_length: int
+    keep: int
+    only_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeadJob:
+    """A result at the output head: the row ids whose next tokens are being sampled."""
+
+    request: int
+    ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Figures of a request; docs/commands.md defines each."""
+
+    started: float = 0.0
+    first_token: float = 0.0
+    rows_sent: int = 0
+    rows_used: int = 0
+    gains: Counter[int] = field(default_factory=Counter)
+    smallest_margin: float = float("inf")
+
+    def histogram(self) -> tuple[int, ...]:
+        """How many verifications made 0, 1, 2, … tokens certain."""
+        return tuple(self.gains[n] for n in range(max(self.gains, default=-1) + 1))
+
+
+class RingClock:
+    """Logical time of a request in trips, whatever the devices: what its schedule costs.
+
+    Every stage takes one step for a segment, a segment enters the ring at least one step behind
+    the one before and not before the results that it was decided on: it is back `stages` steps
+    later. One trip is `stages` steps, so that autoregressive decoding costs one trip a token, and
+    a round of N + 1 segments that must all be back costs two.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self._stages = stages
+        self._now = 0
+        self._last_entry = -1
+
+    @property
+    def trips(self) -> float:
+        """Trips until the newest result."""
+        return self._now / self._stages
+
+    def send(self) -> int:
+        """A segment leaves now; returns the step at which it enters the ring."""
+        self._last_entry = max(self._last_entry + 1, self._now)
+        return self._last_entry
+
+    def result(self, entered: int) -> None:
+        """The segment that entered at that step is back."""
+        self._now = max(self._now, entered + self._stages)
+
+
+class Request:
+    """One prompt on its way to an answer."""
+
+    def __init__(
+        self,
+        number: int,
+        peer: bytes,
+        submit: Submit,
+        sampling: Sampling,
+        policy: Policy,
+        prompt: tuple[int, ...],
+        answer: Answer,
+        max_new_tokens: int,
+        stages: int,
+    ) -> None:
+        self.number = number
+        self.peer = peer
+        self.tag = submit.tag
+        self.sampling = sampling
+        self.policy = policy
+        self.prompt = prompt
+        self.answer = answer
+        self.tally = Tally()
+        self.clock = RingClock(stages)
+        # The verdict of a row behind this position would be a token past the limit.
+        self.last_position = len(prompt) + max_new_tokens - 2
+        self.reserve = len(prompt) + max_new_tokens + SPECULATIVE_ROWS
+        self.prefilled = 0
+        self.tree: DraftTree | None = None
+        self.in_flight = 0
+        self.verifying = 0
+        self.draft: DraftJob | None = None
+        self.grown: DraftJob | None = None
+        self.exhausted = False
+        self.margins: dict[int, float] = {}
+        self._epoch = 0
+        self._accepted: list[tuple[int, tuple[int, ...]]] = []
+
+    @property
+    def epoch(self) -> int:
+        """The newest retained set that was made."""
+        return self._epoch
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """All certain tokens in order, the root's included."""
+        return self.prompt + tuple(self.answer.token_ids)
+
+    def view(self, stages: int, just_drafted: bool) -> View:
+        """What the policy may see."""
+        assert self.tree is not None, "a request has no tree before its prefill is back"
+        return View(
+            tree=self.tree,
+            stages=stages,
+            in_flight=self.in_flight,
+            verifying=self.verifying,
+            drafting=self.draft is not None,
+            drafted_root=self.grown.root if self.grown else None,
+            exhausted=self.exhausted,
+            just_drafted=just_drafted,
+            depth_left=self.last_position - self.tree[self.tree.root].position,
+        )
+
+    def retain(self, passed: tuple[int, ...]) -> Retain:
+        """The retained set after `passed` became committed (FlowSpec §3.3).
+
+        The accepted list reaches back to what every stage has acknowledged, so that a lost, late
+        or repeated set is harmless.
+        """
+        assert self.tree is not None
+        self._epoch += 1
+        self._accepted.append((self._epoch, passed))
+        accepted = tuple(i for _, ids in self._accepted for i in ids)
+        return Retain(self.number, self._epoch, self.tree.newest, accepted, self.tree.ids)
+
+    def acknowledged(self, epoch: int) -> None:
+        """Every stage has applied the retained sets up to `epoch`."""
+        self._accepted = [entry for entry in self._accepted if entry[0] > epoch]
+
+    def finished(self, reason: str, stages: int, draft: str, now: float) -> Finished:
+        """The request's good end."""
+        tally, answer = self.tally, self.answer
+        margin = tally.smallest_margin
+        return Finished(
+            tag=self.tag,
+            text=answer.text,
+            token_ids=tuple(answer.token_ids),
+            finish_reason=reason,
+            policy=self.policy.name,
+            draft=draft if self.policy.drafts else "none",
+            stages=stages,
+            prompt_tokens=len(self.prompt),
+            new_tokens=len(answer.token_ids),
+            seconds=now - tally.started,
+            first_token_seconds=max(tally.first_token - tally.started, 0.0),
+            trips=self.clock.trips,
+            accepted_histogram=tally.histogram(),
+            rows_sent=tally.rows_sent,
+            rows_wasted=tally.rows_sent - tally.rows_used,
+            smallest_margin=margin if margin < float("inf") else 0.0,
+        )

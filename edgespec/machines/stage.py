@@ -1,0 +1,263 @@
+"""Stage machine: keeps the row ledgers of one block, runs segments in order, applies retained sets.
+
+A retained set is garbage collection: it is applied when it comes, before a segment is computed
+and again before it is sent, and never changes what a live row sees. An emptied segment still
+travels, so that the coordinator's credits stay right.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgespec.errors import LocalProtocolError, RemoteProtocolError
+from edgespec.machines.effects import (
+    AbortBlock,
+    CloseCache,
+    Effect,
+    GatherRows,
+    OpenCache,
+    RunBlock,
+    SendCoordinator,
+    SendRing,
+)
+from edgespec.machines.events import (
+    BlockDone,
+    ComputeFailed,
+    Event,
+    MessageArrived,
+    SegmentArrived,
+)
+from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
+from edgespec.wire.messages import End, Fault, Retain, Segment
+from edgespec.wire.tensor import Tensor
+
+REMEMBERED_ENDS = 1024
+"""Ended requests whose late segments and openings are still recognised."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a stage holds of one open request."""
+
+    ledger: RowLedger = field(default_factory=RowLedger)
+    keep: RetainSet = field(default_factory=lambda: RetainSet(0, -1, (), frozenset()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """The one job at the block: the segment as it came in and the rows that are computed."""
+
+    job: int
+    segment: Segment
+    rows: Rows
+
+
+class StageMachine:
+    """One stage of the ring, without I/O: `handle(event, now)` answers with effects."""
+
+    def __init__(self, *, is_last: bool, row_limit: int) -> None:
+        """`row_limit`: rows of one request (committed and speculative) that may be held."""
+        self._is_last = is_last
+        self._row_limit = row_limit
+        self._held: dict[int, _Held] = {}
+        self._ended: deque[int] = deque(maxlen=REMEMBERED_ENDS)
+        self._queue: deque[Segment] = deque()
+        self._running: _Running | None = None
+        self._last_seq = -1
+        self._jobs = 0
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """React to one event. A peer's nonsense ends its request with a Fault, nothing else."""
+        match event:
+            case SegmentArrived(segment):
+                return self._on_segment(segment)
+            case MessageArrived(_, Retain() as retain):
+                return self._on_retain(retain)
+            case MessageArrived(_, End(request)):
+                return self._end(request)
+            case BlockDone(job, hidden):
+                return self._on_block_done(job, hidden)
+            case ComputeFailed(job, _, reason):
+                return self._on_compute_failed(job, reason)
+            case _:
+                raise LocalProtocolError(f"a stage cannot handle {type(event).__name__}")
+
+    def deadline(self) -> float | None:
+        """A stage waits for nothing but events."""
+        return None
+
+    def ledgers(self) -> dict[int, RowLedger]:
+        """The row ledgers of all open requests, for checks."""
+        return {request: held.ledger for request, held in self._held.items()}
+
+    # --- segments -----------------------------------------------------------------------------
+
+    def _on_segment(self, segment: Segment) -> list[Effect]:
+        if segment.seq <= self._last_seq:
+            return []  # a repeated delivery; the first one was or will be computed
+        self._last_seq = segment.seq
+        self._queue.append(segment)
+        return self._start_next()
+
+    def _start_next(self) -> list[Effect]:
+        effects: list[Effect] = []
+        while self._running is None and self._queue:
+            segment = self._queue.popleft()
+            try:
+                effects += self._start(segment)
+            except RemoteProtocolError as problem:
+                effects += self._fault(segment, str(problem))
+        return effects
+
+    def _start(self, segment: Segment) -> list[Effect]:
+        effects: list[Effect] = []
+        request = segment.request
+        if segment.reserve and request not in self._held and request not in self._ended:
+            self._held[request] = _Held()
+            effects.append(OpenCache(request, segment.reserve))
+        held = self._held.get(request)
+        if held is None:
+            return [*effects, SendRing(_emptied(segment, segment.epoch))]
+        rows, hidden = _live_rows(segment, held.keep)
+        if not len(rows):
+            return [*effects, SendRing(_emptied(segment, held.keep.epoch))]
+        return [*effects, self._run(segment, held, rows, hidden)]
+
+    def _run(self, segment: Segment, held: _Held, rows: Rows, hidden: Tensor | None) -> RunBlock:
+        if len(held.ledger) + len(rows) > self._row_limit:
+            raise RemoteProtocolError(f"more than {self._row_limit} rows in one request")
+        committed = held.ledger.committed
+        if segment.certain:
+            held.ledger.commit(rows)
+            sees = np.tri(len(rows), dtype=np.bool_)
+        else:
+            sees = held.ledger.append(rows)
+        self._jobs += 1
+        self._running = _Running(self._jobs, segment, rows)
+        return RunBlock(self._jobs, segment.request, rows, hidden, committed, sees)
+
+    def _on_block_done(self, job: int, hidden: Tensor | None) -> list[Effect]:
+        running = self._finish_job(job)
+        segment = running.segment
+        held = self._held.get(segment.request)
+        if held is None or hidden is None:
+            epoch = held.keep.epoch if held else segment.epoch
+            done: list[Effect] = [SendRing(_emptied(segment, epoch))]
+        else:
+            done = [SendRing(self._outgoing(running, held, hidden))]
+        return done + self._start_next()
+
+    def _outgoing(self, running: _Running, held: _Held, hidden: Tensor) -> Segment:
+        segment, rows = running.segment, running.rows
+        index = np.flatnonzero(held.keep.keeps(rows.ids))
+        if segment.certain:
+            # Certain rows are never dropped; behind the last stage only the wanted ones go on.
+            first = len(rows) - segment.wanted if self._is_last else 0
+            index = np.arange(max(first, 0), len(rows))
+        return Segment(
+            segment.request,
+            segment.seq,
+            min(segment.epoch, held.keep.epoch),
+            segment.certain,
+            segment.reserve,
+            segment.wanted,
+            rows.ids[index],
+            rows.parents[index],
+            rows.positions[index],
+            _NO_TOKENS,
+            hidden.take(index),
+        )
+
+    def _finish_job(self, job: int) -> _Running:
+        running = self._running
+        if running is None or running.job != job:
+            raise LocalProtocolError(f"job {job} ended but was not running")
+        self._running = None
+        return running
+
+    # --- retained sets and ends ---------------------------------------------------------------
+
+    def _on_retain(self, retain: Retain) -> list[Effect]:
+        held = self._held.get(retain.request)
+        if held is None or retain.epoch <= held.keep.epoch:
+            return []
+        keep = RetainSet(
+            retain.epoch, retain.watermark, retain.accepted, frozenset(retain.retained)
+        )
+        start = held.ledger.committed
+        try:
+            order = held.ledger.retain(keep)
+        except RemoteProtocolError as problem:
+            return [SendCoordinator(Fault(retain.request, str(problem)))]
+        held.keep = keep
+        effects: list[Effect] = []
+        if order is not None:
+            effects.append(GatherRows(retain.request, start, order))
+        running = self._running
+        if (
+            running is not None
+            and running.segment.request == retain.request
+            and not running.segment.certain
+            and not keep.keeps(running.rows.ids).any()
+        ):
+            effects.append(AbortBlock(running.job))
+        return effects
+
+    def _end(self, request: int) -> list[Effect]:
+        if request not in self._ended:
+            self._ended.append(request)
+        if self._held.pop(request, None) is None:
+            return []
+        effects: list[Effect] = [CloseCache(request)]
+        if self._running is not None and self._running.segment.request == request:
+            effects.append(AbortBlock(self._running.job))
+        return effects
+
+    def _on_compute_failed(self, job: int, reason: str) -> list[Effect]:
+        segment = self._finish_job(job).segment
+        return self._fault(segment, reason) + self._start_next()
+
+    def _fault(self, segment: Segment, reason: str) -> list[Effect]:
+        """The request cannot go on here: say so, free it, keep the credits right."""
+        return [
+            SendCoordinator(Fault(segment.request, reason)),
+            *self._end(segment.request),
+            SendRing(_emptied(segment, segment.epoch)),
+        ]
+
+
+_NOTHING: IntArray = np.zeros(0, np.int64)
+_NO_TOKENS = _NOTHING
+
+
+def _live_rows(segment: Segment, keep: RetainSet) -> tuple[Rows, Tensor | None]:
+    """The segment's rows that `keep` does not drop, with their hidden vectors."""
+    tokens = segment.tokens
+    if len(tokens) != len(segment.ids):  # behind the first stage tokens travel empty
+        tokens = np.zeros(len(segment.ids), np.int64)
+    rows = Rows(segment.ids, segment.parents, tokens, segment.positions)
+    if segment.certain:
+        return rows, segment.hidden
+    index = np.flatnonzero(keep.keeps(rows.ids))
+    hidden = None if segment.hidden is None else segment.hidden.take(index)
+    return rows.take(index), hidden
+
+
+def _emptied(segment: Segment, epoch: int) -> Segment:
+    """The header alone, so that credits and acknowledgements still come round."""
+    return Segment(
+        segment.request,
+        segment.seq,
+        min(segment.epoch, epoch),
+        segment.certain,
+        segment.reserve,
+        segment.wanted,
+        _NOTHING,
+        _NOTHING,
+        _NOTHING,
+        _NOTHING,
+        None,
+    )

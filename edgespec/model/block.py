@@ -1,0 +1,166 @@
+"""Block: a run of consecutive decoder layers, with the embedding or final norm at the ends."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.functional import embedding
+from transformers import AutoModelForCausalLM
+
+from edgespec.errors import ModelError
+from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.loader import Checkpoint
+from edgespec.model.tensors import TORCH_DTYPES
+from edgespec.model.tree_attention import ATTENTION
+
+EMBEDDING = "model.embed_tokens.weight"
+_DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+def compute_dtype(name: str, device: torch.device | str) -> torch.dtype:
+    """The torch dtype called `name`. Raises ModelError for one that `device` cannot compute in."""
+    if name not in _DTYPES or (name == "float16" and torch.device(device).type == "cpu"):
+        raise ModelError(
+            f"cannot compute in {name!r} on {device}; use float32, float64, bfloat16 or, on CUDA, "
+            "float16"
+        )
+    return TORCH_DTYPES[name]
+
+
+def load_parameter(
+    checkpoint: Checkpoint,
+    name: str,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> nn.Parameter:
+    """Read one tensor into memory of its own. Raises ModelError if it has another shape."""
+    stored = checkpoint.tensor(name)
+    if stored.shape != shape:
+        raise ModelError(
+            f"{name!r} in {checkpoint.path} has shape {list(stored.shape)}, config.json says "
+            f"{list(shape)}; download the model again"
+        )
+    return nn.Parameter(stored.to(device, dtype, copy=True), requires_grad=False)
+
+
+class Block:
+    """Layers [first, end) of a model, and nothing else of it in memory.
+
+    Embeds if it owns layer 0, applies the final norm if it owns the last layer, never holds the
+    output head. The layers are transformers' own. Hidden rows are [R, hidden_size] in `dtype`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        first: int,
+        end: int,
+        dtype: str = "float32",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Read the block's tensors. Raises ModelError if checkpoint and block do not fit."""
+        if not 0 <= first < end <= checkpoint.layers:
+            raise ModelError(
+                f"layers {first} to {end - 1} are not a block of {checkpoint.path}, which has "
+                f"{checkpoint.layers} layers, numbered from 0"
+            )
+        self.first, self.end = first, end
+        self.device = torch.device(device)
+        self.dtype = compute_dtype(dtype, device)
+        self.config = copy.deepcopy(checkpoint.config)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                self.config, attn_implementation=ATTENTION
+            ).model
+        self.hidden_size = int(self.config.hidden_size)
+        self.vocab_size = int(self.config.vocab_size)
+        self._kv_heads = int(self.config.num_key_value_heads)
+        self._head_dim = int(model.layers[first].self_attn.head_dim)
+        self.embedding: nn.Parameter | None = None
+        if first == 0:
+            self.embedding = load_parameter(
+                checkpoint, EMBEDDING, model.embed_tokens.weight.shape, self.dtype, device
+            )
+        self._layers = list(model.layers[first:end])
+        for index, layer in enumerate(self._layers, start=first):
+            self._load(checkpoint, layer, f"model.layers.{index}.")
+        self._norm: nn.Module | None = None
+        if end == checkpoint.layers:
+            self._norm = model.norm
+            self._load(checkpoint, model.norm, "model.norm.")
+        # Made anew, as the one on the meta device has no frequencies; they stay float32.
+        self._rotary = type(model.rotary_emb)(self.config).to(self.device)
+
+    def _load(self, checkpoint: Checkpoint, module: nn.Module, prefix: str) -> None:
+        """Replace a module's meta parameters by the checkpoint's tensors."""
+        wanted = {prefix + name for name, _ in module.named_parameters()}
+        stored = {name for name in checkpoint.names if name.startswith(prefix)}
+        strange = {n for n in stored - wanted if not n.endswith("rotary_emb.inv_freq")}
+        if strange:
+            # Leaving a bias or norm out would compute something else than the model.
+            raise ModelError(
+                f"{checkpoint.path} holds {min(strange)!r}, which its config.json does not provide "
+                "for; download the model again"
+            )
+        # One tensor at a time, so that loading never needs more than the finished block and one
+        # tensor as stored: this loop is where quantisation goes.
+        for name, parameter in list(module.named_parameters()):
+            owner_path, _, leaf = name.rpartition(".")
+            loaded = load_parameter(
+                checkpoint, prefix + name, parameter.shape, self.dtype, self.device
+            )
+            setattr(module.get_submodule(owner_path), leaf, loaded)
+        module.eval()
+
+    def new_cache(self, reserve: int) -> TwoRegionCache:
+        """An empty cache for this block's layers with room for `reserve` rows."""
+        return TwoRegionCache(
+            first_layer=self.first,
+            layers=len(self._layers),
+            kv_heads=self._kv_heads,
+            head_dim=self._head_dim,
+            reserve=reserve,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        positions: torch.Tensor,
+        cache: TwoRegionCache,
+        mask: torch.Tensor,
+        stop: Callable[[], bool] | None = None,
+    ) -> torch.Tensor | None:
+        """Run R >= 1 rows and append their keys and values to `cache`.
+
+        `inputs`: tokens int64 [R] for the block with layer 0, else hidden rows [R, hidden_size].
+        `positions` int64 [R], absolute. `mask` bool [1, 1, R, cache.length + R]: which slots each
+        row sees, its own included. Returns hidden rows [R, hidden_size], or None if `stop()` was
+        true before one of the layers; the R slots are taken in either case.
+        """
+        rows = inputs.shape[0]
+        hidden = inputs if self.embedding is None else embedding(inputs, self.embedding)
+        hidden = hidden.unsqueeze(0)
+        place = positions.unsqueeze(0)
+        turns = self._rotary(hidden, place)
+        for layer in self._layers:
+            if stop is not None and stop():
+                cache.advance(rows)
+                return None
+            hidden = layer(
+                hidden,
+                attention_mask=mask,
+                position_ids=place,
+                past_key_values=cache,
+                position_embeddings=turns,
+            )
+        cache.advance(rows)
+        if self._norm is not None:
+            hidden = self._norm(hidden)
+        return hidden.squeeze(0)

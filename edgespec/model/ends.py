@@ -1,0 +1,47 @@
+"""The output head: from hidden rows to logits, on the coordinator and in draft models."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn.functional import linear
+
+from edgespec.model.block import EMBEDDING, Block, compute_dtype, load_parameter
+from edgespec.model.loader import Checkpoint
+
+
+class OutputHead:
+    """The model's output matrix alone: lm_head, or the embedding where the two are tied."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: str = "float32",
+        device: torch.device | str = "cpu",
+        *,
+        share: Block | None = None,
+    ) -> None:
+        """Read the matrix, or where it is tied take that of the block `share`, which embeds.
+
+        Raises ModelError if the checkpoint does not have it.
+        """
+        config = checkpoint.config
+        self.device = torch.device(device)
+        self.dtype = compute_dtype(dtype, device)
+        self.vocab_size, self.hidden_size = int(config.vocab_size), int(config.hidden_size)
+        if config.tie_word_embeddings and share is not None and share.embedding is not None:
+            self._weight = share.embedding
+            return
+        name = EMBEDDING if config.tie_word_embeddings else "lm_head.weight"
+        shape = torch.Size((self.vocab_size, self.hidden_size))
+        self._weight = load_parameter(checkpoint, name, shape, self.dtype, device)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> np.ndarray:
+        """Logits [R, vocab_size] of hidden rows [R, hidden_size] that went through the final norm.
+
+        float64 if the head computes in it, else float32 (numpy has no bfloat16).
+        """
+        logits = linear(hidden, self._weight).cpu()
+        array: np.ndarray = (logits if self.dtype == torch.float64 else logits.float()).numpy()
+        return array

@@ -1,0 +1,51 @@
+"""Conversions between wire tensors (bytes with dtype and shape) and torch tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from edgespec.wire.tensor import Tensor
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+}
+"""Wire names of the dtypes that models compute and exchange."""
+
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def to_torch(tensor: Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+    """A torch tensor of the same dtype and shape, with memory of its own, on `device`.
+
+    Raises ValueError for a dtype that models do not compute in (uint64).
+    """
+    if tensor.dtype not in TORCH_DTYPES:
+        raise ValueError(f"a {tensor.dtype} tensor has no place in a model")
+    dtype = TORCH_DTYPES[tensor.dtype]
+    if not len(tensor.data):
+        return torch.empty(tensor.shape, dtype=dtype, device=device)
+    # A copy, because wire buffers are read-only, may be unaligned and are reused by the transport.
+    flat = torch.frombuffer(bytearray(tensor.data), dtype=dtype)
+    return flat.reshape(tensor.shape).to(device)
+
+
+def from_torch(tensor: torch.Tensor) -> Tensor:
+    """The wire form of a dense tensor; shares memory with a contiguous one on the CPU.
+
+    The caller must not write to `tensor` afterwards. Raises ValueError for other dtypes than
+    those of TORCH_DTYPES.
+    """
+    if tensor.dtype not in _NAMES:
+        raise ValueError(f"a {tensor.dtype} tensor cannot cross the wire")
+    shape = tuple(tensor.shape)
+    if not tensor.numel():
+        return Tensor(_NAMES[tensor.dtype], shape, b"")
+    local = tensor.detach().cpu().contiguous()
+    # numpy has no bfloat16: any 2-byte type carries the same bytes.
+    array: np.ndarray = (local.view(torch.int16) if local.element_size() == 2 else local).numpy()
+    return Tensor(_NAMES[tensor.dtype], shape, memoryview(array.reshape(-1)).cast("B"))

@@ -1,0 +1,214 @@
+"""Tokenizer of a checkpoint folder, incremental detokenising, and the same-tokenizer check."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from edgespec.errors import ModelError
+
+_REPLACEMENT = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+# Text on which tokenizers differ: runs of spaces, digits, accents, other scripts, emoji, newlines.
+_PROBE = (
+    "Hello  world 12345\n\n\tnaïve don't (x==1); 今日は, мир 👩‍👩‍👧 \u00a0 ﬁ e\u0301 <s> [INST]"
+)
+
+
+class Tokenizer:
+    """Text to token ids and back, by the tokenizer files of one model folder."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises ModelError if the folder has no tokenizer that can be opened offline."""
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise ModelError(f"there is no model folder {self.path} to take a tokenizer from")
+        try:
+            self._inner = AutoTokenizer.from_pretrained(
+                str(self.path), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # transformers raises many kinds, some of them bare
+            raise ModelError(
+                f"cannot open the tokenizer in {self.path} ({error}); its tokenizer.json and "
+                "tokenizer_config.json are needed"
+            ) from error
+        self.eos_ids = self._find_eos_ids()
+        added = self._inner.added_tokens_decoder.items()
+        self._special = {index for index, token in added if token.special}
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text prompt, with what the tokenizer itself puts around one (BOS)."""
+        return list(self._inner.encode(text, add_special_tokens=True))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids` without special tokens."""
+        return str(
+            self._inner.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def leaves_text_open(self, token: int) -> bool:
+        """Whether the token's text depends on those behind it, or it has none of its own.
+
+        True for a single byte of a character outside the vocabulary (<0xE2>), as a run of these is
+        decoded as one, and for special tokens, which may lie within such a run.
+        """
+        if token in self._special:
+            return True
+        name = self._inner.convert_ids_to_tokens(token)
+        return isinstance(name, str) and _BYTE_TOKEN.fullmatch(name) is not None
+
+    def _find_eos_ids(self) -> frozenset[int]:
+        """Every token that any of the folder's files calls an end: chat models list several."""
+        found: set[int] = set()
+        for name in ("generation_config.json", "config.json"):
+            file = self.path / name
+            if file.is_file():
+                try:
+                    listed = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+                except (OSError, ValueError, AttributeError) as error:
+                    raise ModelError(f"cannot read {file} ({error})") from error
+                found.update(listed if isinstance(listed, list) else [listed])
+        found.add(self._inner.eos_token_id)
+        return frozenset(int(token) for token in found if token is not None)
+
+
+class TextStream:
+    """Text of a growing sequence of tokens, given out as soon as it is certain.
+
+    All pushes and the flush together give exactly `decode` of all tokens, and none ends inside a
+    character. Only a short window of the last tokens is decoded each time.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # Tokens whose text is out, kept as the context in which the next ones are decoded (some
+        # decoders treat the first token of a text in another way), then those still held back.
+        self._shown: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, token: int) -> str:
+        """Add a token; return the text that is finished by it, often but not always its own."""
+        self._held.append(token)
+        if self._tokenizer.leaves_text_open(token):
+            return ""
+        text = self._new_text()
+        if not text or text.endswith(_REPLACEMENT):
+            return ""
+        self._shown, self._held = self._held, []
+        return text
+
+    def flush(self) -> str:
+        """The sequence has ended: the rest of its text, half characters as U+FFFD."""
+        text = self._new_text()
+        self._shown, self._held = [], []
+        return text
+
+    def _new_text(self) -> str:
+        if not self._held:
+            return ""
+        before = self._tokenizer.decode(self._shown) if self._shown else ""
+        after = self._tokenizer.decode(self._shown + self._held)
+        return after[len(before) :]
+
+
+def require_same_tokenizer(base: str | Path, draft: str | Path) -> None:
+    """Raise ModelError naming the first difference between two folders' tokenizers.
+
+    Compares what tokens mean, how text is cut into them, and BOS and EOS; not file names or how
+    large the models' embeddings are padded.
+    """
+    one, other = Tokenizer(base), Tokenizer(draft)
+    for difference in (
+        _vocabulary_difference(one, other),
+        _added_difference(one, other),
+        _specials_difference(one, other),
+        _pipeline_difference(one, other),
+        _probe_difference(one, other),
+    ):
+        if difference:
+            raise ModelError(
+                f"the draft model in {other.path} does not have the tokenizer of the base model in "
+                f"{one.path}: {difference}; choose a draft model of the base model's own family"
+            )
+
+
+def _vocabulary_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
+    ours = {index: token for token, index in base._inner.get_vocab().items()}
+    theirs = {index: token for token, index in draft._inner.get_vocab().items()}
+    if ours == theirs:
+        return None
+    index = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
+    return (
+        f"token {index} is {_named(ours.get(index))} in the base and "
+        f"{_named(theirs.get(index))} in the draft "
+        f"(vocabularies of {len(ours)} and {len(theirs)} tokens)"
+    )
+
+
+def _added_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
+    ours, theirs = base._inner.added_tokens_decoder, draft._inner.added_tokens_decoder
+    for index in sorted(ours.keys() | theirs.keys()):
+        if repr(ours.get(index)) != repr(theirs.get(index)):
+            return (
+                f"added token {index} is {_named(ours.get(index))} in the base and "
+                f"{_named(theirs.get(index))} in the draft"
+            )
+    return None
+
+
+def _specials_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
+    for kind in ("bos_token", "eos_token"):
+        ours, theirs = getattr(base._inner, kind), getattr(draft._inner, kind)
+        if ours != theirs:
+            return f"{kind} is {_named(ours)} in the base and {_named(theirs)} in the draft"
+    ours_put, theirs_put = base.encode(""), draft.encode("")
+    if ours_put != theirs_put:
+        return f"around an empty text the base puts tokens {ours_put} and the draft {theirs_put}"
+    return None
+
+
+def _pipeline_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
+    ours, theirs = _pipeline(base), _pipeline(draft)
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        if ours.get(part) != theirs.get(part):
+            return f"their {part} differs ({ours.get(part)} and {theirs.get(part)})"[:300]
+    one, other = ours.get("model") or {}, theirs.get("model") or {}
+    if one.get("type") != other.get("type"):
+        return f"their algorithms differ ({one.get('type')} and {other.get('type')})"
+    merges = list(zip(one.get("merges") or (), other.get("merges") or (), strict=False))
+    for rank, (mine, yours) in enumerate(merges):
+        if mine != yours:
+            return f"merge {rank} is {mine} in the base and {yours} in the draft"
+    if len(one.get("merges") or ()) != len(other.get("merges") or ()):
+        return "one has more merges than the other"
+    return None
+
+
+def _pipeline(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The serialised stages of a tokenizer; nothing for the rare one without a fast form."""
+    backend = getattr(tokenizer._inner, "backend_tokenizer", None)
+    return json.loads(backend.to_str()) if backend is not None else {}
+
+
+def _probe_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
+    ours, theirs = base.encode(_PROBE), draft.encode(_PROBE)
+    if ours != theirs:
+        at = next(
+            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+            min(len(ours), len(theirs)),
+        )
+        return f"they cut the text {_PROBE!r} differently from its token {at} on"
+    if base.decode(ours) != draft.decode(ours):
+        return f"they turn the tokens of {_PROBE!r} back into different texts"
+    return None
+
+
+def _named(value: object) -> str:
+    return "missing" if value is None else repr(str(value))

@@ -1,0 +1,1 @@
+"""Moves encoded messages between devices."""

@@ -1,0 +1,26 @@
+"""Autoregressive policy: the root alone, one row a trip; what every other policy must equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.policy.base import Decision, Send, View
+
+
+@dataclass(frozen=True, slots=True)
+class Autoregressive:
+    """Plain decoding round the ring, without a draft."""
+
+    name: str = "autoregressive"
+    drafts: bool = False
+    verifies_each_result: bool = True
+
+    def window(self, stages: int) -> int:
+        """One segment: the next token is not known before this one is back."""
+        return 1
+
+    def decide(self, view: View) -> list[Decision]:
+        """Send the root if it has not been sent."""
+        if view.tree[view.tree.root].sent:
+            return []
+        return [Send((view.tree.root,))]

@@ -1,0 +1,79 @@
+"""The policy interface: what to grow and send next, decided from a view, changing nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.tree.draft_tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a policy sees of one request.
+
+    `in_flight`: its segments on the ring. `verifying`: results that the head has not done yet.
+    `drafting`: the draft source is at work. `drafted_root`: the root below which the last finished
+    draft grew. `exhausted`: growing that draft deeper gave nothing new. `just_drafted`: a draft
+    was merged just now. `depth_left`: levels below the root whose verdicts could still be used.
+    """
+
+    tree: DraftTree
+    stages: int
+    in_flight: int
+    verifying: int
+    drafting: bool
+    drafted_root: int | None
+    exhausted: bool
+    just_drafted: bool
+    depth_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """Draft a fresh tree below the root and merge its `keep` best guesses."""
+
+    depth: int
+    width: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deepen:
+    """Draft `levels` more below the last drafted tree and merge the `keep` best new guesses."""
+
+    levels: int
+    width: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send these nodes as one segment."""
+
+    ids: tuple[int, ...]
+
+
+Decision = Grow | Deepen | Send
+
+
+class Policy(Protocol):
+    """Pure: the same view gives the same decisions; it never asks which draft source there is."""
+
+    @property
+    def name(self) -> str:
+        """The published name."""
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it needs a draft source."""
+
+    @property
+    def verifies_each_result(self) -> bool:
+        """Whether the tree is walked on every result, not only when all segments are back."""
+
+    def window(self, stages: int) -> int:
+        """How many segments may be in flight at once (credits)."""
+
+    def decide(self, view: View) -> list[Decision]:
+        """What to do now; called after every event of the request."""

@@ -1,0 +1,22 @@
+"""The published names of the policies."""
+
+from __future__ import annotations
+
+from edgespec.errors import ConfigError
+from edgespec.policy.autoregressive import Autoregressive
+from edgespec.policy.base import Policy
+from edgespec.policy.flowspec import FlowSpec
+from edgespec.policy.naive_tree import NaiveTree
+
+POLICIES: dict[str, Policy] = {
+    policy.name: policy for policy in (Autoregressive(), NaiveTree(), FlowSpec())
+}
+
+
+def policy_named(name: str) -> Policy:
+    """The policy of that name with its paper's parameters; ConfigError lists the names."""
+    try:
+        return POLICIES[name]
+    except KeyError:
+        known = ", ".join(sorted(POLICIES))
+        raise ConfigError(f"unknown policy {name!r}; choose one of: {known}") from None

@@ -1,0 +1,1 @@
+"""Drives the machines: one loop owns the sockets, one worker owns the model."""

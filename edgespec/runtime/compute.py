@@ -1,0 +1,76 @@
+"""Compute: carries out one node's compute effects on its backend; each gives at most one event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgespec.backends.base import BlockBackend, Head
+from edgespec.drafting.base import DraftSource
+from edgespec.machines.effects import (
+    CloseCache,
+    CloseDraft,
+    DeepenDraft,
+    Effect,
+    GatherRows,
+    OpenCache,
+    OpenDraft,
+    RunBlock,
+    RunDraft,
+    RunHead,
+)
+from edgespec.machines.events import BlockDone, Drafted, Event, HeadDone
+
+STAGE_COMPUTE = (OpenCache, CloseCache, RunBlock, GatherRows)
+COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, RunDraft, DeepenDraft, RunHead)
+COMPUTE = STAGE_COMPUTE + COORDINATOR_COMPUTE
+"""Effects that go to the worker, in order; all others go to the sockets."""
+
+
+class StageCompute:
+    """A stage's worker: its block of layers."""
+
+    def __init__(self, block: BlockBackend) -> None:
+        self._block = block
+
+    def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        """Carry out one effect; `stop()` turns true when a running block is not wanted any more."""
+        match effect:
+            case OpenCache(request, reserve):
+                self._block.open(request, reserve)
+            case CloseCache(request):
+                self._block.close(request)
+            case GatherRows(request, start, order):
+                self._block.gather(request, start, order)
+            case RunBlock():
+                return BlockDone(effect.job, self._block.run(effect, stop))
+            case _:
+                raise TypeError(f"a stage computes no {type(effect).__name__}")
+        return None
+
+
+class CoordinatorCompute:
+    """The coordinator's worker: the output head and the draft source (None: no draft)."""
+
+    def __init__(self, head: Head, draft: DraftSource | None) -> None:
+        self._head = head
+        self._draft = draft
+
+    def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        """Carry out one effect."""
+        if isinstance(effect, RunHead):
+            choice = self._head.choose(effect.hidden, effect.positions, effect.sampling)
+            return HeadDone(effect.job, choice)
+        if self._draft is None:
+            raise TypeError(f"{type(effect).__name__} without a draft source")
+        match effect:
+            case OpenDraft(request, sampling):
+                self._draft.open(request, sampling)
+            case CloseDraft(request):
+                self._draft.close(request)
+            case RunDraft(job, request, context, depth, width):
+                return Drafted(job, self._draft.refresh(request, context, depth, width))
+            case DeepenDraft(job, request, levels, width):
+                return Drafted(job, self._draft.deepen(request, levels, width))
+            case _:
+                raise TypeError(f"a coordinator computes no {type(effect).__name__}")
+        return None

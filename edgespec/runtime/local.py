@@ -1,0 +1,173 @@
+"""Local ring: coordinator and stages in one thread of one process, for tests and experiments.
+
+The same machines, codec and compute as in the daemons; only sockets, threads and clocks are
+missing. What happens next is chosen among everything that could (`Step`), so that a test can
+play any timing: by default all nodes take turns, in lock-step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edgespec.errors import EdgespecError, RequestFailed
+from edgespec.machines.coordinator import CoordinatorMachine
+from edgespec.machines.effects import (
+    AbortBlock,
+    Effect,
+    RunBlock,
+    SendCoordinator,
+    SendPeer,
+    SendRing,
+    SendStages,
+)
+from edgespec.machines.events import ComputeFailed, Event, MessageArrived, RingUp, SegmentArrived
+from edgespec.machines.stage import StageMachine
+from edgespec.net.inproc import InprocLink
+from edgespec.runtime.compute import COMPUTE, CoordinatorCompute, StageCompute
+from edgespec.wire.messages import Cancel, Failed, Finished, Message, Segment, Submit
+
+CLIENT = b"local"
+
+
+class _Machine(Protocol):
+    def handle(self, event: Event, now: float) -> list[Effect]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that could happen next: the oldest (or `index`-th) item at a place is taken.
+
+    `kind`: "ring" (a segment arrives at `node`), "control" (a message arrives at `node`), "work"
+    (`node` carries out a compute effect). Node 0 is the coordinator, node s stage s.
+    """
+
+    kind: str
+    node: int
+    index: int = 0
+
+
+@dataclass(slots=True)
+class _Node:
+    machine: _Machine
+    compute: StageCompute | CoordinatorCompute
+    ring: InprocLink = field(default_factory=InprocLink)
+    control: InprocLink = field(default_factory=InprocLink)
+    work: deque[Effect] = field(default_factory=deque)
+    aborted: set[int] = field(default_factory=set)
+
+
+class LocalRing:
+    """A whole ring in this thread; `ask` runs one prompt to its end."""
+
+    def __init__(
+        self,
+        coordinator: CoordinatorMachine,
+        head: CoordinatorCompute,
+        stages: Sequence[tuple[StageMachine, StageCompute]],
+    ) -> None:
+        self._nodes = [_Node(coordinator, head)] + [_Node(m, c) for m, c in stages]
+        self.coordinator = coordinator
+        self.stages = [machine for machine, _ in stages]
+        self.replies: list[Message] = []
+        self.now = 0.0
+        self._dispatch(0, coordinator.handle(RingUp(), self.now))
+
+    # --- asking -------------------------------------------------------------------------------
+
+    def submit(self, submit: Submit) -> None:
+        """Hand a request to the coordinator."""
+        self._tell_coordinator(submit)
+
+    def cancel(self, tag: int) -> None:
+        """Cancel a request."""
+        self._tell_coordinator(Cancel(tag))
+
+    def ask(self, submit: Submit) -> Finished:
+        """Run one request to its end in lock-step; raises RequestFailed with its reason."""
+        self.submit(submit)
+        self.run()
+        reply = next(
+            m for m in self.replies if isinstance(m, Finished | Failed) and m.tag == submit.tag
+        )
+        if isinstance(reply, Failed):
+            raise RequestFailed(reply.reason)
+        return reply
+
+    def run(self) -> None:
+        """Everybody takes turns until nothing is left to do."""
+        while steps := list(self.steps()):
+            self.now += 1.0
+            for step in steps:
+                self.take(step)
+
+    # --- single steps -------------------------------------------------------------------------
+
+    def steps(self) -> Iterable[Step]:
+        """Everything that could happen now, one step for each place that has something."""
+        for number, node in enumerate(self._nodes):
+            if node.control:
+                yield Step("control", number)
+            if node.ring:
+                yield Step("ring", number)
+            if node.work:
+                yield Step("work", number)
+
+    def waiting_control(self, node: int) -> int:
+        """How many control messages are on their way to a node."""
+        return len(self._nodes[node].control)
+
+    def take(self, step: Step, *, repeat: bool = False, lose: bool = False) -> None:
+        """Let a step happen; a message may also be delivered twice, or lost."""
+        node = self._nodes[step.node]
+        if step.kind == "work":
+            self._work(step.node, node)
+            return
+        link = node.ring if step.kind == "ring" else node.control
+        message = link.receive(step.index)
+        event: Event = (
+            SegmentArrived(message)
+            if isinstance(message, Segment)
+            else MessageArrived(b"", message)
+        )
+        for _ in range(0 if lose else 2 if repeat else 1):
+            self._dispatch(step.node, node.machine.handle(event, self.now))
+
+    def _work(self, number: int, node: _Node) -> None:
+        effect = node.work.popleft()
+        job = getattr(effect, "job", -1)
+        stop: Callable[[], bool] = lambda: job in node.aborted  # noqa: E731
+        event: Event | None
+        try:
+            event = node.compute.perform(effect, stop)
+        except EdgespecError as problem:
+            event = ComputeFailed(job, getattr(effect, "request", -1), str(problem))
+        node.aborted.discard(job)
+        if event is not None:
+            self._dispatch(number, node.machine.handle(event, self.now))
+
+    def _tell_coordinator(self, message: Message) -> None:
+        self._dispatch(0, self.coordinator.handle(MessageArrived(CLIENT, message), self.now))
+
+    def _dispatch(self, number: int, effects: Iterable[Effect]) -> None:
+        node = self._nodes[number]
+        for effect in effects:
+            match effect:
+                case SendRing(segment):
+                    self._nodes[(number + 1) % len(self._nodes)].ring.send(segment)
+                case SendStages(message):
+                    for stage in self._nodes[1:]:
+                        stage.control.send(message)
+                case SendCoordinator(message):
+                    self._nodes[0].control.send(message)
+                case SendPeer(_, message):
+                    self.replies.append(message)
+                case AbortBlock(job):
+                    if any(isinstance(e, RunBlock) and e.job == job for e in node.work):
+                        node.aborted.add(job)
+                case _ if isinstance(effect, COMPUTE):
+                    node.work.append(effect)
+                case _:
+                    raise TypeError(f"a local ring carries out no {type(effect).__name__}")

@@ -1,0 +1,228 @@
+"""The coordinator's draft tree of one request: guesses below the newest certain token.
+
+Nodes get ids that only grow. The tree holds only live nodes: the root (newest certain token) and
+its descendants. A node is unsent, then sent round the ring, then verified: its verdict is the
+base model's next token behind it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgespec.errors import LocalProtocolError
+from edgespec.tree.drafted import FROM_ROOT, DraftedTree
+from edgespec.tree.ledger import Rows
+
+
+@dataclass(slots=True)
+class Node:
+    """One guessed (or, at the root, certain) token at an absolute position."""
+
+    id: int
+    parent: int
+    token: int
+    position: int
+    score: float
+    sent: bool = False
+    verdict: int | None = None
+    children: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What verification made certain: new tokens, the nodes passed on the way, hit or miss.
+
+    `passed` are the ids whose verdicts were used, in order; the i-th gave `tokens[i]`.
+    `missed`: the last token was not in the tree, so that nothing else of it is left.
+    """
+
+    tokens: tuple[int, ...]
+    passed: tuple[int, ...]
+    missed: bool
+
+
+class DraftTree:
+    """A tree of guesses rooted at the newest certain token."""
+
+    def __init__(self, first_id: int, parent: int, token: int, position: int) -> None:
+        """A tree of the root alone: `token` at `position`, its row hanging from row `parent`."""
+        self.newest = first_id
+        self.root = first_id
+        self._nodes = {first_id: Node(first_id, parent, token, position, 0.0)}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, node_id: int) -> bool:
+        return node_id in self._nodes
+
+    def __getitem__(self, node_id: int) -> Node:
+        return self._nodes[node_id]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Ids of all live nodes."""
+        return tuple(self._nodes)
+
+    def score(self, node_id: int) -> float:
+        """Cumulative natural-log score of a node, counted from the present root."""
+        return self._nodes[node_id].score - self._nodes[self.root].score
+
+    # --- growing ------------------------------------------------------------------------------
+
+    def merge(
+        self,
+        drafted: DraftedTree,
+        since: Sequence[int],
+        keep: int,
+        last_position: int,
+        only_new: bool = False,
+    ) -> int:
+        """Add guesses whose token path is not in the tree yet; return how many were added.
+
+        `since` are the tokens that became certain after the root below which `drafted` grew (none
+        if that is still the root): guesses off that path are stale and are left out (FlowSpec
+        §3.4, context-aware merge: a guess is new if its path is). The `keep` best-scored guesses
+        are taken; with `only_new` those already here do not count among them (§3.4, score-aware).
+        Guesses behind `last_position` could never be used and are left out. Guesses already here
+        take the fresher score.
+        """
+        node_of, base = self._graft(drafted, since)
+        if node_of is None:
+            return 0
+        root_score = self._nodes[self.root].score
+        added = seen = 0
+        order = np.lexsort((np.arange(len(drafted)), -drafted.scores))
+        parents, tokens = drafted.parents.tolist(), drafted.tokens.tolist()
+        scores = drafted.scores.tolist()
+        for index in order.tolist():
+            if (added if only_new else seen) >= keep:
+                break
+            parent_id = node_of.get(parents[index])
+            if parent_id is None or index in node_of:
+                continue
+            parent = self._nodes[parent_id]
+            if parent.position >= last_position:
+                continue
+            seen += 1
+            score = root_score + scores[index] - base
+            child = parent.children.get(tokens[index])
+            if child is None:
+                child = self._add(parent, tokens[index], score)
+                added += 1
+            else:
+                self._nodes[child].score = score
+            node_of[index] = child
+        return added
+
+    def _graft(
+        self, drafted: DraftedTree, since: Sequence[int]
+    ) -> tuple[dict[int, int] | None, float]:
+        """Where the drafted tree meets our root: {drafted index: node id} and its score there."""
+        at = FROM_ROOT
+        for token in since:
+            match = np.flatnonzero((drafted.parents == at) & (drafted.tokens == token))
+            if not len(match):
+                return None, 0.0
+            at = int(match[0])
+        return {at: self.root}, 0.0 if at == FROM_ROOT else float(drafted.scores[at])
+
+    def _add(self, parent: Node, token: int, score: float) -> int:
+        self.newest += 1
+        node = Node(self.newest, parent.id, token, parent.position + 1, score)
+        self._nodes[node.id] = node
+        parent.children[token] = node.id
+        return node.id
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def unsent(self, limit: int) -> tuple[int, ...]:
+        """Up to `limit` unsent nodes in descending score, never a child before its parent.
+
+        FlowSpec §3.2, score-based segmentation; ties go to the older node. Scores that were
+        refreshed at different times may leave a child above its parent: it then follows it.
+        """
+        # A node can be sent once its parent was; all sendable ones wait in the heap.
+        heap = [
+            (-node.score, node.id)
+            for node in self._nodes.values()
+            if not node.sent and (node.id == self.root or self._nodes[node.parent].sent)
+        ]
+        heapq.heapify(heap)
+        chosen: list[int] = []
+        while heap and len(chosen) < limit:
+            _, node_id = heapq.heappop(heap)
+            chosen.append(node_id)
+            for child in self._nodes[node_id].children.values():
+                heapq.heappush(heap, (-self._nodes[child].score, child))
+        return tuple(chosen)
+
+    def send(self, ids: Sequence[int]) -> Rows:
+        """Mark nodes as sent and return their rows, in that order.
+
+        Raises LocalProtocolError, changing nothing, if one is not live, was sent before, or
+        travels before its parent.
+        """
+        ahead: set[int] = set()
+        for node_id in ids:
+            node = self._nodes.get(node_id)
+            if node is None or node.sent or node_id in ahead:
+                raise LocalProtocolError(f"node {node_id} cannot be sent")
+            if node_id != self.root and not (self._nodes[node.parent].sent or node.parent in ahead):
+                raise LocalProtocolError(f"node {node_id} would travel before its parent")
+            ahead.add(node_id)
+        nodes = [self._nodes[i] for i in ids]
+        for node in nodes:
+            node.sent = True
+        return Rows(
+            np.array([n.id for n in nodes], np.int64),
+            np.array([n.parent for n in nodes], np.int64),
+            np.array([n.token for n in nodes], np.int64),
+            np.array([n.position for n in nodes], np.int64),
+        )
+
+    # --- verifying ----------------------------------------------------------------------------
+
+    def record(self, ids: Iterable[int], verdicts: Iterable[int]) -> None:
+        """Note the base model's next token behind each node; nodes no longer here are ignored."""
+        for node_id, verdict in zip(ids, verdicts, strict=True):
+            if node_id in self._nodes:
+                self._nodes[node_id].verdict = verdict
+
+    def advance(self) -> Advance:
+        """Walk from the root along verdicts as far as they are known, and prune what is left out.
+
+        While the verdict is a child, that child becomes the root (FlowSpec Eq. 2, continuous
+        condition). If it is not, the walk misses: the token becomes a new, unsent root whose
+        parent is the last node passed, and nothing else remains.
+        """
+        tokens: list[int] = []
+        passed: list[int] = []
+        node = self._nodes[self.root]
+        missed = False
+        while node.verdict is not None:
+            tokens.append(node.verdict)
+            passed.append(node.id)
+            child = node.children.get(node.verdict)
+            if child is None:
+                missed = True
+                node = self._nodes[self._add(node, node.verdict, node.score)]
+                break
+            node = self._nodes[child]
+        if passed:
+            self.root = node.id
+            self._keep_below(node)
+        return Advance(tuple(tokens), tuple(passed), missed)
+
+    def _keep_below(self, root: Node) -> None:
+        kept: dict[int, Node] = {}
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            kept[node.id] = node
+            stack.extend(self._nodes[c] for c in node.children.values())
+        self._nodes = kept

@@ -1,0 +1,50 @@
+"""A drafted tree: guesses that a draft source grew below one root, before they get node ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FROM_ROOT = -1
+"""Parent index of a guess that follows the root itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedTree:
+    """Guesses in topological order (a parent's index is smaller than its child's).
+
+    `parents` int64 [G]: index of the parent guess, or FROM_ROOT. `tokens` int64 [G].
+    `scores` float64 [G]: cumulative natural-log score from the root, the sum over the path of
+    each guess's own log score (EAGLE-2; FlowSpec §3.2, Eq. 1), so never above the parent's.
+    """
+
+    parents: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @staticmethod
+    def empty() -> DraftedTree:
+        """No guesses at all."""
+        nothing = np.zeros(0, np.int64)
+        return DraftedTree(nothing, nothing, np.zeros(0, np.float64))
+
+    def best(self, limit: int) -> DraftedTree:
+        """The `limit` best-scored guesses as a connected tree (FlowSpec §3.2, top-L).
+
+        Ties go to the smaller index, so that a parent never loses to its child.
+        """
+        if limit >= len(self):
+            return self
+        order = np.lexsort((np.arange(len(self)), -self.scores))[:limit]
+        keep = np.sort(order)
+        new_index = np.full(len(self) + 1, FROM_ROOT, np.int64)
+        new_index[keep] = np.arange(len(keep))
+        parents = np.where(
+            self.parents[keep] == FROM_ROOT, FROM_ROOT, new_index[self.parents[keep]]
+        )
+        return DraftedTree(parents, self.tokens[keep], self.scores[keep])

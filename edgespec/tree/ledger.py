@@ -1,0 +1,200 @@
+"""Row ledger: which rows of one request a stage's KV cache holds, in which slot, and who sees whom.
+
+The cache has two regions: committed rows (certain tokens, contiguous positions) and behind them
+speculative rows (guesses). The ledger is the bookkeeping alone; the tensors live in the model room.
+Stages, draft models and the coordinator's checks all run this one ledger.
+
+Visibility: a row sees every committed row at a position before its own, its ancestors by
+parent chain, and itself. Nothing else. That rule alone makes outputs independent of when, or
+whether, a retained set arrives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import RemoteProtocolError
+
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+
+NO_PARENT = -1
+"""Parent id of the first row of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that travel together: equal-length int64 arrays of ids, parent ids, tokens, positions.
+
+    A position is absolute (0-based in the whole sequence). Ids are given out in growing order and
+    never twice in a request, so a parent's id is always smaller than its child's.
+    """
+
+    ids: IntArray
+    parents: IntArray
+    tokens: IntArray
+    positions: IntArray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, index: IntArray) -> Rows:
+        """The rows at `index` (int64 [n]), in that order."""
+        return Rows(self.ids[index], self.parents[index], self.tokens[index], self.positions[index])
+
+
+@dataclass(frozen=True, slots=True)
+class RetainSet:
+    """What to keep (DESIGN: retained sets; FlowSpec §3.3, I_retain = I_acc ∪ I_pr).
+
+    `accepted`: ids of the certain path, in order; rows named here become committed.
+    `retained`: ids of the live draft tree. `watermark`: the newest id when this set was made;
+    rows above it are untouched, rows at or below it and in neither list are dropped.
+    `epoch` grows with every set of a request; a later one wins.
+    """
+
+    epoch: int
+    watermark: int
+    accepted: tuple[int, ...]
+    retained: frozenset[int]
+
+    def keeps(self, ids: IntArray) -> BoolArray:
+        """Which of `ids` (int64 [R]) are not dropped; bool [R]."""
+        named = self.retained.union(self.accepted)
+        mark = self.watermark
+        return np.fromiter((i > mark or i in named for i in ids.tolist()), np.bool_, len(ids))
+
+
+class RowLedger:
+    """Slots of one request's rows: `committed` certain rows, then speculative rows in order."""
+
+    def __init__(self) -> None:
+        self.committed = 0
+        self.last_committed = NO_PARENT
+        self.epoch = 0
+        self._ids: list[int] = []
+        self._slot_of: dict[int, int] = {}
+        self._positions: list[int] = []
+        self._sees = np.zeros((0, 0), np.bool_)
+
+    @property
+    def speculative(self) -> tuple[int, ...]:
+        """Ids of the speculative rows in slot order."""
+        return tuple(self._ids)
+
+    def __len__(self) -> int:
+        return self.committed + len(self._ids)
+
+    def commit(self, rows: Rows) -> None:
+        """Append rows that are certain from the start (prefill) to the committed region.
+
+        Raises RemoteProtocolError, changing nothing, if they do not continue it.
+        """
+        first = self.committed
+        if self._ids:
+            raise RemoteProtocolError("a certain row arrived behind speculative rows")
+        if rows.positions.tolist() != list(range(first, first + len(rows))):
+            raise RemoteProtocolError(f"certain rows do not continue at position {first}")
+        if len(rows):
+            self.committed += len(rows)
+            self.last_committed = int(rows.ids[-1])
+
+    def append(self, rows: Rows) -> BoolArray:
+        """Append speculative rows; return what each sees of the speculative region.
+
+        Returns bool [R, S] with S the speculative rows including these. Every row also sees all
+        committed rows (they are its ancestors, see `_parent_slot`). Raises RemoteProtocolError,
+        changing nothing, for an unknown parent, a repeated id or a position that is not its
+        parent's plus one.
+        """
+        old = len(self._ids)
+        slots = self._checked_parent_slots(rows)
+        total = old + len(rows)
+        sees = np.zeros((total, total), np.bool_)
+        sees[:old, :old] = self._sees
+        for slot, parent in enumerate(slots, start=old):
+            if parent is not None:
+                sees[slot] = sees[parent]
+            sees[slot, slot] = True
+        self._sees = sees
+        for slot, (row_id, position) in enumerate(
+            zip(rows.ids.tolist(), rows.positions.tolist(), strict=True), start=old
+        ):
+            self._ids.append(row_id)
+            self._positions.append(position)
+            self._slot_of[row_id] = slot
+        return sees[old:]
+
+    def _checked_parent_slots(self, rows: Rows) -> list[int | None]:
+        slots: list[int | None] = []
+        fresh: dict[int, tuple[int, int]] = {}
+        triples = zip(
+            rows.ids.tolist(), rows.parents.tolist(), rows.positions.tolist(), strict=True
+        )
+        for offset, (row_id, parent, position) in enumerate(triples):
+            if row_id <= parent or row_id in fresh or row_id in self._slot_of:
+                raise RemoteProtocolError(f"row {row_id} came twice or before its parent {parent}")
+            if parent in fresh:
+                slot, parent_position = fresh[parent]
+                slots.append(slot)
+            elif parent in self._slot_of:
+                slot = self._slot_of[parent]
+                parent_position = self._positions[slot]
+                slots.append(slot)
+            elif parent == self.last_committed:
+                # The only committed row that a live speculative row can hang from is the last:
+                # children of earlier ones are dead and were dropped by the set that committed it.
+                parent_position = self.committed - 1
+                slots.append(None)
+            else:
+                raise RemoteProtocolError(f"row {row_id} has unknown parent {parent}")
+            if position != parent_position + 1:
+                raise RemoteProtocolError(
+                    f"row {row_id} has position {position}, not behind parent"
+                )
+            fresh[row_id] = (len(self._ids) + offset, position)
+        return slots
+
+    def retain(self, keep: RetainSet) -> IntArray | None:
+        """Apply a retained set; return the gather of the speculative region, or None for no change.
+
+        The result (int64 [n]) lists old speculative offsets in their new order: accepted rows
+        first (they are committed now), then the survivors. A set that is not newer than the last
+        one applied changes nothing. Raises RemoteProtocolError, changing nothing, if the accepted
+        path does not continue the committed one.
+        """
+        if keep.epoch <= self.epoch:
+            return None
+        accepted = [self._slot_of[i] for i in keep.accepted if i in self._slot_of]
+        self._check_path(keep, accepted)
+        stays = keep.keeps(np.asarray(self._ids, np.int64))
+        chosen = set(accepted)
+        survivors = [s for s in range(len(self._ids)) if stays[s] and s not in chosen]
+        order = np.asarray(accepted + survivors, np.int64)
+        self.epoch = keep.epoch
+        unchanged = not accepted and len(survivors) == len(self._ids)
+        if unchanged:
+            return None
+        if accepted:
+            self.last_committed = self._ids[accepted[-1]]
+            self.committed += len(accepted)
+        left = np.asarray(survivors, np.int64)
+        self._sees = self._sees[np.ix_(left, left)]
+        self._ids = [self._ids[s] for s in survivors]
+        self._positions = [self._positions[s] for s in survivors]
+        self._slot_of = {row_id: slot for slot, row_id in enumerate(self._ids)}
+        return order
+
+    def _check_path(self, keep: RetainSet, accepted: list[int]) -> None:
+        """Accepted rows still speculative here must follow the committed ones without a gap."""
+        expected = self.committed
+        for slot in accepted:
+            if self._positions[slot] != expected:
+                raise RemoteProtocolError(
+                    f"retained set {keep.epoch} accepts row {self._ids[slot]} at position "
+                    f"{self._positions[slot]}, but {expected} rows are committed"
+                )
+            expected += 1

@@ -1,0 +1,122 @@
+"""Noise that every part of the system can recompute: a pure function of seed, position and token.
+
+Sampling from a distribution P with the Gumbel-max trick means taking the token with the largest
+``log P + g``, where every ``g`` is an independent standard Gumbel number. Here ``g`` comes from a
+counter-based hash instead of a generator with a state, so it does not matter who asks for it, in
+which order, how often, or on which side of the ring: the base's choice is a function of seed,
+position and prefix alone, and a draft may rank its guesses with the very same noise (Gumbel
+coupling without communication: Daliri, Musco and Suresh, arXiv 2408.07978; lists of candidates:
+Rowan et al., arXiv 2506.05632).
+
+The hash, all in arithmetic modulo 2**64, with ``mix`` = splitmix64::
+
+    key  = mix(mix(seed) ^ (position * 0xD1342543DE82EF95))
+    h    = mix(key ^ token)
+    u    = ((h >> 12) + 0.5) / 2**52          in [2**-53, 1 - 2**-53]
+    g    = -log(-log(u))                      in about [-3.6, 36.8]
+
+Two details are deliberate. The seed is mixed before the position meets it: with a bare
+``seed ^ position * C`` the pairs (s, p) and (s ^ p*C ^ q*C, q) share one stream, a relation that
+anyone can write down; after the mixing a collision is a 2**-64 accident. For one seed no two
+positions collide, and for one position no two seeds do (both maps are bijections). And 52 bits are
+used instead of 53: ``(2**53 - 1) + 0.5`` rounds to 2**53 in float64, so ``u`` would be exactly 1 for
+one hash in 2**53, and its noise infinite.
+
+The uniforms are the same on every machine; ``g`` may differ in its last bit where the C libraries'
+logarithms do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_POSITION_STEP = 0xD1342543DE82EF95
+
+Keys = NDArray[np.uint64]
+Integers = NDArray[np.int64] | NDArray[np.uint64]
+
+
+def _splitmix64(value: int) -> int:
+    """One step of splitmix64 on a Python integer."""
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * _MIX_1) & _MASK
+    value = ((value ^ (value >> 27)) * _MIX_2) & _MASK
+    return value ^ (value >> 31)
+
+
+def _splitmix64_inplace(values: Keys) -> Keys:
+    """One step of splitmix64 on each element of an array of at least one dimension, in place."""
+    shifted = np.empty_like(values)
+    values += np.uint64(_GOLDEN)
+    np.right_shift(values, np.uint64(30), out=shifted)
+    values ^= shifted
+    values *= np.uint64(_MIX_1)
+    np.right_shift(values, np.uint64(27), out=shifted)
+    values ^= shifted
+    values *= np.uint64(_MIX_2)
+    np.right_shift(values, np.uint64(31), out=shifted)
+    values ^= shifted
+    return values
+
+
+def _as_uint64(values: int | Integers) -> Keys:
+    """The values as uint64, a negative int64 wrapping round; always at least one dimension."""
+    array = np.atleast_1d(np.asarray(values))
+    if array.dtype == np.uint64:
+        return array
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"positions and tokens must be integers, not {array.dtype}")
+    return array.astype(np.int64, copy=False).view(np.uint64)
+
+
+def position_keys(seed: int, positions: int | Integers) -> Keys:
+    """The stream key of each position, to be combined with tokens by `uniform_from_keys`.
+
+    `seed` is an integer in [0, 2**64) (higher bits are ignored); `positions` are absolute, 0-based
+    indices of the tokens being sampled, any shape. Returns uint64 of the same shape (a lone integer
+    gives shape [1]). Raises TypeError if positions are not integers.
+    """
+    keys = _as_uint64(positions) * np.uint64(_POSITION_STEP)
+    keys ^= np.uint64(_splitmix64(seed & _MASK))
+    return _splitmix64_inplace(keys)
+
+
+def uniform_from_keys(keys: Keys, tokens: int | Integers) -> NDArray[np.float64]:
+    """Uniform numbers strictly inside (0, 1), float64, one for each key and token, broadcast.
+
+    Adjacent values are 2**-52 apart, starting at 2**-53. Raises TypeError if tokens are not
+    integers, ValueError if the two shapes do not broadcast.
+    """
+    bits = _splitmix64_inplace(np.bitwise_xor(np.atleast_1d(keys), _as_uint64(tokens)))
+    bits >>= np.uint64(12)
+    # Below 2**52 the signed view is the same number, and converts to float much faster.
+    uniform = bits.view(np.int64).astype(np.float64)
+    uniform += 0.5
+    uniform *= 2.0**-52
+    return uniform
+
+
+def gumbel_from_keys(keys: Keys, tokens: int | Integers) -> NDArray[np.float64]:
+    """Standard Gumbel noise, float64, one number for each key and token, broadcast."""
+    noise = uniform_from_keys(keys, tokens)
+    np.log(noise, out=noise)
+    np.negative(noise, out=noise)
+    np.log(noise, out=noise)
+    np.negative(noise, out=noise)
+    return noise
+
+
+def gumbel(seed: int, position: int | Integers, tokens: int | Integers) -> NDArray[np.float64]:
+    """Standard Gumbel noise for `seed` at `position`, one float64 for each of `tokens`.
+
+    `position` may be an array: it is broadcast against `tokens`, so a whole [R, V] table is
+    ``gumbel(seed, positions[:, None], np.arange(V))``. A negative int64 stands for itself modulo
+    2**64. The result has the broadcast shape, at least one dimension, all finite. Raises TypeError
+    if positions or tokens are not integers.
+    """
+    return gumbel_from_keys(position_keys(seed, position), tokens)

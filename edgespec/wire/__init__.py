@@ -1,0 +1,1 @@
+"""What travels between devices: message types and their bounded, versioned encoding."""

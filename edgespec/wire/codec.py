@@ -1,0 +1,242 @@
+"""Codec: one message ↔ a list of frames, versioned, with limits, evaluating nothing a peer names.
+
+Frame 0 is a msgpack array [MAGIC, VERSION, tag, field, …]. An array field is [dtype, shape] there
+and its raw little-endian bytes are the next frame. Whatever bytes come in, `decode` returns a
+message or raises RemoteProtocolError, nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgpack
+import numpy as np
+
+from edgespec.errors import RemoteProtocolError
+from edgespec.wire.messages import TAGS, Message, Segment
+from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
+
+MAGIC = "edgespec"
+VERSION = 1
+
+Frame = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a message may hold at most; beyond it, it is refused before memory is spent on it."""
+
+    header_bytes: int = 4 << 20
+    frame_bytes: int = 256 << 20
+    frames: int = 8
+    text_chars: int = 1 << 20
+    items: int = 1 << 17
+    rows: int = 1 << 16
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class _Malformed(Exception):
+    """Why a message cannot be read; becomes RemoteProtocolError at the border."""
+
+
+def encode(message: Message) -> list[Frame]:
+    """Frames of a message; a tensor's bytes are shared, not copied."""
+    tag, plan = _PLAN_OF[type(message)]
+    header: list[Any] = [MAGIC, VERSION, tag]
+    frames: list[Frame] = [b""]
+    for name, kind in plan:
+        header.append(kind.pack(getattr(message, name), frames))
+    frames[0] = msgpack.packb(header)
+    return frames
+
+
+def decode(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
+    """The message in `frames`; raises RemoteProtocolError, and nothing else, if there is none."""
+    try:
+        return _decode(frames, limits)
+    except _Malformed as problem:
+        raise RemoteProtocolError(f"malformed message: {problem}") from None
+
+
+def _decode(frames: Sequence[Frame], limits: Limits) -> Message:
+    _need(0 < len(frames) <= limits.frames, "wrong number of frames")
+    _need(len(frames[0]) <= limits.header_bytes, "header too long")
+    _need(all(len(f) <= limits.frame_bytes for f in frames), "frame too long")
+    header = _unpack(frames[0], limits)
+    _need(isinstance(header, list) and len(header) >= 3, "header is no array")
+    _need(header[0] == MAGIC, "not an edgespec message")
+    _need(_is_int(header[1]), "version is no integer")
+    _need(header[1] == VERSION, f"protocol version {header[1]}, this program speaks {VERSION}")
+    _need(_is_int(header[2]) and header[2] in TAGS, "unknown message tag")
+    message_type = TAGS[header[2]]
+    plan = _PLAN_OF[message_type][1]
+    _need(len(header) == 3 + len(plan), f"{message_type.__name__} has the wrong number of fields")
+    raw = iter(frames[1:])
+    values = {
+        name: kind.unpack(value, raw, limits)
+        for (name, kind), value in zip(plan, header[3:], strict=True)
+    }
+    _need(next(raw, None) is None, "a frame too many")
+    message = message_type(**values)
+    if isinstance(message, Segment):
+        _check_segment(message, limits)
+    return message
+
+
+def _unpack(frame: Frame, limits: Limits) -> Any:
+    try:
+        return msgpack.unpackb(
+            frame,
+            strict_map_key=True,
+            max_str_len=4 * limits.text_chars,
+            max_bin_len=0,
+            max_array_len=limits.items,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+    except Exception as problem:  # msgpack raises many types for bad bytes
+        raise _Malformed(f"header is not readable ({type(problem).__name__})") from None
+
+
+def _check_segment(segment: Segment, limits: Limits) -> None:
+    rows = len(segment.ids)
+    _need(rows <= limits.rows, "too many rows")
+    for name in ("parents", "positions"):
+        _need(len(getattr(segment, name)) == rows, f"{name} and ids differ in length")
+    if segment.hidden is None:
+        _need(len(segment.tokens) == rows, "tokens and ids differ in length")
+    else:
+        shape = segment.hidden.shape
+        _need(len(shape) == 2 and shape[0] == rows, "hidden is not one vector a row")
+        _need(len(segment.tokens) in (0, rows), "tokens and ids differ in length")
+    _need(min(segment.request, segment.seq, segment.epoch) >= 0, "negative number")
+    _need(min(segment.reserve, segment.wanted) >= 0, "negative number")
+    if rows:
+        _need(int(segment.ids.min()) >= 0, "negative id")
+        _need(int(segment.positions.min()) >= 0, "negative position")
+
+
+def _need(condition: bool, problem: str) -> None:
+    if not condition:
+        raise _Malformed(problem)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# --- kinds of field -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How one type of field is packed into the header (and raw frames), and read back."""
+
+    pack: Callable[[Any, list[Frame]], Any]
+    unpack: Callable[[Any, Iterator[Frame], Limits], Any]
+
+
+def _keep(value: Any, frames: list[Frame]) -> Any:
+    return value
+
+
+def _read_int(value: Any, raw: Iterator[Frame], limits: Limits) -> int:
+    _need(_is_int(value), "a field is no integer")
+    return int(value)
+
+
+def _read_bool(value: Any, raw: Iterator[Frame], limits: Limits) -> bool:
+    _need(isinstance(value, bool), "a field is neither true nor false")
+    return bool(value)
+
+
+def _read_float(value: Any, raw: Iterator[Frame], limits: Limits) -> float:
+    _need(isinstance(value, float), "a field is no float")
+    _need(not math.isnan(value), "a field is not a number")
+    return float(value)
+
+
+def _read_text(value: Any, raw: Iterator[Frame], limits: Limits) -> str:
+    _need(isinstance(value, str) and len(value) <= limits.text_chars, "a field is no fit text")
+    return str(value)
+
+
+def _read_tuple(item: _Kind) -> Callable[[Any, Iterator[Frame], Limits], Any]:
+    def read(value: Any, raw: Iterator[Frame], limits: Limits) -> tuple[Any, ...]:
+        _need(isinstance(value, list) and len(value) <= limits.items, "a field is no fit list")
+        return tuple(item.unpack(v, raw, limits) for v in value)
+
+    return read
+
+
+def _pack_array(value: IntArray, frames: list[Frame]) -> list[Any]:
+    array = np.ascontiguousarray(value, "<i8")
+    frames.append(array.tobytes())
+    return ["int64", list(array.shape)]
+
+
+def _pack_tensor(value: Tensor | None, frames: list[Frame]) -> list[Any] | None:
+    if value is None:
+        return None
+    frames.append(value.data)
+    return [value.dtype, list(value.shape)]
+
+
+def _read_tensor(value: Any, raw: Iterator[Frame], limits: Limits) -> Tensor:
+    _need(isinstance(value, list) and len(value) == 2, "an array has no dtype and shape")
+    dtype, shape = value
+    _need(isinstance(dtype, str) and dtype in ITEM_SIZES, "an array has an unknown dtype")
+    _need(isinstance(shape, list) and len(shape) <= 4, "an array has no shape")
+    fits = all(_is_int(e) and 0 <= e <= limits.frame_bytes for e in shape)
+    _need(fits, "an array's shape is bad")
+    data = next(raw, None)
+    _need(data is not None, "a frame is missing")
+    assert data is not None
+    _need(math.prod(shape) * ITEM_SIZES[dtype] == len(data), "an array's bytes and shape differ")
+    return Tensor(dtype, tuple(shape), data)
+
+
+def _read_optional_tensor(value: Any, raw: Iterator[Frame], limits: Limits) -> Tensor | None:
+    return None if value is None else _read_tensor(value, raw, limits)
+
+
+def _read_array(value: Any, raw: Iterator[Frame], limits: Limits) -> IntArray:
+    tensor = _read_tensor(value, raw, limits)
+    _need(tensor.dtype == "int64" and len(tensor.shape) == 1, "an array is no list of integers")
+    return np.frombuffer(tensor.data, "<i8").astype(np.int64, copy=False)
+
+
+_SCALARS: dict[Any, _Kind] = {
+    int: _Kind(_keep, _read_int),
+    bool: _Kind(_keep, _read_bool),
+    float: _Kind(_keep, _read_float),
+    str: _Kind(_keep, _read_text),
+}
+
+
+def _kind_of(hint: Any) -> _Kind:
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    if hint == IntArray:
+        return _Kind(_pack_array, _read_array)
+    if get_origin(hint) is types.UnionType and set(get_args(hint)) == {Tensor, type(None)}:
+        return _Kind(_pack_tensor, _read_optional_tensor)
+    if get_origin(hint) is tuple:
+        return _Kind(_keep, _read_tuple(_kind_of(get_args(hint)[0])))
+    raise TypeError(f"no codec for a field of type {hint}")
+
+
+def _plan(message_type: type[Message]) -> tuple[tuple[str, _Kind], ...]:
+    hints = get_type_hints(message_type)
+    return tuple((f.name, _kind_of(hints[f.name])) for f in fields(message_type))
+
+
+_PLAN_OF: dict[type[Message], tuple[int, tuple[tuple[str, _Kind], ...]]] = {
+    message_type: (tag, _plan(message_type)) for tag, message_type in TAGS.items()
+}

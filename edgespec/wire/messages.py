@@ -1,0 +1,270 @@
+"""Messages: everything that nodes say to each other, as frozen dataclasses with explicit types.
+
+On the data ring only `Segment` travels. All others use the control channel, between the
+coordinator and one stage or one client. Every message about a request carries its id, so that
+several requests may be interleaved without changing the protocol.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.wire.tensor import IntArray, Tensor
+
+# --- the data ring ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows that go round the ring together (FlowSpec: a draft segment; DESIGN: segment).
+
+    `seq` numbers the segments of a ring in sending order. `certain` rows (prefill) enter the
+    committed region at once. `reserve` > 0 opens the request with room for that many rows.
+    `wanted`: how many of the last rows the coordinator wants back (a prefill chunk but the last
+    wants none). `epoch` starts as the coordinator's newest retained set; every stage lowers it to
+    the newest one that it has applied, so that what returns is an acknowledgement by all.
+    `tokens` are read by the first stage only and travel empty behind it; `hidden` [R, H] is None
+    until the first stage ran. An emptied segment still travels, so that credits stay right.
+    """
+
+    request: int
+    seq: int
+    epoch: int
+    certain: bool
+    reserve: int
+    wanted: int
+    ids: IntArray
+    parents: IntArray
+    positions: IntArray
+    tokens: IntArray
+    hidden: Tensor | None
+
+
+# --- coordinator → stages -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """Which rows to keep (see tree.ledger.RetainSet); on the control channel, not behind data."""
+
+    request: int
+    epoch: int
+    watermark: int
+    accepted: tuple[int, ...]
+    retained: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The request is over (finished, cancelled or failed): free all that it holds."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Answer to Join: what this stage shall run. Layers `first` to `last` - 1 of the model."""
+
+    stage: int
+    stages: int
+    first: int
+    last: int
+    model: str
+    fingerprint: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Every stage is ready: push what you compute to this data endpoint."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The peer may not do what it asked for; the reason is fit for its user."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The sender is leaving in good order; the reason is fit for a user."""
+
+    reason: str
+
+
+# --- stage → coordinator ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A stage asks for its place. `data_port`: the TCP port of its data socket."""
+
+    stage: int
+    host: str
+    pid: int
+    data_endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How much of its block a stage has loaded: tensors done of all."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The stage has its block in memory."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A stage cannot go on with a request (or, request -1, at all)."""
+
+    request: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Still alive; both ways."""
+
+
+# --- client ↔ coordinator -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A client's prompt. `tag` is the client's own name for it; answers carry it back."""
+
+    tag: int
+    prompt: str
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop: tuple[str, ...]
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The client does not want the rest."""
+
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a waiting client should be told (stages missing, place in the queue)."""
+
+    tag: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Newly certain tokens and the text that they finished; never taken back or repeated."""
+
+    tag: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The one good end of a request: all of it again, with its figures (see docs/commands.md)."""
+
+    tag: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    policy: str
+    draft: str
+    stages: int
+    prompt_tokens: int
+    new_tokens: int
+    seconds: float
+    first_token_seconds: float
+    trips: float
+    accepted_histogram: tuple[int, ...]
+    rows_sent: int
+    rows_wasted: int
+    smallest_margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The one bad end of a request."""
+
+    tag: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """Asks for a Status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The ring as the coordinator sees it: one line of text a stage, and whether all are ready."""
+
+    ready: bool
+    lines: tuple[str, ...]
+
+
+Message = (
+    Segment
+    | Retain
+    | End
+    | Assign
+    | Connect
+    | Refuse
+    | Goodbye
+    | Join
+    | Loading
+    | Ready
+    | Fault
+    | Heartbeat
+    | Submit
+    | Cancel
+    | Progress
+    | Tokens
+    | Finished
+    | Failed
+    | StatusRequest
+    | Status
+)
+
+TAGS: dict[int, type[Message]] = {
+    1: Segment,
+    2: Retain,
+    3: End,
+    4: Assign,
+    5: Connect,
+    6: Refuse,
+    7: Goodbye,
+    20: Join,
+    21: Loading,
+    22: Ready,
+    23: Fault,
+    24: Heartbeat,
+    40: Submit,
+    41: Cancel,
+    42: Progress,
+    43: Tokens,
+    44: Finished,
+    45: Failed,
+    46: StatusRequest,
+    47: Status,
+}
+"""The fixed table of message tags. A peer names a number in it, never a type."""

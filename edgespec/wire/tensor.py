@@ -1,0 +1,46 @@
+"""Tensor: a dense array as it crosses the wire, with explicit dtype and shape, free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "uint64": 8}
+"""Bytes of one element of every dtype that may cross the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A C-contiguous little-endian array: dtype name, shape, raw bytes.
+
+    Rows are the first axis. Raises ValueError for an unknown dtype, a negative extent, or a
+    number of bytes that is not what dtype and shape say.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_SIZES:
+            raise ValueError(f"unknown dtype {self.dtype!r}")
+        if any(extent < 0 for extent in self.shape):
+            raise ValueError(f"negative extent in shape {self.shape}")
+        expected = prod(self.shape) * ITEM_SIZES[self.dtype]
+        if len(self.data) != expected:
+            raise ValueError(
+                f"{self.dtype}{list(self.shape)} takes {expected} bytes, not {len(self.data)}"
+            )
+
+    def take(self, index: npt.NDArray[np.int64]) -> Tensor:
+        """The rows at `index` (int64 [n]) of a tensor with at least one axis, in that order."""
+        if len(index) == self.shape[0] and bool((index == np.arange(self.shape[0])).all()):
+            return self
+        row_bytes = prod(self.shape[1:]) * ITEM_SIZES[self.dtype]
+        rows = np.frombuffer(self.data, np.uint8).reshape(self.shape[0], row_bytes)
+        return Tensor(self.dtype, (len(index), *self.shape[1:]), rows[index].tobytes())

@@ -1,0 +1,84 @@
+"""What every test gets: one thread a process, no network, repeatable examples, no left-overs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+# Set before torch is imported, and inherited by every process that a test starts. On a small
+# machine two test workers with a thread pool each would mostly wait for one another.
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+RUN_MARK = "EDGESPEC_TEST_RUN"
+os.environ[RUN_MARK] = str(os.getpid())
+
+import psutil  # noqa: E402
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+EXIT_GRACE_S = 5.0  # what a process that was told to stop may take
+
+settings.register_profile("local", deadline=None, print_blob=True)
+settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def running_children() -> set[psutil.Process]:
+    """The living descendants of this test process, without multiprocessing's own helper."""
+    children = psutil.Process().children(recursive=True)
+    return {child for child in children if is_running(child)}
+
+
+def marked_processes() -> set[psutil.Process]:
+    """Every living process that inherited this run's mark, adopted by init or not."""
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(RUN_MARK) == str(os.getpid()) and is_running(process):
+                found.add(process)
+        except psutil.Error:  # gone, or not ours to read
+            continue
+    found.discard(psutil.Process())
+    return found
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Whether a process still does something that a test would be to blame for."""
+    try:
+        dead = process.status() == psutil.STATUS_ZOMBIE
+        return not dead and "resource_tracker" not in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def fail_on(left: set[psutil.Process], culprit: str) -> None:
+    """Wait a little for ``left`` to end; kill and name whatever does not."""
+    _, alive = psutil.wait_procs(left, timeout=EXIT_GRACE_S)
+    stubborn = [process for process in alive if is_running(process)]
+    names = []
+    for process in stubborn:
+        try:
+            names.append(f"{process.pid}: {' '.join(process.cmdline())}")
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(stubborn, timeout=EXIT_GRACE_S)
+    if names:
+        pytest.fail(f"{culprit} left processes running (killed now):\n" + "\n".join(names))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_outlives_the_run() -> Iterator[None]:
+    """Catches what fixtures of a wider scope forgot, and daemons whose parent is gone."""
+    yield
+    fail_on(marked_processes() | running_children(), "the test run")
+
+
+@pytest.fixture(autouse=True)
+def _no_process_outlives_its_test() -> Iterator[None]:
+    """Fails the test that started a process and did not end it."""
+    before = running_children()
+    yield
+    fail_on(running_children() - before, "the test")
