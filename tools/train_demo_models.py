@@ -65,7 +65,7 @@ STDLIB_SKIPPED = {
 }
 CODE_PIECE_CHARS = 3000
 BASE_SHAPE = {"hidden": 256, "layers": 8, "heads": 4, "kv_heads": 2, "intermediate": 704}
-DRAFT_SHAPE = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 4, "intermediate": 384}
+DRAFT_SHAPE = {"hidden": 192, "layers": 2, "heads": 4, "kv_heads": 4, "intermediate": 512}
 SAMPLE_PROMPTS = {
     "maths": (
         "Question: Mia has 12 pencils. She buys 3 boxes with 6 pencils each and gives 5 pencils "
@@ -862,7 +862,7 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def training_facts(trainer: Trainer, encoded: dict[str, list[torch.Tensor]]) -> dict[str, Any]:
-    progress, args = trainer.progress, trainer.args
+    progress = trainer.progress
     seen = {name: round(share * progress.tokens) for name, share in MIX.items()}
     return {
         "step": progress.step,
@@ -977,8 +977,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="worker processes")
     parser.add_argument("--batch-tokens", type=int, default=8192)
     parser.add_argument("--micro-tokens", type=int, default=2048)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--draft-learning-rate", type=float, default=3e-3)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--draft-learning-rate", type=float, default=4e-3)
     parser.add_argument("--truth-share", type=float, default=0.1, help="of the draft's loss")
     parser.add_argument("--warmup", type=int, default=100, help="steps of rising rate")
     parser.add_argument("--decay-from", type=float, default=0.8, help="share of the steps")

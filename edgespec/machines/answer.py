@@ -61,15 +61,16 @@ class Answer:
         """
         self.token_ids.append(token)
         at_end = token in self._eos_ids
-        piece = self._stream.flush() if at_end else self._stream.push(token)
+        at_limit = len(self.token_ids) == self._limit
+        piece = "" if at_end else self._stream.push(token)
+        if at_end or at_limit:
+            piece += self._stream.flush()
         text, stopped = self._scanner.push(piece)
         if at_end or stopped:
             self.finish_reason = "stop"
-        elif len(self.token_ids) == self._limit:
+        elif at_limit:
             self.finish_reason = "length"
-            more, _ = self._scanner.push(self._stream.flush())
-            text += more
-        if self.finish_reason and not stopped:
-            text += self._scanner.flush()
+        if self.finish_reason:
+            text += self._scanner.flush()  # nothing behind a stop string
         self._text.append(text)
         return text

@@ -40,7 +40,7 @@ from edgespec.machines.request import DraftJob, HeadJob, Request
 from edgespec.policy.base import Deepen, Grow, Send
 from edgespec.policy.registry import policy_named
 from edgespec.tree.draft_tree import DraftTree
-from edgespec.tree.ledger import Rows
+from edgespec.tree.ledger import IntArray, Rows
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.wire.messages import (
     Cancel,
@@ -72,10 +72,24 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A segment on the ring: whose it is, and when it entered (stage steps, see RingClock)."""
+    """A segment on the ring: whose it is, and when it entered (stage steps, see RingClock).
+
+    `wanted`: ids of the rows that may come back.
+    """
 
     request: int
     entered: int
+    certain: bool
+    wanted: frozenset[int]
+
+    def fits(self, result: Segment) -> bool:
+        """Whether `result` can be what a stage made of this segment."""
+        ids = result.ids.tolist()
+        return (
+            result.certain == self.certain
+            and self.wanted.issuperset(ids)
+            and (result.hidden is not None or not ids)
+        )
 
 
 class CoordinatorMachine:
@@ -84,6 +98,7 @@ class CoordinatorMachine:
     def __init__(self, ring: Ring, codec: TextCodec) -> None:
         self._ring = ring
         self._codec = codec
+        self._default_policy = "flowspec" if ring.draft else "autoregressive"
         self._requests: dict[int, Request] = {}
         self._waiting: deque[int] = deque()
         self._active: int | None = None
@@ -110,10 +125,12 @@ class CoordinatorMachine:
                 return self._on_head_done(job, choice, now)
             case Drafted():
                 return self._on_drafted(event, now)
-            case ComputeFailed(_, request, reason):
+            case ComputeFailed(job, request, reason):
+                self._head_jobs.pop(job, None)
                 return self._on_fault(request, reason, now)
             case RingUp():
                 self._is_up = True
+                self._down = None
                 return self._start_next(now)
             case RingDown(reason):
                 return self._on_ring_down(reason, now)
@@ -142,6 +159,7 @@ class CoordinatorMachine:
             request = self._admit(peer, submit)
         except EdgespecError as problem:
             return [SendPeer(peer, Failed(submit.tag, str(problem)))]
+        request.tally.started = now
         self._requests[request.number] = request
         self._waiting.append(request.number)
         effects = self._start_next(now)
@@ -152,11 +170,12 @@ class CoordinatorMachine:
     def _admit(self, peer: bytes, submit: Submit) -> Request:
         if self._down is not None:
             raise ConfigError(self._down)
-        if len(self._waiting) >= self._ring.queue_limit:
+        must_wait = self._active is not None or not self._is_up
+        if must_wait and len(self._waiting) >= self._ring.queue_limit:
             raise ConfigError(f"{len(self._waiting)} requests are waiting already; try again later")
         if any(r.peer == peer and r.tag == submit.tag for r in self._requests.values()):
             raise ConfigError(f"request {submit.tag} of this client is still running")
-        policy = policy_named(submit.policy)
+        policy = policy_named(submit.policy or self._default_policy)
         if policy.drafts and not self._ring.draft:
             raise ConfigError(
                 f"policy {policy.name} needs a draft model and this coordinator has none; "
@@ -223,7 +242,8 @@ class CoordinatorMachine:
 
     def _on_peer_gone(self, peer: bytes, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for request in [r for r in self._requests.values() if r.peer == peer]:
+        # The newest first, so that none of them is started just to be forgotten.
+        for request in [r for r in reversed(self._requests.values()) if r.peer == peer]:
             effects += self._forget(request, now)
         return effects
 
@@ -234,6 +254,7 @@ class CoordinatorMachine:
     def _on_ring_down(self, reason: str, now: float) -> list[Effect]:
         self._down = reason
         self._is_up = False
+        self._flying.clear()  # nothing comes back from a ring that is gone
         effects: list[Effect] = []
         for request in list(self._requests.values()):
             effects += self._fail(request, reason, now)
@@ -279,7 +300,9 @@ class CoordinatorMachine:
         self, request: Request, rows: Rows, *, certain: bool, reserve: int, want: int
     ) -> Effect:
         self._seq += 1
-        self._flying[self._seq] = _InFlight(request.number, request.clock.send())
+        wanted = frozenset(rows.ids[len(rows) - want :].tolist())
+        entered = request.clock.send()
+        self._flying[self._seq] = _InFlight(request.number, entered, certain, wanted)
         request.in_flight += 1
         return SendRing(
             Segment(
@@ -300,12 +323,15 @@ class CoordinatorMachine:
     # --- results ------------------------------------------------------------------------------
 
     def _on_segment(self, segment: Segment, now: float) -> list[Effect]:
-        flying = self._flying.pop(segment.seq, None)
+        flying = self._flying.get(segment.seq)
         if flying is None or flying.request != segment.request:
             return []  # a repeated delivery, or one of an earlier ring
+        del self._flying[segment.seq]
         request = self._requests.get(segment.request)
         if request is None:
             return []
+        if not flying.fits(segment):
+            return self._fail(request, "the ring returned rows that were not sent round", now)
         request.in_flight -= 1
         request.clock.result(flying.entered)
         request.acknowledged(segment.epoch)
@@ -328,7 +354,7 @@ class CoordinatorMachine:
             return [self._sample(request, segment, live)]
         return self._verify(request, now)
 
-    def _sample(self, request: Request, segment: Segment, index: np.ndarray) -> Effect:  # type: ignore[type-arg]
+    def _sample(self, request: Request, segment: Segment, index: IntArray) -> Effect:
         assert segment.hidden is not None
         self._jobs += 1
         ids = tuple(segment.ids[index].tolist())
@@ -343,7 +369,9 @@ class CoordinatorMachine:
         )
 
     def _on_head_done(self, job: int, choice: Choice, now: float) -> list[Effect]:
-        head = self._head_jobs.pop(job)
+        head = self._head_jobs.pop(job, None)
+        if head is None:
+            raise LocalProtocolError(f"head job {job} ended but was not running")
         request = self._requests.get(head.request)
         if request is None:
             return []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.machines.events import PeerGone, RingDown, RingUp
 from edgespec.tree.ledger import BoolArray, IntArray, Rows
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import Message, Segment
+from edgespec.wire.messages import Assign, Message, Segment
 from edgespec.wire.tensor import Tensor
 
 
@@ -40,10 +41,40 @@ class SendPeer:
 
 
 @dataclass(frozen=True, slots=True)
-class ClosePeer:
-    """Forget a peer: it was refused or is lost."""
+class Tell:
+    """Hand an event to the node's other machine."""
 
-    peer: bytes
+    event: RingUp | RingDown | PeerGone
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBlock:
+    """Load the block that the coordinator assigned; comes back as BlockLoaded or LoadFailed."""
+
+    assign: Assign
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectRing:
+    """From now on, push segments to this TCP address (empty host: the coordinator's)."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tell the person at the terminal how things stand."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End this node's program; `failed` says whether the reason is an error."""
+
+    reason: str
+    failed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +180,11 @@ Effect = (
     | SendStages
     | SendCoordinator
     | SendPeer
-    | ClosePeer
+    | Tell
+    | LoadBlock
+    | ConnectRing
+    | Report
+    | Stop
     | OpenCache
     | CloseCache
     | RunBlock

@@ -49,6 +49,10 @@ class Drafted:
     tree: DraftedTree
 
 
+NO_JOB = -1
+"""Job of a failed effect that has none (opening, gathering or closing a cache or a draft)."""
+
+
 @dataclass(frozen=True, slots=True)
 class ComputeFailed:
     """A compute effect raised; the reason is fit for a user."""
@@ -86,7 +90,7 @@ class BlockLoaded:
 
 @dataclass(frozen=True, slots=True)
 class BlockLoading:
-    """How far a stage's block is: tensors done of all."""
+    """How far a stage's block is: layers done of all."""
 
     done: int
     total: int

@@ -11,7 +11,6 @@ from edgespec.tree.draft_tree import DraftTree
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import Finished, Retain, Submit
 
-
 SPECULATIVE_ROWS = 256
 """Cache rows reserved for guesses beside the prompt and the answer; more make the cache grow."""
 

@@ -24,6 +24,7 @@ from edgespec.machines.effects import (
     SendRing,
 )
 from edgespec.machines.events import (
+    NO_JOB,
     BlockDone,
     ComputeFailed,
     Event,
@@ -80,8 +81,8 @@ class StageMachine:
                 return self._end(request)
             case BlockDone(job, hidden):
                 return self._on_block_done(job, hidden)
-            case ComputeFailed(job, _, reason):
-                return self._on_compute_failed(job, reason)
+            case ComputeFailed(job, request, reason):
+                return self._on_compute_failed(job, request, reason)
             case _:
                 raise LocalProtocolError(f"a stage cannot handle {type(event).__name__}")
 
@@ -117,7 +118,7 @@ class StageMachine:
         request = segment.request
         if segment.reserve and request not in self._held and request not in self._ended:
             self._held[request] = _Held()
-            effects.append(OpenCache(request, segment.reserve))
+            effects.append(OpenCache(request, min(segment.reserve, self._row_limit)))
         held = self._held.get(request)
         if held is None:
             return [*effects, SendRing(_emptied(segment, segment.epoch))]
@@ -216,17 +217,21 @@ class StageMachine:
             effects.append(AbortBlock(self._running.job))
         return effects
 
-    def _on_compute_failed(self, job: int, reason: str) -> list[Effect]:
-        segment = self._finish_job(job).segment
-        return self._fault(segment, reason) + self._start_next()
+    def _on_compute_failed(self, job: int, request: int, reason: str) -> list[Effect]:
+        if job != NO_JOB:
+            segment = self._finish_job(job).segment
+            return self._fault(segment, reason) + self._start_next()
+        if request not in self._held:
+            return []
+        return [SendCoordinator(Fault(request, reason)), *self._end(request)]
 
     def _fault(self, segment: Segment, reason: str) -> list[Effect]:
         """The request cannot go on here: say so, free it, keep the credits right."""
-        return [
-            SendCoordinator(Fault(segment.request, reason)),
-            *self._end(segment.request),
-            SendRing(_emptied(segment, segment.epoch)),
-        ]
+        effects: list[Effect] = []
+        if segment.request in self._held:
+            effects.append(SendCoordinator(Fault(segment.request, reason)))
+            effects += self._end(segment.request)
+        return [*effects, SendRing(_emptied(segment, segment.epoch))]
 
 
 _NOTHING: IntArray = np.zeros(0, np.int64)

@@ -61,8 +61,12 @@ class Block:
         end: int,
         dtype: str = "float32",
         device: torch.device | str = "cpu",
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Read the block's tensors. Raises ModelError if checkpoint and block do not fit."""
+        """Read the block's tensors, telling `progress` how many layers of all are done.
+
+        Raises ModelError if checkpoint and block do not fit.
+        """
         if not 0 <= first < end <= checkpoint.layers:
             raise ModelError(
                 f"layers {first} to {end - 1} are not a block of {checkpoint.path}, which has "
@@ -88,6 +92,8 @@ class Block:
         self._layers = list(model.layers[first:end])
         for index, layer in enumerate(self._layers, start=first):
             self._load(checkpoint, layer, f"model.layers.{index}.")
+            if progress is not None:
+                progress(index + 1 - first, end - first)
         self._norm: nn.Module | None = None
         if end == checkpoint.layers:
             self._norm = model.norm
@@ -151,7 +157,6 @@ class Block:
         turns = self._rotary(hidden, place)
         for layer in self._layers:
             if stop is not None and stop():
-                cache.advance(rows)
                 return None
             hidden = layer(
                 hidden,

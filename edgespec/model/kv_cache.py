@@ -46,6 +46,7 @@ class TwoRegionCache:
         """Slots that there is memory for."""
         return self._store.shape[3]
 
+    @torch.inference_mode()
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -126,7 +126,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_config(folder: Path, settings: dict[str, Any], config: PretrainedConfig) -> None:
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    angles = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rope = angles.get("rope_type", "default")
     if rope not in _FULL_ROPE:
         # Dynamic kinds turn keys by an angle that depends on the sequence's length so far, so a
         # cached key would not be what one machine computes.
@@ -181,7 +182,7 @@ def _find_tensors(folder: Path) -> dict[str, str]:
 
 
 def _read_header(file: Path) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Where the data of a safetensors file starts (bytes), and name → dtype, shape, data_offsets."""
+    """Byte at which a safetensors file's data starts; name → dtype, shape, data_offsets."""
     try:
         size = file.stat().st_size
         with open(file, "rb") as stream:

@@ -45,6 +45,10 @@ class Tokenizer:
         """Token ids of a text prompt, with what the tokenizer itself puts around one (BOS)."""
         return list(self._inner.encode(text, add_special_tokens=True))
 
+    def stream(self) -> TextStream:
+        """A fresh stream for one answer."""
+        return TextStream(self)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""
         return str(
@@ -127,8 +131,8 @@ def require_same_tokenizer(base: str | Path, draft: str | Path) -> None:
     one, other = Tokenizer(base), Tokenizer(draft)
     for difference in (
         _vocabulary_difference(one, other),
-        _added_difference(one, other),
         _specials_difference(one, other),
+        _added_difference(one, other),
         _pipeline_difference(one, other),
         _probe_difference(one, other),
     ):
@@ -155,11 +159,9 @@ def _vocabulary_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
 def _added_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
     ours, theirs = base._inner.added_tokens_decoder, draft._inner.added_tokens_decoder
     for index in sorted(ours.keys() | theirs.keys()):
-        if repr(ours.get(index)) != repr(theirs.get(index)):
-            return (
-                f"added token {index} is {_named(ours.get(index))} in the base and "
-                f"{_named(theirs.get(index))} in the draft"
-            )
+        one, other = repr(ours.get(index)), repr(theirs.get(index))
+        if one != other:
+            return f"added token {index} is {one} in the base and {other} in the draft"
     return None
 
 

@@ -27,6 +27,7 @@ from edgespec.machines.events import ComputeFailed, Event, MessageArrived, RingU
 from edgespec.machines.stage import StageMachine
 from edgespec.net.inproc import InprocLink
 from edgespec.runtime.compute import COMPUTE, CoordinatorCompute, StageCompute
+from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Cancel, Failed, Finished, Message, Segment, Submit
 
 CLIENT = b"local"
@@ -163,7 +164,7 @@ class LocalRing:
                 case SendCoordinator(message):
                     self._nodes[0].control.send(message)
                 case SendPeer(_, message):
-                    self.replies.append(message)
+                    self.replies.append(decode(encode(message)))
                 case AbortBlock(job):
                     if any(isinstance(e, RunBlock) and e.job == job for e in node.work):
                         node.aborted.add(job)

@@ -93,14 +93,16 @@ class RowLedger:
 
         Raises RemoteProtocolError, changing nothing, if they do not continue it.
         """
-        first = self.committed
+        first, ids = self.committed, rows.ids.tolist()
+        before = [self.last_committed, *ids]
         if self._ids:
             raise RemoteProtocolError("a certain row arrived behind speculative rows")
         if rows.positions.tolist() != list(range(first, first + len(rows))):
             raise RemoteProtocolError(f"certain rows do not continue at position {first}")
-        if len(rows):
-            self.committed += len(rows)
-            self.last_committed = int(rows.ids[-1])
+        if rows.parents.tolist() != before[:-1] or before != sorted(set(before)):
+            raise RemoteProtocolError(f"certain rows do not continue behind row {before[0]}")
+        self.committed += len(rows)
+        self.last_committed = before[-1]
 
     def append(self, rows: Rows) -> BoolArray:
         """Append speculative rows; return what each sees of the speculative region.
@@ -164,15 +166,16 @@ class RowLedger:
         The result (int64 [n]) lists old speculative offsets in their new order: accepted rows
         first (they are committed now), then the survivors. A set that is not newer than the last
         one applied changes nothing. Raises RemoteProtocolError, changing nothing, if the accepted
-        path does not continue the committed one.
+        path does not continue the committed one, or if a row that stays does not hang from it by
+        rows that stay.
         """
         if keep.epoch <= self.epoch:
             return None
         accepted = [self._slot_of[i] for i in keep.accepted if i in self._slot_of]
-        self._check_path(keep, accepted)
         stays = keep.keeps(np.asarray(self._ids, np.int64))
         chosen = set(accepted)
         survivors = [s for s in range(len(self._ids)) if stays[s] and s not in chosen]
+        self._check_paths(keep, accepted, survivors)
         order = np.asarray(accepted + survivors, np.int64)
         self.epoch = keep.epoch
         unchanged = not accepted and len(survivors) == len(self._ids)
@@ -181,20 +184,23 @@ class RowLedger:
         if accepted:
             self.last_committed = self._ids[accepted[-1]]
             self.committed += len(accepted)
-        left = np.asarray(survivors, np.int64)
+        left = order[len(accepted) :]
         self._sees = self._sees[np.ix_(left, left)]
         self._ids = [self._ids[s] for s in survivors]
         self._positions = [self._positions[s] for s in survivors]
         self._slot_of = {row_id: slot for slot, row_id in enumerate(self._ids)}
         return order
 
-    def _check_path(self, keep: RetainSet, accepted: list[int]) -> None:
-        """Accepted rows still speculative here must follow the committed ones without a gap."""
-        expected = self.committed
-        for slot in accepted:
-            if self._positions[slot] != expected:
+    def _check_paths(self, keep: RetainSet, accepted: list[int], survivors: list[int]) -> None:
+        """Accepted rows must be one path behind the committed rows, and the others hang from it."""
+        for last, slot in enumerate(accepted):
+            if np.flatnonzero(self._sees[slot]).tolist() != accepted[: last + 1]:
                 raise RemoteProtocolError(
-                    f"retained set {keep.epoch} accepts row {self._ids[slot]} at position "
-                    f"{self._positions[slot]}, but {expected} rows are committed"
+                    f"retained set {keep.epoch} accepts row {self._ids[slot]}, which does not "
+                    f"follow the {self.committed} committed rows and those accepted before it"
                 )
-            expected += 1
+        sees = self._sees[survivors]
+        if np.delete(sees, accepted + survivors, axis=1).any() or not sees[:, accepted].all():
+            raise RemoteProtocolError(
+                f"retained set {keep.epoch} keeps a row without the rows that it hangs from"
+            )

@@ -19,8 +19,8 @@ Two details are deliberate. The seed is mixed before the position meets it: with
 ``seed ^ position * C`` the pairs (s, p) and (s ^ p*C ^ q*C, q) share one stream, a relation that
 anyone can write down; after the mixing a collision is a 2**-64 accident. For one seed no two
 positions collide, and for one position no two seeds do (both maps are bijections). And 52 bits are
-used instead of 53: ``(2**53 - 1) + 0.5`` rounds to 2**53 in float64, so ``u`` would be exactly 1 for
-one hash in 2**53, and its noise infinite.
+used instead of 53: ``(2**53 - 1) + 0.5`` rounds to 2**53 in float64, so one hash in 2**53 would
+give a ``u`` of exactly 1, and infinite noise.
 
 The uniforms are the same on every machine; ``g`` may differ in its last bit where the C libraries'
 logarithms do.

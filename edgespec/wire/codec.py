@@ -1,22 +1,23 @@
 """Codec: one message ↔ a list of frames, versioned, with limits, evaluating nothing a peer names.
 
-Frame 0 is a msgpack array [MAGIC, VERSION, tag, field, …]. An array field is [dtype, shape] there
-and its raw little-endian bytes are the next frame. Whatever bytes come in, `decode` returns a
-message or raises RemoteProtocolError, nothing else.
+Frame 0 is a msgpack array [MAGIC, VERSION, tag, field, …]. A tensor, and a list of integers, is
+[dtype, shape] there, and its raw little-endian bytes are the next frame: so nothing in the header
+is long, and a peer cannot make the parser reserve memory for what it only declares. Whatever bytes
+come in, `decode` returns a message or raises RemoteProtocolError, nothing else.
 """
 
 from __future__ import annotations
 
 import math
-import types
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import msgpack
 import numpy as np
 
-from edgespec.errors import RemoteProtocolError
+from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.wire.messages import TAGS, Message, Segment
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
 
@@ -28,13 +29,17 @@ Frame = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a message may hold at most; beyond it, it is refused before memory is spent on it."""
+    """What a message may hold at most; beyond it, it is refused before memory is spent on it.
+
+    `items`: entries of a list in the header. `numbers`: entries of a list of integers.
+    """
 
     header_bytes: int = 4 << 20
     frame_bytes: int = 256 << 20
     frames: int = 8
     text_chars: int = 1 << 20
-    items: int = 1 << 17
+    items: int = 256
+    numbers: int = 1 << 17
     rows: int = 1 << 16
 
 
@@ -46,13 +51,24 @@ class _Malformed(Exception):
 
 
 def encode(message: Message) -> list[Frame]:
-    """Frames of a message; a tensor's bytes are shared, not copied."""
+    """Frames of a message; a tensor's bytes are shared, not copied.
+
+    Raises LocalProtocolError for a value that its field cannot hold: an integer beyond 64 bits,
+    NaN, text that is not Unicode, a wrong type.
+    """
     tag, plan = _PLAN_OF[type(message)]
     header: list[Any] = [MAGIC, VERSION, tag]
     frames: list[Frame] = [b""]
-    for name, kind in plan:
-        header.append(kind.pack(getattr(message, name), frames))
-    frames[0] = msgpack.packb(header)
+    name = ""
+    try:
+        for name, kind in plan:
+            header.append(kind.pack(getattr(message, name), frames))
+        name = "its header"
+        frames[0] = msgpack.packb(header)
+    except (TypeError, ValueError, OverflowError) as problem:
+        raise LocalProtocolError(
+            f"{type(message).__name__} cannot be sent because of {name}: {problem}"
+        ) from problem
     return frames
 
 
@@ -142,8 +158,33 @@ class _Kind:
     unpack: Callable[[Any, Iterator[Frame], Limits], Any]
 
 
-def _keep(value: Any, frames: list[Frame]) -> Any:
+def _pack_int(value: Any, frames: list[Frame]) -> int:
+    number = int(operator.index(value))
+    if not -(1 << 63) <= number < 1 << 64:
+        raise OverflowError("an integer has more than 64 bits")
+    return number
+
+
+def _pack_bool(value: Any, frames: list[Frame]) -> bool:
+    return bool(value)
+
+
+def _pack_float(value: Any, frames: list[Frame]) -> float:
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError("a float is not a number")
+    return number
+
+
+def _pack_text(value: Any, frames: list[Frame]) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} is no text")
+    value.encode()  # refuses half a surrogate pair, which a command line can hold
     return value
+
+
+def _pack_texts(value: Any, frames: list[Frame]) -> list[str]:
+    return [_pack_text(text, frames) for text in value]
 
 
 def _read_int(value: Any, raw: Iterator[Frame], limits: Limits) -> int:
@@ -167,16 +208,15 @@ def _read_text(value: Any, raw: Iterator[Frame], limits: Limits) -> str:
     return str(value)
 
 
-def _read_tuple(item: _Kind) -> Callable[[Any, Iterator[Frame], Limits], Any]:
-    def read(value: Any, raw: Iterator[Frame], limits: Limits) -> tuple[Any, ...]:
-        _need(isinstance(value, list) and len(value) <= limits.items, "a field is no fit list")
-        return tuple(item.unpack(v, raw, limits) for v in value)
-
-    return read
+def _read_texts(value: Any, raw: Iterator[Frame], limits: Limits) -> tuple[str, ...]:
+    _need(isinstance(value, list) and len(value) <= limits.items, "a field is no fit list")
+    return tuple(_read_text(text, raw, limits) for text in value)
 
 
 def _pack_array(value: IntArray, frames: list[Frame]) -> list[Any]:
     array = np.ascontiguousarray(value, "<i8")
+    if array.ndim != 1:
+        raise ValueError(f"an array of shape {array.shape} is no list of integers")
     frames.append(array.tobytes())
     return ["int64", list(array.shape)]
 
@@ -212,29 +252,31 @@ def _read_array(value: Any, raw: Iterator[Frame], limits: Limits) -> IntArray:
     return np.frombuffer(tensor.data, "<i8").astype(np.int64, copy=False)
 
 
-_SCALARS: dict[Any, _Kind] = {
-    int: _Kind(_keep, _read_int),
-    bool: _Kind(_keep, _read_bool),
-    float: _Kind(_keep, _read_float),
-    str: _Kind(_keep, _read_text),
+def _pack_numbers(value: tuple[int, ...], frames: list[Frame]) -> list[Any]:
+    return _pack_array(np.array(value, np.int64), frames)
+
+
+def _read_numbers(value: Any, raw: Iterator[Frame], limits: Limits) -> tuple[int, ...]:
+    array = _read_array(value, raw, limits)
+    _need(len(array) <= limits.numbers, "a list is too long")
+    return tuple(array.tolist())
+
+
+_KINDS: dict[Any, _Kind] = {
+    int: _Kind(_pack_int, _read_int),
+    bool: _Kind(_pack_bool, _read_bool),
+    float: _Kind(_pack_float, _read_float),
+    str: _Kind(_pack_text, _read_text),
+    tuple[str, ...]: _Kind(_pack_texts, _read_texts),
+    tuple[int, ...]: _Kind(_pack_numbers, _read_numbers),
+    IntArray: _Kind(_pack_array, _read_array),
+    Tensor | None: _Kind(_pack_tensor, _read_optional_tensor),
 }
-
-
-def _kind_of(hint: Any) -> _Kind:
-    if hint in _SCALARS:
-        return _SCALARS[hint]
-    if hint == IntArray:
-        return _Kind(_pack_array, _read_array)
-    if get_origin(hint) is types.UnionType and set(get_args(hint)) == {Tensor, type(None)}:
-        return _Kind(_pack_tensor, _read_optional_tensor)
-    if get_origin(hint) is tuple:
-        return _Kind(_keep, _read_tuple(_kind_of(get_args(hint)[0])))
-    raise TypeError(f"no codec for a field of type {hint}")
 
 
 def _plan(message_type: type[Message]) -> tuple[tuple[str, _Kind], ...]:
     hints = get_type_hints(message_type)
-    return tuple((f.name, _kind_of(hints[f.name])) for f in fields(message_type))
+    return tuple((f.name, _KINDS[hints[f.name]]) for f in fields(message_type))
 
 
 _PLAN_OF: dict[type[Message], tuple[int, tuple[tuple[str, _Kind], ...]]] = {

@@ -63,22 +63,31 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Answer to Join: what this stage shall run. Layers `first` to `last` - 1 of the model."""
+    """Answer to Join: what this stage shall run, layers `first` to `end` - 1 of the model.
+
+    `model` is the folder's path on the coordinator; `fingerprint` tells whether a folder on the
+    stage holds the same model.
+    """
 
     stage: int
     stages: int
     first: int
-    last: int
+    end: int
     model: str
     fingerprint: str
     dtype: str
+    context_length: int
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Every stage is ready: push what you compute to this data endpoint."""
+    """Every stage is ready: push what you compute to this TCP address.
 
-    endpoint: str
+    An empty host means the coordinator, by the name that the stage knows it by.
+    """
+
+    host: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +109,18 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A stage asks for its place. `data_port`: the TCP port of its data socket."""
+    """A stage asks for its place: who it is, and the TCP address of its data socket."""
 
     stage: int
-    host: str
+    name: str
     pid: int
-    data_endpoint: str
+    host: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How much of its block a stage has loaded: tensors done of all."""
+    """How much of its block a stage has loaded: layers done of all."""
 
     done: int
     total: int
@@ -141,7 +151,10 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A client's prompt. `tag` is the client's own name for it; answers carry it back."""
+    """A client's prompt. `tag` is the client's own name for it; answers carry it back.
+
+    An empty `policy` leaves the choice to the coordinator.
+    """
 
     tag: int
     prompt: str

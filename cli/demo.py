@@ -1,0 +1,73 @@
+"""edgespec demo: a whole ring on this machine answers one prompt, then ends."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from edgespec.cli import options
+from edgespec.cli.answering import make_submit, show
+from edgespec.cli.prompt import CANCELLED, read_prompt
+from edgespec.cli.serve import coordinator_config
+from edgespec.daemon.local_ring import LocalRing
+from rich.console import Console
+
+from edgespec.config import LOOPBACK, Address
+from edgespec.errors import EdgespecError
+from edgespec.runtime.client import Client
+
+START_S = 180.0
+"""Seconds that a coordinator may take to load its models on a slow machine."""
+
+
+def demo(
+    prompt: Annotated[
+        str, typer.Option(help="The prompt; - reads it from standard input.")
+    ] = "Question: Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many pencils "
+    "does he have left?\nAnswer:",
+    stages: options.Stages = 3,
+    policy: options.Policy = "",
+    max_new_tokens: options.MaxNewTokens = 128,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = 0,
+    stop: options.Stop = None,
+    model: options.Model = "",
+    draft: options.Draft = "",
+    dtype: options.Dtype = "float32",
+    as_json: options.Json = False,
+) -> None:
+    """Start a coordinator and stages as processes on this machine, answer one prompt, end them.
+
+    The processes are those of a real cluster, joined by ZeroMQ on loopback.
+    """
+    submit = make_submit(
+        read_prompt(prompt), max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, policy
+    )
+    config = coordinator_config(model, draft, stages, dtype, Address(LOOPBACK, 0))
+    notes = Console(stderr=True)
+    if not as_json:
+        notes.print(f"starting a coordinator and {stages} stage(s) on this machine", style="dim")
+    with LocalRing(config) as ring, Client(ring.address, START_S, check=ring.check) as client:
+        try:
+            if not as_json:
+                _await_ring(client, ring, notes)
+            finished = show(client.ask(submit), as_json, notes)
+        except EdgespecError:
+            ring.check()  # a process that ended knows the cause better than who waited for it
+            raise
+    if finished.finish_reason == "cancelled":
+        raise typer.Exit(CANCELLED)
+
+
+def _await_ring(client: Client, ring: LocalRing, notes: Console) -> None:
+    """Show how far the stages are until all are ready."""
+    with notes.status("the coordinator is loading") as waiting:
+        while not (status := client.status()).ready:
+            waiting.update("\n".join(status.lines))
+    for name, pid in ring.pids.items():
+        notes.print(f"  {name}: process {pid}", style="dim")
+    for line in status.lines:
+        notes.print(f"  {line}", style="dim")

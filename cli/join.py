@@ -1,0 +1,33 @@
+"""edgespec join: run one stage of the ring."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from edgespec.cli import options
+from edgespec.daemon.process import end_with_parent, start_logging
+from edgespec.daemon.stage import run_stage
+
+from edgespec.config import Address, StageConfig
+
+
+def join(
+    stage: Annotated[int, typer.Option(help="Which stage to be, counted from 1.")],
+    coordinator: options.Coordinator,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Folder of the base model on this device. Default: the path that the coordinator "
+            "names."
+        ),
+    ] = "",
+    wait: Annotated[
+        float, typer.Option(help="Seconds to wait for a coordinator that does not answer.")
+    ] = 60.0,
+) -> None:
+    """Join the ring as one stage: load its layers and compute until the ring ends."""
+    end_with_parent()
+    start_logging()
+    config = StageConfig(stage, Address.parse(coordinator), model, wait)
+    raise typer.Exit(run_stage(config))

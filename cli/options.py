@@ -1,0 +1,40 @@
+"""Options that several commands share, with one help text each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Stages = Annotated[int, typer.Option(help="Number of stages in the ring.")]
+Policy = Annotated[
+    str,
+    typer.Option(
+        help="What to send when: autoregressive, naive_tree or flowspec. Default: flowspec, or "
+        "autoregressive where there is no draft model."
+    ),
+]
+MaxNewTokens = Annotated[int, typer.Option(help="Tokens to generate at most.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the most likely token every time.")]
+TopK = Annotated[int, typer.Option(help="Sample from the K most likely tokens; 0 is off.")]
+TopP = Annotated[float, typer.Option(help="Sample from the likeliest tokens of total share P.")]
+MinP = Annotated[
+    float, typer.Option(help="Leave out tokens below P times the likeliest one's share.")
+]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
+Stop = Annotated[
+    list[str] | None, typer.Option(help="End before this text; may be given several times.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Model = Annotated[
+    str, typer.Option(help="Folder of the base model. Default: the bundled demo model.")
+]
+Draft = Annotated[
+    str,
+    typer.Option(
+        help="Folder of a draft model with the same tokenizer. Default: the bundled one, if the "
+        "base model is bundled too."
+    ),
+]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float64 or (CUDA) float16.")]
+Coordinator = Annotated[str, typer.Option(help="The coordinator's HOST:PORT.")]

@@ -1,0 +1,62 @@
+"""edgespec prompt: ask a running ring."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from edgespec.cli import options
+from edgespec.cli.answering import TAG, make_submit, show
+from rich.console import Console
+
+from edgespec.config import DEFAULT_PORT, LOOPBACK, Address
+from edgespec.errors import ConfigError
+from edgespec.runtime.client import Client
+
+CANCELLED = 130
+"""Exit code of a command that was ended with Ctrl-C, as shells have it."""
+
+
+def prompt(
+    text: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    coordinator: options.Coordinator = f"{LOOPBACK}:{DEFAULT_PORT}",
+    policy: options.Policy = "",
+    max_new_tokens: options.MaxNewTokens = 128,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = 0,
+    stop: options.Stop = None,
+    wait: Annotated[
+        float, typer.Option(help="Seconds to wait for a coordinator that does not answer.")
+    ] = 10.0,
+    as_json: options.Json = False,
+) -> None:
+    """Send a prompt to the running coordinator and stream the answer; Ctrl-C cancels it."""
+    submit = make_submit(
+        read_prompt(text), max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, policy
+    )
+    notes = Console(stderr=True)
+    with Client(Address.parse(coordinator), wait) as client:
+        finished = show(client.ask(submit), as_json, notes)
+    if finished.finish_reason == "cancelled":
+        raise typer.Exit(CANCELLED)
+
+
+def read_prompt(text: str) -> str:
+    """The prompt, from standard input where it is "-". Raises ConfigError if it is no text."""
+    if text != "-":
+        return text
+    raw = sys.stdin.buffer.read()
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise ConfigError(
+            f"standard input is not valid UTF-8 (byte {problem.start}); convert it first, for "
+            "instance with iconv"
+        ) from None
+
+
+__all__ = ["TAG", "prompt", "read_prompt"]

@@ -1,0 +1,79 @@
+"""The coordinator process: from a CoordinatorConfig to a running D0."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from edgespec.daemon.process import exit_code
+
+from edgespec.config import CoordinatorConfig, split_layers
+from edgespec.machines.coordinator import CoordinatorMachine, Ring
+from edgespec.machines.membership import MembershipMachine
+from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.runtime.compute import CoordinatorCompute
+from edgespec.runtime.coordinator_node import CoordinatorNode
+from edgespec.wire.messages import Assign
+
+log = logging.getLogger("edgespec")
+
+
+def run_coordinator(config: CoordinatorConfig) -> int:
+    """Serve until a signal or a lost stage ends it; returns the exit code.
+
+    The address is taken, and printed as the one line on standard output, before the models are
+    loaded, so that stages can start meanwhile. Raises ConfigError for settings, models or an
+    address that cannot be used.
+    """
+    transport = ZmqTransport.coordinator(config.address)
+    try:
+        address = f"{config.address.host}:{transport.control_port}"
+        print(f"coordinator at {address}", flush=True)
+        if config.address.host not in ("127.0.0.1", "localhost", "::1"):
+            log.warning("anyone who reaches %s can use this ring: there are no keys yet", address)
+        node = _build(config, transport)
+    except BaseException:
+        transport.close()
+        raise
+    log.info(
+        "waiting for %d stage(s): edgespec join --stage N --coordinator %s", config.stages, address
+    )
+    return exit_code(node.run())
+
+
+def _build(config: CoordinatorConfig, transport: ZmqTransport) -> CoordinatorNode:
+    """Load head, draft and tokenizer, and put the node together."""
+    # torch and transformers take seconds to import: not before the address is taken.
+    from edgespec.backends.torch_backend import TorchHead
+    from edgespec.drafting.independent import IndependentDraft
+    from edgespec.model.device import best_device
+    from edgespec.model.ends import OutputHead
+    from edgespec.model.loader import Checkpoint, fingerprint
+    from edgespec.model.tokenizer import Tokenizer, require_same_tokenizer
+
+    log.info("loading the output head of %s", config.model)
+    checkpoint = Checkpoint(config.model)
+    blocks = split_layers(checkpoint.layers, config.stages)
+    device = best_device()
+    head = OutputHead(checkpoint, config.dtype, device)
+    draft = None
+    if config.draft:
+        require_same_tokenizer(config.model, config.draft)
+        log.info("loading the draft model %s", config.draft)
+        draft = IndependentDraft(
+            Checkpoint(config.draft), config.dtype, device, vocab_size=head.vocab_size
+        )
+    context_length = int(checkpoint.config.max_position_embeddings)
+    mark = fingerprint(config.model)
+    path = str(Path(config.model).resolve())
+    places = [
+        Assign(stage, config.stages, first, end, path, mark, config.dtype, context_length)
+        for stage, (first, end) in enumerate(blocks, start=1)
+    ]
+    ring = Ring(config.stages, context_length, draft.name if draft else "")
+    return CoordinatorNode(
+        transport,
+        CoordinatorCompute(TorchHead(head), draft),
+        CoordinatorMachine(ring, Tokenizer(config.model)),
+        MembershipMachine(places, transport.data_port, config.timing),
+    )

@@ -1,0 +1,130 @@
+"""A ring on this machine: a coordinator and its stages as child processes, for `edgespec demo`."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+from edgespec.daemon.process import PARENT
+
+from edgespec.config import Address, CoordinatorConfig
+from edgespec.errors import PeerLost
+
+START_S = 60.0
+"""Seconds until a coordinator must have said where it listens."""
+
+END_S = 5.0
+"""Seconds that processes get to end by themselves."""
+
+LOG_TAIL = 2_000
+"""Characters of a failed process's log that are looked at."""
+
+
+class LocalRing:
+    """Starts the processes on entering, ends them all on leaving, whatever happens between.
+
+    They listen on loopback alone, and the kernel ends them should this process be killed.
+    """
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        self._config = config
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs = tempfile.TemporaryDirectory(prefix="edgespec-")
+        self.address = config.address
+
+    def __enter__(self) -> LocalRing:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + END_S
+        for process in self._processes.values():
+            try:
+                process.wait(max(deadline - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        self._logs.cleanup()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by name: "coordinator", "stage 1", …"""
+        return {name: process.pid for name, process in self._processes.items()}
+
+    def check(self) -> None:
+        """Raises PeerLost, naming the process and its last words, if one has ended."""
+        for name, process in self._processes.items():
+            code = process.poll()
+            if code is not None:
+                words = self._last_words(name) or f"it ended with code {code}"
+                raise PeerLost(f"{name} (process {process.pid}) is gone: {words}")
+
+    def _start(self) -> None:
+        config = self._config
+        serve = ["serve", "--model", config.model, "--stages", str(config.stages)]
+        serve += ["--draft", config.draft, "--dtype", config.dtype]
+        serve += ["--host", config.address.host, "--port", str(config.address.port)]
+        coordinator = self._spawn("coordinator", serve, subprocess.PIPE)
+        self.address = self._read_address(coordinator)
+        for stage in range(1, config.stages + 1):
+            join = ["join", "--stage", str(stage), "--coordinator", str(self.address)]
+            self._spawn(f"stage {stage}", join, subprocess.DEVNULL)
+
+    def _spawn(self, name: str, arguments: list[str], stdout: int) -> subprocess.Popen[bytes]:
+        # One thread each: several processes with a pool of threads each would wait for one
+        # another on the few cores of one machine.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
+        with self._log(name).open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "edgespec.cli.main", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=log,
+                env=environment,
+                # A Ctrl-C at the terminal is for this process, which then ends its children.
+                start_new_session=True,
+            )
+        self._processes[name] = process
+        return process
+
+    def _read_address(self, coordinator: subprocess.Popen[bytes]) -> Address:
+        assert coordinator.stdout is not None
+        line = _read_line(coordinator.stdout, START_S)
+        _, _, text = line.rpartition(" ")
+        if not text:
+            coordinator.wait(END_S)
+            self.check()
+            raise PeerLost("the coordinator did not say where it listens")
+        return Address.parse(text)
+
+    def _log(self, name: str) -> Path:
+        return Path(self._logs.name) / f"{name.replace(' ', '-')}.log"
+
+    def _last_words(self, name: str) -> str:
+        """The last line that a process logged, without its time of day."""
+        lines = self._log(name).read_text(errors="replace")[-LOG_TAIL:].strip().splitlines()
+        return lines[-1].partition("error: ")[2] if lines else ""
+
+
+def _read_line(stream: IO[bytes], timeout: float) -> str:
+    """One line, or "" if none comes in time or the stream ends."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        if not selector.select(timeout):
+            return ""
+    return stream.readline().decode(errors="replace").strip()

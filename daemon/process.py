@@ -1,0 +1,48 @@
+"""What every daemon process needs: logging, ending with its parent, exit codes."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+
+from edgespec.machines.effects import Stop
+
+PARENT = "EDGESPEC_PARENT"
+"""Environment variable: the process id that this daemon shall not outlive (set by `demo`)."""
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+_PR_SET_PDEATHSIG = 1
+
+
+def start_logging() -> None:
+    """Log to standard error, where systemd and people look for it."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
+
+
+def end_with_parent() -> None:
+    """If a parent is named, ask the kernel to terminate this process when that one dies."""
+    parent = os.environ.get(PARENT)
+    if parent is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):  # it died before the kernel was asked
+        sys.exit(EXIT_FAILED)
+
+
+def exit_code(stop: Stop) -> int:
+    """Log why a node ended and turn it into the process's exit code."""
+    log = logging.getLogger("edgespec")
+    if stop.failed:
+        log.error("error: %s", stop.reason)
+        return EXIT_FAILED
+    log.info(stop.reason)
+    return EXIT_OK

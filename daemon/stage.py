@@ -1,0 +1,61 @@
+"""The stage process: from a StageConfig to a running V1 … VN."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+from edgespec.daemon.process import exit_code
+
+from edgespec.backends.base import BlockBackend
+from edgespec.config import StageConfig
+from edgespec.errors import ModelError
+from edgespec.machines.member import MemberMachine
+from edgespec.net.zmq_transport import ZmqTransport, own_address_towards
+from edgespec.runtime.stage_node import StageNode
+from edgespec.wire.messages import Assign, Join
+
+log = logging.getLogger("edgespec")
+
+
+def run_stage(config: StageConfig) -> int:
+    """Join the ring and compute until it ends; returns the exit code.
+
+    Raises ConfigError for settings or addresses that cannot be used.
+    """
+    log.info("stage %d: starting", config.stage)
+    # Imported before the node's loop runs: half a second inside a shared library's start-up with
+    # Python's lock held would look like a dead stage.
+    import edgespec.backends.torch_backend  # noqa: F401
+
+    host = own_address_towards(config.coordinator)
+    transport = ZmqTransport.stage(config.coordinator, host)
+    join = Join(config.stage, socket.gethostname(), os.getpid(), host, transport.data_port)
+    member = MemberMachine(join, str(config.coordinator), config.wait, config.timing)
+    node = StageNode(transport, member, config.coordinator, _loader(config.model))
+    return exit_code(node.run())
+
+
+def _loader(model: str) -> Callable[[Assign, Callable[[int, int], None]], BlockBackend]:
+    def load(assign: Assign, progress: Callable[[int, int], None]) -> BlockBackend:
+        from edgespec.backends.torch_backend import TorchBlock
+        from edgespec.model.block import Block
+        from edgespec.model.device import best_device
+        from edgespec.model.loader import Checkpoint, fingerprint
+
+        path = model or assign.model
+        checkpoint = Checkpoint(path)
+        if fingerprint(path) != assign.fingerprint:
+            raise ModelError(
+                f"the model in {path} is not the one that the coordinator runs ({assign.model}); "
+                "give the same model with --model"
+            )
+        return TorchBlock(
+            Block(
+                checkpoint, assign.first, assign.end, assign.dtype, best_device(), progress=progress
+            )
+        )
+
+    return load

@@ -1,0 +1,126 @@
+"""Settings: frozen dataclasses, validated when they are made; unknown keys are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.errors import ConfigError
+
+DEFAULT_PORT = 7430
+LOOPBACK = "127.0.0.1"
+DTYPES = ("float32", "bfloat16", "float64", "float16")
+MOST_STAGES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long to wait, in seconds.
+
+    A node says `Heartbeat` every `beat`; a peer that said nothing for `silence` is lost. A stage
+    that has not joined asks again every `retry`.
+    """
+
+    beat: float = 0.5
+    silence: float = 4.0
+    client_silence: float = 10.0
+    retry: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("beat", "silence", "client_silence", "retry"):
+            value = getattr(self, name)
+            if not 0.0 < value < 3600.0:
+                raise ConfigError(f"{name} is {value}; it must be between 0 and 3600 seconds")
+        if self.silence < 2 * self.beat:
+            raise ConfigError(f"silence ({self.silence} s) must be at least two beats")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A TCP host and port."""
+
+    host: str
+    port: int
+
+    def __post_init__(self) -> None:
+        if not self.host or any(c.isspace() or c in "/*" for c in self.host):
+            raise ConfigError(f"{self.host!r} is no host name or address")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"{self.port} is no port; ports go from 1 to 65535")
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def endpoint(self) -> str:
+        """ZeroMQ's name for it."""
+        return f"tcp://{self.host}:{self.port}"
+
+    @staticmethod
+    def parse(text: str) -> Address:
+        """HOST or HOST:PORT; raises ConfigError for anything else."""
+        host, colon, port = text.strip().rpartition(":")
+        if not colon:
+            return Address(port, DEFAULT_PORT)
+        if not port.isdecimal():
+            raise ConfigError(f"{text!r} is no HOST:PORT")
+        return Address(host, int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """What `edgespec serve` runs. Paths are folders in Hugging Face format; draft "" means none."""
+
+    model: str
+    draft: str
+    stages: int
+    dtype: str
+    address: Address
+    timing: Timing = Timing()
+
+    def __post_init__(self) -> None:
+        _check_dtype(self.dtype)
+        if not 1 <= self.stages <= MOST_STAGES:
+            raise ConfigError(f"{self.stages} stages; a ring has 1 to {MOST_STAGES}")
+
+
+@dataclass(frozen=True, slots=True)
+class StageConfig:
+    """What `edgespec join` runs. `model` "" means the path that the coordinator names."""
+
+    stage: int
+    coordinator: Address
+    model: str
+    wait: float
+    timing: Timing = Timing()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.stage <= MOST_STAGES:
+            raise ConfigError(f"stage {self.stage}; stages are numbered from 1")
+        if self.coordinator.port == 0:
+            raise ConfigError("the coordinator's port is missing; give --coordinator HOST:PORT")
+        if not 0.0 < self.wait <= 86400.0:
+            raise ConfigError(f"wait is {self.wait}; it must be between 0 and 86400 seconds")
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; choose one of: {', '.join(DTYPES)}")
+
+
+def split_layers(layers: int, stages: int) -> list[tuple[int, int]]:
+    """Consecutive layers for every stage as (first, end), as equal as can be, the longer first.
+
+    Raises ConfigError if there are fewer layers than stages.
+    """
+    if stages > layers:
+        raise ConfigError(
+            f"{stages} stages for a model of {layers} layers; a stage needs at least one layer"
+        )
+    short, extra = divmod(layers, stages)
+    blocks = []
+    first = 0
+    for stage in range(stages):
+        end = first + short + (1 if stage < extra else 0)
+        blocks.append((first, end))
+        first = end
+    return blocks

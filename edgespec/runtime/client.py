@@ -1,0 +1,116 @@
+"""Client: talks to a running coordinator on behalf of one person; blocking, with bounded waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from edgespec.config import Address, Timing
+from edgespec.errors import PeerLost, RequestFailed
+from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.wire.messages import (
+    Cancel,
+    Failed,
+    Finished,
+    Heartbeat,
+    Message,
+    Progress,
+    Status,
+    StatusRequest,
+    Submit,
+    Tokens,
+)
+
+CANCEL_WAIT_S = 5.0
+"""How long a cancelled request's last word is awaited."""
+
+
+class Client:
+    """One connection to a coordinator. Use as a context manager."""
+
+    def __init__(
+        self,
+        coordinator: Address,
+        wait: float,
+        timing: Timing | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """`wait`: seconds until a coordinator that never answered is given up.
+
+        `check` is called on every turn and may raise: who started the ring sees its end first.
+        """
+        self._check = check
+        self._coordinator = coordinator
+        self._wait = wait
+        self._timing = timing or Timing()
+        self._transport = ZmqTransport.client(coordinator)
+        self._started = time.monotonic()
+        self._heard: float | None = None
+        self._said = 0.0
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._transport.close()
+
+    def ask(self, submit: Submit) -> Iterator[Progress | Tokens | Finished]:
+        """Submit a request and yield what comes, the last being Finished.
+
+        Raises RequestFailed with the coordinator's reason, PeerLost if it is gone. A
+        KeyboardInterrupt inside cancels the request through the ring and yields its Finished.
+        """
+        self._send(submit)
+        limit: float | None = None
+        while limit is None or time.monotonic() < limit:
+            try:
+                for message in self._receive():
+                    match message:
+                        case Failed(tag, reason) if tag == submit.tag:
+                            raise RequestFailed(reason)
+                        case Finished(tag=tag) if tag == submit.tag:
+                            yield message
+                            return
+                        case Progress(tag=tag) | Tokens(tag=tag) if tag == submit.tag:
+                            yield message
+            except KeyboardInterrupt:
+                if limit is not None:
+                    raise  # asked twice: leave at once
+                self._send(Cancel(submit.tag))
+                limit = time.monotonic() + CANCEL_WAIT_S
+        raise PeerLost(f"the coordinator at {self._coordinator} did not confirm the cancel")
+
+    def status(self) -> Status:
+        """The ring as the coordinator sees it. Raises PeerLost if it is gone."""
+        self._send(StatusRequest())
+        while True:
+            for message in self._receive():
+                if isinstance(message, Status):
+                    return message
+
+    def _send(self, message: Message) -> None:
+        self._transport.send_control(b"", message)
+
+    def _receive(self) -> list[Message]:
+        """What came within a beat. Raises PeerLost after too long a silence."""
+        if self._check is not None:
+            self._check()
+        now = time.monotonic()
+        if now - self._said >= self._timing.beat:
+            self._said = now
+            self._send(Heartbeat())
+        messages = [i.message for i in self._transport.poll(self._timing.beat)]
+        now = time.monotonic()
+        if messages:
+            self._heard = now
+        elif self._heard is None and now - self._started > self._wait:
+            raise PeerLost(
+                f"no coordinator answered at {self._coordinator} within {self._wait:.0f} s; is "
+                "`edgespec serve` running there?"
+            )
+        elif self._heard is not None and now - self._heard > self._timing.silence:
+            raise PeerLost(
+                f"the coordinator at {self._coordinator} has been silent for "
+                f"{now - self._heard:.1f} s: it has ended or cannot be reached"
+            )
+        return messages

@@ -1,0 +1,81 @@
+"""Coordinator node: routes messages between its sockets, the membership and the request machine."""
+
+from __future__ import annotations
+
+from edgespec.errors import PeerLost
+from edgespec.machines.coordinator import CoordinatorMachine
+from edgespec.machines.effects import (
+    ConnectRing,
+    Effect,
+    SendPeer,
+    SendRing,
+    SendStages,
+    Tell,
+)
+from edgespec.machines.events import Event, MessageArrived, PeerGone, RingDown, Tick
+from edgespec.machines.membership import MembershipMachine
+from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.runtime.compute import CoordinatorCompute
+from edgespec.runtime.node import Node, ring_address
+from edgespec.wire.messages import Cancel, Fault, Goodbye, Submit, Tokens
+
+
+class CoordinatorNode(Node):
+    """D0 as a program: membership and coordinator machines over one transport."""
+
+    def __init__(
+        self,
+        transport: ZmqTransport,
+        compute: CoordinatorCompute,
+        machine: CoordinatorMachine,
+        membership: MembershipMachine,
+    ) -> None:
+        super().__init__(transport, compute.perform)
+        self._machine = machine
+        self._membership = membership
+
+    def route(self, event: Event, now: float) -> list[Effect]:
+        """Requests to the coordinator machine; everything that shows life to the membership."""
+        match event:
+            case MessageArrived(_, Submit() | Cancel() | Fault()):
+                return self._membership.handle(event, now) + self._machine.handle(event, now)
+            case MessageArrived() | Tick():
+                return self._membership.handle(event, now)
+            case _:
+                return self._machine.handle(event, now)
+
+    def deadline(self) -> float | None:
+        """The membership's; the coordinator machine has none."""
+        return self._membership.deadline()
+
+    def carry_out(self, effect: Effect, now: float) -> None:
+        """Sockets, and what one machine tells the other."""
+        match effect:
+            case SendRing(segment):
+                self.transport.send_ring(segment)
+            case SendStages(message):
+                stages = self._membership.stage_peers
+                self.perform_all([SendPeer(peer, message) for peer in stages], now)
+            case SendPeer(peer, message):
+                self._send_peer(peer, message, now)
+            case ConnectRing(host, port):
+                self.transport.connect_ring(ring_address(host, port, "127.0.0.1"))
+            case Tell(event):
+                self.perform_all(self._machine.handle(event, now), now)
+            case _:
+                raise TypeError(f"a coordinator carries out no {type(effect).__name__}")
+
+    def _send_peer(self, peer: bytes, message: object, now: float) -> None:
+        try:
+            self.transport.send_control(peer, message)  # type: ignore[arg-type]
+        except PeerLost:
+            if not isinstance(message, Tokens):
+                raise
+            # A client that can no longer be reached wants no more tokens.
+            self.perform_all(self._machine.handle(PeerGone(peer), now), now)
+
+    def farewell(self, reason: str, now: float) -> None:
+        """End every request with a message, and let the stages go."""
+        self.perform_all(self._machine.handle(RingDown(f"the ring ended: {reason}"), now), now)
+        goodbyes = [SendPeer(p, Goodbye(reason)) for p in self._membership.stage_peers]
+        self.perform_all(goodbyes, now)

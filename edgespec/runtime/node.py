@@ -1,0 +1,133 @@
+"""Node: the I/O loop of a daemon, which owns the sockets; startup, steps, shutdown."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from edgespec.config import Address
+from edgespec.errors import PeerLost
+from edgespec.machines.effects import AbortBlock, Effect, LoadBlock, Report, Stop
+from edgespec.machines.events import Event, MessageArrived, SegmentArrived, Tick
+from edgespec.net.zmq_transport import Incoming, ZmqTransport
+from edgespec.runtime.compute import COMPUTE
+from edgespec.runtime.worker import Perform, Worker
+from edgespec.wire.messages import Segment
+
+log = logging.getLogger("edgespec")
+
+LONGEST_POLL = 0.5
+"""Seconds after which a loop looks up even if nothing came, so that signals are seen."""
+
+
+class Node(ABC):
+    """What coordinator and stage daemons share: poll → events → machines → effects → carry out."""
+
+    def __init__(self, transport: ZmqTransport, perform: Perform) -> None:
+        self.transport = transport
+        self.worker = Worker(perform)
+        self.ended: Stop | None = None
+
+    # --- what a node is -----------------------------------------------------------------------
+
+    @abstractmethod
+    def route(self, event: Event, now: float) -> list[Effect]:
+        """Hand an event to the machine that it is for."""
+
+    @abstractmethod
+    def deadline(self) -> float | None:
+        """When a machine wants a Tick."""
+
+    @abstractmethod
+    def carry_out(self, effect: Effect, now: float) -> None:
+        """Carry out an effect that only this kind of node knows."""
+
+    @abstractmethod
+    def farewell(self, reason: str, now: float) -> None:
+        """Last messages before a good-order end."""
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    def run(self) -> Stop:
+        """Run until a machine or a signal ends it; returns why."""
+        self._startup()
+        try:
+            while self.ended is None:
+                self._step()
+        finally:
+            self._shutdown()
+        return self.ended
+
+    def end(self, reason: str, failed: bool) -> None:
+        """Leave the loop after this step; the first reason counts."""
+        if self.ended is None:
+            self.ended = Stop(reason, failed)
+
+    def _startup(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._on_signal)
+        self.transport.wake_on(self.worker.waker)
+        self.worker.start()
+
+    def _step(self) -> None:
+        events = [_event(i) for i in self.transport.poll(self._timeout())]
+        events += self.worker.events()
+        now = time.monotonic()
+        deadline = self.deadline()
+        if deadline is not None and now >= deadline:
+            events.append(Tick())
+        for event in events:
+            self.perform_all(self.route(event, now), now)
+
+    def _timeout(self) -> float:
+        deadline = self.deadline()
+        if deadline is None:
+            return LONGEST_POLL
+        return min(max(deadline - time.monotonic(), 0.0), LONGEST_POLL)
+
+    def perform_all(self, effects: Iterable[Effect], now: float) -> None:
+        """Carry out effects in order: compute goes to the worker, the rest is for the sockets."""
+        for effect in effects:
+            if isinstance(effect, (*COMPUTE, LoadBlock)):
+                self.worker.submit(effect)
+                continue
+            match effect:
+                case AbortBlock(job):
+                    self.worker.abort(job)
+                case Report(text):
+                    log.info(text)
+                case Stop(reason, failed):
+                    self.end(reason, failed)
+                case _:
+                    try:
+                        self.carry_out(effect, now)
+                    except PeerLost as lost:
+                        log.debug("%s not delivered: %s", type(effect).__name__, lost)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.end(f"stopped by {signal.Signals(number).name}", failed=False)
+
+    def _shutdown(self) -> None:
+        reason = self.ended.reason if self.ended else "it failed"
+        try:
+            self.farewell(reason, time.monotonic())
+        finally:
+            self.worker.stop()
+            self.transport.close()
+
+
+def _event(incoming: Incoming) -> Event:
+    if incoming.on_ring:
+        assert isinstance(incoming.message, Segment)
+        return SegmentArrived(incoming.message)
+    return MessageArrived(incoming.peer, incoming.message)
+
+
+def ring_address(host: str, port: int, coordinator: str) -> Address:
+    """Where a ConnectRing points: an empty host is the coordinator's."""
+    return Address(host or coordinator, port)

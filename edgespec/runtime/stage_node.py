@@ -1,0 +1,97 @@
+"""Stage node: routes messages between its sockets, its place in the ring and the stage machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from edgespec.backends.base import BlockBackend
+from edgespec.config import Address
+from edgespec.machines.effects import ConnectRing, Effect, LoadBlock, SendCoordinator, SendRing
+from edgespec.machines.events import (
+    BlockLoaded,
+    BlockLoading,
+    Event,
+    LoadFailed,
+    MessageArrived,
+    Tick,
+)
+from edgespec.machines.member import MemberMachine
+from edgespec.machines.stage import StageMachine
+from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.runtime.compute import StageCompute
+from edgespec.runtime.node import Node, ring_address
+from edgespec.wire.messages import Assign, End, Goodbye, Retain
+
+Loader = Callable[[Assign, Callable[[int, int], None]], BlockBackend]
+"""Builds the assigned block; the second argument takes progress: layers done of all."""
+
+SPECULATIVE_LIMIT = 4_096
+"""Speculative rows of one request that a stage holds at most, beside a full context."""
+
+
+class StageNode(Node):
+    """One stage as a program: member and stage machines over one transport."""
+
+    def __init__(
+        self,
+        transport: ZmqTransport,
+        member: MemberMachine,
+        coordinator: Address,
+        load: Loader,
+    ) -> None:
+        super().__init__(transport, self._perform)
+        self._member = member
+        self._coordinator = coordinator
+        self._load = load
+        self._compute: StageCompute | None = None
+        self._machine: StageMachine | None = None
+
+    def route(self, event: Event, now: float) -> list[Effect]:
+        """Segments, retained sets and ends to the stage machine; the rest to the member."""
+        match event:
+            case MessageArrived(_, Retain() | End()):
+                alive = self._member.handle(event, now)
+                return alive + (self._machine.handle(event, now) if self._machine else [])
+            case MessageArrived() | Tick() | BlockLoading() | BlockLoaded() | LoadFailed():
+                return self._member.handle(event, now)
+            case _:
+                return self._machine.handle(event, now) if self._machine else []
+
+    def deadline(self) -> float | None:
+        """The member's; the stage machine has none."""
+        return self._member.deadline()
+
+    def carry_out(self, effect: Effect, now: float) -> None:
+        """Sockets."""
+        match effect:
+            case SendRing(segment):
+                self.transport.send_ring(segment)
+            case SendCoordinator(message):
+                self.transport.send_control(b"", message)
+            case ConnectRing(host, port):
+                self.transport.connect_ring(ring_address(host, port, self._coordinator.host))
+            case _:
+                raise TypeError(f"a stage carries out no {type(effect).__name__}")
+
+    def farewell(self, reason: str, now: float) -> None:
+        """Tell the coordinator, unless it was the one to end it (it then ignores this)."""
+        self.perform_all([SendCoordinator(Goodbye(reason))], now)
+
+    # --- in the worker's thread ---------------------------------------------------------------
+
+    def _perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        if isinstance(effect, LoadBlock):
+            return self._load_block(effect.assign)
+        assert self._compute is not None, "compute comes after the block is loaded"
+        return self._compute.perform(effect, stop)
+
+    def _load_block(self, assign: Assign) -> Event:
+        started = time.monotonic()
+        block = self._load(assign, lambda done, total: self.worker.post(BlockLoading(done, total)))
+        self._compute = StageCompute(block)
+        self._machine = StageMachine(
+            is_last=assign.stage == assign.stages,
+            row_limit=assign.context_length + SPECULATIVE_LIMIT,
+        )
+        return BlockLoaded(time.monotonic() - started)

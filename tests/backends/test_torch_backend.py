@@ -1,0 +1,208 @@
+"""The torch backend: jobs as machines make them, checked against transformers, and bad jobs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.checkpoints import plain_hidden, plain_logits, reference, write_checkpoint
+from transformers import PreTrainedModel
+
+from edgespec.backends.base import BlockBackend, Head
+from edgespec.backends.torch_backend import TorchBlock, TorchHead
+from edgespec.drafting.base import DraftSource
+from edgespec.drafting.independent import IndependentDraft
+from edgespec.errors import LocalProtocolError, RemoteProtocolError
+from edgespec.machines.effects import RunBlock
+from edgespec.model.block import Block
+from edgespec.model.ends import OutputHead
+from edgespec.model.loader import Checkpoint
+from edgespec.model.tensors import from_torch, to_torch
+from edgespec.tree.ledger import RetainSet, RowLedger, Rows
+from edgespec.verify.sampling import Sampling, choose
+from edgespec.wire.tensor import Tensor
+
+NONE = np.zeros(0, np.int64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return write_checkpoint(tmp_path_factory.mktemp("backend") / "m")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> PreTrainedModel:
+    return reference(folder)
+
+
+@pytest.fixture
+def stages(folder: Path) -> list[TorchBlock]:
+    checkpoint = Checkpoint(folder)
+    return [TorchBlock(Block(checkpoint, a, b, "float64")) for a, b in [(0, 2), (2, 4)]]
+
+
+def chain(tokens: list[int], first: int = 0) -> Rows:
+    """Rows of a plain sequence whose ids are their positions."""
+    ids = np.arange(first, first + len(tokens))
+    return Rows(ids, ids - 1, np.array(tokens, np.int64), ids)
+
+
+def through(stages: list[TorchBlock], job: RunBlock) -> Tensor:
+    hidden = None
+    for stage in stages:
+        hidden = stage.run(replace(job, hidden=hidden), lambda: False)
+        job = replace(job, rows=replace(job.rows, tokens=NONE))  # only the first stage reads them
+    assert hidden is not None
+    return hidden
+
+
+def opened(stages: list[TorchBlock], request: int, tokens: list[int]) -> Tensor:
+    for stage in stages:
+        stage.open(request, reserve=2)
+    tri = np.tri(len(tokens), dtype=np.bool_)
+    return through(stages, RunBlock(0, request, chain(tokens), None, 0, tri))
+
+
+def test_two_requests_side_by_side_with_a_retain(
+    stages: list[TorchBlock], model: PreTrainedModel
+) -> None:
+    prompts = {1: [5, 6, 7, 8], 2: [9, 8]}
+    ledgers = {request: RowLedger() for request in prompts}
+    for request, prompt in prompts.items():
+        hidden = to_torch(opened(stages, request, prompt))
+        ledgers[request].commit(chain(prompt))
+        assert torch.allclose(hidden, plain_hidden(model, prompt), rtol=0, atol=1e-5)
+    for request, prompt in prompts.items():
+        n, ledger = len(prompt), ledgers[request]
+        # Two children of the root, and a child of the second.
+        rows = Rows(
+            np.array([n, n + 1, n + 2]),
+            np.array([n - 1, n - 1, n + 1]),
+            np.array([20, 21, 22]),
+            np.array([n, n, n + 1]),
+        )
+        sees = ledger.append(rows)
+        hidden = to_torch(through(stages, RunBlock(1, request, rows, None, ledger.committed, sees)))
+        for index, path in enumerate([[20], [21], [21, 22]]):
+            exact = plain_hidden(model, prompt + path)[-1]
+            assert torch.allclose(hidden[index], exact, rtol=0, atol=1e-5)
+        start = ledger.committed
+        order = ledger.retain(RetainSet(1, n + 2, (n + 1,), frozenset({n + 2})))
+        assert order is not None
+        for stage in stages:
+            stage.gather(request, start, order)
+    for request, prompt in prompts.items():
+        n, ledger = len(prompt), ledgers[request]
+        rows = Rows(np.array([n + 3]), np.array([n + 2]), np.array([23]), np.array([n + 2]))
+        sees = ledger.append(rows)
+        hidden = to_torch(through(stages, RunBlock(2, request, rows, None, ledger.committed, sees)))
+        exact = plain_hidden(model, [*prompt, 21, 22, 23])[-1]
+        assert torch.allclose(hidden[0], exact, rtol=0, atol=1e-5)
+
+
+def test_a_stopped_job_returns_none_and_its_slots_can_be_dropped(
+    stages: list[TorchBlock], model: PreTrainedModel
+) -> None:
+    opened(stages, 1, [4, 5])
+    job = RunBlock(1, 1, chain([6, 7], 2), None, 2, np.tri(2, dtype=np.bool_))
+    assert stages[0].run(job, lambda: True) is None
+    stages[0].gather(1, 2, NONE)
+    hidden = to_torch(through(stages, job))
+    assert torch.allclose(hidden, plain_hidden(model, [4, 5, 6, 7])[2:], rtol=0, atol=1e-5)
+
+
+def test_an_emptied_job_gives_empty_rows(stages: list[TorchBlock]) -> None:
+    opened(stages, 1, [4, 5])
+    hidden = through(stages, RunBlock(1, 1, chain([]), None, 2, np.zeros((0, 0), np.bool_)))
+    assert (hidden.dtype, hidden.shape) == ("float64", (0, 32))
+
+
+@pytest.mark.parametrize("token", [-1, 96, 2**62])
+def test_a_token_outside_the_vocabulary_is_the_peers_fault(
+    stages: list[TorchBlock], token: int
+) -> None:
+    stages[0].open(1, 4)
+    job = RunBlock(1, 1, chain([token]), None, 0, np.ones((1, 1), np.bool_))
+    with pytest.raises(RemoteProtocolError, match="vocabulary of 96"):
+        stages[0].run(job, lambda: False)
+
+
+def test_missing_tokens_are_the_peers_fault(stages: list[TorchBlock]) -> None:
+    stages[0].open(1, 4)
+    job = RunBlock(1, 1, replace(chain([3]), tokens=NONE), None, 0, np.ones((1, 1), np.bool_))
+    with pytest.raises(RemoteProtocolError, match="lacks the tokens"):
+        stages[0].run(job, lambda: False)
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        None,
+        from_torch(torch.zeros(1, 32)),
+        from_torch(torch.zeros(2, 32, dtype=torch.float64)),
+        from_torch(torch.zeros(1, 31, dtype=torch.float64)),
+        from_torch(torch.zeros(32, dtype=torch.float64)),
+    ],
+)
+def test_hidden_rows_of_another_kind_are_the_peers_fault(
+    stages: list[TorchBlock], hidden: Tensor | None
+) -> None:
+    stages[1].open(1, 4)
+    job = RunBlock(1, 1, chain([3]), hidden, 0, np.ones((1, 1), np.bool_))
+    with pytest.raises(RemoteProtocolError, match="same model and dtype"):
+        stages[1].run(job, lambda: False)
+    fit = replace(job, hidden=from_torch(torch.zeros(1, 32, dtype=torch.float64)))
+    assert stages[1].run(fit, lambda: False) is not None
+
+
+def test_jobs_that_do_not_fit_the_cache_are_our_bug(stages: list[TorchBlock]) -> None:
+    one = np.ones((1, 1), np.bool_)
+    with pytest.raises(LocalProtocolError, match="not open"):
+        stages[0].run(RunBlock(1, 1, chain([3]), None, 0, one), lambda: False)
+    with pytest.raises(LocalProtocolError, match="not open"):
+        stages[0].gather(1, 0, NONE)
+    stages[0].open(1, 4)
+    with pytest.raises(LocalProtocolError, match="holds 0"):
+        stages[0].run(RunBlock(1, 1, chain([3]), None, 2, one), lambda: False)
+    stages[0].close(1)
+    stages[0].close(1)
+    with pytest.raises(LocalProtocolError, match="not open"):
+        stages[0].gather(1, 0, NONE)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, top_p=0.8, seed=4)])
+def test_the_head_chooses_as_one_machine_would(
+    folder: Path, model: PreTrainedModel, sampling: Sampling
+) -> None:
+    head = TorchHead(OutputHead(Checkpoint(folder), "float64"))
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
+    hidden = from_torch(plain_hidden(model, tokens)[-3:])
+    choice = head.choose(hidden, np.array([6, 7, 8]), sampling)
+    logits = np.stack([plain_logits(model, tokens[: n + 1]).numpy() for n in (5, 6, 7)])
+    exact = choose(logits, np.array([6, 7, 8]), sampling)
+    assert choice.tokens.tolist() == exact.tokens.tolist()
+    assert np.allclose(choice.margins, exact.margins, atol=1e-4)
+    assert np.allclose(choice.log_probs, exact.log_probs, atol=1e-4)
+
+
+def test_the_head_computes_in_bfloat16_too(folder: Path) -> None:
+    head = TorchHead(OutputHead(Checkpoint(folder), "bfloat16"))
+    hidden = from_torch(torch.randn(2, 32, dtype=torch.bfloat16))
+    assert len(head.choose(hidden, np.array([1, 2]), Sampling()).tokens) == 2
+    with pytest.raises(RemoteProtocolError, match="same model and dtype"):
+        head.choose(from_torch(torch.randn(2, 32)), np.array([1, 2]), Sampling())
+    with pytest.raises(RemoteProtocolError, match="same model and dtype"):
+        head.choose(hidden, np.array([1]), Sampling())
+
+
+def test_the_classes_are_what_the_interfaces_say(folder: Path) -> None:
+    checkpoint = Checkpoint(folder)
+    block: BlockBackend = TorchBlock(Block(checkpoint, 0, 1))
+    head: Head = TorchHead(OutputHead(checkpoint))
+    draft: DraftSource = IndependentDraft(checkpoint)
+    assert block
+    assert head
+    assert draft.name == "independent"
+    assert draft.needs == frozenset()

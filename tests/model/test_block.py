@@ -1,0 +1,344 @@
+"""Blocks against transformers' own model: every row must be what its path alone would give.
+
+Everything runs in float64, yet the bound is 1e-5 and not 1e-13: transformers computes RMSNorm's
+mean and scaling and the rotary angles in float32 whatever the model's dtype. Batches of another
+shape differ in float64's last bits; the cast to float32 hides that nearly always (most differences
+here are exactly 0), but a value on a rounding border jumps by 6e-8 of itself, and the layers behind
+amplify the jump. A wrong mask, position or slot changes hidden values by more than 1e-3 (see
+`test_the_tolerance_would_notice_a_wrong_mask`).
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.checkpoints import plain_hidden, plain_logits, reference, write_checkpoint
+from transformers import PreTrainedModel
+
+from edgespec.model.block import Block
+from edgespec.model.ends import OutputHead
+from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.loader import Checkpoint
+from edgespec.model.tree_attention import tree_mask
+from edgespec.tree.ledger import BoolArray, RetainSet, RowLedger, Rows
+
+TOLERANCE = 1e-5
+CUTS = {1: [0, 4], 2: [0, 1, 4], 3: [0, 1, 3, 4], 4: [0, 1, 2, 3, 4]}
+
+
+@dataclass
+class Stage:
+    """A block with its cache and ledger."""
+
+    block: Block
+    cache: TwoRegionCache = field(init=False)
+    ledger: RowLedger = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.cache, self.ledger = self.block.new_cache(reserve=8), RowLedger()
+
+    def run(
+        self, inputs: torch.Tensor, rows: Rows, committed: int, sees: BoolArray
+    ) -> torch.Tensor:
+        hidden = self.block.forward(
+            inputs, torch.from_numpy(rows.positions), self.cache, tree_mask(committed, sees)
+        )
+        assert hidden is not None
+        return hidden
+
+
+class Pipeline:
+    """Stages one after the other, all fed the same rows and retained sets."""
+
+    def __init__(self, folder: Path, cuts: list[int]) -> None:
+        checkpoint = Checkpoint(folder)
+        self.stages = [
+            Stage(Block(checkpoint, first, end, "float64")) for first, end in pairwise(cuts)
+        ]
+        self.model: PreTrainedModel = reference(folder)
+        self.reset()
+
+    def reset(self) -> None:
+        for stage in self.stages:
+            stage.reset()
+        self.next_id = 0
+
+    def take_ids(self, count: int) -> np.ndarray:
+        self.next_id += count
+        return np.arange(self.next_id - count, self.next_id)
+
+    def prefill(self, tokens: list[int]) -> torch.Tensor:
+        """Certain rows behind the committed ones; hidden rows [n, H]."""
+        ids, start = self.take_ids(len(tokens)), self.stages[0].ledger.committed
+        parents = np.concatenate(([self.stages[0].ledger.last_committed], ids[:-1]))
+        rows = Rows(ids, parents, np.array(tokens), np.arange(start, start + len(tokens)))
+        flow = torch.tensor(tokens)
+        for stage in self.stages:
+            stage.ledger.commit(rows)
+            flow = stage.run(flow, rows, start, np.tri(len(tokens), dtype=np.bool_))
+        return flow
+
+    def guess(self, rows: Rows) -> torch.Tensor:
+        """Speculative rows; hidden rows [n, H]."""
+        flow = torch.from_numpy(rows.tokens)
+        for stage in self.stages:
+            sees = stage.ledger.append(rows)
+            flow = stage.run(flow, rows, stage.ledger.committed, sees)
+        return flow
+
+    def retain(self, keep: RetainSet) -> None:
+        for stage in self.stages:
+            start = stage.ledger.committed
+            order = stage.ledger.retain(keep)
+            if order is not None:
+                stage.cache.gather(start, order)
+            assert stage.cache.length == len(stage.ledger)
+
+
+@pytest.fixture(scope="module", params=sorted(CUTS))
+def pipeline(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    torch.set_num_threads(1)
+    stages: int = request.param
+    # Tied and untied, one file and several, in turn.
+    folder = write_checkpoint(
+        tmp_path_factory.mktemp("model") / "m",
+        tie_word_embeddings=stages % 2 == 0,
+        **({"shard_size": 12_000} if stages > 2 else {}),
+    )
+    return Pipeline(folder, CUTS[stages])
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    assert one.shape == other.shape
+    assert one.dtype == other.dtype == torch.float64
+    return float((one - other).abs().max())
+
+
+def random_tokens(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 96, count).tolist()
+
+
+@pytest.mark.parametrize("chunks", [[30], [1] * 6, [7, 1, 20, 2], [16, 16]])
+def test_prefill_in_chunks_is_one_plain_run(pipeline: Pipeline, chunks: list[int]) -> None:
+    pipeline.reset()
+    tokens = random_tokens(1, sum(chunks))
+    parts, start = [], 0
+    for size in chunks:
+        parts.append(pipeline.prefill(tokens[start : start + size]))
+        start += size
+    assert difference(torch.cat(parts), plain_hidden(pipeline.model, tokens)) < TOLERANCE
+
+
+def test_the_head_gives_the_models_logits(pipeline: Pipeline) -> None:
+    pipeline.reset()
+    tokens = random_tokens(2, 12)
+    hidden = pipeline.prefill(tokens)
+    checkpoint = Checkpoint(Path(pipeline.model.config._name_or_path))
+    logits = OutputHead(checkpoint, "float64").logits(hidden[-1:])
+    assert logits.dtype == np.float64
+    exact = plain_logits(pipeline.model, tokens)
+    assert difference(torch.from_numpy(logits)[0], exact) < 20 * TOLERANCE
+
+
+class Grower:
+    """Random trees: remembers what every row's path is."""
+
+    def __init__(self, pipeline: Pipeline, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.pipeline = pipeline
+        pipeline.reset()
+        self.certain: list[int] = random_tokens(seed, int(self.random.integers(1, 12)))
+        pipeline.prefill(self.certain)
+        self.root = pipeline.next_id - 1
+        self.tokens: dict[int, int] = {}
+        self.parent: dict[int, int] = {}
+        self.live: list[int] = []
+        self.epoch = 0
+
+    def path(self, row: int) -> list[int]:
+        """All tokens up to a live row."""
+        tokens: list[int] = []
+        while row != self.root:
+            tokens.append(self.tokens[row])
+            row = self.parent[row]
+        return self.certain + tokens[::-1]
+
+    def grow(self, count: int) -> float:
+        """Add a segment of random rows; the largest difference from the plain model."""
+        ids = self.pipeline.take_ids(count).tolist()
+        for row in ids:
+            self.parent[row] = int(self.random.choice([self.root, *self.live]))
+            self.tokens[row] = int(self.random.integers(0, 96))
+            self.live.append(row)
+        paths = [self.path(row) for row in ids]
+        rows = Rows(
+            np.array(ids),
+            np.array([self.parent[row] for row in ids]),
+            np.array([self.tokens[row] for row in ids]),
+            np.array([len(path) - 1 for path in paths]),
+        )
+        hidden = self.pipeline.guess(rows)
+        exact = torch.stack([plain_hidden(self.pipeline.model, path)[-1] for path in paths])
+        return difference(hidden, exact)
+
+    def prune(self) -> None:
+        """Accept some path from the root, retain some of what hangs below it."""
+        accepted: list[int] = []
+        while self.random.random() < 0.6:
+            last = accepted[-1] if accepted else self.root
+            children = [row for row in self.live if self.parent[row] == last]
+            if not children:
+                break
+            accepted.append(int(self.random.choice(children)))
+        self.certain += [self.tokens[row] for row in accepted]
+        self.root = accepted[-1] if accepted else self.root
+        mark = self.pipeline.next_id - 1
+        if self.random.random() < 0.3:  # made before the newest rows were sent
+            mark = int(self.random.integers(max([self.root, *accepted]), mark + 1))
+        kept: set[int] = {self.root}
+        for row in self.live:  # parents come first
+            if self.parent[row] in kept and (row > mark or self.random.random() < 0.8):
+                kept.add(row)
+        kept.discard(self.root)
+        self.live = [row for row in self.live if row in kept]
+        self.epoch += 1
+        self.pipeline.retain(RetainSet(self.epoch, mark, tuple(accepted), frozenset(kept)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 16])
+def test_a_row_of_a_random_tree_is_what_its_path_gives(pipeline: Pipeline, size: int) -> None:
+    grower = Grower(pipeline, seed=size)
+    assert max(grower.grow(size) for _ in range(16 // size + 2)) < TOLERANCE
+
+
+@given(seed=st.integers(0, 2**32 - 1), steps=st.lists(st.integers(0, 6), min_size=3, max_size=9))
+@settings(max_examples=30)
+def test_pruning_at_any_time_changes_no_row(
+    pipeline: Pipeline, seed: int, steps: list[int]
+) -> None:
+    grower = Grower(pipeline, seed)
+    for size in steps:
+        if size:
+            assert grower.grow(size) < TOLERANCE
+        else:
+            grower.prune()
+    grower.prune()
+    assert grower.grow(3) < TOLERANCE
+
+
+def test_the_tolerance_would_notice_a_wrong_mask(pipeline: Pipeline) -> None:
+    pipeline.reset()
+    tokens = random_tokens(5, 9)
+    pipeline.prefill(tokens[:-1])
+    ledger = pipeline.stages[0].ledger
+    rows = Rows(
+        pipeline.take_ids(1),
+        np.array([ledger.last_committed]),
+        np.array(tokens[-1:]),
+        np.array([8]),
+    )
+    flow = torch.tensor(tokens[-1:])
+    for stage in pipeline.stages:
+        stage.ledger.append(rows)
+        mask = tree_mask(8, np.ones((1, 1), np.bool_))
+        mask[..., 3] = False  # one slot too few
+        hidden = stage.block.forward(flow, torch.tensor([8]), stage.cache, mask)
+        assert hidden is not None
+        flow = hidden
+    assert difference(flow[-1], plain_hidden(pipeline.model, tokens)[-1]) > 1e-3
+
+
+def test_a_stopped_segment_leaves_slots_that_a_retain_drops(pipeline: Pipeline) -> None:
+    grower = Grower(pipeline, seed=3)
+    grower.grow(4)
+    stage = pipeline.stages[-1]
+    if stage.block.first == 0:
+        inputs = torch.tensor([1, 2])
+    else:
+        inputs = torch.zeros(2, 32, dtype=torch.float64)
+    positions = torch.full((2,), len(grower.certain))
+    layers = stage.block.end - stage.block.first
+    for allowed in range(layers):
+        asked = iter(range(layers + 1))
+        length = stage.cache.length
+        seen = tree_mask(length, np.eye(2, dtype=np.bool_))
+        hidden = stage.block.forward(
+            inputs, positions, stage.cache, seen, lambda asked=asked, n=allowed: next(asked) >= n
+        )
+        assert hidden is None
+        assert stage.cache.length == length + 2
+        stage.cache.gather(length, np.zeros(0, np.int64))
+    never = stage.block.forward(inputs, positions, stage.cache, seen, lambda: False)
+    assert never is not None
+    stage.cache.gather(stage.cache.length - 2, np.zeros(0, np.int64))
+    grower.prune()
+    assert grower.grow(4) < TOLERANCE
+
+
+def test_rows_behind_garbage_are_untouched_by_it(pipeline: Pipeline) -> None:
+    """A stopped segment's slots stay until the next retained set; nobody sees them."""
+    grower = Grower(pipeline, seed=8)
+    rows = Rows(
+        pipeline.take_ids(2),
+        np.array([grower.root] * 2),
+        np.array([5, 6]),
+        np.array([len(grower.certain)] * 2),
+    )
+    for stage in pipeline.stages:
+        stage.ledger.append(rows)
+        stage.cache.advance(2)
+    assert grower.grow(5) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        ("mistral", {}),
+        ("qwen2", {}),
+        ("llama", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+        (
+            "llama",
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 5e5,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+        ),
+    ],
+    ids=["mistral", "qwen2", "llama-biases", "llama3-rope"],
+)
+def test_other_members_of_the_family(tmp_path: Path, kind: str, extra: dict[str, object]) -> None:
+    folder = write_checkpoint(tmp_path / "m", kind=kind, **extra)
+    grower = Grower(Pipeline(folder, [0, 2, 4]), seed=4)
+    assert grower.grow(10) < TOLERANCE
+    grower.prune()
+    assert grower.grow(6) < TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "bound"), [("float32", 1e-3), ("bfloat16", 0.5)])
+def test_smaller_dtypes_stay_close(tmp_path: Path, name: str, bound: float) -> None:
+    folder = write_checkpoint(tmp_path / "m", initializer_range=0.1)
+    model, block = reference(folder), Block(Checkpoint(folder), 0, 4, name)
+    tokens = random_tokens(9, 20)
+    hidden = block.forward(
+        torch.tensor(tokens),
+        torch.arange(20),
+        block.new_cache(20),
+        tree_mask(0, np.tri(20, dtype=np.bool_)),
+    )
+    assert hidden is not None
+    assert hidden.dtype == getattr(torch, name)
+    assert difference(hidden.double(), plain_hidden(model, tokens)) < bound
