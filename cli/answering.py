@@ -33,6 +33,8 @@ def make_submit(
         prompt.encode("utf-8")
     except UnicodeEncodeError:
         raise ConfigError("the prompt is not valid UTF-8 text") from None
+    if not prompt:
+        raise ConfigError("the prompt is empty; give at least one character")
     if not 0 <= seed < 2**63:
         raise ConfigError(f"seed is {seed}; it must be between 0 and {2**63 - 1}")
     if not -(2**31) < max_new_tokens < 2**31:

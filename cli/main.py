@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
 from edgespec.cli.demo import demo
 from edgespec.cli.join import join
@@ -40,20 +39,12 @@ def _version(
 def main() -> None:
     """Run a command; every error on purpose is one line on standard error, never a traceback."""
     try:
-        code = app(standalone_mode=False)
-    except click.ClickException as problem:
-        problem.show()
-        code = problem.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        code = CANCELLED
+        app()
     except EdgespecError as problem:
         print(f"edgespec: error: {problem}", file=sys.stderr)
-        code = EXIT_USAGE if isinstance(problem, ConfigError) else EXIT_FAILED
-    except BrokenPipeError:
-        # Whoever read our output has left (`| head`); nothing to tell, nobody to tell it to.
-        sys.stderr.close()
-        code = EXIT_FAILED
-    sys.exit(code)
+        sys.exit(EXIT_USAGE if isinstance(problem, ConfigError) else EXIT_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(CANCELLED)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class LocalRing:
             code = process.poll()
             if code is not None:
                 words = self._last_words(name) or f"it ended with code {code}"
-                raise PeerLost(f"{name} (process {process.pid}) is gone: {words}")
+                raise PeerLost(f"the {name} process ({process.pid}) ended: {words}")
 
     def _start(self) -> None:
         config = self._config

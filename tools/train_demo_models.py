@@ -49,6 +49,7 @@ from transformers import (
 
 VOCAB_SIZE = 2048
 MAX_POSITIONS = 1024
+ROW_LENGTHS = (256, 512, 1024)
 BOS, EOS = "<s>", "</s>"
 HELD_OUT_ONE_IN = 50
 MIX = {"gsm8k": 0.40, "tldr": 0.30, "code": 0.30}
@@ -137,8 +138,10 @@ Both models were trained from nothing in one loop: {step} steps{state} of {batch
 {torch}. The base learns by cross-entropy; the draft by the KL divergence to the base's current
 distribution plus {truth_share} of cross-entropy. Muon
 for the inner matrices and AdamW for the rest, at {learning_rate} (base) and
-{draft_learning_rate} (draft): warm-up, a constant rate, then a straight line to zero. Rows are 512
-tokens long, and 1024 in the last part. The command:
+{draft_learning_rate} (draft): warm-up, a constant rate, then a straight line to zero. Rows are 256
+tokens long, later 512, and 1024 in the last tenth. {note}
+
+The command:
 
     python tools/train_demo_models.py --data DATA --out edgespec/models --work WORK \\
         --steps {steps} --seed {seed} --threads {threads}
@@ -467,6 +470,8 @@ def work(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     tokenizer = Tokenizer.from_file(tokenizer_path)
     base, draft = build_model(BASE_SHAPE, tokenizer), build_model(DRAFT_SHAPE, tokenizer)
+    for model in (base, draft):
+        model.set_attn_implementation("eager")  # compiled, faster than the CPU's flash attention
     parameters = pair_parameters(base, draft)
     for parameter, shared in zip(parameters, weights, strict=True):
         parameter.data = shared
@@ -623,8 +628,7 @@ class Trainer:
     def _step(self, workers: Workers) -> None:
         assert self.mixture is not None
         started = time.monotonic()
-        long = self.progress.step >= self.args.long_from * self.args.steps
-        length = MAX_POSITIONS if long else MAX_POSITIONS // 2
+        length = self._row_length()
         rows = self.args.micro_tokens // length
         count = self.args.batch_tokens // self.args.micro_tokens
         totals = workers.gather([self.mixture.batch(rows, length) for _ in range(count)])
@@ -633,6 +637,13 @@ class Trainer:
         self.progress.tokens += count * rows * length
         self.progress.seconds += time.monotonic() - started
         self._report(totals, time.monotonic() - started)
+
+    def _row_length(self) -> int:
+        """Short rows are the cheapest; the last steps train every position."""
+        for length, start in zip(ROW_LENGTHS, self.args.longer_from, strict=False):
+            if self.progress.step < start * self.args.steps:
+                return length
+        return ROW_LENGTHS[-1]
 
     def _update(self) -> None:
         share = self.rate_share()
@@ -866,6 +877,11 @@ def training_facts(trainer: Trainer, encoded: dict[str, list[torch.Tensor]]) -> 
     seen = {name: round(share * progress.tokens) for name, share in MIX.items()}
     return {
         "step": progress.step,
+        "tokens": progress.tokens,
+        "seconds": round(progress.seconds),
+        **settings_of(trainer.args),
+        **progress.settings,
+        "note": trainer.args.note,
         "python": ".".join(map(str, sys.version_info[:3])),
         "torch": torch.__version__,
         "base_parameters": parameter_count(trainer.base),
@@ -981,8 +997,15 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--draft-learning-rate", type=float, default=4e-3)
     parser.add_argument("--truth-share", type=float, default=0.1, help="of the draft's loss")
     parser.add_argument("--warmup", type=int, default=100, help="steps of rising rate")
-    parser.add_argument("--decay-from", type=float, default=0.8, help="share of the steps")
-    parser.add_argument("--long-from", type=float, default=0.9, help="share of the steps")
+    parser.add_argument("--decay-from", type=float, default=0.7, help="share of the steps")
+    parser.add_argument(
+        "--longer-from",
+        type=float,
+        nargs=2,
+        default=(0.75, 0.9),
+        help="shares of the steps after which rows are 512 and 1024 tokens long",
+    )
+    parser.add_argument("--note", default="", help="a sentence for the card's training part")
     parser.add_argument("--save-minutes", type=float, default=4.0)
     parser.add_argument("--log-every", type=int, default=20)
     parser.add_argument("--no-compile", dest="compile", action="store_false")

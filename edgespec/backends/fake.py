@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.drafted import FROM_ROOT, DraftedTree
 from edgespec.tree.ledger import IntArray
@@ -20,6 +21,7 @@ from edgespec.wire.tensor import Tensor
 
 UintArray = npt.NDArray[np.uint64]
 
+_GARBAGE = np.uint64(0xDEADBEEFDEADBEEF)
 _MULTIPLIERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
 
 
@@ -39,7 +41,7 @@ def _layer(stage: int, own: UintArray, seen_sum: UintArray) -> UintArray:
 
 
 class FakeBlock:
-    """A BlockBackend of one toy layer; `calls` logs what was asked of it."""
+    """A BlockBackend (see backends.base) of one toy layer."""
 
     def __init__(self, stage: int) -> None:
         self._stage = stage
@@ -50,23 +52,42 @@ class FakeBlock:
         self._cache[request] = np.zeros(0, np.uint64)
 
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
-        """One toy layer over the job's rows: Tensor uint64 [R, 1]."""
-        if job.hidden is None:
-            own = _embed(job.rows.tokens, job.rows.positions)
-        else:
-            own = np.frombuffer(job.hidden.data, np.uint64).copy()
-        cache = np.concatenate([self._cache[job.request], _mix(own)])
+        """One toy layer over the job's rows: Tensor uint64 [R, 1].
+
+        Raises RemoteProtocolError for rows that this stage cannot take, LocalProtocolError for a
+        job that does not fit the cache.
+        """
+        old = self._slots_of(job.request)
+        if job.committed + job.sees.shape[1] != len(old) + len(job.rows):
+            raise LocalProtocolError(f"job {job.job} does not fit a cache of {len(old)} rows")
+        own = self._inputs(job)
+        stopped = stop()
+        # The slots of an aborted job hold garbage that nobody may look at.
+        new = np.full_like(own, _GARBAGE) if stopped else _mix(own)
+        cache = np.concatenate([old, new])
         self._cache[job.request] = cache
-        if stop():
+        if stopped:
             return None
         before, behind = cache[: job.committed], cache[job.committed :]
         seen = np.where(job.sees, behind[None, :], np.uint64(0)).sum(1) + before.sum()
         out = _layer(self._stage, own, seen)
         return Tensor("uint64", (len(out), 1), out.tobytes())
 
+    def _inputs(self, job: RunBlock) -> UintArray:
+        if self._stage == 0:
+            return _embed(job.rows.tokens, job.rows.positions)
+        if job.hidden is None or job.hidden.shape != (len(job.rows), 1):
+            raise RemoteProtocolError(f"job {job.job} lacks the hidden rows of stage {self._stage}")
+        return np.frombuffer(job.hidden.data, np.uint64)
+
+    def _slots_of(self, request: int) -> UintArray:
+        if request not in self._cache:
+            raise LocalProtocolError(f"request {request} is not open on this block")
+        return self._cache[request]
+
     def gather(self, request: int, start: int, order: IntArray) -> None:
         """Keep slots `start + order` behind the first `start`."""
-        cache = self._cache[request]
+        cache = self._slots_of(request)
         self._cache[request] = np.concatenate([cache[:start], cache[start:][order]])
 
     def close(self, request: int) -> None:

@@ -253,7 +253,9 @@ def best_columns(scores: Floats, width: int) -> tuple[IntArray, IntArray]:
     """
     width = min(width, scores.shape[1])
     limits = torch.topk(torch.from_numpy(scores), width, dim=1, sorted=False).values.numpy()
-    rows, columns = np.nonzero(scores >= limits.min(axis=1, keepdims=True))
+    # Flat, as numpy takes 20 times longer to find the few marks of a wide array by row and column.
+    marks = np.flatnonzero(scores >= limits.min(axis=1, keepdims=True))
+    rows, columns = np.divmod(marks, scores.shape[1])
     values = scores[rows, columns]
     order = np.lexsort((columns, -values, rows))
     rows, columns, values = rows[order], columns[order], values[order]

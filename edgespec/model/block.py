@@ -157,6 +157,7 @@ class Block:
         turns = self._rotary(hidden, place)
         for layer in self._layers:
             if stop is not None and stop():
+                cache.advance(rows)
                 return None
             hidden = layer(
                 hidden,

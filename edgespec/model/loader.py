@@ -37,9 +37,14 @@ class Checkpoint:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         settings = _read_config(self.path)
-        self.config: PretrainedConfig = AutoConfig.from_pretrained(
-            str(self.path), local_files_only=True, trust_remote_code=False
-        )
+        try:
+            self.config: PretrainedConfig = AutoConfig.from_pretrained(
+                str(self.path), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # transformers raises many kinds for a value it cannot use
+            raise ModelError(
+                f"cannot use {self.path / 'config.json'} ({error}); download the model again"
+            ) from error
         _check_config(self.path, settings, self.config)
         self._file_of = _find_tensors(self.path)
 

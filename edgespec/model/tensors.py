@@ -48,4 +48,4 @@ def from_torch(tensor: torch.Tensor) -> Tensor:
     local = tensor.detach().cpu().contiguous()
     # numpy has no bfloat16: any 2-byte type carries the same bytes.
     array: np.ndarray = (local.view(torch.int16) if local.element_size() == 2 else local).numpy()
-    return Tensor(_NAMES[tensor.dtype], shape, memoryview(array.reshape(-1)).cast("B"))
+    return Tensor(_NAMES[tensor.dtype], shape, array.reshape(-1).data.cast("B"))

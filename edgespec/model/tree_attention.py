@@ -36,7 +36,7 @@ def tree_attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     sliding_window: int | None = None,
-    **_: Any,
+    **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of R new rows over T cached rows, in the tensors' own dtype.
 
@@ -50,7 +50,7 @@ def tree_attention(
             "this model's attention uses a soft cap, a sliding window or dropout, which edgespec "
             "does not compute; use a model with plain full attention"
         )
-    _, heads, rows, head_dim = query.shape
+    heads, rows, head_dim = query.shape[1:]
     kv_heads = key.shape[1]
     group = heads // kv_heads
     if group > 1:

@@ -26,3 +26,7 @@ class InprocLink:
         frames = self._frames[index]
         del self._frames[index]
         return decode(frames)
+
+    def waiting(self) -> list[Message]:
+        """The messages on the way, the oldest first."""
+        return [decode(frames) for frames in self._frames]

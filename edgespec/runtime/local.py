@@ -116,9 +116,13 @@ class LocalRing:
             if node.work:
                 yield Step("work", number)
 
-    def waiting_control(self, node: int) -> int:
-        """How many control messages are on their way to a node."""
-        return len(self._nodes[node].control)
+    def waiting_control(self, node: int) -> list[Message]:
+        """The control messages on their way to a node, the oldest first."""
+        return self._nodes[node].control.waiting()
+
+    def is_quiet(self, node: int) -> bool:
+        """Whether a node has carried out all its compute effects."""
+        return not self._nodes[node].work
 
     def take(self, step: Step, *, repeat: bool = False, lose: bool = False) -> None:
         """Let a step happen; a message may also be delivered twice, or lost."""

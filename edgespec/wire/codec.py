@@ -253,7 +253,7 @@ def _read_array(value: Any, raw: Iterator[Frame], limits: Limits) -> IntArray:
 
 
 def _pack_numbers(value: tuple[int, ...], frames: list[Frame]) -> list[Any]:
-    return _pack_array(np.array(value, np.int64), frames)
+    return _pack_array(np.fromiter(map(operator.index, value), np.int64), frames)
 
 
 def _read_numbers(value: Any, raw: Iterator[Frame], limits: Limits) -> tuple[int, ...]:

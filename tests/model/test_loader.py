@@ -86,6 +86,7 @@ def test_a_block_works_without_the_files_of_other_layers(sharded: Path) -> None:
 
 def test_a_loaded_block_does_not_lean_on_the_file(whole: Path) -> None:
     block = Block(Checkpoint(whole), 0, 4)
+    assert block.embedding is not None
     before = block.embedding.detach().clone()
     size = (whole / "model.safetensors").stat().st_size
     with open(whole / "model.safetensors", "r+b") as file:
@@ -142,6 +143,7 @@ def test_pickled_weights_alone_are_refused(whole: Path) -> None:
         ({"model_type": "gpt_neox"}, r"'gpt_neox'.*llama"),
         ({"model_type": None}, "type None"),
         ({"model_type": "gemma2", "auto_map": {"AutoConfig": "evil.Config"}}, "gemma2"),
+        ({"num_hidden_layers": "many"}, r"cannot use .*config.json"),
         ({"quantization_config": {"quant_method": "gptq"}}, "already quantised"),
         (
             {

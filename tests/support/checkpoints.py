@@ -31,12 +31,18 @@ CORPUS = [
 ] * 4
 
 
-def write_checkpoint(folder: Path, *, kind: str = "llama", seed: int = 0, **settings: Any) -> Path:
+def write_checkpoint(
+    folder: Path,
+    *,
+    kind: str = "llama",
+    seed: int = 0,
+    shard_size: int | None = None,
+    **settings: Any,
+) -> Path:
     """Save a random model of 4 small layers with grouped-query attention; returns `folder`.
 
     `settings` override the configuration; `shard_size` (bytes) splits the weights over files.
     """
-    shard_size = settings.pop("shard_size", None)
     chosen = {
         "vocab_size": 96,
         "hidden_size": 32,
@@ -56,7 +62,7 @@ def write_checkpoint(folder: Path, *, kind: str = "llama", seed: int = 0, **sett
     config = AutoConfig.for_model(kind, **chosen)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.save_pretrained(folder, **({"max_shard_size": shard_size} if shard_size else {}))
+    model.save_pretrained(folder, max_shard_size=shard_size or "5GB")
     return folder
 
 

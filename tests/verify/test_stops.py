@@ -82,6 +82,23 @@ def test_holds_back_no_more_and_no_less_than_it_must(
         assert shown == read[: len(read) - held]
 
 
+def words(size: int) -> list[str]:
+    return ["".join(letters) for letters in itertools.product("ab", repeat=size)]
+
+
+def test_every_short_case() -> None:
+    short = [word for size in (1, 2, 3) for word in words(size)]
+    cases: list[tuple[tuple[str, ...], list[str]]] = [
+        ((stop,), words(9)) for stop in short + words(4)
+    ]
+    cases += [(pair, words(6)) for pair in itertools.combinations(short, 2)]
+    for stops, texts in cases:
+        for text in texts:
+            where = first_completed(text, stops)
+            expected = (text, False) if where is None else (text[:where], True)
+            assert scan([text], stops) == expected, (text, stops)
+
+
 def test_examples() -> None:
     scanner = StopScanner(("\nUser:", "###"))
     assert scanner.push("Hello.\nUs") == ("Hello.", False)

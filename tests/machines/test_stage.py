@@ -1,0 +1,516 @@
+"""StageMachine, event by event."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+from edgespec.errors import LocalProtocolError
+from edgespec.machines.effects import (
+    AbortBlock,
+    CloseCache,
+    Effect,
+    GatherRows,
+    OpenCache,
+    RunBlock,
+    SendCoordinator,
+    SendRing,
+)
+from edgespec.machines.events import (
+    NO_JOB,
+    BlockDone,
+    ComputeFailed,
+    Event,
+    HeadDone,
+    MessageArrived,
+    RingUp,
+    SegmentArrived,
+)
+from edgespec.machines.stage import REMEMBERED_ENDS, StageMachine
+from edgespec.verify.sampling import Choice
+from edgespec.wire.messages import End, Fault, Retain, Segment
+from edgespec.wire.tensor import IntArray, Tensor
+
+REQUEST = 7
+
+
+def numbers(*values: int) -> IntArray:
+    """An int64 list."""
+    return np.array(values, np.int64)
+
+
+def hidden(*values: float) -> Tensor:
+    """One number a row."""
+    return Tensor("float32", (len(values), 1), np.array(values, np.float32).tobytes())
+
+
+def values_of(tensor: Tensor | None) -> list[float]:
+    """The numbers of `hidden`."""
+    assert tensor is not None
+    return np.frombuffer(tensor.data, np.float32).tolist()
+
+
+def opening(seq: int = 1, prompt: int = 2, request: int = REQUEST) -> Segment:
+    """The first prefill segment: ids 0 to `prompt` - 1."""
+    ids = np.arange(prompt, dtype=np.int64)
+    return Segment(request, seq, 0, True, 64, 1, ids, ids - 1, ids, ids, None)
+
+
+def draft(
+    seq: int, *triples: tuple[int, int, int], epoch: int = 0, request: int = REQUEST
+) -> Segment:
+    """Speculative rows from (id, parent, position), with hidden numbers equal to their ids."""
+    ids, parents, positions = np.array(triples, np.int64).reshape(-1, 3).T
+    rows = hidden(*ids.tolist())
+    return Segment(
+        request, seq, epoch, False, 0, len(ids), ids, parents, positions, numbers(), rows
+    )
+
+
+class Stage:
+    """A StageMachine whose block adds 100 to every hidden number."""
+
+    def __init__(self, *, is_last: bool = False, row_limit: int = 1000) -> None:
+        self.machine = StageMachine(is_last=is_last, row_limit=row_limit)
+        self.running: RunBlock | None = None
+
+    def tell(self, event: Event) -> list[Effect]:
+        effects = self.machine.handle(event, 0.0)
+        for effect in effects:
+            if isinstance(effect, RunBlock):
+                assert self.running is None, "two jobs at once"
+                self.running = effect
+        return effects
+
+    def segment(self, segment: Segment) -> list[Effect]:
+        return self.tell(SegmentArrived(segment))
+
+    def retain(
+        self, epoch: int, mark: int, accepted: tuple[int, ...], retained: tuple[int, ...]
+    ) -> list[Effect]:
+        return self.tell(MessageArrived(b"", Retain(REQUEST, epoch, mark, accepted, retained)))
+
+    def end(self, request: int = REQUEST) -> list[Effect]:
+        return self.tell(MessageArrived(b"", End(request)))
+
+    def done(self, *, aborted: bool = False) -> list[Effect]:
+        job, self.running = self.running, None
+        assert job is not None
+        ids = [0.0] * len(job.rows) if job.hidden is None else values_of(job.hidden)
+        result = None if aborted else hidden(*(100 + i for i in ids))
+        return self.tell(BlockDone(job.job, result))
+
+    def fail(self) -> list[Effect]:
+        job, self.running = self.running, None
+        assert job is not None
+        return self.tell(ComputeFailed(job.job, job.request, "out of memory"))
+
+
+def opened(*, is_last: bool = False, row_limit: int = 1000) -> Stage:
+    """A stage that holds rows 0 and 1 of the request."""
+    stage = Stage(is_last=is_last, row_limit=row_limit)
+    stage.segment(opening())
+    stage.done()
+    return stage
+
+
+def with_tree(*, is_last: bool = False) -> Stage:
+    """Also 2 below 1; 3 and 4 below 2 (computed)."""
+    stage = opened(is_last=is_last)
+    stage.segment(draft(2, (2, 1, 2), (3, 2, 3), (4, 2, 3)))
+    stage.done()
+    return stage
+
+
+def sent(effects: list[Effect]) -> Segment:
+    """The one segment that leaves."""
+    segments = [e.segment for e in effects if isinstance(e, SendRing)]
+    assert len(segments) == 1
+    return segments[0]
+
+
+def runs(effects: list[Effect]) -> RunBlock:
+    """The one job that starts."""
+    jobs = [e for e in effects if isinstance(e, RunBlock)]
+    assert len(jobs) == 1
+    return jobs[0]
+
+
+def faults(effects: list[Effect]) -> list[str]:
+    """What the coordinator is told."""
+    found = [e.message for e in effects if isinstance(e, SendCoordinator)]
+    assert all(isinstance(m, Fault) and m.request == REQUEST for m in found)
+    return [m.reason for m in found if isinstance(m, Fault)]
+
+
+def is_empty(segment: Segment, seq: int) -> bool:
+    """Whether it is the header of that segment alone."""
+    arrays = (segment.ids, segment.parents, segment.positions, segment.tokens)
+    return segment.seq == seq and not any(map(len, arrays)) and segment.hidden is None
+
+
+# --- the plain way ----------------------------------------------------------------------------------
+
+
+def test_the_opening_segment_opens_the_cache_and_runs() -> None:
+    stage = Stage()
+    effects = stage.segment(opening())
+    assert effects[0] == OpenCache(REQUEST, 64)
+    job = runs(effects)
+    assert (job.committed, job.hidden) == (0, None)
+    assert job.rows.tokens.tolist() == [0, 1]
+    assert job.sees.tolist() == [[True, False], [True, True]]
+    out = sent(stage.done())
+    assert out.ids.tolist() == [0, 1]
+    assert values_of(out.hidden) == [100, 100]
+    assert (out.certain, out.wanted, out.reserve, len(out.tokens)) == (True, 1, 64, 0)
+
+
+def test_prefill_chunks_continue_each_other() -> None:
+    stage = opened()
+    ids = numbers(2, 3)
+    job = runs(stage.segment(Segment(REQUEST, 2, 0, True, 0, 1, ids, ids - 1, ids, ids, None)))
+    assert job.committed == 2
+    assert job.sees.tolist() == [[True, False], [True, True]]
+
+
+@pytest.mark.parametrize(("wanted", "ids"), [(0, []), (1, [1]), (2, [0, 1]), (9, [0, 1])])
+def test_behind_the_last_stage_only_wanted_certain_rows_go_on(wanted: int, ids: list[int]) -> None:
+    stage = Stage(is_last=True)
+    base = opening()
+    stage.segment(
+        Segment(REQUEST, 1, 0, True, 64, wanted, base.ids, base.parents, base.ids, base.ids, None)
+    )
+    out = sent(stage.done())
+    assert out.ids.tolist() == ids
+    assert len(values_of(out.hidden)) == len(ids)
+
+
+def test_speculative_rows_see_their_path() -> None:
+    stage = with_tree()
+    job = runs(stage.segment(draft(3, (5, 4, 4))))
+    assert job.committed == 2
+    assert job.sees.tolist() == [[True, False, True, True]]
+    out = sent(stage.done())
+    assert (out.ids.tolist(), out.parents.tolist(), out.positions.tolist()) == ([5], [4], [4])
+    assert values_of(out.hidden) == [105]
+
+
+def test_segments_are_computed_one_by_one_in_order() -> None:
+    stage = opened()
+    stage.segment(draft(2, (2, 1, 2)))
+    assert stage.segment(draft(3, (3, 2, 3))) == []
+    effects = stage.done()
+    assert sent(effects).seq == 2
+    assert runs(effects).rows.ids.tolist() == [3]
+    assert sent(stage.done()).seq == 3
+
+
+def test_a_repeated_segment_is_ignored() -> None:
+    stage = opened()
+    assert stage.segment(opening()) == []
+    again = draft(2, (2, 1, 2))
+    stage.segment(again)
+    assert stage.segment(again) == []
+    stage.done()
+    assert stage.segment(again) == []
+    assert len(stage.machine.ledgers()[REQUEST]) == 3
+
+
+# --- retained sets ----------------------------------------------------------------------------------
+
+
+def test_a_retained_set_is_one_gather() -> None:
+    stage = with_tree()
+    effects = stage.retain(1, 4, (2,), (4,))
+    assert len(effects) == 1
+    gather = effects[0]
+    assert isinstance(gather, GatherRows)
+    assert (gather.request, gather.start, gather.order.tolist()) == (REQUEST, 2, [0, 2])
+    assert stage.machine.ledgers()[REQUEST].speculative == (4,)
+    assert stage.retain(1, 4, (2,), (4,)) == [], "twice"
+    assert stage.retain(0, 9, (), ()) == [], "older"
+
+
+def test_before_computing_dropped_rows_are_left_out() -> None:
+    stage = with_tree()
+    stage.retain(1, 6, (2,), (4, 6))
+    job = runs(stage.segment(draft(3, (5, 3, 4), (6, 4, 4), (7, 6, 5))))
+    assert job.rows.ids.tolist() == [6, 7]
+    assert values_of(job.hidden) == [6, 7]
+    assert job.committed == 3
+    assert job.sees.tolist() == [[True, True, False], [True, True, True]]
+
+
+def test_while_computing_dropped_rows_are_not_sent_on() -> None:
+    stage = with_tree()
+    stage.segment(draft(3, (5, 3, 4), (6, 4, 4)))
+    effects = stage.retain(1, 6, (2,), (4, 6))
+    assert [type(e) for e in effects] == [GatherRows], "some of the job is still wanted"
+    out = sent(stage.done())
+    assert out.ids.tolist() == [6]
+    assert values_of(out.hidden) == [106]
+
+
+def test_a_job_of_which_nothing_is_wanted_is_aborted() -> None:
+    stage = with_tree()
+    job = runs(stage.segment(draft(3, (5, 3, 4))))
+    effects = stage.retain(1, 5, (2,), (4,))
+    assert [type(e) for e in effects] == [GatherRows, AbortBlock]
+    assert effects[1] == AbortBlock(job.job)
+    out = sent(stage.done(aborted=True))
+    assert is_empty(out, 3)
+
+
+def test_an_abort_that_came_too_late_sends_nothing_either() -> None:
+    stage = with_tree()
+    stage.segment(draft(3, (5, 3, 4)))
+    stage.retain(1, 5, (2,), (4,))
+    out = sent(stage.done())
+    assert not len(out.ids)
+
+
+def test_another_requests_job_and_certain_rows_are_not_aborted() -> None:
+    stage = with_tree()
+    stage.segment(opening(3, request=8))
+    assert [type(e) for e in stage.retain(1, 4, (2,), (4,))] == [GatherRows]
+    stage.done()
+    fresh = Stage()
+    fresh.segment(opening())
+    assert fresh.retain(1, 99, (), ()) == []
+    assert sent(fresh.done()).ids.tolist() == [0, 1]
+
+
+def test_an_emptied_segment_still_travels() -> None:
+    stage = with_tree()
+    stage.retain(1, 5, (2,), (4,))
+    out = sent(stage.segment(draft(3, (5, 3, 4))))
+    assert is_empty(out, 3)
+    assert stage.running is None
+    ids = numbers()
+    arriving_empty = Segment(REQUEST, 4, 1, False, 0, 1, ids, ids, ids, ids, None)
+    assert is_empty(sent(stage.segment(arriving_empty)), 4)
+    assert sent(stage.segment(draft(5))).seq == 5
+
+
+@pytest.mark.parametrize(("entered", "leaves"), [(0, 0), (1, 1), (2, 2), (3, 2)])
+def test_a_segment_leaves_with_the_oldest_epoch_on_its_way(entered: int, leaves: int) -> None:
+    stage = with_tree()
+    stage.retain(2, 4, (2,), (4,))
+    stage.segment(draft(3, (5, 4, 4), epoch=entered))
+    assert sent(stage.done()).epoch == leaves
+    dropped = sent(stage.segment(draft(4, (3, 2, 3), epoch=entered)))
+    assert is_empty(dropped, 4)
+    assert dropped.epoch == leaves
+
+
+def test_a_set_that_arrives_while_computing_is_acknowledged_by_that_segment() -> None:
+    stage = with_tree()
+    stage.segment(draft(3, (5, 4, 4), epoch=1))
+    stage.retain(1, 5, (2,), (4, 5))
+    assert sent(stage.done()).epoch == 1
+
+
+def test_lost_sets_are_made_up_for_by_the_next() -> None:
+    stage = with_tree()
+    stage.segment(draft(3, (5, 4, 4)))
+    stage.done()
+    stage.retain(3, 5, (2, 4), (5,))
+    ledger = stage.machine.ledgers()[REQUEST]
+    assert (ledger.committed, ledger.last_committed, ledger.speculative) == (4, 4, (5,))
+
+
+def test_a_set_for_an_unknown_request_is_ignored() -> None:
+    assert Stage().retain(1, 4, (2,), (4,)) == []
+
+
+# --- ends -------------------------------------------------------------------------------------------
+
+
+def test_an_end_frees_everything() -> None:
+    stage = with_tree()
+    assert stage.end() == [CloseCache(REQUEST)]
+    assert stage.machine.ledgers() == {}
+    assert stage.end() == [], "twice"
+    assert is_empty(sent(stage.segment(draft(3, (5, 4, 4)))), 3)
+
+
+def test_an_end_stops_the_running_job() -> None:
+    stage = opened()
+    job = runs(stage.segment(draft(2, (2, 1, 2))))
+    stage.segment(draft(3, (3, 2, 3)))
+    assert stage.end() == [CloseCache(REQUEST), AbortBlock(job.job)]
+    effects = stage.done(aborted=True)
+    left = [e.segment for e in effects if isinstance(e, SendRing)]
+    assert [s.seq for s in left] == [2, 3]
+    assert all(is_empty(s, s.seq) for s in left)
+    assert len(effects) == 2
+
+
+def test_an_end_may_overtake_the_opening_segment() -> None:
+    stage = Stage()
+    assert stage.end() == []
+    effects = stage.segment(opening())
+    assert len(effects) == 1
+    assert is_empty(sent(effects), 1)
+
+
+def test_no_more_ends_are_remembered_than_needed() -> None:
+    stage = Stage()
+    for request in range(3 * REMEMBERED_ENDS):
+        stage.end(request)
+        stage.end(request)
+    assert len(stage.machine._ended) == REMEMBERED_ENDS
+
+
+def test_requests_may_be_interleaved() -> None:
+    stage = opened()
+    stage.segment(opening(2, prompt=3, request=8))
+    stage.done()
+    assert runs(stage.segment(draft(3, (2, 1, 2)))).committed == 2
+    stage.done()
+    assert runs(stage.segment(draft(4, (3, 2, 3), request=8))).committed == 3
+    stage.done()
+    stage.end(8)
+    assert set(stage.machine.ledgers()) == {REQUEST}
+
+
+def test_an_unknown_request_travels_on_empty() -> None:
+    assert is_empty(sent(Stage().segment(draft(1, (2, 1, 2)))), 1)
+
+
+# --- faults -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        draft(3, (5, 99, 4)),
+        draft(3, (4, 2, 3)),
+        draft(3, (5, 4, 9)),
+        draft(3, (6, 5, 5), (5, 4, 4)),
+        Segment(
+            REQUEST, 3, 0, True, 0, 1, numbers(5), numbers(4), numbers(4), numbers(4), hidden(1)
+        ),
+    ],
+    ids=["unknown parent", "repeated", "position", "child first", "certain behind guesses"],
+)
+def test_malformed_rows_end_the_request_with_a_fault(bad: Segment) -> None:
+    stage = with_tree()
+    effects = stage.segment(bad)
+    assert len(faults(effects)) == 1
+    assert CloseCache(REQUEST) in effects
+    assert is_empty(sent(effects), 3)
+    assert stage.running is None
+    assert stage.machine.ledgers() == {}
+    # Other requests are none the worse for it.
+    assert runs(stage.segment(opening(4, request=8))).request == 8
+
+
+def test_a_malformed_opening_leaves_no_cache() -> None:
+    stage = Stage()
+    ids = numbers(3)
+    effects = stage.segment(Segment(REQUEST, 1, 0, True, 64, 1, ids, ids - 1, ids, ids, None))
+    assert len(faults(effects)) == 1
+    opened_or_closed = [type(e) for e in effects if isinstance(e, OpenCache | CloseCache)]
+    assert opened_or_closed in ([OpenCache, CloseCache], [CloseCache])
+    assert stage.machine.ledgers() == {}
+
+
+@pytest.mark.parametrize("accepted", [(4,), (3, 4), (2, 4, 3)])
+def test_a_malformed_retained_set_is_reported_and_changes_nothing(
+    accepted: tuple[int, ...],
+) -> None:
+    stage = with_tree()
+    effects = stage.retain(1, 4, accepted, ())
+    assert len(faults(effects)) == 1
+    assert len(effects) == 1
+    ledger = stage.machine.ledgers()[REQUEST]
+    assert (ledger.committed, ledger.speculative, ledger.epoch) == (2, (2, 3, 4), 0)
+
+
+def test_the_row_limit_ends_the_request() -> None:
+    stage = opened(row_limit=3)
+    stage.segment(draft(2, (2, 1, 2)))
+    stage.done()
+    effects = stage.segment(draft(3, (3, 2, 3)))
+    assert "3 rows" in faults(effects)[0]
+    assert is_empty(sent(effects), 3)
+
+
+def test_no_more_is_reserved_than_the_row_limit() -> None:
+    stage = Stage(row_limit=50)
+    huge = opening()
+    effects = stage.segment(
+        Segment(REQUEST, 1, 0, True, 2**62, 1, huge.ids, huge.parents, huge.ids, huge.tokens, None)
+    )
+    assert effects[0] == OpenCache(REQUEST, 50)
+
+
+def test_a_failed_job_ends_the_request() -> None:
+    stage = opened()
+    stage.segment(draft(2, (2, 1, 2)))
+    stage.segment(opening(3, request=8))
+    effects = stage.fail()
+    assert faults(effects) == ["out of memory"]
+    assert CloseCache(REQUEST) in effects
+    assert is_empty(sent(effects), 2)
+    assert runs(effects).request == 8
+
+
+def test_a_failed_job_of_an_ended_request_is_no_news() -> None:
+    stage = opened()
+    stage.segment(draft(2, (2, 1, 2)))
+    stage.end()
+    effects = stage.fail()
+    assert len(effects) == 1
+    assert is_empty(sent(effects), 2)
+
+
+def test_a_cache_that_cannot_be_opened_or_moved_ends_the_request() -> None:
+    stage = Stage()
+    job = runs(stage.segment(opening()))
+    failed = ComputeFailed(NO_JOB, REQUEST, "out of memory")
+    effects = stage.tell(failed)
+    assert faults(effects) == ["out of memory"]
+    assert CloseCache(REQUEST) in effects
+    assert AbortBlock(job.job) in effects
+    assert stage.tell(failed) == [], "it ended already"
+    assert is_empty(sent(stage.fail()), 1)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        BlockDone(99, hidden(1)),
+        BlockDone(0, None),
+        ComputeFailed(99, REQUEST, "?"),
+        RingUp(),
+        HeadDone(1, Choice(numbers(1), np.ones(1), np.zeros(1))),
+        MessageArrived(b"", Fault(REQUEST, "?")),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+@pytest.mark.parametrize("running", [False, True])
+def test_an_event_that_cannot_be_is_our_bug_and_changes_nothing(
+    event: Event, running: bool
+) -> None:
+    stage = with_tree()
+    if running:
+        stage.segment(draft(3, (5, 4, 4)))
+    before = copy.deepcopy(vars(stage.machine))
+    with pytest.raises(LocalProtocolError):
+        stage.tell(event)
+    after = vars(stage.machine)
+    assert {k: repr(v) for k, v in after.items() if k != "_held"} == {
+        k: repr(v) for k, v in before.items() if k != "_held"
+    }
+    assert {r: repr(vars(held.ledger)) for r, held in after["_held"].items()} == {
+        r: repr(vars(held.ledger)) for r, held in before["_held"].items()
+    }
+
+
+def test_a_stage_waits_for_nothing() -> None:
+    assert Stage().machine.deadline() is None

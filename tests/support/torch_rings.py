@@ -1,0 +1,86 @@
+"""Local rings that compute with torch on the bundled pair, and transformers' own answers."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from edgespec.backends.torch_backend import TorchBlock, TorchHead
+from edgespec.config import split_layers
+from edgespec.daemon.bundled import bundled
+from edgespec.drafting.independent import IndependentDraft
+from edgespec.machines.coordinator import CoordinatorMachine, Ring
+from edgespec.machines.stage import StageMachine
+from edgespec.model.block import Block
+from edgespec.model.ends import OutputHead
+from edgespec.model.loader import Checkpoint
+from edgespec.model.tokenizer import Tokenizer
+from edgespec.runtime.compute import CoordinatorCompute, StageCompute
+from edgespec.runtime.local import LocalRing
+from edgespec.wire.messages import Submit
+
+BASE, DRAFT = bundled("base"), bundled("draft")
+CONTEXT = 1024
+
+torch.set_num_threads(1)
+
+
+@lru_cache
+def prompts() -> dict[str, str]:
+    """The twenty prompts that exactness is shown on, by id; none is in the training data."""
+    file = Path(__file__).parent.parent / "data" / "prompts.jsonl"
+    entries = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return {entry["id"]: entry["prompt"] for entry in entries}
+
+
+@lru_cache
+def tokenizer() -> Tokenizer:
+    """The pair's tokenizer."""
+    return Tokenizer(BASE)
+
+
+@lru_cache
+def torch_ring(stages: int, dtype: str = "float64") -> LocalRing:
+    """A ring of the bundled pair; it is empty again after every answer, so it may be shared."""
+    checkpoint = Checkpoint(BASE)
+    blocks = [Block(checkpoint, a, b, dtype) for a, b in split_layers(checkpoint.layers, stages)]
+    draft = IndependentDraft(Checkpoint(DRAFT), dtype)
+    return LocalRing(
+        CoordinatorMachine(Ring(stages, CONTEXT, draft.name), tokenizer()),
+        CoordinatorCompute(TorchHead(OutputHead(checkpoint, dtype)), draft),
+        [
+            (
+                StageMachine(is_last=number == stages, row_limit=4 * CONTEXT),
+                StageCompute(TorchBlock(block)),
+            )
+            for number, block in enumerate(blocks, start=1)
+        ],
+    )
+
+
+@lru_cache
+def transformers_model(dtype: str = "float64") -> torch.nn.Module:
+    """The whole base model as transformers runs it."""
+    return AutoModelForCausalLM.from_pretrained(BASE, dtype=getattr(torch, dtype)).eval()
+
+
+@lru_cache
+def generated(prompt: str, new_tokens: int) -> tuple[int, ...]:
+    """What transformers' own greedy generate gives in float64, without the prompt."""
+    ids = torch.tensor([tokenizer().encode(prompt)])
+    model = transformers_model()
+    with torch.inference_mode():
+        out = model.generate(ids, max_new_tokens=new_tokens, do_sample=False)  # type: ignore[operator]
+    return tuple(out[0, ids.shape[1] :].tolist())
+
+
+def request(
+    prompt: str, policy: str, new_tokens: int, *, tag: int = 1, temperature: float = 0.0,
+    seed: int = 0, stop: tuple[str, ...] = (),
+) -> Submit:
+    """A request of a test."""
+    return Submit(tag, prompt, new_tokens, temperature, 0, 1.0, 0.0, seed, stop, policy)

@@ -1,0 +1,439 @@
+"""The codec: what goes in comes out, and whatever else comes in is one kind of error."""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+import tracemalloc
+from dataclasses import fields, replace
+from typing import Any, get_type_hints
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.errors import LocalProtocolError, RemoteProtocolError
+from edgespec.wire.codec import MAGIC, VERSION, Frame, Limits, decode, encode
+from edgespec.wire.messages import (
+    TAGS,
+    Fault,
+    Heartbeat,
+    Message,
+    Progress,
+    Retain,
+    Segment,
+    Submit,
+)
+from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
+
+# --- strategies from the messages' own field types ------------------------------------------------
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@st.composite
+def tensors(draw: st.DrawFn, rows: int | None = None) -> Tensor:
+    """Any small tensor, with `rows` rows if given."""
+    dtype = draw(st.sampled_from(sorted(ITEM_SIZES)))
+    shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
+    if rows is not None:
+        shape = (rows, draw(st.integers(0, 4)))
+    size = int(np.prod(shape)) * ITEM_SIZES[dtype]
+    return Tensor(dtype, shape, draw(st.binary(min_size=size, max_size=size)))
+
+
+def arrays(length: int | None = None, least: int = -(2**63)) -> st.SearchStrategy[IntArray]:
+    """int64 lists."""
+    low, high = (0, 8) if length is None else (length, length)
+    numbers = st.integers(least, 2**63 - 1)
+    return st.lists(numbers, min_size=low, max_size=high).map(lambda x: np.array(x, np.int64))
+
+
+VALUES: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**63), 2**64 - 1),
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=20),
+    tuple[int, ...]: st.lists(INT64, max_size=20).map(tuple),
+    tuple[str, ...]: st.lists(st.text(max_size=10), max_size=5).map(tuple),
+    IntArray: arrays(),
+    Tensor | None: st.none() | tensors(),
+}
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> Segment:
+    """Segments whose parts agree in length."""
+    rows = draw(st.integers(0, 5))
+    whole = st.integers(0, 2**63)
+    hidden = draw(st.none() | tensors(rows))
+    return Segment(
+        draw(whole),
+        draw(whole),
+        draw(whole),
+        draw(st.booleans()),
+        draw(whole),
+        draw(whole),
+        draw(arrays(rows, least=0)),
+        draw(arrays(rows)),
+        draw(arrays(rows, least=0)),
+        draw(arrays(0 if hidden is not None and draw(st.booleans()) else rows)),
+        hidden,
+    )
+
+
+def messages_of(kind: type[Message]) -> st.SearchStrategy[Any]:
+    """Any message of a type."""
+    if kind is Segment:
+        return segments()
+    hints = get_type_hints(kind)
+    return st.builds(kind, **{f.name: VALUES[hints[f.name]] for f in fields(kind)})
+
+
+def plain(message: Message) -> tuple[object, ...]:
+    """A message as something that compares: its type and all values with their types."""
+    values: list[object] = [type(message)]
+    for each in fields(message):
+        value = getattr(message, each.name)
+        if isinstance(value, np.ndarray):
+            value = (str(value.dtype), value.tolist())
+        elif isinstance(value, Tensor):
+            value = (value.dtype, value.shape, bytes(value.data))
+        values.append((type(value), value))
+    return tuple(values)
+
+
+@pytest.mark.parametrize("kind", TAGS.values(), ids=lambda kind: kind.__name__)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_every_message_comes_back_as_it_was(kind: type[Message], data: st.DataObject) -> None:
+    message = data.draw(messages_of(kind))
+    frames = encode(message)
+    # From the network come views into one buffer, at any alignment.
+    shifted = [memoryview(b"x" + bytes(frame))[1:] for frame in frames]
+    for received in (frames, [bytes(frame) for frame in frames], shifted):
+        assert plain(decode(received)) == plain(message)
+
+
+def test_tags_and_types_belong_together() -> None:
+    assert len(set(TAGS.values())) == len(TAGS)
+    assert all(0 < tag < 128 for tag in TAGS)
+
+
+def test_a_tensor_is_not_copied() -> None:
+    data = bytes(64)
+    segment = _segment(hidden=Tensor("float32", (2, 8), data))
+    assert encode(segment)[-1] is data
+    frames = [bytes(frame) for frame in encode(segment)]
+    back = decode(frames)
+    assert isinstance(back, Segment)
+    assert back.hidden is not None
+    assert back.hidden.data is frames[-1]
+
+
+def _segment(**changes: object) -> Segment:
+    two = np.array([4, 5], np.int64)
+    segment = Segment(1, 2, 0, False, 0, 2, two, two - 1, two, two, None)
+    return replace(segment, **changes)  # type: ignore[arg-type]
+
+
+# --- what we refuse to send -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Fault(2**64, "x"),
+        Fault(-(2**63) - 1, "x"),
+        Fault("1", "x"),  # type: ignore[arg-type]
+        Fault(1, b"x"),  # type: ignore[arg-type]
+        Fault(1, "half a pair \udc80"),
+        Retain(1, 2, 3, (2**63,), ()),
+        Retain(1, 2, 3, (1.5,), ()),  # type: ignore[arg-type]
+        Submit(1, "x", 1, float("nan"), 0, 1.0, 0.0, 0, (), "p"),
+        Submit(1, "x", 1, 0.0, 0, 1.0, 0.0, 0, (1,), "p"),  # type: ignore[arg-type]
+        Submit(1, "x", 1, 0.0, 0, 1.0, 0.0, 0, "ab\udc80", "p"),  # type: ignore[arg-type]
+        _segment(ids=np.zeros((2, 2), np.int64)),
+    ],
+)
+def test_what_a_field_cannot_hold_is_our_own_error(message: Message) -> None:
+    with pytest.raises(LocalProtocolError, match=type(message).__name__):
+        encode(message)
+
+
+def test_a_whole_number_may_stand_for_a_float() -> None:
+    message = Submit(1, "x", 1, 1, 0, 1, 0, np.int64(3), (), "p")  # type: ignore[arg-type]
+    back = decode(encode(message))
+    assert isinstance(back, Submit)
+    assert (back.temperature, back.seed) == (1.0, 3)
+    assert isinstance(back.temperature, float)
+
+
+# --- what we refuse to read -----------------------------------------------------------------------
+
+
+def refused(frames: list[Frame], limits: Limits | None = None) -> str:
+    """The message of the error that decoding gives; fails the test if there is none."""
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode(frames, limits or Limits())
+    return str(caught.value)
+
+
+def header(*values: object) -> bytes:
+    """A packed header."""
+    packed: bytes = msgpack.packb([MAGIC, VERSION, *values])
+    return packed
+
+
+HOSTILE: dict[str, list[Frame]] = {
+    "no frames": [],
+    "empty": [b""],
+    "not msgpack": [b"\xc1"],
+    "no array": [msgpack.packb("edgespec")],
+    "a map": [msgpack.packb({"edgespec": 1})],
+    "an empty map": [b"\x80"],
+    "empty array": [b"\x90"],
+    "other magic": [msgpack.packb(["other", 1, 24])],
+    "magic is a list": [msgpack.packb([[], 1, 24])],
+    "version is true": [msgpack.packb([MAGIC, True, 24])],
+    "tag is true": [msgpack.packb([MAGIC, VERSION, True])],
+    "tag is text": [header("24")],
+    "tag is a list": [header([24])],
+    "unknown tag": [header(99)],
+    "negative tag": [header(-1)],
+    "field too few": [header(23, 1)],
+    "field too many": [header(24, 1)],
+    "bytes behind the header": [header(24) + b"\x00"],
+    "a frame too many": [header(24), b""],
+    "a frame too few": [header(3)],
+    "int is true": [header(3, True)],
+    "int is a float": [header(3, 1.0)],
+    "int is nil": [header(3, None)],
+    "float is an int": [header(22, 1)],
+    "float is NaN": [header(22, float("nan"))],
+    "text is bytes": [header(6, b"x")],
+    "text is not UTF-8": [header(6)[:-2] + b"\x94\xa8edgespec\x01\x06\xa2\xff\xfe"],
+    "text is half a surrogate pair": [b"\x94\xa8edgespec\x01\x06\xa3\xed\xb2\x80"],
+    "extension type": [b"\x94\xa8edgespec\x01\x03\xd4\x01\x00"],
+    "timestamp": [b"\x94\xa8edgespec\x01\x03\xd6\xff\x00\x00\x00\x00"],
+    "declares 4 GB of text": [b"\x94\xa8edgespec\x01\x06\xdb\xff\xff\xff\xff"],
+    "declares 4 GB of bytes": [b"\x94\xa8edgespec\x01\x06\xc6\xff\xff\xff\xff"],
+    "declares 2**32 items": [b"\xdd\xff\xff\xff\xff"],
+    "declares a map of 2**32": [b"\x94\xa8edgespec\x01\x06\xdf\xff\xff\xff\xff"],
+    "nested 100,000 deep": [b"\x91" * 100_000 + b"\xc0"],
+    "texts are numbers": [header(47, True, [1])],
+    "texts are nested": [header(47, True, [["a"]])],
+    "too many texts": [header(47, True, ["a"] * 257)],
+    "array without its frame": [header(2, 1, 1, 1, ["int64", [1]], ["int64", [0]]), bytes(8)],
+    "array is a number": [header(2, 1, 1, 1, 5, ["int64", [0]]), b"", b""],
+    "array of an unknown dtype": [
+        header(2, 1, 1, 1, ["object", [1]], ["int64", [0]]),
+        bytes(8),
+        b"",
+    ],
+    "list of floats": [header(2, 1, 1, 1, ["float64", [1]], ["int64", [0]]), bytes(8), b""],
+    "list of two dimensions": [
+        header(2, 1, 1, 1, ["int64", [1, 1]], ["int64", [0]]),
+        bytes(8),
+        b"",
+    ],
+    "shape is negative": [header(2, 1, 1, 1, ["int64", [-1]], ["int64", [0]]), bytes(8), b""],
+    "shape is true": [header(2, 1, 1, 1, ["int64", [True]], ["int64", [0]]), bytes(8), b""],
+    "shape overflows": [
+        header(2, 1, 1, 1, ["int64", [2**40]], ["int64", [0]]),
+        bytes(8),
+        b"",
+    ],
+    "shape of five dimensions": [
+        header(2, 1, 1, 1, ["int64", [1] * 5], ["int64", [0]]),
+        bytes(8),
+        b"",
+    ],
+    "bytes and shape differ": [
+        header(2, 1, 1, 1, ["int64", [2]], ["int64", [0]]),
+        bytes(8),
+        b"",
+    ],
+}
+
+
+@pytest.mark.parametrize("frames", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_bytes_are_refused(frames: list[Frame]) -> None:
+    refused(frames)
+    refused([memoryview(frame) for frame in frames])
+
+
+def test_another_version_is_named() -> None:
+    text = refused([msgpack.packb([MAGIC, 7, 24])])
+    assert "version 7" in text
+    assert f"speaks {VERSION}" in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ids": np.array([-1, 5])},
+        {"positions": np.array([-1, 5])},
+        {"ids": np.array([4])},
+        {"parents": np.array([3])},
+        {"positions": np.array([3])},
+        {"tokens": np.array([3])},
+        {"tokens": np.zeros(0, np.int64)},
+        {"seq": -1},
+        {"request": -1},
+        {"epoch": -1},
+        {"reserve": -1},
+        {"wanted": -1},
+        {"hidden": Tensor("float32", (3, 1), bytes(12))},
+        {"hidden": Tensor("float32", (2,), bytes(8))},
+        {"hidden": Tensor("float32", (2, 1), bytes(8)), "tokens": np.zeros(1, np.int64)},
+    ],
+)
+def test_segments_whose_parts_disagree_are_refused(changes: dict[str, object]) -> None:
+    refused(encode(_segment(**changes)))
+
+
+def test_limits_hold() -> None:
+    many = Retain(1, 1, 1, tuple(range(100)), ())
+    assert decode(encode(many), Limits(numbers=100)) == many
+    assert "too long" in refused(encode(many), Limits(numbers=99))
+    assert "frame too long" in refused(encode(many), Limits(frame_bytes=799))
+    assert "header too long" in refused(encode(Progress(1, "x" * 200)), Limits(header_bytes=200))
+    assert "text" in refused(encode(Progress(1, "x" * 11)), Limits(text_chars=10))
+    assert "rows" in refused(encode(_segment()), Limits(rows=1))
+    assert "number of frames" in refused(encode(_segment()), Limits(frames=4))
+    refused(encode(Progress(1, "x" * 41)), Limits(text_chars=10))
+
+
+def test_nothing_is_reserved_for_what_is_only_declared() -> None:
+    nested = b"\xdd\x00\x01\x00\x00" * 1_000  # a thousand nested arrays of 65,536 items each
+    texts = b"\x94\xa8edgespec\x01\x06\xdb\x00\x3f\xff\xff"
+    wide = b"\xdc\xff\xff" * 1_000
+    for frame in (nested, texts, wide, b"\xdc\x01\x00" * 1_000):
+        tracemalloc.start()
+        started = time.process_time()
+        refused([frame])
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 4 << 20
+        assert time.process_time() - started < 1.0
+
+
+# --- fuzzing --------------------------------------------------------------------------------------
+
+
+def survives(frames: list[Frame]) -> bool:
+    """Decode whatever it is: a message that can be encoded again, or the one error."""
+    try:
+        message = decode(frames)
+    except RemoteProtocolError:
+        return False
+    assert plain(decode(encode(message))) == plain(message)
+    return True
+
+
+@settings(max_examples=300)
+@given(st.lists(st.binary(max_size=40), max_size=5))
+def test_random_bytes(frames: list[Frame]) -> None:
+    survives(frames)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | INT64 | st.floats() | st.text(max_size=8) | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=400)
+@given(
+    st.sampled_from([*TAGS, 0, 99]),
+    st.lists(anything, max_size=12),
+    st.lists(st.binary(max_size=24), max_size=6),
+)
+def test_headers_of_random_values(tag: int, values: list[object], raw: list[bytes]) -> None:
+    survives([header(tag, *values), *raw])
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_one_field_replaced(data: st.DataObject) -> None:
+    message = data.draw(messages_of(data.draw(st.sampled_from(sorted(TAGS.values(), key=str)))))
+    frames = encode(message)
+    values = msgpack.unpackb(frames[0])
+    values[data.draw(st.integers(0, len(values) - 1))] = data.draw(anything)
+    survives([msgpack.packb(values), *frames[1:]])
+
+
+EXAMPLES: list[Message] = [
+    _segment(),
+    _segment(hidden=Tensor("float16", (2, 3), bytes(12)), tokens=np.zeros(0, np.int64)),
+    Retain(1, 2, 300, (1, 2), (5, 6, 70_000)),
+    Submit(1, "a prompt", 10, 0.5, 4, 1.0, 0.0, 2**64 - 1, ("stop", "é"), "flowspec"),
+    Heartbeat(),
+]
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)
+def test_mutated_frames(message: Message) -> None:
+    rng = random.Random(0)
+    refusals = 0
+    good = [bytes(frame) for frame in encode(message)]
+    for _ in range(2_000):
+        frames = [bytearray(frame) for frame in good]
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            frame = rng.choice(frames)
+            at = rng.randrange(len(frame) + 1)
+            match rng.randrange(6):
+                case 0 if at < len(frame):
+                    frame[at] = rng.randrange(256)
+                case 1:
+                    del frame[at:]
+                case 2:
+                    frame[at:at] = rng.randbytes(rng.randint(1, 5))
+                case 3:
+                    declares_much = struct.pack(
+                        ">BI", rng.choice(b"\xc6\xc9\xdb\xdd\xdf"), 2**32 - 1
+                    )
+                    frame[at:at] = declares_much
+                case 4 if len(frames) > 1:
+                    frames.remove(frame)
+                case _:
+                    frames.insert(rng.randrange(len(frames) + 1), bytearray(frame))
+        refusals += not survives([bytes(frame) for frame in frames])
+    assert refusals > 1_000
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "data"),
+    [
+        ("complex64", (1,), bytes(8)),
+        ("float32", (-1,), b""),
+        ("float32", (2,), bytes(7)),
+        ("float32", (2, 2), bytes(8)),
+    ],
+)
+def test_a_tensor_checks_itself(dtype: str, shape: tuple[int, ...], data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"dtype|extent|takes"):
+        Tensor(dtype, shape, data)
+
+
+@given(tensors(4), st.lists(st.integers(0, 3), max_size=6))
+def test_rows_of_a_tensor(tensor: Tensor, index: list[int]) -> None:
+    taken = tensor.take(np.array(index, np.int64))
+    row = len(tensor.data) // 4
+    assert taken.shape == (len(index), *tensor.shape[1:])
+    assert bytes(taken.data) == b"".join(bytes(tensor.data)[i * row : i * row + row] for i in index)
+
+
+def test_all_rows_of_a_tensor_are_the_tensor() -> None:
+    tensor = Tensor("float32", (3, 1), bytes(12))
+    assert tensor.take(np.arange(3)) is tensor
+    nothing = Tensor("float32", (0, 4), b"")
+    assert nothing.take(np.zeros(0, np.int64)).shape == (0, 4)
