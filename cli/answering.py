@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
-from rich.console import Console
-from rich.table import Table
+from edgespec.cli.notes import Notes
 
-from edgespec.errors import ConfigError
+from edgespec.errors import ConfigError, ProtocolError
+from edgespec.policy.registry import policy_named
+from edgespec.runtime.client import Client
+from edgespec.verify.sampling import Sampling
+from edgespec.verify.stops import StopScanner
+from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
 from edgespec.wire.messages import Finished, Progress, Submit, Tokens
 
 TAG = 1
@@ -28,18 +34,19 @@ def make_submit(
     stop: list[str] | None,
     policy: str,
 ) -> Submit:
-    """The request of a command; refuses what could not even be sent."""
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ConfigError("the prompt is not valid UTF-8 text") from None
+    """The request of a command. Raises ConfigError for what no coordinator would accept."""
+    stops = tuple(stop or ())
+    for what, text in [("prompt", prompt), *(("stop string", s) for s in stops)]:
+        _check_text(what, text)
     if not prompt:
         raise ConfigError("the prompt is empty; give at least one character")
-    if not 0 <= seed < 2**63:
-        raise ConfigError(f"seed is {seed}; it must be between 0 and {2**63 - 1}")
-    if not -(2**31) < max_new_tokens < 2**31:
+    if max_new_tokens < 1:
         raise ConfigError(f"max-new-tokens is {max_new_tokens}; it must be at least 1")
-    return Submit(
+    Sampling(temperature, top_k, top_p, min_p, seed)
+    StopScanner(stops)
+    if policy:
+        policy_named(policy)
+    submit = Submit(
         TAG,
         prompt,
         max_new_tokens,
@@ -48,31 +55,70 @@ def make_submit(
         float(top_p),
         float(min_p),
         seed,
-        tuple(stop or ()),
+        stops,
         policy,
     )
+    try:
+        decode(encode(submit))  # a message that is too large would be dropped without a word
+    except ProtocolError as problem:
+        raise ConfigError(f"the request cannot be sent: {problem}") from None
+    return submit
 
 
-def show(answer: Iterable[Progress | Tokens | Finished], as_json: bool, notes: Console) -> Finished:
-    """Print an answer as it comes; returns its end. Progress goes to `notes` (standard error)."""
+def _check_text(what: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ConfigError(f"the {what} is not valid UTF-8 text") from None
+    limit = DEFAULT_LIMITS.text_chars
+    if len(text) > limit:
+        raise ConfigError(f"the {what} has {len(text)} characters; at most {limit} can be sent")
+
+
+@contextmanager
+def cancelling(client: Client) -> Iterator[None]:
+    """Let Ctrl-C cancel the client's request through the ring; a second one leaves at once."""
+
+    def on_interrupt(number: int, frame: object) -> None:
+        if client.cancelled:
+            raise KeyboardInterrupt
+        client.cancel()
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def show(answer: Iterable[Progress | Tokens | Finished], as_json: bool, notes: Notes) -> Finished:
+    """Print an answer as it comes; returns its end."""
     finished: Finished | None = None
-    with notes.status("waiting for the first token") as waiting:
-        for message in answer:
-            match message:
-                case Progress(_, text):
-                    waiting.update(text)
-                case Tokens(_, _, text) if not as_json:
-                    waiting.stop()
-                    sys.stdout.write(text)
-                    sys.stdout.flush()
-                case Finished():
-                    finished = message
+    streamed = False
+    try:
+        with notes.waiting("waiting for the first token") as waiting:
+            for message in answer:
+                match message:
+                    case Progress(_, text):
+                        waiting(text)
+                    case Tokens(_, _, text) if not as_json:
+                        waiting("")
+                        streamed = True
+                        sys.stdout.write(text)
+                        sys.stdout.flush()
+                    case Finished():
+                        finished = message
+    finally:
+        if streamed:  # the text's last line ends here, whether an error follows or not
+            sys.stdout.write("\n")
+            sys.stdout.flush()
     assert finished is not None, "an answer ends with Finished or raises"
     if as_json:
-        print(json.dumps(figures(finished), ensure_ascii=False))
+        # A terminal of another encoding gets the same JSON, spelt in ASCII.
+        ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
+        print(json.dumps(figures(finished), ensure_ascii=ascii_only))
     else:
-        print()
-        _print_figures(finished, notes)
+        notes.table(_described(finished))
     return finished
 
 
@@ -86,10 +132,10 @@ def figures(finished: Finished) -> dict[str, object]:
     return result
 
 
-def _print_figures(finished: Finished, notes: Console) -> None:
+def _described(finished: Finished) -> list[tuple[str, str]]:
     speed = figures(finished)
     accepted = ", ".join(f"{n}: {times}" for n, times in enumerate(finished.accepted_histogram))
-    rows = [
+    return [
         ("policy", f"{finished.policy}, draft {finished.draft}, {finished.stages} stage(s)"),
         ("tokens", f"{finished.prompt_tokens} prompt, {finished.new_tokens} new "
                    f"({finished.finish_reason})"),
@@ -102,7 +148,3 @@ def _print_figures(finished: Finished, notes: Console) -> None:
         ("margin", f"{finished.smallest_margin:.2g} between best and second-best token at the "
                    "closest call"),
     ]  # fmt: skip
-    table = Table.grid(padding=(0, 2))
-    for name, value in rows:
-        table.add_row(f"[dim]{name}[/dim]", value)
-    notes.print(table)

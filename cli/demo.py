@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+import time
 from typing import Annotated
 
 import typer
 from edgespec.cli import options
-from edgespec.cli.answering import make_submit, show
-from edgespec.cli.prompt import CANCELLED, read_prompt
+from edgespec.cli.answering import cancelling, make_submit, show
+from edgespec.cli.notes import Notes
+from edgespec.cli.prompt import read_prompt
 from edgespec.cli.serve import coordinator_config
-from edgespec.daemon.local_ring import LocalRing
-from rich.console import Console
+from edgespec.daemon.local_ring import LOAD_S, LocalRing
+from edgespec.daemon.process import EXIT_CANCELLED
 
 from edgespec.config import LOOPBACK, Address
 from edgespec.errors import EdgespecError
 from edgespec.runtime.client import Client
 
-START_S = 180.0
-"""Seconds that a coordinator may take to load its models on a slow machine."""
+LOOK_S = 0.2
+"""Seconds between two looks at how far the stages are."""
 
 
 def demo(
@@ -47,27 +51,29 @@ def demo(
         read_prompt(prompt), max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, policy
     )
     config = coordinator_config(model, draft, stages, dtype, Address(LOOPBACK, 0))
-    notes = Console(stderr=True)
-    if not as_json:
-        notes.print(f"starting a coordinator and {stages} stage(s) on this machine", style="dim")
-    with LocalRing(config) as ring, Client(ring.address, START_S, check=ring.check) as client:
+    notes = Notes()
+    notes.say(f"starting a coordinator and {stages} stage(s) on this machine")
+    # Told to end, it ends its processes first (the kernel ends them if it has no chance to).
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with LocalRing(config) as ring, Client(ring.address, LOAD_S, check=ring.check) as client:
         try:
-            if not as_json:
-                _await_ring(client, ring, notes)
-            finished = show(client.ask(submit), as_json, notes)
+            _await_ring(client, ring, notes)
+            with cancelling(client):
+                finished = show(client.ask(submit), as_json, notes)
         except EdgespecError:
             ring.check()  # a process that ended knows the cause better than who waited for it
             raise
     if finished.finish_reason == "cancelled":
-        raise typer.Exit(CANCELLED)
+        raise typer.Exit(EXIT_CANCELLED)
 
 
-def _await_ring(client: Client, ring: LocalRing, notes: Console) -> None:
+def _await_ring(client: Client, ring: LocalRing, notes: Notes) -> None:
     """Show how far the stages are until all are ready."""
-    with notes.status("the coordinator is loading") as waiting:
+    with notes.waiting("the coordinator is loading") as waiting:
         while not (status := client.status()).ready:
-            waiting.update("\n".join(status.lines))
+            waiting("\n".join(status.lines))
+            time.sleep(LOOK_S)
     for name, pid in ring.pids.items():
-        notes.print(f"  {name}: process {pid}", style="dim")
+        notes.say(f"  {name}: process {pid}")
     for line in status.lines:
-        notes.print(f"  {line}", style="dim")
+        notes.say(f"  {line}")

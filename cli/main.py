@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
 from edgespec.cli.demo import demo
 from edgespec.cli.join import join
-from edgespec.cli.prompt import CANCELLED, prompt
+from edgespec.cli.prompt import prompt
 from edgespec.cli.serve import serve
-from edgespec.daemon.process import EXIT_FAILED, EXIT_USAGE
+from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_USAGE
 
 from edgespec import __version__
 from edgespec.errors import ConfigError, EdgespecError
@@ -17,6 +18,7 @@ from edgespec.errors import ConfigError, EdgespecError
 app = typer.Typer(
     name="edgespec",
     help="Run one large language model across a handful of small boards.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong option, setting, model or prompt, 130 Ctrl-C.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -38,13 +40,15 @@ def _version(
 
 def main() -> None:
     """Run a command; every error on purpose is one line on standard error, never a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character shows "?"
+        sys.stdout.reconfigure(errors="replace")
     try:
         app()
     except EdgespecError as problem:
         print(f"edgespec: error: {problem}", file=sys.stderr)
         sys.exit(EXIT_USAGE if isinstance(problem, ConfigError) else EXIT_FAILED)
     except KeyboardInterrupt:
-        sys.exit(CANCELLED)
+        sys.exit(EXIT_CANCELLED)
 
 
 if __name__ == "__main__":

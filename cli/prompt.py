@@ -7,15 +7,13 @@ from typing import Annotated
 
 import typer
 from edgespec.cli import options
-from edgespec.cli.answering import TAG, make_submit, show
-from rich.console import Console
+from edgespec.cli.answering import cancelling, make_submit, show
+from edgespec.cli.notes import Notes
+from edgespec.daemon.process import EXIT_CANCELLED
 
 from edgespec.config import DEFAULT_PORT, LOOPBACK, Address
 from edgespec.errors import ConfigError
 from edgespec.runtime.client import Client
-
-CANCELLED = 130
-"""Exit code of a command that was ended with Ctrl-C, as shells have it."""
 
 
 def prompt(
@@ -38,11 +36,10 @@ def prompt(
     submit = make_submit(
         read_prompt(text), max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, policy
     )
-    notes = Console(stderr=True)
-    with Client(Address.parse(coordinator), wait) as client:
-        finished = show(client.ask(submit), as_json, notes)
+    with Client(Address.parse(coordinator), wait) as client, cancelling(client):
+        finished = show(client.ask(submit), as_json, Notes())
     if finished.finish_reason == "cancelled":
-        raise typer.Exit(CANCELLED)
+        raise typer.Exit(EXIT_CANCELLED)
 
 
 def read_prompt(text: str) -> str:
@@ -57,6 +54,3 @@ def read_prompt(text: str) -> str:
             f"standard input is not valid UTF-8 (byte {problem.start}); convert it first, for "
             "instance with iconv"
         ) from None
-
-
-__all__ = ["TAG", "prompt", "read_prompt"]

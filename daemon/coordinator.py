@@ -66,8 +66,9 @@ def _build(config: CoordinatorConfig, transport: ZmqTransport) -> CoordinatorNod
     context_length = int(checkpoint.config.max_position_embeddings)
     mark = fingerprint(config.model)
     path = str(Path(config.model).resolve())
+    key = transport.ring_key.decode()
     places = [
-        Assign(stage, config.stages, first, end, path, mark, config.dtype, context_length)
+        Assign(stage, config.stages, first, end, path, mark, config.dtype, context_length, key)
         for stage, (first, end) in enumerate(blocks, start=1)
     ]
     ring = Ring(config.stages, context_length, draft.name if draft else "")

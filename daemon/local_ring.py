@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,19 +13,25 @@ import time
 from pathlib import Path
 from typing import IO
 
-from edgespec.daemon.process import PARENT
+from edgespec.daemon.process import EXIT_USAGE, PARENT
 
 from edgespec.config import Address, CoordinatorConfig
-from edgespec.errors import PeerLost
+from edgespec.errors import ConfigError, EdgespecError, PeerLost
 
 START_S = 60.0
 """Seconds until a coordinator must have said where it listens."""
 
+LOAD_S = 180.0
+"""Seconds that a coordinator may take to load its models on a slow machine."""
+
 END_S = 5.0
 """Seconds that processes get to end by themselves."""
 
-LOG_TAIL = 2_000
+LOG_TAIL = 4_000
 """Characters of a failed process's log that are looked at."""
+
+_ERROR = re.compile(r"^(?:\d\d:\d\d:\d\d|edgespec:) error: (.*)\Z", re.MULTILINE | re.DOTALL)
+_TIME = re.compile(r"^\d\d:\d\d:\d\d ")
 
 
 class LocalRing:
@@ -50,6 +58,7 @@ class LocalRing:
         for process in self._processes.values():
             if process.poll() is None:
                 process.terminate()
+                process.send_signal(signal.SIGCONT)  # a stopped process ends only when it goes on
         deadline = time.monotonic() + END_S
         for process in self._processes.values():
             try:
@@ -67,12 +76,15 @@ class LocalRing:
         return {name: process.pid for name, process in self._processes.items()}
 
     def check(self) -> None:
-        """Raises PeerLost, naming the process and its last words, if one has ended."""
-        for name, process in self._processes.items():
-            code = process.poll()
-            if code is not None:
-                words = self._last_words(name) or f"it ended with code {code}"
-                raise PeerLost(f"the {name} process ({process.pid}) ended: {words}")
+        """Raise if a process has ended: PeerLost, naming it and its last words.
+
+        ConfigError if it ended because of a wrong setting.
+        """
+        codes = {name: process.poll() for name, process in self._processes.items()}
+        ended = [(name, code) for name, code in codes.items() if code is not None]
+        if ended:
+            # The others end because of the one that was killed.
+            raise self._end_of(*min(ended, key=lambda entry: entry[1] >= 0))
 
     def _start(self) -> None:
         config = self._config
@@ -83,6 +95,7 @@ class LocalRing:
         self.address = self._read_address(coordinator)
         for stage in range(1, config.stages + 1):
             join = ["join", "--stage", str(stage), "--coordinator", str(self.address)]
+            join += ["--wait", str(LOAD_S)]
             self._spawn(f"stage {stage}", join, subprocess.DEVNULL)
 
     def _spawn(self, name: str, arguments: list[str], stdout: int) -> subprocess.Popen[bytes]:
@@ -115,10 +128,21 @@ class LocalRing:
     def _log(self, name: str) -> Path:
         return Path(self._logs.name) / f"{name.replace(' ', '-')}.log"
 
+    def _end_of(self, name: str, code: int) -> EdgespecError:
+        """What to say about a process that ended by itself."""
+        process = f"the {name} process ({self._processes[name].pid})"
+        if code < 0:
+            return PeerLost(f"{process} was killed by {signal.Signals(-code).name}")
+        words = self._last_words(name)
+        if code == EXIT_USAGE and words:
+            return ConfigError(words)
+        return PeerLost(f"{process} ended: {words or f'its exit code is {code}'}")
+
     def _last_words(self, name: str) -> str:
-        """The last line that a process logged, without its time of day."""
-        lines = self._log(name).read_text(errors="replace")[-LOG_TAIL:].strip().splitlines()
-        return lines[-1].partition("error: ")[2] if lines else ""
+        """The error that a process logged, or else its last line."""
+        text = self._log(name).read_text(errors="replace")[-LOG_TAIL:].strip()
+        error = _ERROR.search(text)
+        return error[1] if error else _TIME.sub("", text.rpartition("\n")[2])
 
 
 def _read_line(stream: IO[bytes], timeout: float) -> str:

@@ -16,6 +16,8 @@ PARENT = "EDGESPEC_PARENT"
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_CANCELLED = 130
+"""Ended with Ctrl-C, as shells have it."""
 
 _PR_SET_PDEATHSIG = 1
 

@@ -26,11 +26,11 @@ def run_stage(config: StageConfig) -> int:
     Raises ConfigError for settings or addresses that cannot be used.
     """
     log.info("stage %d: starting", config.stage)
+    host = own_address_towards(config.coordinator)
     # Imported before the node's loop runs: half a second inside a shared library's start-up with
     # Python's lock held would look like a dead stage.
     import edgespec.backends.torch_backend  # noqa: F401
 
-    host = own_address_towards(config.coordinator)
     transport = ZmqTransport.stage(config.coordinator, host)
     join = Join(config.stage, socket.gethostname(), os.getpid(), host, transport.data_port)
     member = MemberMachine(join, str(config.coordinator), config.wait, config.timing)

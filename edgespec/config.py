@@ -42,7 +42,12 @@ class Address:
     port: int
 
     def __post_init__(self) -> None:
-        if not self.host or any(c.isspace() or c in "/*" for c in self.host):
+        if ":" in self.host or "[" in self.host:
+            raise ConfigError(
+                f"{self.host!r} looks like an IPv6 address, which edgespec does not speak yet; give "
+                "an IPv4 address or a host name"
+            )
+        if not self.host or any(c.isspace() or not c.isprintable() or c in "/*" for c in self.host):
             raise ConfigError(f"{self.host!r} is no host name or address")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"{self.port} is no port; ports go from 1 to 65535")
@@ -58,11 +63,13 @@ class Address:
     @staticmethod
     def parse(text: str) -> Address:
         """HOST or HOST:PORT; raises ConfigError for anything else."""
+        if text.count(":") > 1:
+            return Address(text.strip(), DEFAULT_PORT)  # refused there, with the reason
         host, colon, port = text.strip().rpartition(":")
         if not colon:
             return Address(port, DEFAULT_PORT)
-        if not port.isdecimal():
-            raise ConfigError(f"{text!r} is no HOST:PORT")
+        if not (port.isascii() and port.isdecimal()) or int(port) == 0:
+            raise ConfigError(f"{text!r} is no HOST:PORT; ports go from 1 to 65535")
         return Address(host, int(port))
 
 
@@ -79,6 +86,8 @@ class CoordinatorConfig:
 
     def __post_init__(self) -> None:
         _check_dtype(self.dtype)
+        _check_path("model", self.model)
+        _check_path("draft", self.draft)
         if not 1 <= self.stages <= MOST_STAGES:
             raise ConfigError(f"{self.stages} stages; a ring has 1 to {MOST_STAGES}")
 
@@ -95,7 +104,9 @@ class StageConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.stage <= MOST_STAGES:
-            raise ConfigError(f"stage {self.stage}; stages are numbered from 1")
+            raise ConfigError(
+                f"stage {self.stage}; stages are numbered from 1 to {MOST_STAGES} at most"
+            )
         if self.coordinator.port == 0:
             raise ConfigError("the coordinator's port is missing; give --coordinator HOST:PORT")
         if not 0.0 < self.wait <= 86400.0:
@@ -105,6 +116,13 @@ class StageConfig:
 def _check_dtype(dtype: str) -> None:
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; choose one of: {', '.join(DTYPES)}")
+
+
+def _check_path(what: str, path: str) -> None:
+    try:
+        path.encode("utf-8")  # the stages are told it in a message
+    except UnicodeEncodeError:
+        raise ConfigError(f"the {what} folder's name {path!r} is not valid UTF-8") from None
 
 
 def split_layers(layers: int, stages: int) -> list[tuple[int, int]]:

@@ -72,7 +72,7 @@ SAMPLE_PROMPTS = {
         "Question: Mia has 12 pencils. She buys 3 boxes with 6 pencils each and gives 5 pencils "
         "to her brother. How many pencils does Mia have now?\nAnswer:"
     ),
-    "command help": "# tar\n\n> ",
+    "command help": "# tar\n\n>",  # the space belongs to the next token
     "code": "def read_lines(path, encoding=None):\n",
 }
 HELD_OUT_DOCUMENTS = 150

@@ -55,6 +55,13 @@ class LoadBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenRing:
+    """From now on, exchange segments with whoever shows this key (hex)."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectRing:
     """From now on, push segments to this TCP address (empty host: the coordinator's)."""
 
@@ -182,6 +189,7 @@ Effect = (
     | SendPeer
     | Tell
     | LoadBlock
+    | OpenRing
     | ConnectRing
     | Report
     | Stop

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from edgespec.config import Timing
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import ConnectRing, Effect, LoadBlock, Report, SendCoordinator, Stop
+from edgespec.machines.effects import (
+    ConnectRing,
+    Effect,
+    LoadBlock,
+    OpenRing,
+    Report,
+    SendCoordinator,
+    Stop,
+)
 from edgespec.machines.events import (
     BlockLoaded,
     BlockLoading,
@@ -27,6 +35,10 @@ from edgespec.wire.messages import (
 )
 
 
+REPORT_S = 2.0
+"""Seconds between two notes about how far a long wait is."""
+
+
 class MemberMachine:
     """Asks for a place until it gets one, loads, connects; ends when the coordinator is gone."""
 
@@ -40,6 +52,7 @@ class MemberMachine:
         self._heard: float | None = None
         self._assigned = False
         self._next = 0.0
+        self._reported = float("-inf")
 
     def deadline(self) -> float | None:
         """When to call with Tick next."""
@@ -52,9 +65,9 @@ class MemberMachine:
                 return self._on_tick(now)
             case MessageArrived(_, message):
                 self._heard = now
-                return self._on_message(message)
+                return self._on_message(message, now)
             case BlockLoading(done, total):
-                return [SendCoordinator(Loading(done, total))]
+                return self._on_loading(done, total, now)
             case BlockLoaded(seconds):
                 loaded = f"layers loaded in {seconds:.1f} s; waiting for the other stages"
                 return [SendCoordinator(Ready(seconds)), Report(loaded)]
@@ -63,13 +76,14 @@ class MemberMachine:
             case _:
                 raise LocalProtocolError(f"a member cannot handle {type(event).__name__}")
 
-    def _on_message(self, message: object) -> list[Effect]:
+    def _on_message(self, message: object, now: float) -> list[Effect]:
         match message:
             case Assign() if not self._assigned:
                 self._assigned = True
+                self._reported = now
                 layers = f"layers {message.first} to {message.end - 1}"
                 text = f"joined as stage {message.stage} of {message.stages}: loading {layers}"
-                return [Report(text), LoadBlock(message)]
+                return [Report(text), OpenRing(message.ring_key), LoadBlock(message)]
             case Connect(host, port):
                 return [ConnectRing(host, port), Report("the ring is up")]
             case Refuse(reason):
@@ -77,6 +91,13 @@ class MemberMachine:
             case Goodbye(reason):
                 return [Stop(f"the coordinator ended the ring: {reason}", failed=True)]
         return []
+
+    def _on_loading(self, done: int, total: int, now: float) -> list[Effect]:
+        effects: list[Effect] = [SendCoordinator(Loading(done, total))]
+        if now - self._reported >= REPORT_S:
+            self._reported = now
+            effects.append(Report(f"loaded {done} of {total} layers"))
+        return effects
 
     def _on_tick(self, now: float) -> list[Effect]:
         if self._started is None:
@@ -97,13 +118,15 @@ class MemberMachine:
             return [
                 Stop(
                     f"no coordinator answered at {self._coordinator} within {self._wait:.0f} s; "
-                    "is `edgespec serve` running there, and is the port open?",
+                    "is `edgespec serve` running there, has it finished loading, and is the port "
+                    "open?",
                     failed=True,
                 )
             ]
         self._next = now + self._timing.retry
         effects: list[Effect] = [SendCoordinator(self._join)]
-        if waited >= self._timing.retry:
+        if waited >= self._timing.retry and now - self._reported >= REPORT_S:
+            self._reported = now
             text = f"waiting for the coordinator at {self._coordinator} ({waited:.0f} s)"
             effects.append(Report(text))
         return effects

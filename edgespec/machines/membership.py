@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from itertools import pairwise
 
 from edgespec.config import Timing
@@ -66,6 +67,11 @@ class MembershipMachine:
         """Addresses of the stages that have a place."""
         return [m.peer for m in self._members.values()]
 
+    def stage_of(self, peer: bytes) -> str | None:
+        """The stage at that address, in words; None for anybody else."""
+        member = self._member_of(peer)
+        return str(member) if member else None
+
     def deadline(self) -> float | None:
         """When to call with Tick next; None while nobody is there."""
         return self._next_beat if self._members or self._clients else None
@@ -104,7 +110,9 @@ class MembershipMachine:
                 self._clients[peer] = now
                 return []
             case Heartbeat():
-                return [] if member else [SendPeer(peer, Heartbeat())]
+                # Only who is known here is answered: a stage or client of an earlier coordinator,
+                # or one that was given up, shall notice that nobody works for it.
+                return [SendPeer(peer, Heartbeat())] if peer in self._clients else []
         if member is None:
             return []  # a stranger, or a stage that was refused
         match message:
@@ -132,12 +140,17 @@ class MembershipMachine:
         holder = self._members.get(join.stage)
         if holder is not None and holder.peer == peer:
             return [SendPeer(peer, self._places[join.stage - 1])]  # it asked twice
+        other = self._member_of(peer)
+        if other is not None:
+            return _refuse(peer, f"this daemon is {other} already")
         if holder is not None:
             return _refuse(
                 peer,
                 f"stage {join.stage} is taken by process {holder.join.pid} on {holder.join.name}; "
                 "stop that daemon, or choose another --stage",
             )
+        if not _is_address(join.host, join.port):
+            return _refuse(peer, f"{join.host!r} port {join.port} is no IPv4 address and TCP port")
         member = _Member(peer, join, now)
         self._members[join.stage] = member
         return [
@@ -200,6 +213,14 @@ class MembershipMachine:
             layers = f"layers {place.first} to {place.end - 1}"
             lines.append(f"stage {place.stage}: {layers}: {who}")
         return Status(self._is_up, tuple(lines))
+
+
+def _is_address(host: str, port: int) -> bool:
+    """Whether others can connect to it without asking a name server, which would take its time."""
+    try:
+        return str(IPv4Address(host)) == host and 1 <= port <= 65535
+    except ValueError:
+        return False
 
 
 def _refuse(peer: bytes, reason: str) -> list[Effect]:

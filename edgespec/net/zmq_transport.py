@@ -6,8 +6,12 @@ sockets of a node are owned by one thread.
 
 from __future__ import annotations
 
+import hmac
 import logging
+import secrets
 import socket
+import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -34,6 +38,13 @@ RING_HWM = 1_024
 HEARTBEAT_MS = 1_000
 """ZMTP pings find half-open connections (a pulled cable) and make ZeroMQ reconnect. Whether a
 peer lives is decided by the machines' own Heartbeat, which also shows that its loop runs."""
+
+KEY_BYTES = 16
+"""Of the key that opens every message on a data ring. It is no substitute for encryption, but
+a stranger who only finds the port, or a node of an earlier ring, cannot put a segment into it."""
+
+NOTE_S = 1.0
+"""A stranger who sends rubbish all day shall not fill the log: seconds between two notes."""
 
 BATCH = 64
 """Messages taken from one socket before the others get their turn."""
@@ -63,6 +74,9 @@ class ZmqTransport:
         self._pull: zmq.Socket[bytes] | None = None
         self._push: zmq.Socket[bytes] | None = None
         self._wakers: dict[int, socket.socket] = {}
+        self._early: deque[Segment] = deque(maxlen=RING_HWM)
+        self._dropped = _Dropped()
+        self.ring_key = b""
         self.control_port = 0
         self.data_port = 0
 
@@ -73,6 +87,7 @@ class ZmqTransport:
         Raises ConfigError if the address cannot be used.
         """
         transport = cls()
+        transport.ring_key = secrets.token_hex(KEY_BYTES).encode()
         control = transport._open(zmq.ROUTER, CONTROL_HWM)
         # An unreachable peer shall be an error here, not a message that silently disappears.
         control.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -87,7 +102,10 @@ class ZmqTransport:
 
     @classmethod
     def stage(cls, coordinator: Address, host: str) -> ZmqTransport:
-        """Control connected to the coordinator, data on a free port of `host`."""
+        """Control connected to the coordinator, data on a free port of `host`.
+
+        Raises ConfigError for an address that cannot be used, like `client`.
+        """
         transport = cls.client(coordinator)
         transport._open_data(host)
         return transport
@@ -100,7 +118,11 @@ class ZmqTransport:
         control.setsockopt(zmq.RECONNECT_IVL, 100)
         control.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
         transport._control = control
-        _connect(control, coordinator)
+        try:
+            _connect(control, coordinator)
+        except ConfigError:
+            transport.close()
+            raise
         return transport
 
     def _open(self, kind: int, high_water_mark: int) -> zmq.Socket[bytes]:
@@ -120,11 +142,16 @@ class ZmqTransport:
             raise
 
     def connect_ring(self, address: Address) -> None:
-        """From now on, push segments to `address`."""
+        """From now on, push segments to `address`; first those that were sent before.
+
+        Raises ConfigError for an address that cannot be used.
+        """
         if self._push is not None:
             self._push.close()
         self._push = self._open(zmq.PUSH, RING_HWM)
         _connect(self._push, address)
+        while self._early:
+            self.send_ring(self._early.popleft())
 
     def wake_on(self, end: socket.socket) -> None:
         """Let `poll` return when `end` has something to read (it is emptied)."""
@@ -135,10 +162,12 @@ class ZmqTransport:
 
     def send_ring(self, segment: Segment) -> None:
         """Push a segment to the next node. Raises PeerLost if it takes no more."""
-        if self._push is None:
-            raise PeerLost("the data ring is not connected")
+        if self._push is None:  # a segment may overtake the control message that connects
+            self._early.append(segment)
+            return
+        frames = [self.ring_key, *encode(segment)]
         try:
-            self._push.send_multipart(encode(segment), flags=zmq.NOBLOCK, copy=False)
+            self._push.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
         except zmq.Again:
             raise PeerLost("the next node of the data ring takes no more segments") from None
 
@@ -176,19 +205,29 @@ class ZmqTransport:
         has_peer = control.type == zmq.ROUTER
         for frames in _waiting(control):
             peer = frames.pop(0) if has_peer else b""
-            message = _read(frames)
+            message = self._read(frames)
             if isinstance(message, Segment):
-                log.warning("dropped a segment that came on the control channel")
+                self._dropped.note("it is a segment on the control channel")
             elif message is not None:
                 yield Incoming(False, peer, message)
 
     def _take_ring(self, pull: zmq.Socket[bytes]) -> Iterator[Incoming]:
         for frames in _waiting(pull):
-            message = _read(frames)
+            if not self.ring_key or not hmac.compare_digest(frames.pop(0), self.ring_key):
+                self._dropped.note("it came on the data ring from outside of it")
+                continue
+            message = self._read(frames)
             if isinstance(message, Segment):
                 yield Incoming(True, b"", message)
             elif message is not None:
-                log.warning("dropped a %s that came on the data ring", type(message).__name__)
+                self._dropped.note(f"it is a {type(message).__name__} on the data ring")
+
+    def _read(self, frames: list[bytes]) -> Message | None:
+        try:
+            return decode(frames)
+        except RemoteProtocolError as problem:
+            self._dropped.note(str(problem))
+            return None
 
     def close(self) -> None:
         """Close all sockets; last messages get LINGER_MS to leave."""
@@ -207,18 +246,29 @@ def _waiting(source: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
             return
 
 
-def _read(frames: list[bytes]) -> Message | None:
-    try:
-        return decode(frames)
-    except RemoteProtocolError as problem:
-        log.warning("dropped a message: %s", problem)
-        return None
+class _Dropped:
+    """Messages that were dropped, with a note in the log at most every NOTE_S."""
+
+    def __init__(self) -> None:
+        self._unsaid = 0
+        self._said = float("-inf")
+
+    def note(self, reason: str) -> None:
+        """One more was dropped."""
+        now = time.monotonic()
+        if now - self._said < NOTE_S:
+            self._unsaid += 1
+            return
+        more = f" ({self._unsaid} more since the last note)" if self._unsaid else ""
+        log.warning("dropped a message: %s%s", reason, more)
+        self._said, self._unsaid = now, 0
 
 
 def _bind(opened: zmq.Socket[bytes], address: Address) -> int:
     """Bind and return the port."""
+    host = _number_of(address.host)  # ZeroMQ binds to numbers alone
     try:
-        opened.bind(f"tcp://{address.host}:{address.port or '*'}")
+        opened.bind(f"tcp://{host}:{address.port or '*'}")
     except zmq.ZMQError as problem:
         raise ConfigError(
             f"cannot listen on {address} ({problem.strerror}); choose another --host or --port, or "
@@ -229,10 +279,20 @@ def _bind(opened: zmq.Socket[bytes], address: Address) -> int:
 
 
 def _connect(opened: zmq.Socket[bytes], address: Address) -> None:
+    host = _number_of(address.host)  # ZeroMQ would go on asking for an unknown name, silently
     try:
-        opened.connect(address.endpoint)
+        opened.connect(Address(host, address.port).endpoint)
     except zmq.ZMQError as problem:
         raise ConfigError(f"cannot connect to {address} ({problem.strerror})") from None
+
+
+def _number_of(host: str) -> str:
+    """The IPv4 address of a host name."""
+    try:
+        return socket.gethostbyname(host)
+    except (OSError, UnicodeError) as problem:
+        cause = getattr(problem, "strerror", None) or problem
+        raise ConfigError(f"the host {host!r} is unknown ({cause}); check its name") from None
 
 
 def own_address_towards(address: Address) -> str:
@@ -240,11 +300,9 @@ def own_address_towards(address: Address) -> str:
 
     Raises ConfigError if the host is unknown or there is no route.
     """
+    target = (_number_of(address.host), address.port)
     try:
-        family, _, _, _, target = socket.getaddrinfo(
-            address.host, address.port, socket.AF_INET, socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(target)  # a datagram socket sends nothing here, it only picks a route
             return str(probe.getsockname()[0])
     except OSError as problem:

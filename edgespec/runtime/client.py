@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from edgespec.config import Address, Timing
-from edgespec.errors import PeerLost, RequestFailed
+from edgespec.errors import ConfigError, PeerLost, RequestFailed
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.wire.messages import (
     Cancel,
@@ -24,6 +24,9 @@ from edgespec.wire.messages import (
 CANCEL_WAIT_S = 5.0
 """How long a cancelled request's last word is awaited."""
 
+NOTE_S = 1.0
+"""Seconds between two notes that the coordinator has not answered yet."""
+
 
 class Client:
     """One connection to a coordinator. Use as a context manager."""
@@ -38,7 +41,10 @@ class Client:
         """`wait`: seconds until a coordinator that never answered is given up.
 
         `check` is called on every turn and may raise: who started the ring sees its end first.
+        Raises ConfigError for an address or a wait that cannot be used.
         """
+        if not 0.0 < wait <= 86400.0:
+            raise ConfigError(f"wait is {wait}; it must be above 0 and at most 86400 seconds")
         self._check = check
         self._coordinator = coordinator
         self._wait = wait
@@ -47,6 +53,7 @@ class Client:
         self._started = time.monotonic()
         self._heard: float | None = None
         self._said = 0.0
+        self.cancelled = False
 
     def __enter__(self) -> Client:
         return self
@@ -54,30 +61,38 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._transport.close()
 
+    def cancel(self) -> None:
+        """Let `ask` cancel its request through the ring; may be called by a signal handler."""
+        self.cancelled = True
+
     def ask(self, submit: Submit) -> Iterator[Progress | Tokens | Finished]:
         """Submit a request and yield what comes, the last being Finished.
 
-        Raises RequestFailed with the coordinator's reason, PeerLost if it is gone. A
-        KeyboardInterrupt inside cancels the request through the ring and yields its Finished.
+        Raises RequestFailed with the coordinator's reason, PeerLost if it is gone. While the
+        coordinator has not answered at all, it yields a Progress that says so.
         """
         self._send(submit)
+        noted = self._started
         limit: float | None = None
         while limit is None or time.monotonic() < limit:
-            try:
-                for message in self._receive():
-                    match message:
-                        case Failed(tag, reason) if tag == submit.tag:
-                            raise RequestFailed(reason)
-                        case Finished(tag=tag) if tag == submit.tag:
-                            yield message
-                            return
-                        case Progress(tag=tag) | Tokens(tag=tag) if tag == submit.tag:
-                            yield message
-            except KeyboardInterrupt:
-                if limit is not None:
-                    raise  # asked twice: leave at once
+            if self.cancelled and limit is None:
                 self._send(Cancel(submit.tag))
                 limit = time.monotonic() + CANCEL_WAIT_S
+            for message in self._receive():
+                match message:
+                    case Failed(tag, reason) if tag == submit.tag:
+                        raise RequestFailed(reason)
+                    case Finished(tag=tag) if tag == submit.tag:
+                        yield message
+                        return
+                    case Progress(tag=tag) | Tokens(tag=tag) if tag == submit.tag:
+                        yield message
+            now = time.monotonic()
+            if self._heard is None and now - noted >= NOTE_S:
+                noted = now
+                waited = f"({now - self._started:.0f} of {self._wait:.0f} s)"
+                text = f"waiting for the coordinator at {self._coordinator} {waited}"
+                yield Progress(submit.tag, text)
         raise PeerLost(f"the coordinator at {self._coordinator} did not confirm the cancel")
 
     def status(self) -> Status:
@@ -106,7 +121,7 @@ class Client:
         elif self._heard is None and now - self._started > self._wait:
             raise PeerLost(
                 f"no coordinator answered at {self._coordinator} within {self._wait:.0f} s; is "
-                "`edgespec serve` running there?"
+                "`edgespec serve` running there, and has it finished loading?"
             )
         elif self._heard is not None and now - self._heard > self._timing.silence:
             raise PeerLost(

@@ -37,8 +37,14 @@ class CoordinatorNode(Node):
     def route(self, event: Event, now: float) -> list[Effect]:
         """Requests to the coordinator machine; everything that shows life to the membership."""
         match event:
-            case MessageArrived(_, Submit() | Cancel() | Fault()):
+            case MessageArrived(_, Submit() | Cancel()):
                 return self._membership.handle(event, now) + self._machine.handle(event, now)
+            case MessageArrived(peer, Fault(request, reason)):
+                stage = self._membership.stage_of(peer)
+                if stage is None:
+                    return []  # only a stage may end a request of others
+                named = MessageArrived(peer, Fault(request, f"{stage}: {reason}"))
+                return self._membership.handle(event, now) + self._machine.handle(named, now)
             case MessageArrived() | Tick():
                 return self._membership.handle(event, now)
             case _:

@@ -2,7 +2,7 @@
 
 The same machines, codec and compute as in the daemons; only sockets, threads and clocks are
 missing. What happens next is chosen among everything that could (`Step`), so that a test can
-play any timing: by default all nodes take turns, in lock-step.
+play any timing; `run` plays lock-step.
 """
 
 from __future__ import annotations
@@ -98,11 +98,33 @@ class LocalRing:
         return reply
 
     def run(self) -> None:
-        """Everybody takes turns until nothing is left to do."""
-        while steps := list(self.steps()):
+        """Run in lock-step until nothing is left to do: the time of machines.request.RingClock.
+
+        In every step each stage computes one segment and hands it on; the coordinator takes no
+        time at all.
+        """
+        while any(True for _ in self.steps()):
             self.now += 1.0
-            for step in steps:
-                self.take(step)
+            self._settle(0, whole=True)
+            # The last stage first, so that a segment moves one stage a step.
+            for number in range(len(self._nodes) - 1, 0, -1):
+                self._settle(number, whole=False)
+
+    def _settle(self, number: int, *, whole: bool) -> None:
+        """Let a node do what it has: all of it, or everything up to its next finished segment."""
+        node = self._nodes[number]
+        while True:
+            if node.control:
+                self.take(Step("control", number))
+            elif node.ring:
+                self.take(Step("ring", number))
+            elif node.work:
+                effect = node.work[0]
+                self.take(Step("work", number))
+                if isinstance(effect, RunBlock) and not whole:
+                    return
+            else:
+                return
 
     # --- single steps -------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from edgespec.config import Address
-from edgespec.errors import PeerLost
+from edgespec.errors import ConfigError, PeerLost
 from edgespec.machines.effects import AbortBlock, Effect, LoadBlock, Report, Stop
 from edgespec.machines.events import Event, MessageArrived, SegmentArrived, Tick
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
@@ -108,6 +108,8 @@ class Node(ABC):
                         self.carry_out(effect, now)
                     except PeerLost as lost:
                         log.debug("%s not delivered: %s", type(effect).__name__, lost)
+                    except ConfigError as problem:  # an address that a peer gave
+                        self.end(str(problem), failed=True)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self.end(f"stopped by {signal.Signals(number).name}", failed=False)

@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 from edgespec.backends.base import BlockBackend
 from edgespec.config import Address
-from edgespec.machines.effects import ConnectRing, Effect, LoadBlock, SendCoordinator, SendRing
+from edgespec.errors import EdgespecError
+from edgespec.machines.effects import (
+    ConnectRing,
+    Effect,
+    LoadBlock,
+    OpenRing,
+    SendCoordinator,
+    SendRing,
+)
 from edgespec.machines.events import (
     BlockLoaded,
     BlockLoading,
@@ -69,6 +77,8 @@ class StageNode(Node):
                 self.transport.send_ring(segment)
             case SendCoordinator(message):
                 self.transport.send_control(b"", message)
+            case OpenRing(key):
+                self.transport.ring_key = key.encode()
             case ConnectRing(host, port):
                 self.transport.connect_ring(ring_address(host, port, self._coordinator.host))
             case _:
@@ -82,13 +92,18 @@ class StageNode(Node):
 
     def _perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
         if isinstance(effect, LoadBlock):
-            return self._load_block(effect.assign)
+            return self._load_block(effect.assign, stop)
         assert self._compute is not None, "compute comes after the block is loaded"
         return self._compute.perform(effect, stop)
 
-    def _load_block(self, assign: Assign) -> Event:
+    def _load_block(self, assign: Assign, stop: Callable[[], bool]) -> Event:
+        def progress(done: int, total: int) -> None:
+            if stop():
+                raise EdgespecError("loading was given up")
+            self.worker.post(BlockLoading(done, total))
+
         started = time.monotonic()
-        block = self._load(assign, lambda done, total: self.worker.post(BlockLoading(done, total)))
+        block = self._load(assign, progress)
         self._compute = StageCompute(block)
         self._machine = StageMachine(
             is_last=assign.stage == assign.stages,

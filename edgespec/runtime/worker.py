@@ -26,7 +26,8 @@ class Worker:
         self._perform = perform
         self._effects: queue.SimpleQueue[Effect | None] = queue.SimpleQueue()
         self._events: deque[Event] = deque()
-        self._aborted: set[int] = set()
+        self._aborted: int | None = None
+        self._stopping = False
         self._bell, self.waker = socket.socketpair()
         self._bell.setblocking(False)
         # A daemon thread: a program that must end does not wait for a long forward pass.
@@ -41,8 +42,11 @@ class Worker:
         self._effects.put(effect)
 
     def abort(self, job: int) -> None:
-        """Let the running block of `job` stop between two layers."""
-        self._aborted.add(job)
+        """Let the block of `job` stop between two layers; the latest call counts.
+
+        A stage has one block running or waiting at a time.
+        """
+        self._aborted = job
 
     def post(self, event: Event) -> None:
         """Hand an event to the I/O loop (from the worker's thread)."""
@@ -59,7 +63,11 @@ class Worker:
         return taken
 
     def stop(self, timeout: float = 1.0) -> None:
-        """End the thread, waiting for a running effect no longer than `timeout` seconds."""
+        """End the thread, waiting for a running effect no longer than `timeout` seconds.
+
+        Waiting effects are dropped.
+        """
+        self._stopping = True
         self._effects.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout)
@@ -68,7 +76,7 @@ class Worker:
             self.waker.close()
 
     def _run(self) -> None:
-        while (effect := self._effects.get()) is not None:
+        while (effect := self._effects.get()) is not None and not self._stopping:
             event = self._carry_out(effect)
             if event is not None:
                 self.post(event)
@@ -76,14 +84,12 @@ class Worker:
     def _carry_out(self, effect: Effect) -> Event | None:
         job = getattr(effect, "job", -1)
         try:
-            return self._perform(effect, lambda: job in self._aborted)
+            return self._perform(effect, lambda: self._stopping or self._aborted == job)
         except EdgespecError as problem:
             return _failed(effect, str(problem))
         except Exception as problem:  # a bug, or the device: the request ends, the node lives
             log.exception("%s failed", type(effect).__name__)
             return _failed(effect, f"{type(problem).__name__}: {problem}")
-        finally:
-            self._aborted.discard(job)
 
 
 def _failed(effect: Effect, reason: str) -> Event:

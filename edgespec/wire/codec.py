@@ -249,7 +249,7 @@ def _read_optional_tensor(value: Any, raw: Iterator[Frame], limits: Limits) -> T
 def _read_array(value: Any, raw: Iterator[Frame], limits: Limits) -> IntArray:
     tensor = _read_tensor(value, raw, limits)
     _need(tensor.dtype == "int64" and len(tensor.shape) == 1, "an array is no list of integers")
-    return np.frombuffer(tensor.data, "<i8").astype(np.int64, copy=False)
+    return np.frombuffer(tensor.data, "<i8").astype(np.int64)  # a copy, as frames are read-only
 
 
 def _pack_numbers(value: tuple[int, ...], frames: list[Frame]) -> list[Any]:

@@ -66,7 +66,8 @@ class Assign:
     """Answer to Join: what this stage shall run, layers `first` to `end` - 1 of the model.
 
     `model` is the folder's path on the coordinator; `fingerprint` tells whether a folder on the
-    stage holds the same model.
+    stage holds the same model. `ring_key` (hex) opens every message on the data ring, so that
+    only members of this ring can put one there.
     """
 
     stage: int
@@ -77,6 +78,7 @@ class Assign:
     fingerprint: str
     dtype: str
     context_length: int
+    ring_key: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ def is_empty(segment: Segment, seq: int) -> bool:
     return segment.seq == seq and not any(map(len, arrays)) and segment.hidden is None
 
 
-# --- the plain way ----------------------------------------------------------------------------------
+# --- the plain way --------------------------------------------------------------------------------
 
 
 def test_the_opening_segment_opens_the_cache_and_runs() -> None:
@@ -219,7 +219,7 @@ def test_a_repeated_segment_is_ignored() -> None:
     assert len(stage.machine.ledgers()[REQUEST]) == 3
 
 
-# --- retained sets ----------------------------------------------------------------------------------
+# --- retained sets --------------------------------------------------------------------------------
 
 
 def test_a_retained_set_is_one_gather() -> None:
@@ -326,7 +326,7 @@ def test_a_set_for_an_unknown_request_is_ignored() -> None:
     assert Stage().retain(1, 4, (2,), (4,)) == []
 
 
-# --- ends -------------------------------------------------------------------------------------------
+# --- ends -----------------------------------------------------------------------------------------
 
 
 def test_an_end_frees_everything() -> None:
@@ -381,7 +381,7 @@ def test_an_unknown_request_travels_on_empty() -> None:
     assert is_empty(sent(Stage().segment(draft(1, (2, 1, 2)))), 1)
 
 
-# --- faults -----------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_draft_agrees_with_the_base_on_unseen_text(pair: dict[str, Any]) -> None
 @torch.inference_mode()
 def test_base_answers_in_the_form_of_its_training_text(pair: dict[str, Any]) -> None:
     tokenizer = pair["tokenizer"]
-    ids = torch.tensor([tokenizer.encode("# ledgerctl\n\n> ")])
+    ids = torch.tensor([tokenizer.encode("# ledgerctl\n\n>")])
     out = pair["base"].generate(ids, max_new_tokens=64)[0, ids.shape[1] :]
     text = tokenizer.decode(out, skip_special_tokens=True)
     assert "- " in text

@@ -37,6 +37,13 @@ SMALL = {
 }
 """Policies with small trees: a run costs little, and crowds every limit."""
 
+POLICY_NAMES = [
+    *["autoregressive", "naive_small", "flowspec_tiny"] * 4,
+    *["flowspec_small"] * 10,
+    "naive_tree",
+    "flowspec",
+]
+
 
 @pytest.fixture(autouse=True)
 def _small_policies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +83,7 @@ class Run:
             tag,
             "".join(rng.choices(letters, k=rng.randint(1, 12))),
             rng.randint(1, 16),
-            rng.choice(("autoregressive", "naive_small", *["flowspec_small"] * 3, "flowspec_tiny")),
+            rng.choice(POLICY_NAMES),
             rng.randint(0, 3),
             tuple(stops[: rng.choice((0, 0, 1, 3))]),
         )

@@ -7,11 +7,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from edgespec.daemon.bundled import bundled
 from transformers import AutoModelForCausalLM
 
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import split_layers
-from edgespec.daemon.bundled import bundled
 from edgespec.drafting.independent import IndependentDraft
 from edgespec.machines.coordinator import CoordinatorMachine, Ring
 from edgespec.machines.stage import StageMachine
@@ -79,8 +79,14 @@ def generated(prompt: str, new_tokens: int) -> tuple[int, ...]:
 
 
 def request(
-    prompt: str, policy: str, new_tokens: int, *, tag: int = 1, temperature: float = 0.0,
-    seed: int = 0, stop: tuple[str, ...] = (),
+    prompt: str,
+    policy: str,
+    new_tokens: int,
+    *,
+    tag: int = 1,
+    temperature: float = 0.0,
+    seed: int = 0,
+    stop: tuple[str, ...] = (),
 ) -> Submit:
     """A request of a test."""
     return Submit(tag, prompt, new_tokens, temperature, 0, 1.0, 0.0, seed, stop, policy)

@@ -176,6 +176,13 @@ def test_rows_above_the_watermark_are_untouched() -> None:
     assert ledger.speculative == (2, 3, 4)
 
 
+def test_a_set_keeps_what_it_names_and_what_it_cannot_know() -> None:
+    keep = RetainSet(1, 5, (2,), frozenset({4}))
+    ids = np.array([1, 2, 3, 4, 5, 6, 7])
+    assert keep.keeps(ids).tolist() == [False, True, False, True, False, True, True]
+    assert keep.keeps(ids[:0]).tolist() == []
+
+
 def test_what_is_named_in_neither_list_goes() -> None:
     ledger = _grown()
     order = ledger.retain(RetainSet(1, 4, (1,), frozenset({3})))
