@@ -44,7 +44,7 @@ class Address:
     def __post_init__(self) -> None:
         if ":" in self.host or "[" in self.host:
             raise ConfigError(
-                f"{self.host!r} looks like an IPv6 address, which edgespec does not speak yet; give "
+                f"{self.host!r} looks like an IPv6 address, which edgespec does not use yet; give "
                 "an IPv4 address or a host name"
             )
         if not self.host or any(c.isspace() or not c.isprintable() or c in "/*" for c in self.host):

@@ -1,7 +1,8 @@
 """Train the bundled demo pair (tokenizer, base model, draft model) on a CPU and export it.
 
 The base is a small Llama trained with cross-entropy. The draft is a smaller Llama with the same
-tokenizer, trained in the same loop to copy the base's distribution at every token of each batch.
+tokenizer, begun from the base's first layers and from then on trained in the same loop to copy
+the base's distribution at every token of each batch.
 The run is resumable: stop it at any time (SIGTERM included) and start it again with the same
 folders. Started again with a smaller ``--steps``, it goes straight into the learning-rate decay.
 
@@ -49,7 +50,7 @@ from transformers import (
 
 VOCAB_SIZE = 2048
 MAX_POSITIONS = 1024
-ROW_LENGTHS = (256, 512, 1024)
+ROW_LENGTH = 256
 BOS, EOS = "<s>", "</s>"
 HELD_OUT_ONE_IN = 50
 MIX = {"gsm8k": 0.40, "tldr": 0.30, "code": 0.30}
@@ -66,7 +67,7 @@ STDLIB_SKIPPED = {
 }
 CODE_PIECE_CHARS = 3000
 BASE_SHAPE = {"hidden": 256, "layers": 8, "heads": 4, "kv_heads": 2, "intermediate": 704}
-DRAFT_SHAPE = {"hidden": 192, "layers": 2, "heads": 4, "kv_heads": 4, "intermediate": 512}
+DRAFT_SHAPE = {**BASE_SHAPE, "layers": 2}
 SAMPLE_PROMPTS = {
     "maths": (
         "Question: Mia has 12 pencils. She buys 3 boxes with 6 pencils each and gives 5 pencils "
@@ -135,16 +136,17 @@ CARD_TRAINING = """\
 
 Both models were trained from nothing in one loop: {step} steps{state} of {batch_tokens} tokens,
 {millions:.1f} M tokens in all, seed {seed}, {minutes:.0f} minutes on {threads} CPU cores, torch
-{torch}. The base learns by cross-entropy; the draft by the KL divergence to the base's current
-distribution plus {truth_share} of cross-entropy. Muon
-for the inner matrices and AdamW for the rest, at {learning_rate} (base) and
-{draft_learning_rate} (draft): warm-up, a constant rate, then a straight line to zero. Rows are 256
-tokens long, later 512, and 1024 in the last tenth. {note}
+{torch}. The base learns by cross-entropy. The draft joins at step {draft_from} as a copy of the
+base's embedding and first layers, and learns by the KL divergence to the base's current
+distribution plus {truth_share} of cross-entropy. Muon for the inner matrices and AdamW for the
+rest, at {learning_rate} (base) and {draft_learning_rate} (draft): warm-up, a constant rate, then a
+straight line to zero over the last {decay:.0%} of the steps. Rows are 256 tokens long; over the
+last {long:.0%} of the steps a quarter of the tokens come in rows of 1024. {note}
 
 The command:
 
     python tools/train_demo_models.py --data DATA --out edgespec/models --work WORK \\
-        --steps {steps} --seed {seed} --threads {threads}
+        --steps {steps} --draft-from {draft_from} --seed {seed} --threads {threads}
 
 It continues from its checkpoint when started again, and a smaller `--steps` then brings the decay
 forward. The same seed gives the same data order; the rounding of sums depends on which worker
@@ -406,22 +408,37 @@ def parameter_count(model: torch.nn.Module) -> int:
 
 
 def pair_losses(
-    base: LlamaForCausalLM, draft: LlamaForCausalLM, tokens: torch.Tensor, truth_share: float
+    base: LlamaForCausalLM,
+    draft: LlamaForCausalLM | None,
+    tokens: torch.Tensor,
+    truth_share: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Base cross-entropy, draft loss (KL to the base, a little truth), and top-1 agreement."""
+    """Base cross-entropy, draft loss (KL to the base, a little truth), and top-1 agreement.
+
+    Without a draft the last two are zero.
+    """
     inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         base_logits = base(input_ids=inputs, use_cache=False).logits
-        draft_logits = draft(input_ids=inputs, use_cache=False).logits
-    base_logits = base_logits.float().flatten(0, 1)
-    draft_log = draft_logits.float().flatten(0, 1).log_softmax(-1)
-    base_log = base_logits.log_softmax(-1)
+        draft_logits = draft(input_ids=inputs, use_cache=False).logits if draft else None
+    base_log = base_logits.float().flatten(0, 1).log_softmax(-1)
     base_loss = functional.nll_loss(base_log, targets)
+    if draft_logits is None:
+        return base_loss, torch.zeros(()), torch.zeros(())
+    draft_log = draft_logits.float().flatten(0, 1).log_softmax(-1)
     taught = base_log.detach()
     divergence = (taught.exp() * (taught - draft_log)).sum(-1).mean()
     draft_loss = divergence + truth_share * functional.nll_loss(draft_log, targets)
     agreement = (taught.argmax(-1) == draft_log.argmax(-1)).float().mean()
     return base_loss, draft_loss, agreement
+
+
+@torch.no_grad()
+def start_draft(base: LlamaForCausalLM, draft: LlamaForCausalLM) -> None:
+    """Begin the draft as the base without its upper layers: embedding, first layers, last norm."""
+    state = base.state_dict()
+    for name, weight in draft.state_dict().items():
+        weight.copy_(state[name])
 
 
 def make_optimizers(
@@ -479,8 +496,10 @@ def work(
     losses = torch.compile(pair_losses, dynamic=False) if args.compile else pair_losses
     share = args.micro_tokens / args.batch_tokens
     while True:
-        tokens = torch.from_numpy(tasks.get())
-        base_loss, draft_loss, agreement = losses(base, draft, tokens, args.truth_share)
+        rows, with_draft = tasks.get()
+        tokens = torch.from_numpy(rows)
+        student = draft if with_draft else None
+        base_loss, draft_loss, agreement = losses(base, student, tokens, args.truth_share)
         ((base_loss + draft_loss) * share).backward()
         results.put((base_loss.item(), draft_loss.item(), agreement.item()))
 
@@ -513,10 +532,10 @@ class Workers:
         for process in self.processes:
             process.start()
 
-    def gather(self, micro_batches: list[torch.Tensor]) -> torch.Tensor:
+    def gather(self, micro_batches: list[torch.Tensor], with_draft: bool) -> torch.Tensor:
         """Leave the step's gradients in the parameters; return its mean losses and agreement."""
         for tokens in micro_batches:
-            self.tasks.put(tokens.numpy())
+            self.tasks.put((tokens.numpy(), with_draft))
         measured = torch.tensor([self.results.get() for _ in micro_batches])
         self.total.zero_()
         for own in self.gradients:
@@ -628,22 +647,25 @@ class Trainer:
     def _step(self, workers: Workers) -> None:
         assert self.mixture is not None
         started = time.monotonic()
-        length = self._row_length()
-        rows = self.args.micro_tokens // length
-        count = self.args.batch_tokens // self.args.micro_tokens
-        totals = workers.gather([self.mixture.batch(rows, length) for _ in range(count)])
+        if self.progress.step == self.args.draft_from:
+            start_draft(self.base, self.draft)
+        micro_batches = [
+            self.mixture.batch(self.args.micro_tokens // length, length)
+            for length in self._row_lengths()
+        ]
+        with_draft = self.progress.step >= self.args.draft_from
+        totals = workers.gather(micro_batches, with_draft)
         self._update()
         self.progress.step += 1
-        self.progress.tokens += count * rows * length
+        self.progress.tokens += self.args.batch_tokens
         self.progress.seconds += time.monotonic() - started
         self._report(totals, time.monotonic() - started)
 
-    def _row_length(self) -> int:
-        """Short rows are the cheapest; the last steps train every position."""
-        for length, start in zip(ROW_LENGTHS, self.args.longer_from, strict=False):
-            if self.progress.step < start * self.args.steps:
-                return length
-        return ROW_LENGTHS[-1]
+    def _row_lengths(self) -> list[int]:
+        """Short rows are the cheapest; later one part in each step trains every position."""
+        count = self.args.batch_tokens // self.args.micro_tokens
+        long = self.progress.step >= self.args.long_from * self.args.steps
+        return [MAX_POSITIONS if long else ROW_LENGTH, *[ROW_LENGTH] * (count - 1)]
 
     def _update(self) -> None:
         share = self.rate_share()
@@ -869,7 +891,8 @@ def own_line(metrics: dict[str, Any]) -> dict[str, float]:
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     """The settings a checkpoint keeps for the card."""
     names = ("steps", "seed", "threads", "batch_tokens", "learning_rate", "draft_learning_rate")
-    return {name: getattr(args, name) for name in (*names, "truth_share")}
+    more = ("truth_share", "draft_from", "decay_from", "long_from")
+    return {name: getattr(args, name) for name in (*names, *more)}
 
 
 def training_facts(trainer: Trainer, encoded: dict[str, list[torch.Tensor]]) -> dict[str, Any]:
@@ -930,6 +953,8 @@ def card_training(facts: dict[str, Any]) -> str:
         state=state,
         millions=facts["tokens"] / 1e6,
         minutes=facts["seconds"] / 60,
+        decay=1 - facts["decay_from"],
+        long=1 - facts["long_from"],
         **facts,
     )
 
@@ -994,17 +1019,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch-tokens", type=int, default=8192)
     parser.add_argument("--micro-tokens", type=int, default=2048)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--draft-learning-rate", type=float, default=4e-3)
+    parser.add_argument("--draft-learning-rate", type=float, default=2e-3)
     parser.add_argument("--truth-share", type=float, default=0.1, help="of the draft's loss")
     parser.add_argument("--warmup", type=int, default=100, help="steps of rising rate")
     parser.add_argument("--decay-from", type=float, default=0.7, help="share of the steps")
-    parser.add_argument(
-        "--longer-from",
-        type=float,
-        nargs=2,
-        default=(0.75, 0.9),
-        help="shares of the steps after which rows are 512 and 1024 tokens long",
-    )
+    parser.add_argument("--long-from", type=float, default=0.7, help="share of the steps")
+    parser.add_argument("--draft-from", type=int, default=700, help="step at which it joins")
     parser.add_argument("--note", default="", help="a sentence for the card's training part")
     parser.add_argument("--save-minutes", type=float, default=4.0)
     parser.add_argument("--log-every", type=int, default=20)

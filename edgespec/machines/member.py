@@ -34,7 +34,6 @@ from edgespec.wire.messages import (
     Refuse,
 )
 
-
 REPORT_S = 2.0
 """Seconds between two notes about how far a long wait is."""
 

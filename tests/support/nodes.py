@@ -1,0 +1,221 @@
+"""Rings of real nodes over ZeroMQ with fake stages: every node a thread, every wait a short one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead
+from edgespec.config import Address, Timing
+from edgespec.machines.coordinator import CoordinatorMachine, Ring
+from edgespec.machines.effects import RunBlock, Stop
+from edgespec.machines.member import MemberMachine
+from edgespec.machines.membership import MembershipMachine
+from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.runtime.client import Client
+from edgespec.runtime.compute import CoordinatorCompute
+from edgespec.runtime.coordinator_node import CoordinatorNode
+from edgespec.runtime.node import Node
+from edgespec.runtime.stage_node import StageNode
+from edgespec.wire.messages import Assign, Finished, Join, Submit
+from edgespec.wire.tensor import Tensor
+from support.rings import VOCABULARY, ToyCodec, plain_answer
+
+HOST = "127.0.0.1"
+CONTEXT = 400
+QUICK = Timing(beat=0.05, silence=1.5, client_silence=1.5, retry=0.1)
+PATIENCE_S = 20.0
+
+
+class SlowBlock(FakeBlock):
+    """A toy block that takes its time, or fails when it is told to."""
+
+    def __init__(self, stage: int) -> None:
+        super().__init__(stage)
+        self.delay = 0.0
+        self.failure: Exception | None = None
+        self.runs = 0
+
+    def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
+        """One layer, later."""
+        self.runs += 1
+        time.sleep(self.delay)
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        return super().run(job, stop)
+
+
+class NodeThread:
+    """One node running in its own thread; `stop` is why it ended."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.stop: Stop | None = None
+        self.crash: BaseException | None = None
+        self._going_on = threading.Event()
+        self._going_on.set()
+        self._poll = node.transport.poll
+        node.transport.poll = self._gated_poll  # type: ignore[method-assign]
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.stop = self.node.run()
+        except BaseException as problem:
+            self.crash = problem
+
+    def _gated_poll(self, timeout: float) -> object:
+        self._going_on.wait()
+        return self._poll(timeout)
+
+    def freeze(self) -> None:
+        """As SIGSTOP would."""
+        self._going_on.clear()
+
+    def thaw(self) -> None:
+        """As SIGCONT would."""
+        self._going_on.set()
+
+    def vanish(self) -> None:
+        """As SIGKILL would: no farewell."""
+        self.node.farewell = lambda reason, now: None  # type: ignore[method-assign]
+        self.node.end("vanished", failed=True)
+        self.thaw()
+        self._thread.join(PATIENCE_S)
+
+    def leave(self, reason: str = "stopped by SIGTERM") -> None:
+        """As SIGTERM would."""
+        self.node.end(reason, failed=False)
+
+    def ended(self) -> Stop:
+        """Wait for its end."""
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "a node did not end"
+        if self.crash is not None:
+            raise self.crash
+        assert self.stop is not None
+        return self.stop
+
+    def close(self) -> None:
+        """End it in any case."""
+        self.thaw()
+        self.node.end("the test is over", failed=False)
+        self._thread.join(PATIENCE_S)
+
+
+class NodeRing:
+    """A coordinator and its fake stages. Use as a context manager."""
+
+    def __init__(
+        self,
+        stages: int = 2,
+        *,
+        timing: Timing = QUICK,
+        eos_ids: Collection[int] = frozenset(),
+        port: int = 0,
+        draft: bool = True,
+        loads: dict[int, Callable[[], None]] | None = None,
+    ) -> None:
+        """`loads`: what a stage does before its block is there."""
+        self.stages = stages
+        self.timing = timing
+        self.codec = ToyCodec(frozenset(eos_ids))
+        self.blocks = [SlowBlock(stage) for stage in range(stages)]
+        self.transport = ZmqTransport.coordinator(Address(HOST, port))
+        self.address = Address(HOST, self.transport.control_port)
+        self._draft = draft
+        self._loads = loads or {}
+        self.threads: dict[int, NodeThread] = {}
+
+    def __enter__(self) -> NodeRing:
+        self.start_coordinator()
+        for stage in range(1, self.stages + 1):
+            self.start_stage(stage)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self.threads.values():
+            thread.close()
+
+    def start_coordinator(self) -> NodeThread:
+        """D0."""
+        draft = FakeDraft(self.stages, VOCABULARY, 0.7) if self._draft else None
+        key = self.transport.ring_key.decode()
+        places = [
+            Assign(s, self.stages, s - 1, s, "toy", "toy", "float64", CONTEXT, key)
+            for s in range(1, self.stages + 1)
+        ]
+        self.machine = CoordinatorMachine(
+            Ring(self.stages, CONTEXT, "fake" if draft else "", prefill_chunk=8), self.codec
+        )
+        self.membership = MembershipMachine(places, self.transport.data_port, self.timing)
+        node = CoordinatorNode(
+            self.transport,
+            CoordinatorCompute(FakeHead(VOCABULARY), draft),
+            self.machine,
+            self.membership,
+        )
+        self.threads[0] = NodeThread(node)
+        return self.threads[0]
+
+    def start_stage(self, stage: int, wait: float = 10.0) -> NodeThread:
+        """V1 … VN."""
+        self.threads[stage] = NodeThread(self.stage_node(stage, wait))
+        return self.threads[stage]
+
+    def stage_node(self, stage: int, wait: float = 10.0) -> StageNode:
+        """A stage that is not running yet."""
+        transport = ZmqTransport.stage(self.address, HOST)
+        join = Join(stage, "toybox", 1000 + stage, HOST, transport.data_port)
+
+        def load(assign: Assign, progress: Callable[[int, int], None]) -> SlowBlock:
+            self._loads.get(stage, lambda: None)()
+            progress(1, 1)
+            return self.blocks[assign.stage - 1]
+
+        member = MemberMachine(join, str(self.address), wait, self.timing)
+        return StageNode(transport, member, self.address, load)
+
+    @contextmanager
+    def client(self, wait: float = 10.0) -> Iterator[Client]:
+        """Somebody who asks."""
+        with Client(self.address, wait, self.timing) as client:
+            yield client
+
+    def ask(self, ask: Submit) -> Finished:
+        """The answer to one request."""
+        with self.client() as client:
+            *_, end = client.ask(ask)
+        assert isinstance(end, Finished)
+        return end
+
+    def await_up(self) -> None:
+        """Until all stages are ready."""
+        until(lambda: self.membership.status().ready)
+
+    def expected(self, ask: Submit) -> Finished:
+        """Token ids, text and finish reason of plain decoding."""
+        return plain_answer(self.codec, ask, self.stages, CONTEXT)
+
+    def assert_right(self, ask: Submit, answer: Finished) -> None:
+        """The answer is that of plain decoding."""
+        right = self.expected(ask)
+        assert (answer.token_ids, answer.text) == (right.token_ids, right.text)
+        assert answer.finish_reason == right.finish_reason
+
+    def assert_free(self) -> None:
+        """No stage holds anything of any request, before long."""
+        until(lambda: not any(block.open_requests for block in self.blocks))
+        until(lambda: self.machine.idle)
+
+
+def until(condition: Callable[[], object], patience: float = PATIENCE_S) -> None:
+    """Wait for a condition that other threads or processes bring about."""
+    limit = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < limit, "it did not come about in time"
+        time.sleep(0.01)
