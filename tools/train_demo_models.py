@@ -1022,7 +1022,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--draft-learning-rate", type=float, default=2e-3)
     parser.add_argument("--truth-share", type=float, default=0.1, help="of the draft's loss")
     parser.add_argument("--warmup", type=int, default=100, help="steps of rising rate")
-    parser.add_argument("--decay-from", type=float, default=0.7, help="share of the steps")
+    parser.add_argument("--decay-from", type=float, default=0.6, help="share of the steps")
     parser.add_argument("--long-from", type=float, default=0.7, help="share of the steps")
     parser.add_argument("--draft-from", type=int, default=700, help="step at which it joins")
     parser.add_argument("--note", default="", help="a sentence for the card's training part")

@@ -674,6 +674,23 @@ def test_prompt_chunks_follow_each_other_within_the_window() -> None:
     assert len(wire.heads) == 1
 
 
+def test_a_draft_that_began_below_an_older_root_is_merged_below_the_new_one() -> None:
+    wire = Wire()
+    wire.first_token("flowspec")
+    wire.drafted(DraftedTree(np.array([-1]), np.array([11]), np.array([-1.0])))
+    wire.back(wire.segments.pop(0))
+    wire.head(11)  # a draft below 11 begins
+    wire.back(wire.segments.pop(0))
+    wire.head(13)  # meanwhile 13 became certain: only what follows it is of use
+    wire.drafted(DraftedTree(np.array([-1, -1, 0, 1, 2]), np.arange(13, 18), -np.arange(1.0, 6.0)))
+    request = wire.machine.accepts(1)
+    assert request is not None
+    assert request.tree is not None
+    tree = request.tree
+    assert tree[tree.root].token == 13
+    assert sorted(tree[i].token for i in tree.ids) == [13, 15, 17]
+
+
 def test_a_draft_that_gives_nothing_is_no_reason_to_stop() -> None:
     wire = Wire()
     wire.first_token("flowspec", max_new_tokens=6)

@@ -1,0 +1,363 @@
+"""Membership: who gets a place, when the ring is up, and what happens when somebody is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.config import Timing
+from edgespec.errors import LocalProtocolError
+from edgespec.machines.effects import ConnectRing, Effect, Report, SendPeer, Stop, Tell
+from edgespec.machines.events import MessageArrived, PeerGone, RingDown, RingUp, Tick
+from edgespec.machines.membership import ALL_REQUESTS, MembershipMachine
+from edgespec.wire.messages import (
+    Assign,
+    Cancel,
+    Connect,
+    End,
+    Fault,
+    Goodbye,
+    Heartbeat,
+    Join,
+    Loading,
+    Message,
+    Ready,
+    Refuse,
+    Retain,
+    Status,
+    StatusRequest,
+    Submit,
+)
+
+TIMING = Timing(beat=1.0, silence=4.0, client_silence=10.0)
+DATA_PORT = 999
+ASK = Submit(1, "hi", 5, 0.0, 0, 1.0, 0.0, 0, (), "")
+
+
+class Membership:
+    """The machine of a ring of `stages`, with a clock that a test turns."""
+
+    def __init__(self, stages: int) -> None:
+        self.places = [
+            Assign(s, stages, s - 1, s, "model", "mark", "float32", 100, "key")
+            for s in range(1, stages + 1)
+        ]
+        self.machine = MembershipMachine(self.places, DATA_PORT, TIMING)
+        self.now = 100.0
+
+    def say(self, peer: bytes, message: Message) -> list[Effect]:
+        """A message comes."""
+        return self.machine.handle(MessageArrived(peer, message), self.now)
+
+    def join(self, stage: int, **changes: object) -> list[Effect]:
+        """Stage `stage` asks, from the address b"stage N"."""
+        return self.say(address(stage), asks(stage, **changes))
+
+    def tick(self) -> list[Effect]:
+        """The deadline comes."""
+        deadline = self.machine.deadline()
+        assert deadline is not None
+        self.now = max(self.now, deadline)
+        return self.machine.handle(Tick(), self.now)
+
+    def bring_up(self) -> list[Effect]:
+        """Everybody joins and is ready; returns the effects of the last Ready."""
+        effects: list[Effect] = []
+        for place in self.places:
+            self.join(place.stage)
+        for place in self.places:
+            effects = self.say(address(place.stage), Ready(1.5))
+        return effects
+
+
+def asks(stage: int, **changes: object) -> Join:
+    """The Join of a stage."""
+    fields = {"stage": stage, "name": f"board{stage}", "pid": 70 + stage, "host": f"10.0.0.{stage}"}
+    return Join(**{**fields, "port": 5000 + stage, **changes})  # type: ignore[arg-type]
+
+
+def address(stage: int) -> bytes:
+    """Where a stage's messages come from."""
+    return b"stage %d" % stage
+
+
+def to(effects: list[Effect], peer: bytes) -> list[Message]:
+    """What is sent to one peer."""
+    return [e.message for e in effects if isinstance(e, SendPeer) and e.peer == peer]
+
+
+def stop_of(effects: list[Effect]) -> Stop:
+    """The one Stop among effects."""
+    (stop,) = (e for e in effects if isinstance(e, Stop))
+    return stop
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+def test_a_stage_that_asks_gets_its_place() -> None:
+    ring = Membership(3)
+    effects = ring.join(2)
+    assert to(effects, address(2)) == [ring.places[1]]
+    assert Report("stage 2 (board2, process 72) joined, 1 of 3") in effects
+
+
+def test_a_stage_that_asks_twice_gets_the_same_place_again() -> None:
+    ring = Membership(2)
+    ring.join(1)
+    again = ring.join(1)
+    assert to(again, address(1)) == [ring.places[0]]
+    assert again == [SendPeer(address(1), ring.places[0])], "and it is no news"
+
+
+@pytest.mark.parametrize("stage", [0, -1, 4, 2**40])
+def test_a_stage_that_does_not_exist_is_refused(stage: int) -> None:
+    ring = Membership(3)
+    (refusal,) = to(ring.say(b"x", asks(1, stage=stage)), b"x")
+    assert isinstance(refusal, Refuse)
+    assert f"no stage {stage}" in refusal.reason
+    assert "3 stage(s)" in refusal.reason
+    assert ring.machine.stage_peers == []
+
+
+def test_a_second_daemon_for_a_stage_is_refused_and_the_first_goes_on() -> None:
+    ring = Membership(2)
+    ring.join(1)
+    (refusal,) = to(ring.say(b"late", asks(1, pid=5)), b"late")
+    assert isinstance(refusal, Refuse)
+    assert "taken by process 71 on board1" in refusal.reason
+    assert ring.machine.stage_peers == [address(1)]
+
+
+def test_one_daemon_holds_one_stage() -> None:
+    ring = Membership(2)
+    ring.join(1)
+    (refusal,) = to(ring.say(address(1), asks(2)), address(1))
+    assert isinstance(refusal, Refuse)
+    assert "is stage 1" in refusal.reason
+    assert ring.machine.stage_peers == [address(1)]
+
+
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [("", 1), ("a.b.c", 1), ("::1", 1), ("10.0.0.1", 0), ("10.0.0.1", 65536), ("10.0.0.1\n", 1)],
+)
+def test_an_address_that_nobody_can_connect_to_is_refused(host: str, port: int) -> None:
+    ring = Membership(1)
+    (refusal,) = to(ring.join(1, host=host, port=port), address(1))
+    assert isinstance(refusal, Refuse)
+    assert "is no IPv4 address and TCP port" in refusal.reason
+
+
+def test_the_ring_is_up_when_all_are_ready_and_each_pushes_to_the_next() -> None:
+    ring = Membership(3)
+    for stage in (3, 1, 2):
+        ring.join(stage)
+    for stage in (2, 3):
+        assert Tell(RingUp()) not in ring.say(address(stage), Ready(1.0))
+        assert not ring.machine.status().ready
+    effects = ring.say(address(1), Ready(1.0))
+    assert Tell(RingUp()) in effects
+    assert ring.machine.status().ready
+    assert [e for e in effects if isinstance(e, ConnectRing)] == [ConnectRing("10.0.0.1", 5001)]
+    assert to(effects, address(1)) == [Connect("10.0.0.2", 5002)]
+    assert to(effects, address(2)) == [Connect("10.0.0.3", 5003)]
+    assert to(effects, address(3)) == [Connect("", DATA_PORT)]
+    ready = effects.index(Tell(RingUp()))
+    assert all(effects.index(e) < ready for e in effects if isinstance(e, SendPeer | ConnectRing))
+
+
+def test_a_ring_of_one_stage_leads_back_to_the_coordinator() -> None:
+    effects = Membership(1).bring_up()
+    assert ConnectRing("10.0.0.1", 5001) in effects
+    assert to(effects, address(1)) == [Connect("", DATA_PORT)]
+
+
+def test_ready_twice_changes_nothing() -> None:
+    ring = Membership(2)
+    ring.bring_up()
+    effects = ring.say(address(1), Ready(1.0))
+    assert all(isinstance(e, Report) for e in effects)
+
+
+def test_status_tells_who_is_missing_loading_and_ready() -> None:
+    ring = Membership(3)
+    ring.join(1)
+    ring.join(2)
+    ring.say(address(1), Ready(1.0))
+    ring.say(address(2), Loading(3, 8))
+    (status,) = to(ring.say(b"client", StatusRequest()), b"client")
+    assert isinstance(status, Status)
+    assert status.lines == (
+        "stage 1: layers 0 to 0: board1 ready",
+        "stage 2: layers 1 to 1: board2 loading 3 of 8 layers",
+        "stage 3: layers 2 to 2: missing",
+    )
+
+
+# --- stages go ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+@pytest.mark.parametrize("is_up", [False, True])
+def test_the_loss_of_any_stage_ends_the_ring_and_everybody_hears_who_and_why(
+    lost: int, is_up: bool
+) -> None:
+    ring = Membership(3)
+    if is_up:
+        ring.bring_up()
+    else:
+        for stage in (1, 2, 3):
+            ring.join(stage)
+    effects = ring.say(address(lost), Goodbye("stopped by SIGTERM"))
+    stop = stop_of(effects)
+    assert stop.failed
+    assert (
+        stop.reason == f"stage {lost} (board{lost}, process {70 + lost}) left: stopped by SIGTERM"
+    )
+    assert Tell(RingDown(stop.reason)) in effects
+    for stage in {1, 2, 3} - {lost}:
+        assert to(effects, address(stage)) == [Goodbye(stop.reason)]
+    assert to(effects, address(lost)) == []
+    assert effects[-1] == stop, "everybody is told first"
+
+
+def test_a_stage_that_cannot_load_ends_the_ring_with_its_reason() -> None:
+    ring = Membership(2)
+    ring.join(1)
+    ring.join(2)
+    stop = stop_of(ring.say(address(2), Fault(ALL_REQUESTS, "the model is another one")))
+    assert stop.failed
+    assert stop.reason == "stage 2 (board2, process 72) cannot go on: the model is another one"
+
+
+def test_a_fault_of_one_request_is_not_the_end_of_the_ring() -> None:
+    ring = Membership(2)
+    ring.bring_up()
+    assert ring.say(address(1), Fault(7, "out of memory")) == []
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_silent_stage_is_lost_after_the_silence_and_not_before(lost: int) -> None:
+    ring = Membership(3)
+    ring.bring_up()
+    begun = ring.now
+    while True:
+        for stage in {1, 2, 3} - {lost}:
+            ring.say(address(stage), Heartbeat())
+        effects = ring.tick()
+        if any(isinstance(e, Stop) for e in effects):
+            break
+        assert ring.now - begun <= TIMING.silence
+        assert [to(effects, address(s)) for s in (1, 2, 3)] == [[Heartbeat()]] * 3
+    assert ring.now - begun <= TIMING.silence + TIMING.beat
+    assert stop_of(effects).reason.startswith(f"stage {lost} (board{lost}, process {70 + lost})")
+    assert "silent for" in stop_of(effects).reason
+
+
+@pytest.mark.parametrize(
+    "message", [Heartbeat(), Loading(1, 2), asks(1), Fault(3, "x"), StatusRequest()]
+)
+def test_whatever_a_stage_says_shows_that_it_lives(message: Message) -> None:
+    ring = Membership(1)
+    ring.bring_up()
+    for _ in range(20):
+        ring.now += TIMING.silence - 0.5
+        ring.say(address(1), message)
+        assert not any(isinstance(e, Stop) for e in ring.tick())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ready(1.0),
+        Goodbye("bye"),
+        Loading(1, 2),
+        Fault(ALL_REQUESTS, "dead"),
+        Fault(1, "dead"),
+        Heartbeat(),
+        End(1),
+        Retain(1, 1, 1, (), ()),
+        Connect("10.0.0.1", 1),
+        Refuse("no"),
+    ],
+)
+def test_a_stranger_changes_nothing_and_gets_nothing(message: Message) -> None:
+    ring = Membership(2)
+    ring.bring_up()
+    before = ring.machine.status()
+    assert ring.say(b"stranger", message) == []
+    assert ring.machine.status() == before
+    assert ring.machine.stage_of(b"stranger") is None
+    ring.now += TIMING.beat
+    assert to(ring.tick(), b"stranger") == []
+
+
+def test_stages_are_named_by_where_their_messages_come_from() -> None:
+    ring = Membership(2)
+    ring.bring_up()
+    assert ring.machine.stage_of(address(2)) == "stage 2 (board2, process 72)"
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hello", [ASK, Cancel(1)])
+def test_a_client_gets_its_heartbeats_answered(hello: Message) -> None:
+    ring = Membership(1)
+    assert ring.say(b"client", Heartbeat()) == [], "not before it wants something"
+    assert ring.say(b"client", hello) == []
+    assert ring.say(b"client", Heartbeat()) == [SendPeer(b"client", Heartbeat())]
+
+
+def test_a_silent_client_is_given_up_after_its_silence_and_not_before() -> None:
+    ring = Membership(1)
+    ring.bring_up()
+    ring.say(b"client", ASK)
+    begun = ring.now
+    while (effects := ring.tick()) and Tell(PeerGone(b"client")) not in effects:
+        ring.say(address(1), Heartbeat())
+        assert ring.now - begun <= TIMING.client_silence
+    assert ring.now - begun <= TIMING.client_silence + TIMING.beat
+    assert not any(isinstance(e, Stop) for e in effects), "a client is no stage"
+    assert ring.say(b"client", Heartbeat()) == [], "it shall notice that it was given up"
+
+
+def test_a_client_that_says_heartbeat_is_kept() -> None:
+    ring = Membership(1)
+    ring.say(b"client", ASK)
+    for _ in range(30):
+        ring.say(b"client", Heartbeat())
+        assert ring.tick() == []
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def test_there_is_no_deadline_while_nobody_is_there() -> None:
+    ring = Membership(1)
+    assert ring.machine.deadline() is None
+    ring.say(b"stranger", Heartbeat())
+    assert ring.machine.deadline() is None
+    ring.join(1)
+    assert ring.machine.deadline() == ring.now + TIMING.beat
+
+
+def test_a_tick_before_its_time_does_nothing() -> None:
+    ring = Membership(1)
+    ring.join(1)
+    assert ring.machine.handle(Tick(), ring.now + TIMING.beat / 2) == []
+
+
+def test_a_first_client_long_after_the_last_beat_is_not_silent_at_once() -> None:
+    ring = Membership(1)
+    ring.say(b"first", ASK)
+    while ring.machine.deadline() is not None:
+        ring.tick()
+    ring.now += 1000.0
+    ring.say(b"second", ASK)
+    assert ring.tick() == []
+
+
+def test_it_handles_no_other_events() -> None:
+    with pytest.raises(LocalProtocolError, match="RingUp"):
+        Membership(1).machine.handle(RingUp(), 0.0)
