@@ -8,7 +8,8 @@ from pathlib import Path
 from edgespec.daemon.process import exit_code
 
 from edgespec.config import CoordinatorConfig, split_layers
-from edgespec.machines.coordinator import CoordinatorMachine, Ring
+from edgespec.machines.admission import Ring
+from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.membership import MembershipMachine
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.runtime.compute import CoordinatorCompute

@@ -74,7 +74,7 @@ SAMPLE_PROMPTS = {
         "to her brother. How many pencils does Mia have now?\nAnswer:"
     ),
     "command help": "# tar\n\n>",  # the space belongs to the next token
-    "code": "def read_lines(path, encoding=None):\n",
+    "code": 'def read_lines(path, encoding=None):\n    """Return',
 }
 HELD_OUT_DOCUMENTS = 150
 AGREEMENT_DEPTHS = (1, 4, 8)
@@ -122,8 +122,9 @@ CARD_DATA = """\
 - GSM8K, its training split only, from `openai/grade-school-math` (MIT licence), without the
   calculator notes: {gsm8k}.
 - The English pages of tldr-pages, from `tldr-pages/tldr` (CC BY 4.0,
-  <https://github.com/tldr-pages/tldr>): {tldr}. These models are trained on the work
-  of the tldr-pages project and its contributors; the pages were used as they are.
+  <https://github.com/tldr-pages/tldr>): {tldr}. These models are
+  trained on the work of the tldr-pages project and its contributors; the pages were used as they
+  are.
 - The standard library of Python {python}, its own modules without tests, IDLE, lib2to3 and the
   codec tables (PSF licence): {code}.
 
@@ -936,7 +937,7 @@ def model_card(metrics: dict[str, Any]) -> str:
         card_figures(metrics),
         card_samples(metrics["samples"]),
     ]
-    return "\n".join(parts)
+    return "\n".join(line.rstrip() for line in "\n".join(parts).splitlines()) + "\n"
 
 
 def card_shares(facts: dict[str, Any]) -> dict[str, str]:

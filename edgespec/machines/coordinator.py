@@ -8,12 +8,12 @@ the stages → the policy again.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
 from edgespec.errors import ConfigError, EdgespecError, LocalProtocolError
-from edgespec.machines.answer import Answer, TextCodec
+from edgespec.machines.admission import Ring, admit
+from edgespec.machines.answer import TextCodec
 from edgespec.machines.effects import (
     CloseDraft,
     DeepenDraft,
@@ -35,13 +35,13 @@ from edgespec.machines.events import (
     RingDown,
     RingUp,
     SegmentArrived,
+    Tick,
 )
-from edgespec.machines.request import DraftJob, HeadJob, Request
+from edgespec.machines.request import DraftJob, HeadJob, InFlight, Request
 from edgespec.policy.base import Deepen, Grow, Send
-from edgespec.policy.registry import policy_named
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import IntArray, Rows
-from edgespec.verify.sampling import Choice, Sampling
+from edgespec.verify.sampling import Choice
 from edgespec.wire.messages import (
     Cancel,
     End,
@@ -53,43 +53,9 @@ from edgespec.wire.messages import (
     Tokens,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """What the coordinator knows of its ring and model.
-
-    `context_length`: tokens that the base model can hold. `prefill_chunk`: prompt rows that travel
-    together; several chunks follow each other round the ring. `draft`: the draft source's name, ""
-    if there is none. `queue_limit`: requests that may wait.
-    """
-
-    stages: int
-    context_length: int
-    draft: str
-    prefill_chunk: int = 64
-    queue_limit: int = 64
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """A segment on the ring: whose it is, and when it entered (stage steps, see RingClock).
-
-    `wanted`: ids of the rows that may come back.
-    """
-
-    request: int
-    entered: int
-    certain: bool
-    wanted: frozenset[int]
-
-    def fits(self, result: Segment) -> bool:
-        """Whether `result` can be what a stage made of this segment."""
-        ids = result.ids.tolist()
-        return (
-            result.certain == self.certain
-            and self.wanted.issuperset(ids)
-            and (result.hidden is not None or not ids)
-        )
+LOST_WAIT_S = 1.0
+"""A result that lacks live rows is followed by the Fault of the stage that dropped them; after this
+many seconds without one, the request fails all the same, so that nothing hangs."""
 
 
 class CoordinatorMachine:
@@ -98,7 +64,6 @@ class CoordinatorMachine:
     def __init__(self, ring: Ring, codec: TextCodec) -> None:
         self._ring = ring
         self._codec = codec
-        self._default_policy = "flowspec" if ring.draft else "autoregressive"
         self._requests: dict[int, Request] = {}
         self._waiting: deque[int] = deque()
         self._active: int | None = None
@@ -107,8 +72,9 @@ class CoordinatorMachine:
         self._numbers = 0
         self._jobs = 0
         self._seq = 0
-        self._flying: dict[int, _InFlight] = {}
+        self._flying: dict[int, InFlight] = {}
         self._head_jobs: dict[int, HeadJob] = {}
+        self._lost: dict[int, float] = {}
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. Every request gets exactly one of Finished and Failed."""
@@ -136,12 +102,14 @@ class CoordinatorMachine:
                 return self._on_ring_down(reason, now)
             case PeerGone(peer):
                 return self._on_peer_gone(peer, now)
+            case Tick():
+                return self._on_tick(now)
             case _:
                 raise LocalProtocolError(f"the coordinator cannot handle {type(event).__name__}")
 
     def deadline(self) -> float | None:
-        """The coordinator waits for nothing but events; the membership machine watches peers."""
-        return None
+        """When to call with Tick: only while rows are missing; membership watches peers."""
+        return min(self._lost.values(), default=None)
 
     @property
     def idle(self) -> bool:
@@ -175,46 +143,9 @@ class CoordinatorMachine:
             raise ConfigError(f"{len(self._waiting)} requests are waiting already; try again later")
         if any(r.peer == peer and r.tag == submit.tag for r in self._requests.values()):
             raise ConfigError(f"request {submit.tag} of this client is still running")
-        policy = policy_named(submit.policy or self._default_policy)
-        if policy.drafts and not self._ring.draft:
-            raise ConfigError(
-                f"policy {policy.name} needs a draft model and this coordinator has none; "
-                "start it with --draft, or use --policy autoregressive"
-            )
-        sampling = Sampling(
-            submit.temperature, submit.top_k, submit.top_p, submit.min_p, submit.seed
-        )
-        if not submit.prompt:
-            raise ConfigError("the prompt is empty; give at least one character")
-        prompt = tuple(self._codec.encode(submit.prompt))
-        limit = self._checked_limit(len(prompt), submit.max_new_tokens)
+        request = admit(self._ring, self._codec, self._numbers + 1, peer, submit)
         self._numbers += 1
-        return Request(
-            self._numbers,
-            peer,
-            submit,
-            sampling,
-            policy,
-            prompt,
-            Answer(self._codec, submit.stop, limit),
-            limit,
-            self._ring.stages,
-        )
-
-    def _checked_limit(self, prompt_tokens: int, max_new_tokens: int) -> int:
-        """How many new tokens fit, at most those asked for."""
-        if max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-        room = self._ring.context_length - prompt_tokens
-        if prompt_tokens == 0:
-            raise ConfigError("the prompt has no tokens; give at least one character")
-        if room < 1:
-            raise ConfigError(
-                f"the prompt has {prompt_tokens} tokens and the model's context is "
-                f"{self._ring.context_length}, of which one must be left for the answer; shorten "
-                "the prompt"
-            )
-        return min(max_new_tokens, room)
+        return request
 
     def _why_waiting(self) -> str:
         if not self._is_up:
@@ -251,6 +182,13 @@ class CoordinatorMachine:
         request = self._requests.get(number)
         return [] if request is None else self._fail(request, reason, now)
 
+    def _on_tick(self, now: float) -> list[Effect]:
+        overdue = [number for number, limit in self._lost.items() if now >= limit]
+        effects: list[Effect] = []
+        for number in overdue:
+            effects += self._on_fault(number, "a stage lost rows of this request", now)
+        return effects
+
     def _on_ring_down(self, reason: str, now: float) -> list[Effect]:
         self._down = reason
         self._is_up = False
@@ -270,6 +208,7 @@ class CoordinatorMachine:
     def _forget(self, request: Request, now: float) -> list[Effect]:
         """Free the request everywhere. What it has on the ring still comes back as credits."""
         del self._requests[request.number]
+        self._lost.pop(request.number, None)
         if self._active != request.number:
             self._waiting.remove(request.number)
             return []
@@ -302,7 +241,7 @@ class CoordinatorMachine:
         self._seq += 1
         wanted = frozenset(rows.ids[len(rows) - want :].tolist())
         entered = request.clock.send()
-        self._flying[self._seq] = _InFlight(request.number, entered, certain, wanted)
+        self._flying[self._seq] = InFlight(request.number, entered, certain, wanted)
         request.in_flight += 1
         return SendRing(
             Segment(
@@ -335,6 +274,9 @@ class CoordinatorMachine:
         request.in_flight -= 1
         request.clock.result(flying.entered)
         request.acknowledged(segment.epoch)
+        if flying.lacks_live_rows(segment, request.tree):
+            self._lost[request.number] = now + LOST_WAIT_S
+            return []
         if segment.certain:
             return self._on_prefill_result(request, segment)
         return self._on_result(request, segment, now)
@@ -342,8 +284,6 @@ class CoordinatorMachine:
     def _on_prefill_result(self, request: Request, segment: Segment) -> list[Effect]:
         if segment.wanted == 0:
             return self._send_prefill(request)
-        if not len(segment.ids) or segment.hidden is None:
-            return []  # emptied by a stage that reports a Fault
         return [self._sample(request, segment, np.arange(len(segment.ids)))]
 
     def _on_result(self, request: Request, segment: Segment, now: float) -> list[Effect]:

@@ -9,7 +9,7 @@ from edgespec.machines.answer import Answer
 from edgespec.policy.base import Policy, View
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import Finished, Retain, Submit
+from edgespec.wire.messages import Finished, Retain, Segment, Submit
 
 SPECULATIVE_ROWS = 256
 """Cache rows reserved for guesses beside the prompt and the answer; more make the cache grow."""
@@ -32,6 +32,36 @@ class HeadJob:
 
     request: int
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A segment on the ring: whose it is, and when it entered (stage steps, see RingClock).
+
+    `wanted`: ids of the rows that may come back.
+    """
+
+    request: int
+    entered: int
+    certain: bool
+    wanted: frozenset[int]
+
+    def fits(self, result: Segment) -> bool:
+        """Whether `result` can be what a stage made of this segment."""
+        ids = result.ids.tolist()
+        return (
+            result.certain == self.certain
+            and self.wanted.issuperset(ids)
+            and (result.hidden is not None or not ids)
+        )
+
+    def lacks_live_rows(self, result: Segment, tree: DraftTree | None) -> bool:
+        """Whether a stage dropped rows that no retained set has dropped: it could not go on.
+
+        Live nodes are in every retained set, so that only a failing stage can lose them.
+        """
+        missing = self.wanted.difference(result.ids.tolist())
+        return any(tree is None or i in tree for i in missing)
 
 
 @dataclass(slots=True)

@@ -45,14 +45,17 @@ class CoordinatorNode(Node):
                     return []  # only a stage may end a request of others
                 named = MessageArrived(peer, Fault(request, f"{stage}: {reason}"))
                 return self._membership.handle(event, now) + self._machine.handle(named, now)
-            case MessageArrived() | Tick():
+            case MessageArrived():
                 return self._membership.handle(event, now)
+            case Tick():
+                return self._membership.handle(event, now) + self._machine.handle(event, now)
             case _:
                 return self._machine.handle(event, now)
 
     def deadline(self) -> float | None:
-        """The membership's; the coordinator machine has none."""
-        return self._membership.deadline()
+        """The earlier of both machines'."""
+        both = (self._membership.deadline(), self._machine.deadline())
+        return min((d for d in both if d is not None), default=None)
 
     def carry_out(self, effect: Effect, now: float) -> None:
         """Sockets, and what one machine tells the other."""

@@ -22,7 +22,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from edgespec.machines.coordinator import CoordinatorMachine, Ring
+from edgespec.machines.admission import Ring
+from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import Effect, RunDraft, RunHead, SendPeer, SendRing, SendStages
 from edgespec.machines.events import Drafted, HeadDone, MessageArrived, RingUp, SegmentArrived
 from edgespec.policy.flowspec import FlowSpec

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.rings import PLENTY, VOCABULARY, FakeRing, assert_one_end, submit
+from support.rings import PLENTY, VOCABULARY, FakeRing, ToyCodec, assert_one_end, submit
 
 from edgespec.errors import ConfigError, LocalProtocolError
-from edgespec.machines.coordinator import CoordinatorMachine, Ring
+from edgespec.machines.admission import Ring
+from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     DeepenDraft,
     Effect,
@@ -33,6 +34,7 @@ from edgespec.machines.events import (
     RingDown,
     RingUp,
     SegmentArrived,
+    Tick,
 )
 from edgespec.runtime.compute import CoordinatorCompute, StageCompute
 from edgespec.runtime.local import CLIENT
@@ -705,3 +707,27 @@ def test_a_draft_that_gives_nothing_is_no_reason_to_stop() -> None:
             break
     assert isinstance(wire.replies[-1], Finished)
     assert wire.replies[-1].new_tokens == 6
+
+
+def test_a_result_that_lacks_live_rows_fails_the_request_unless_its_fault_comes_first() -> None:
+    for fault_comes in (False, True):
+        machine = CoordinatorMachine(Ring(2, 100, ""), ToyCodec())
+        machine.handle(RingUp(), 0.0)
+        machine.handle(MessageArrived(CLIENT, submit(policy="autoregressive")), 0.0)
+        assert machine.deadline() is None
+        effects = machine.handle(
+            SegmentArrived(
+                Segment(1, 1, 0, True, 0, 1, *(np.zeros(0, np.int64) for _ in range(4)), None)
+            ),
+            10.0,
+        )
+        assert effects == []
+        limit = machine.deadline()
+        assert limit is not None
+        assert limit > 10.0
+        assert machine.handle(Tick(), limit - 0.5) == []
+        last = MessageArrived(b"", Fault(1, "no memory")) if fault_comes else Tick()
+        replies = [e.message for e in machine.handle(last, limit) if isinstance(e, SendPeer)]
+        wanted = "no memory" if fault_comes else "a stage lost rows of this request"
+        assert replies == [Failed(1, wanted)]
+        assert machine.deadline() is None

@@ -112,7 +112,7 @@ def test_a_stage_that_asks_twice_gets_the_same_place_again() -> None:
 @pytest.mark.parametrize("stage", [0, -1, 4, 2**40])
 def test_a_stage_that_does_not_exist_is_refused(stage: int) -> None:
     ring = Membership(3)
-    (refusal,) = to(ring.say(b"x", asks(1, stage=stage)), b"x")
+    (refusal,) = to(ring.say(b"x", asks(stage)), b"x")
     assert isinstance(refusal, Refuse)
     assert f"no stage {stage}" in refusal.reason
     assert "3 stage(s)" in refusal.reason

@@ -86,7 +86,7 @@ def test_tied_embeddings_are_stored_once_in_bfloat16(who: str) -> None:
 
 def test_models_have_the_promised_shape(pair: dict[str, Any]) -> None:
     assert pair["base"].config.num_hidden_layers >= 8
-    assert pair["draft"].num_parameters() < pair["base"].num_parameters() / 4
+    assert pair["draft"].num_parameters() < pair["base"].num_parameters() / 3
     for who in ("base", "draft"):
         model = pair[who]
         assert model.lm_head.weight is model.model.embed_tokens.weight

@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
+from support.rings import VOCABULARY, ToyCodec, plain_answer
+
 from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead
 from edgespec.config import Address, Timing
-from edgespec.machines.coordinator import CoordinatorMachine, Ring
+from edgespec.machines.admission import Ring
+from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import RunBlock, Stop
 from edgespec.machines.member import MemberMachine
 from edgespec.machines.membership import MembershipMachine
@@ -21,7 +24,6 @@ from edgespec.runtime.node import Node
 from edgespec.runtime.stage_node import StageNode
 from edgespec.wire.messages import Assign, Finished, Join, Submit
 from edgespec.wire.tensor import Tensor
-from support.rings import VOCABULARY, ToyCodec, plain_answer
 
 HOST = "127.0.0.1"
 CONTEXT = 400

@@ -10,7 +10,8 @@ import numpy as np
 
 from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead, toy_next
 from edgespec.drafting.base import DraftSource
-from edgespec.machines.coordinator import CoordinatorMachine, Ring
+from edgespec.machines.admission import Ring
+from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.events import Event
 from edgespec.machines.stage import StageMachine
 from edgespec.runtime.compute import CoordinatorCompute, StageCompute

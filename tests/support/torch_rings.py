@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import split_layers
 from edgespec.drafting.independent import IndependentDraft
-from edgespec.machines.coordinator import CoordinatorMachine, Ring
+from edgespec.machines.admission import Ring
+from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.stage import StageMachine
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead

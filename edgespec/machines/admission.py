@@ -1,0 +1,67 @@
+"""Admission: turns a client's Submit into a request, or says why it cannot be served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.errors import ConfigError
+from edgespec.machines.answer import Answer, TextCodec
+from edgespec.machines.request import Request
+from edgespec.policy.base import Policy
+from edgespec.policy.registry import policy_named
+from edgespec.verify.sampling import Sampling
+from edgespec.wire.messages import Submit
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """What the coordinator knows of its ring and model.
+
+    `context_length`: tokens that the base model can hold. `prefill_chunk`: prompt rows that travel
+    together; several chunks follow each other round the ring. `draft`: the draft source's name, ""
+    if there is none. `queue_limit`: requests that may wait.
+    """
+
+    stages: int
+    context_length: int
+    draft: str
+    prefill_chunk: int = 64
+    queue_limit: int = 64
+
+
+def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit) -> Request:
+    """The request that `submit` asks for. Raises ConfigError, fit for its user, if it cannot be."""
+    policy = _checked_policy(ring, submit.policy)
+    sampling = Sampling(submit.temperature, submit.top_k, submit.top_p, submit.min_p, submit.seed)
+    if not submit.prompt:
+        raise ConfigError("the prompt is empty; give at least one character")
+    prompt = tuple(codec.encode(submit.prompt))
+    limit = _checked_limit(ring, len(prompt), submit.max_new_tokens)
+    answer = Answer(codec, submit.stop, limit)
+    return Request(number, peer, submit, sampling, policy, prompt, answer, limit, ring.stages)
+
+
+def _checked_policy(ring: Ring, name: str) -> Policy:
+    """The policy of that name; the best one that this ring can run if the name is empty."""
+    policy = policy_named(name or ("flowspec" if ring.draft else "autoregressive"))
+    if policy.drafts and not ring.draft:
+        raise ConfigError(
+            f"policy {policy.name} needs a draft model and this coordinator has none; start it "
+            "with --draft, or use --policy autoregressive"
+        )
+    return policy
+
+
+def _checked_limit(ring: Ring, prompt_tokens: int, max_new_tokens: int) -> int:
+    """How many new tokens fit, at most those asked for."""
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+    if prompt_tokens == 0:
+        raise ConfigError("the prompt has no tokens; give at least one character")
+    room = ring.context_length - prompt_tokens
+    if room < 1:
+        raise ConfigError(
+            f"the prompt has {prompt_tokens} tokens and the model's context is "
+            f"{ring.context_length}, of which one must be left for the answer; shorten the prompt"
+        )
+    return min(max_new_tokens, room)

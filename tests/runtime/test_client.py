@@ -1,0 +1,167 @@
+"""The client: waits that end, cancelling, a coordinator that is not there or forgot it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from support.rings import submit
+
+from edgespec.config import Address, Timing
+from edgespec.errors import ConfigError, PeerLost, RequestFailed
+from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.runtime import client as client_module
+from edgespec.runtime.client import Client
+from edgespec.wire.messages import (
+    Cancel,
+    Failed,
+    Finished,
+    Heartbeat,
+    Message,
+    Progress,
+    Status,
+    StatusRequest,
+    Tokens,
+)
+
+HOST = "127.0.0.1"
+TIMING = Timing(beat=0.05, silence=0.5)
+END = Finished(1, "ab", (1, 2), "length", "p", "d", 1, 1, 2, 1.0, 0.5, 1.0, (1,), 2, 0, 0.1)
+
+
+class Scripted:
+    """A coordinator that says what a test tells it to."""
+
+    def __init__(self) -> None:
+        self.transport = ZmqTransport.coordinator(Address(HOST, 0))
+        self.address = Address(HOST, self.transport.control_port)
+        self.peer = b""
+        self.heard: list[Message] = []
+
+    def listen(self, timeout: float = 0.0) -> None:
+        """Take what came."""
+        for incoming in self.transport.poll(timeout):
+            self.peer = incoming.peer
+            self.heard.append(incoming.message)
+
+    def say(self, *messages: Message) -> None:
+        """Speak to the client."""
+        while not self.peer:
+            self.listen(0.1)
+        for message in messages:
+            self.transport.send_control(self.peer, message)
+
+
+@pytest.fixture
+def coordinator() -> Iterator[Scripted]:
+    """A scripted coordinator."""
+    scripted = Scripted()
+    with closing(scripted.transport):
+        yield scripted
+
+
+def test_an_answer_is_what_came_for_this_request(coordinator: Scripted) -> None:
+    with Client(coordinator.address, 5.0, TIMING) as client:
+        answer = client.ask(submit(tag=1))
+        client._send(Heartbeat())
+        coordinator.say(
+            Progress(1, "waiting"),
+            Tokens(2, (9,), "of another request"),
+            Failed(2, "of another request"),
+            Tokens(1, (1, 2), "ab"),
+            Heartbeat(),
+            END,
+            Tokens(1, (3,), "behind the end"),
+        )
+        assert list(answer) == [Progress(1, "waiting"), Tokens(1, (1, 2), "ab"), END]
+
+
+def test_a_failure_is_raised_with_the_coordinators_words(coordinator: Scripted) -> None:
+    with Client(coordinator.address, 5.0, TIMING) as client:
+        client._send(Heartbeat())
+        coordinator.say(Failed(1, "stage 2 has been silent"))
+        with pytest.raises(RequestFailed, match=r"^stage 2 has been silent$"):
+            list(client.ask(submit(tag=1)))
+
+
+def test_nobody_there_is_said_while_it_waits_and_then_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "NOTE_S", 0.2)
+    with Client(Address(HOST, 9), 0.7, TIMING) as client:
+        said: list[object] = []
+        started = time.monotonic()
+        with pytest.raises(PeerLost, match=r"no coordinator answered at 127.0.0.1:9 within 1 s"):
+            for message in client.ask(submit()):
+                said.append(message)
+        assert 0.7 <= time.monotonic() - started < 3.0
+        assert len(said) >= 2
+        assert all("waiting for the coordinator at 127.0.0.1:9" in m.text for m in said)  # type: ignore[attr-defined]
+
+
+def test_a_coordinator_that_falls_silent_is_an_error(coordinator: Scripted) -> None:
+    with Client(coordinator.address, 5.0, TIMING) as client:
+        client._send(Heartbeat())
+        coordinator.say(Progress(1, "x"))
+        with pytest.raises(PeerLost, match="has been silent for 0\\.[5-9] s: it has ended"):
+            list(client.ask(submit()))
+
+
+def test_it_says_heartbeat_while_it_waits(coordinator: Scripted) -> None:
+    with Client(coordinator.address, 0.6, TIMING) as client:
+        with pytest.raises(PeerLost):
+            list(client.ask(submit()))
+        coordinator.listen(1.0)
+        assert coordinator.heard[0] == submit()
+        assert coordinator.heard.count(Heartbeat()) >= 5
+
+
+def test_a_cancel_goes_out_once_and_its_end_is_the_coordinators(coordinator: Scripted) -> None:
+    with Client(coordinator.address, 5.0, TIMING) as client:
+        client._send(Heartbeat())
+        coordinator.say(Tokens(1, (1,), "a"))
+        answer = client.ask(submit())
+        assert next(answer) == Tokens(1, (1,), "a")
+        client.cancel()
+        coordinator.say(Tokens(1, (2,), "b"))
+        assert next(answer) == Tokens(1, (2,), "b"), "what was on its way is not lost"
+        coordinator.say(END)
+        assert list(answer) == [END]
+        coordinator.listen(0.2)
+        assert coordinator.heard.count(Cancel(1)) == 1
+
+
+def test_a_cancel_that_nobody_confirms_ends_too(
+    coordinator: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "CANCEL_WAIT_S", 0.3)
+    with Client(coordinator.address, 5.0, TIMING) as client:
+        client.cancel()
+        with pytest.raises(PeerLost, match="did not confirm the cancel"):
+            list(client.ask(submit()))
+
+
+def test_status_waits_for_the_answer(coordinator: Scripted) -> None:
+    with Client(coordinator.address, 5.0, TIMING) as client:
+        client._send(StatusRequest())
+        coordinator.say(Heartbeat(), Status(True, ("stage 1: ready",)))
+        assert client.status() == Status(True, ("stage 1: ready",))
+
+
+def test_who_started_the_ring_sees_its_end_first() -> None:
+    def check() -> None:
+        raise PeerLost("the stage 2 process was killed")
+
+    with (
+        Client(Address(HOST, 9), 5.0, TIMING, check) as client,
+        pytest.raises(PeerLost, match="stage 2 process was killed"),
+    ):
+        list(client.ask(submit()))
+
+
+@pytest.mark.parametrize("wait", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_wait_that_is_none_is_refused(wait: float) -> None:
+    with pytest.raises(ConfigError, match="wait is"):
+        Client(Address(HOST, 9), wait)

@@ -1,0 +1,490 @@
+"""Nodes over real sockets: answers, several at once, everybody's end, strangers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import zmq
+from support.nodes import HOST, QUICK, NodeRing, until
+from support.rings import assert_one_end, submit
+
+from edgespec.config import Address, Timing
+from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
+from edgespec.machines.effects import Stop
+from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.wire.codec import encode
+from edgespec.wire.messages import (
+    Assign,
+    Cancel,
+    Connect,
+    End,
+    Fault,
+    Finished,
+    Goodbye,
+    Heartbeat,
+    Join,
+    Loading,
+    Message,
+    Progress,
+    Ready,
+    Refuse,
+    Retain,
+    Segment,
+    Submit,
+    Tokens,
+)
+from edgespec.wire.tensor import Tensor
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("policy", ["autoregressive", "naive_tree", "flowspec"])
+def test_a_ring_answers_as_one_machine_would(stages: int, policy: str) -> None:
+    with NodeRing(stages) as ring:
+        for seed in range(3):
+            ask = submit(prompt="what is " * 5, max_new_tokens=40, policy=policy, seed=seed)
+            ring.assert_right(ask, ring.ask(ask))
+        ring.assert_free()
+
+
+def test_an_answer_streams_and_its_pieces_are_the_whole() -> None:
+    with NodeRing(2) as ring, ring.client() as client:
+        ask = submit(max_new_tokens=60)
+        replies: list[Message] = list(client.ask(ask))
+        assert len([r for r in replies if isinstance(r, Tokens)]) > 5
+        end = assert_one_end(replies, ask.tag)
+        assert isinstance(end, Finished)
+        ring.assert_right(ask, end)
+
+
+def test_several_at_once_are_queued_and_each_is_answered() -> None:
+    asks = [submit(prompt=f"prompt {n}", max_new_tokens=30, seed=n) for n in range(6)]
+    with NodeRing(2) as ring:
+        for block in ring.blocks:
+            block.delay = 0.002
+        answers: dict[int, list[Message]] = {}
+
+        def one(number: int) -> None:
+            with ring.client() as client:
+                answers[number] = list(client.ask(asks[number]))
+
+        threads = [threading.Thread(target=one, args=(n,)) for n in range(len(asks))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number, ask in enumerate(asks):
+            end = assert_one_end(answers[number], ask.tag)
+            assert isinstance(end, Finished)
+            ring.assert_right(ask, end)
+        told = [r.text for a in answers.values() for r in a if isinstance(r, Progress)]
+        assert any("waiting behind" in text for text in told)
+
+
+@pytest.mark.parametrize("ends_by", ["length 1", "stop string", "end token"])
+def test_an_answer_ends_where_it_should(ends_by: str) -> None:
+    plain = submit(max_new_tokens=30)
+    with NodeRing(2) as ring:
+        token = ring.expected(plain).token_ids[11]
+        text = ring.expected(plain).text
+    ask, eos = plain, set()
+    if ends_by == "length 1":
+        ask = submit(max_new_tokens=1)
+    elif ends_by == "stop string":
+        ask = submit(max_new_tokens=30, stop=(text[9:12], "never"))
+    else:
+        eos = {token}
+    with NodeRing(2, eos_ids=eos) as ring:
+        answer = ring.ask(ask)
+        ring.assert_right(ask, answer)
+        assert answer.finish_reason == ("length" if ends_by == "length 1" else "stop")
+        ring.assert_free()
+
+
+def test_stages_may_start_before_the_coordinator() -> None:
+    with socket.socket() as reserved:
+        reserved.bind((HOST, 0))
+        port = reserved.getsockname()[1]
+    ring = NodeRing(2, port=port)
+    ring.transport.close()
+    first, second = (ring.stage_node(stage) for stage in (1, 2))
+    for number, node in ((1, first), (2, second)):
+        ring.threads[number] = _started(node)
+    time.sleep(0.3)
+    ring.transport = ZmqTransport.coordinator(Address(HOST, port))
+    ring.start_coordinator()
+    try:
+        ask = submit()
+        ring.assert_right(ask, ring.ask(ask))
+    finally:
+        ring.__exit__()
+
+
+def _started(node: object) -> object:
+    from support.nodes import NodeThread
+
+    return NodeThread(node)  # type: ignore[arg-type]
+
+
+# --- one of them is gone --------------------------------------------------------------------------
+
+
+def ask_in_vain(ring: NodeRing, until_runs: Callable[[], object]) -> tuple[object, list[Message]]:
+    """A long request in a thread of its own; returns its (future) error and what it got."""
+    got: list[Message] = []
+    problem: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with ring.client() as client:
+                for message in client.ask(submit(max_new_tokens=300)):
+                    got.append(message)
+        except EdgespecError as error:
+            problem.append(error)
+
+    for block in ring.blocks:
+        block.delay = 0.01
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: any(isinstance(m, Tokens) for m in got))
+    until_runs()
+    thread.join(20.0)
+    assert not thread.is_alive(), "the client hangs"
+    assert len(problem) == 1
+    return problem[0], got
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+@pytest.mark.parametrize("way", ["silent", "vanished", "left"])
+def test_a_lost_stage_ends_everybody_with_its_name(lost: int, way: str) -> None:
+    with NodeRing(3) as ring:
+        ring.await_up()
+        thread = ring.threads[lost]
+        act = {"silent": thread.freeze, "vanished": thread.vanish, "left": thread.leave}[way]
+        started = time.monotonic()
+        problem, _ = ask_in_vain(ring, act)
+        name = f"stage {lost} (toybox, process {1000 + lost})"
+        cause = "left: stopped by SIGTERM" if way == "left" else "has been silent for"
+        assert isinstance(problem, RequestFailed)
+        assert f"{name} {cause}" in str(problem)
+        stop = ring.threads[0].ended()
+        assert stop.failed
+        assert f"{name} {cause}" in stop.reason
+        for other in {1, 2, 3} - {lost}:
+            stop = ring.threads[other].ended()
+            assert stop.failed
+            assert f"the coordinator ended the ring: {name} {cause}" in stop.reason
+        assert time.monotonic() - started < QUICK.silence + 5.0
+
+
+@pytest.mark.parametrize("way", ["silent", "vanished", "left"])
+def test_a_lost_coordinator_ends_everybody(way: str) -> None:
+    with NodeRing(2) as ring:
+        ring.await_up()
+        thread = ring.threads[0]
+        act = {"silent": thread.freeze, "vanished": thread.vanish, "left": thread.leave}[way]
+        problem, _ = ask_in_vain(ring, act)
+        if way == "left":
+            assert isinstance(problem, RequestFailed)
+            assert str(problem) == "the ring ended: stopped by SIGTERM"
+        else:
+            assert isinstance(problem, PeerLost)
+            assert f"the coordinator at {ring.address} has been silent" in str(problem)
+        for stage in (1, 2):
+            stop = ring.threads[stage].ended()
+            assert stop.failed
+            assert "the coordinator" in stop.reason
+
+
+def test_a_stage_lost_while_others_load_ends_everybody() -> None:
+    gate = threading.Event()
+    with NodeRing(2, loads={1: lambda: gate.wait(10.0) and None}) as ring:
+        until(lambda: len(ring.membership.stage_peers) == 2)
+        ring.threads[2].freeze()
+        stop = ring.threads[0].ended()
+        assert "stage 2 (toybox, process 1002) has been silent" in stop.reason
+        stop = ring.threads[1].ended()
+        gate.set()
+        assert "stage 2" in stop.reason
+
+
+def test_a_stage_that_cannot_load_ends_everybody_with_its_reason() -> None:
+    def refuse() -> None:
+        until(lambda: len(ring.membership.stage_peers) == 3)
+        raise ModelError("the model in /x is not the one that the coordinator runs")
+
+    with NodeRing(3, loads={2: refuse}) as ring:
+        stops = {number: thread.ended() for number, thread in ring.threads.items()}
+    assert all(stop.failed for stop in stops.values())
+    assert stops[2].reason.startswith("the model in /x is not the one")
+    for number in (0, 1, 3):
+        assert "stage 2 (toybox, process 1002) cannot go on: the model in /x" in (
+            stops[number].reason
+        )
+
+
+def test_nobody_is_lost_while_a_worker_computes_or_loads_for_long() -> None:
+    slow = Timing(beat=0.1, silence=1.0, client_silence=1.0)
+    with NodeRing(2, timing=slow, loads={1: lambda: time.sleep(2.0)}) as ring:
+        ring.await_up()
+        ring.blocks[1].delay = 2.0
+        ask = submit(max_new_tokens=1)
+        ring.assert_right(ask, ring.ask(ask))
+
+
+def test_a_stage_of_a_coordinator_that_was_replaced_ends() -> None:
+    """The new one answers at the same address, and does not know it."""
+    ring = NodeRing(2)
+    ring.start_coordinator()
+    stage = ring.start_stage(1)
+    until(lambda: ring.membership.stage_peers)
+    ring.threads[0].vanish()
+    ring.transport = ZmqTransport.coordinator(ring.address)
+    ring.start_coordinator()
+    try:
+        stop = stage.ended()
+        assert stop.failed
+        assert "silent" in stop.reason
+    finally:
+        ring.__exit__()
+
+
+def test_without_a_coordinator_a_stage_gives_up() -> None:
+    ring = NodeRing(1)
+    ring.transport.close()
+    stop = ring.start_stage(1, wait=0.5).ended()
+    assert stop.failed
+    assert f"no coordinator answered at {ring.address}" in stop.reason
+
+
+def test_two_daemons_for_one_stage_and_the_first_goes_on() -> None:
+    with NodeRing(1) as ring:
+        ring.await_up()
+        second = _started(ring.stage_node(1))
+        stop = second.ended()  # type: ignore[attr-defined]
+        assert stop == Stop(
+            "the coordinator refused: stage 1 is taken by process 1001 on toybox; stop that "
+            "daemon, or choose another --stage",
+            failed=True,
+        )
+        ask = submit()
+        ring.assert_right(ask, ring.ask(ask))
+
+
+# --- requests that do not end well ----------------------------------------------------------------
+
+
+def test_a_cancelled_request_is_freed_everywhere_and_the_next_is_answered() -> None:
+    with NodeRing(2) as ring:
+        ring.await_up()
+        for block in ring.blocks:
+            block.delay = 0.005
+        with ring.client() as client:
+            got: list[Message] = []
+            for message in client.ask(submit(max_new_tokens=300)):
+                got.append(message)
+                if len(got) == 5:
+                    client.cancel()
+        end = assert_one_end(got, 1)
+        assert isinstance(end, Finished)
+        assert end.finish_reason == "cancelled"
+        assert 0 < end.new_tokens < 300
+        ring.assert_free()
+        ask = submit()
+        ring.assert_right(ask, ring.ask(ask))
+
+
+@pytest.mark.parametrize("where", ["running", "waiting"])
+def test_a_client_that_is_gone_is_freed(where: str) -> None:
+    with NodeRing(2) as ring:
+        ring.await_up()
+        for block in ring.blocks:
+            block.delay = 0.01
+        with ring.client() as first:
+            running = first.ask(submit(max_new_tokens=300))
+            next(m for m in running if isinstance(m, Tokens))
+            if where == "waiting":
+                with ring.client() as second:
+                    waiting = second.ask(submit(max_new_tokens=300))
+                    next(m for m in waiting if isinstance(m, Progress))
+                started = time.monotonic()
+                # Its place in the queue is found to be nobody's while the first goes on.
+                for _ in running:
+                    if len(ring.machine._requests) == 1:
+                        break
+                assert len(ring.machine._requests) == 1
+                assert time.monotonic() - started < QUICK.client_silence + 2.0
+        ring.assert_free()
+        ask = submit()
+        ring.assert_right(ask, ring.ask(ask))
+
+
+def test_a_failure_of_a_stage_ends_its_request_with_the_stages_name_and_nothing_else() -> None:
+    with NodeRing(3) as ring:
+        ring.blocks[1].failure = CapacityError("no memory for 9 rows")
+        with pytest.raises(RequestFailed) as failed:
+            ring.ask(submit())
+        assert str(failed.value) == "stage 2 (toybox, process 1002): no memory for 9 rows"
+        ask = submit()
+        ring.assert_right(ask, ring.ask(ask))
+        ring.assert_free()
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (submit(policy="magic"), "unknown policy 'magic'"),
+        (submit(prompt="x" * 400), "400 tokens and the model's context is 400"),
+        (submit(prompt=""), "the prompt is empty"),
+        (submit(max_new_tokens=0), "must be at least 1"),
+        (submit(stop=("",)), "stop"),
+        (Submit(1, "x", 5, -1.0, 0, 1.0, 0.0, 0, (), ""), "temperature is -1.0"),
+        (Submit(1, "x", 5, 0.0, 0, 2.0, 0.0, 0, (), ""), "top_p is 2.0"),
+        (Submit(1, "x", 5, 0.0, 0, 1.0, float("inf"), 0, (), ""), "min_p is inf"),
+        (Submit(1, "x", 5, 0.0, -1, 1.0, 0.0, 0, (), ""), "top_k is -1"),
+        (Submit(1, "x", 5, 0.0, 0, 1.0, 0.0, -1, (), ""), "seed is -1"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_refused_with_the_reason(
+    bad_asks: NodeRing, ask: Submit, message: str
+) -> None:
+    """By the coordinator itself, whatever the client checked."""
+    with pytest.raises(RequestFailed, match=message):
+        bad_asks.ask(ask)
+    good = submit()
+    bad_asks.assert_right(good, bad_asks.ask(good))
+
+
+@pytest.fixture(scope="module")
+def bad_asks() -> object:
+    """One ring for all requests that are refused."""
+    with NodeRing(1) as ring:
+        yield ring
+
+
+def test_without_a_draft_a_policy_that_needs_one_is_refused() -> None:
+    with NodeRing(1, draft=False) as ring:
+        with pytest.raises(RequestFailed, match="flowspec needs a draft model .*autoregressive"):
+            ring.ask(submit(policy="flowspec"))
+        ask = submit(policy="")
+        answer = ring.ask(ask)
+        ring.assert_right(ask, answer)
+        assert (answer.policy, answer.draft) == ("autoregressive", "none")
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+
+def forged(seq: int, request: int = 1) -> Segment:
+    """A segment that nobody of the ring sent."""
+    ids = np.arange(3, dtype=np.int64)
+    hidden = Tensor("uint64", (3, 1), bytes(24))
+    return Segment(request, seq, 0, False, 9, 3, ids, ids - 1, ids, ids, hidden)
+
+
+STRANGE: list[Message] = [
+    Fault(1, "forged"),
+    Fault(-1, "forged"),
+    Ready(0.0),
+    Goodbye("forged"),
+    Loading(1, 1),
+    Retain(1, 2**40, 2**40, (), ()),
+    End(1),
+    Cancel(1),
+    Connect("10.9.9.9", 1),
+    Refuse("forged"),
+    Join(1, "thief", 1, HOST, 9),
+    Join(99, "thief", 1, HOST, 9),
+    Join(2, "\x1b[31m", 1, "evil host", 99999999),
+    Heartbeat(),
+    Assign(1, 1, 0, 1, "m", "f", "float32", 1, ""),
+    forged(1),
+    forged(2**40),
+]
+
+
+def test_strangers_change_nothing_in_a_running_answer() -> None:
+    ask = submit(max_new_tokens=120)
+    with NodeRing(3) as ring, zmq.Context() as context:
+        ring.await_up()
+        for block in ring.blocks:
+            block.delay = 0.002
+        stop_it = threading.Event()
+        ports = [ring.threads[s].node.transport.data_port for s in range(4)]
+        annoyer = threading.Thread(
+            target=_annoy, args=(context, ring.address.port, ports, stop_it)
+        )
+        annoyer.start()
+        try:
+            answers = [ring.ask(ask) for _ in range(2)]
+        finally:
+            stop_it.set()
+            annoyer.join()
+        for answer in answers:
+            ring.assert_right(ask, answer)
+        ring.assert_free()
+        assert all(thread.stop is None for thread in ring.threads.values()), "all still run"
+
+
+def _annoy(
+    context: zmq.Context[zmq.Socket[bytes]], port: int, ports: list[int], stop_it: threading.Event
+) -> None:
+    """Everything that a stranger can say, to everybody, all the time."""
+    control = context.socket(zmq.DEALER)
+    data = [context.socket(zmq.PUSH) for _ in ports]
+    control.connect(f"tcp://{HOST}:{port}")
+    for opened, its_port in zip(data, ports, strict=True):
+        opened.connect(f"tcp://{HOST}:{its_port}")
+    numbers = list(range(60))
+    while not stop_it.is_set():
+        for message in STRANGE:
+            with suppress(zmq.Again):
+                control.send_multipart(encode(message), zmq.NOBLOCK)
+            for opened in data:
+                with suppress(zmq.Again):
+                    opened.send_multipart(encode(message), zmq.NOBLOCK)
+                    opened.send_multipart([b"guess", *encode(message)], zmq.NOBLOCK)
+        for seq in numbers:  # numbers that are in flight right now, too
+            for opened in data:
+                with suppress(zmq.Again):
+                    opened.send_multipart([b"", *encode(forged(seq))], zmq.NOBLOCK)
+        with suppress(zmq.Again):
+            control.send_multipart([b"\xc1" * 50], zmq.NOBLOCK)
+        time.sleep(0.01)
+    for opened in [control, *data]:
+        opened.close(linger=0)
+
+
+def test_a_stage_may_not_speak_for_requests_of_the_past() -> None:
+    """Late, repeated and unknown messages of a real member do no harm either."""
+    with NodeRing(2) as ring:
+        ring.await_up()
+        stage = ring.threads[1].node.transport
+        ask = submit()
+        for _ in range(3):
+            stage.send_control(b"", Fault(999, "unknown"))
+            stage.send_control(b"", Ready(1.0))
+            stage.send_control(b"", Loading(1, 1))
+            ring.assert_right(ask, ring.ask(ask))
+
+
+# --- ending ---------------------------------------------------------------------------------------
+
+
+def test_a_busy_node_ends_soon() -> None:
+    with NodeRing(1) as ring:
+        ring.await_up()
+        ring.blocks[0].delay = 6.0
+        with ring.client() as client:
+            client._send(submit())
+            until(lambda: ring.blocks[0].runs)
+            started = time.monotonic()
+            ring.threads[1].leave()
+            assert ring.threads[1].ended().reason == "stopped by SIGTERM"
+            assert ring.threads[0].ended().failed
+            assert time.monotonic() - started < 5.0

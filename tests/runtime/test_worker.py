@@ -1,0 +1,262 @@
+"""The worker: order, aborting, failures as events, stopping while something runs."""
+
+from __future__ import annotations
+
+import gc
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from edgespec.errors import CapacityError, ModelError
+from edgespec.machines.effects import CloseCache, Effect, LoadBlock, OpenCache, RunBlock
+from edgespec.machines.events import BlockDone, BlockLoading, ComputeFailed, Event, LoadFailed
+from edgespec.runtime.worker import Perform, Worker
+from edgespec.tree.ledger import Rows
+from edgespec.wire.messages import Assign
+
+PATIENCE_S = 10.0
+NONE = np.zeros(0, np.int64)
+ASSIGN = Assign(1, 1, 0, 1, "m", "f", "float32", 100, "key")
+
+
+def block(job: int, request: int = 1) -> RunBlock:
+    """A job of no rows."""
+    return RunBlock(job, request, Rows(NONE, NONE, NONE, NONE), None, 0, np.zeros((0, 0), np.bool_))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[Perform], Worker]]:
+    """Starts workers, and stops them."""
+    started: list[Worker] = []
+
+    def make(perform: Perform) -> Worker:
+        worker = Worker(perform)
+        worker.start()
+        started.append(worker)
+        return worker
+
+    yield make
+    for worker in started:
+        worker.stop(PATIENCE_S)
+
+
+def collect(worker: Worker, count: int) -> list[Event]:
+    """The next `count` events, waiting on the waker as the I/O loop does."""
+    events: list[Event] = []
+    limit = time.monotonic() + PATIENCE_S
+    while len(events) < count:
+        assert time.monotonic() < limit, events
+        if select.select([worker.waker], [], [], 0.1)[0]:
+            worker.waker.recv(4096)
+        events += worker.events()
+    return events
+
+
+def done(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+    """Does a block's job at once."""
+    return BlockDone(effect.job, None) if isinstance(effect, RunBlock) else None
+
+
+def test_effects_are_carried_out_in_order_in_one_other_thread(
+    start: Callable[[Perform], Worker],
+) -> None:
+    seen: list[Effect] = []
+    threads: set[int] = set()
+
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        threads.add(threading.get_ident())
+        seen.append(effect)
+        return done(effect, stop)
+
+    worker = start(perform)
+    effects: list[Effect] = []
+    for job in range(200):
+        effects += [OpenCache(job, 1), block(job), CloseCache(job)]
+    for effect in effects:
+        worker.submit(effect)
+    events = collect(worker, 200)
+    assert [e.job for e in events if isinstance(e, BlockDone)] == list(range(200))
+    assert all(a is b for a, b in zip(seen, effects, strict=False))
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_a_failure_is_an_event_and_the_next_effect_is_carried_out(
+    start: Callable[[Perform], Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    problems: dict[int, Exception] = {
+        1: CapacityError("no room"),
+        2: RuntimeError("CUDA is out of memory"),
+        3: MemoryError(),
+    }
+
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        if isinstance(effect, RunBlock) and effect.job in problems:
+            raise problems[effect.job]
+        return done(effect, stop)
+
+    worker = start(perform)
+    for job in range(1, 5):
+        worker.submit(block(job, request=10 + job))
+    assert collect(worker, 4) == [
+        ComputeFailed(1, 11, "no room"),
+        ComputeFailed(2, 12, "RuntimeError: CUDA is out of memory"),
+        ComputeFailed(3, 13, "MemoryError: "),
+        BlockDone(4, None),
+    ]
+    assert "no room" not in caplog.text, "what is meant for users is no bug"
+    assert "Traceback" in caplog.text, "a bug leaves its trace in the log"
+
+
+def test_a_failure_without_a_job_still_names_its_request(
+    start: Callable[[Perform], Worker],
+) -> None:
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        raise CapacityError("no memory for the cache")
+
+    worker = start(perform)
+    worker.submit(OpenCache(8, 100))
+    assert collect(worker, 1) == [ComputeFailed(-1, 8, "no memory for the cache")]
+
+
+def test_a_block_that_cannot_be_loaded_is_an_event(start: Callable[[Perform], Worker]) -> None:
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        raise ModelError("another model")
+
+    worker = start(perform)
+    worker.submit(LoadBlock(ASSIGN))
+    assert collect(worker, 1) == [LoadFailed("another model")]
+
+
+def test_events_may_come_while_an_effect_runs(start: Callable[[Perform], Worker]) -> None:
+    go_on = threading.Event()
+
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        worker.post(BlockLoading(1, 2))
+        go_on.wait(PATIENCE_S)
+        return BlockDone(1, None)
+
+    worker = start(perform)
+    worker.submit(LoadBlock(ASSIGN))
+    assert collect(worker, 1) == [BlockLoading(1, 2)]
+    go_on.set()
+    assert collect(worker, 1) == [BlockDone(1, None)]
+
+
+def test_many_events_that_nobody_reads_do_not_block_the_worker(
+    start: Callable[[Perform], Worker],
+) -> None:
+    worker = start(done)
+    for job in range(20_000):
+        worker.submit(block(job))
+    limit = time.monotonic() + PATIENCE_S
+    while len(worker._events) < 20_000 and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert len(worker.events()) == 20_000
+
+
+def test_abort_reaches_the_job_it_is_meant_for_and_no_other(
+    start: Callable[[Perform], Worker],
+) -> None:
+    running = threading.Event()
+    aborted: list[int] = []
+
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        assert isinstance(effect, RunBlock)
+        running.set()
+        limit = time.monotonic() + (PATIENCE_S if effect.job == 1 else 0.1)
+        while time.monotonic() < limit:
+            if stop():
+                aborted.append(effect.job)
+                break
+            time.sleep(0.005)
+        return BlockDone(effect.job, None)
+
+    worker = start(perform)
+    worker.submit(block(1))
+    worker.submit(block(2))
+    running.wait(PATIENCE_S)
+    worker.abort(1)
+    collect(worker, 2)
+    assert aborted == [1]
+    worker.abort(2)  # it has ended already: nothing happens
+    worker.submit(block(3))
+    collect(worker, 1)
+    assert aborted == [1]
+
+
+def test_a_job_aborted_before_its_turn_sees_it(start: Callable[[Perform], Worker]) -> None:
+    gate = threading.Event()
+    stops: list[bool] = []
+
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        if isinstance(effect, OpenCache):
+            gate.wait(PATIENCE_S)
+            return None
+        stops.append(stop())
+        return done(effect, stop)
+
+    worker = start(perform)
+    worker.submit(OpenCache(1, 1))
+    worker.submit(block(1))
+    worker.abort(1)
+    gate.set()
+    collect(worker, 1)
+    assert stops == [True]
+
+
+def test_stop_ends_what_runs_and_drops_what_waits() -> None:
+    running = threading.Event()
+    seen: list[int] = []
+
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        assert isinstance(effect, RunBlock)
+        seen.append(effect.job)
+        running.set()
+        while not stop():
+            time.sleep(0.005)
+        return BlockDone(effect.job, None)
+
+    worker = Worker(perform)
+    worker.start()
+    for job in range(5):
+        worker.submit(block(job))
+    assert running.wait(PATIENCE_S)
+    started = time.monotonic()
+    worker.stop(PATIENCE_S)
+    assert time.monotonic() - started < PATIENCE_S / 2
+    assert seen == [0]
+    assert not worker._thread.is_alive()
+    assert worker.waker.fileno() == -1, "its sockets are closed"
+
+
+def test_stop_does_not_wait_for_what_cannot_be_stopped() -> None:
+    go_on = threading.Event()
+    running = threading.Event()
+
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        running.set()
+        go_on.wait(PATIENCE_S)
+        return BlockDone(1, None)
+
+    worker = Worker(perform)
+    worker.start()
+    worker.submit(block(1))
+    running.wait(PATIENCE_S)
+    started = time.monotonic()
+    worker.stop(timeout=0.1)
+    assert time.monotonic() - started < 2.0
+    go_on.set()  # its late event finds nobody, and does no harm
+    worker.stop(PATIENCE_S)
+    assert not worker._thread.is_alive()
+
+
+def test_a_worker_that_never_started_leaves_nothing_behind() -> None:
+    worker = Worker(done)
+    worker.stop()
+    del worker
+    gc.collect()  # an unclosed socket would be a warning, and so a failure
