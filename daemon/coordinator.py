@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
 from edgespec.daemon.process import exit_code
 
 from edgespec.config import CoordinatorConfig, split_layers
+from edgespec.errors import ModelError
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.membership import MembershipMachine
@@ -26,6 +28,7 @@ def run_coordinator(config: CoordinatorConfig) -> int:
     loaded, so that stages can start meanwhile. Raises ConfigError for settings, models or an
     address that cannot be used.
     """
+    _look_at_models(config)
     transport = ZmqTransport.coordinator(config.address)
     try:
         address = f"{config.address.host}:{transport.control_port}"
@@ -40,6 +43,23 @@ def run_coordinator(config: CoordinatorConfig) -> int:
         "waiting for %d stage(s): edgespec join --stage N --coordinator %s", config.stages, address
     )
     return exit_code(node.run())
+
+
+def _look_at_models(config: CoordinatorConfig) -> None:
+    """Find the commonest mistakes at once: before anything is imported, and stages are started."""
+    for path in filter(None, (config.model, config.draft)):
+        if not Path(path).is_dir():
+            raise ModelError(
+                f"there is no model folder {path}; give a folder with config.json, a tokenizer and "
+                "*.safetensors files, such as `huggingface-cli download MODEL --local-dir DIR` "
+                "makes"
+            )
+    try:
+        settings = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
+        layers = int(settings["num_hidden_layers"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # the loader knows what to say
+    split_layers(layers, config.stages)
 
 
 def _build(config: CoordinatorConfig, transport: ZmqTransport) -> CoordinatorNode:

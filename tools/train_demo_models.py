@@ -808,8 +808,9 @@ class Pair:
 def measure(pair: Pair, encoded: dict[bool, dict[str, list[torch.Tensor]]]) -> dict[str, Any]:
     """Every figure of the card: losses, agreement on held-out and on own text, samples."""
     unigram = unigram_log_shares(encoded[False])
-    by_source, own = {}, {}
-    everything, own_hits, own_total = Tally(), Counter(), 0
+    by_source: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    everything, own_hits, own_total = Tally(), Counter[int](), 0
     for source, rows in encoded[True].items():
         tally = Tally()
         for ids in rows[:HELD_OUT_DOCUMENTS]:

@@ -271,6 +271,19 @@ class CoordinatorMachine:
             return []
         if not flying.fits(segment):
             return self._fail(request, "the ring returned rows that were not sent round", now)
+        request.results.append((flying, segment))
+        return self._take_results(request, now)
+
+    def _take_results(self, request: Request, now: float) -> list[Effect]:
+        """Take up what is back, unless the policy wants to finish its step first."""
+        effects: list[Effect] = []
+        while request.results and not request.is_in_step and request.number in self._requests:
+            effects += self._take_result(request, *request.results.popleft(), now)
+        return effects
+
+    def _take_result(
+        self, request: Request, flying: InFlight, segment: Segment, now: float
+    ) -> list[Effect]:
         request.in_flight -= 1
         request.clock.result(flying.entered)
         request.acknowledged(segment.epoch)
@@ -321,7 +334,7 @@ class CoordinatorMachine:
         if request.tree is None:
             return self._on_first_token(request, tokens[-1], now)
         request.tree.record(head.ids, tokens)
-        return self._verify(request, now)
+        return self._verify(request, now) + self._take_results(request, now)
 
     def _on_first_token(self, request: Request, token: int, now: float) -> list[Effect]:
         request.tally.first_token = now
@@ -398,12 +411,12 @@ class CoordinatorMachine:
             event.tree, since, draft.keep, request.last_position, draft.only_new
         )
         request.exhausted = draft.only_new and added == 0
-        return self._decide(request, now, just_drafted=True)
+        return self._decide(request, now) + self._take_results(request, now)
 
-    def _decide(self, request: Request, now: float, just_drafted: bool = False) -> list[Effect]:
+    def _decide(self, request: Request, now: float) -> list[Effect]:
         """Carry out what the policy decides."""
         effects: list[Effect] = []
-        for decision in request.policy.decide(request.view(self._ring.stages, just_drafted)):
+        for decision in request.policy.decide(request.view(self._ring.stages)):
             match decision:
                 case Send(ids):
                     assert request.tree is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from edgespec.machines.answer import Answer
@@ -138,7 +138,8 @@ class Request:
         self.reserve = len(prompt) + max_new_tokens + SPECULATIVE_ROWS
         self.prefilled = 0
         self.tree: DraftTree | None = None
-        self.in_flight = 0
+        self.in_flight = 0  # segments on the ring or, back from it, in `results`
+        self.results: deque[tuple[InFlight, Segment]] = deque()
         self.verifying = 0
         self.draft: DraftJob | None = None
         self.grown: DraftJob | None = None
@@ -146,6 +147,12 @@ class Request:
         self.margins: dict[int, float] = {}
         self._epoch = 0
         self._accepted: list[tuple[int, tuple[int, ...]]] = []
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the policy wants the draft and the head to be done before the next result."""
+        busy = self.draft is not None or self.verifying > 0
+        return self.policy.drafts_in_step and self.tree is not None and busy
 
     @property
     def epoch(self) -> int:
@@ -157,7 +164,7 @@ class Request:
         """All certain tokens in order, the root's included."""
         return self.prompt + tuple(self.answer.token_ids)
 
-    def view(self, stages: int, just_drafted: bool) -> View:
+    def view(self, stages: int) -> View:
         """What the policy may see."""
         assert self.tree is not None, "a request has no tree before its prefill is back"
         return View(
@@ -168,7 +175,6 @@ class Request:
             drafting=self.draft is not None,
             drafted_root=self.grown.root if self.grown else None,
             exhausted=self.exhausted,
-            just_drafted=just_drafted,
             depth_left=self.last_position - self.tree[self.tree.root].position,
         )
 

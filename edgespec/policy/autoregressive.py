@@ -14,6 +14,7 @@ class Autoregressive:
     name: str = "autoregressive"
     drafts: bool = False
     verifies_each_result: bool = True
+    drafts_in_step: bool = False
 
     def window(self, stages: int) -> int:
         """One segment: the next token is not known before this one is back."""

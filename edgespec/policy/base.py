@@ -12,10 +12,11 @@ from edgespec.tree.draft_tree import DraftTree
 class View:
     """What a policy sees of one request.
 
-    `in_flight`: its segments on the ring. `verifying`: results that the head has not done yet.
-    `drafting`: the draft source is at work. `drafted_root`: the root below which the last finished
-    draft grew. `exhausted`: growing that draft deeper gave nothing new. `just_drafted`: a draft
-    was merged just now. `depth_left`: levels below the root whose verdicts could still be used.
+    `in_flight`: its segments on the ring, those included that are back and wait for their turn.
+    `verifying`: results that the head has not done yet. `drafting`: the draft source is at work.
+    `drafted_root`: the root below which the last finished draft grew. `exhausted`: growing that
+    draft deeper gave nothing new. `depth_left`: levels below the root whose verdicts could still
+    be used.
     """
 
     tree: DraftTree
@@ -25,7 +26,6 @@ class View:
     drafting: bool
     drafted_root: int | None
     exhausted: bool
-    just_drafted: bool
     depth_left: int
 
 
@@ -71,6 +71,11 @@ class Policy(Protocol):
     @property
     def verifies_each_result(self) -> bool:
         """Whether the tree is walked on every result, not only when all segments are back."""
+
+    @property
+    def drafts_in_step(self) -> bool:
+        """Whether a result is taken up only when the draft that the one before it called for is
+        done and its segments have left: one step after the other, as in lock-step."""
 
     def window(self, stages: int) -> int:
         """How many segments may be in flight at once (credits)."""

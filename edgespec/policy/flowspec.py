@@ -35,6 +35,7 @@ class FlowSpec:
     name: str = "flowspec"
     drafts: bool = True
     verifies_each_result: bool = True
+    drafts_in_step: bool = True
 
     def window(self, stages: int) -> int:
         """N + 1 segments: one for every stage and one for the coordinator (§3.2)."""
@@ -44,14 +45,9 @@ class FlowSpec:
         """One continuous step (§3.1): draft on a new context, else send, else grow deeper."""
         if view.drafting:
             return []
-        moved = view.drafted_root != view.tree.root and view.depth_left > 0
-        if moved and (not view.just_drafted or len(view.tree) == 1):
+        if view.drafted_root != view.tree.root and view.depth_left > 0:
             return [self._draft(view)]
         sends = self._fill(view)
-        if moved:
-            # The root moved on while the draft was at work: what it gave leaves at once, so that
-            # the stages stay busy, and the next draft starts from the newer context.
-            return [*sends, self._draft(view)]
         if not sends and self._would_idle(view):
             levels = min(self.deepen_levels, view.depth_left)
             return [Deepen(levels, self.width, self.deepen_nodes)]

@@ -69,13 +69,16 @@ class Client:
         """Submit a request and yield what comes, the last being Finished.
 
         Raises RequestFailed with the coordinator's reason, PeerLost if it is gone. While the
-        coordinator has not answered at all, it yields a Progress that says so.
+        coordinator has not answered at all, it yields a Progress that says so, and a cancel is a
+        KeyboardInterrupt: there is nobody to tell.
         """
         self._send(submit)
         noted = self._started
         limit: float | None = None
         while limit is None or time.monotonic() < limit:
             if self.cancelled and limit is None:
+                if self._heard is None:
+                    raise KeyboardInterrupt
                 self._send(Cancel(submit.tag))
                 limit = time.monotonic() + CANCEL_WAIT_S
             for message in self._receive():

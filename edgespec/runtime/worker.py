@@ -51,8 +51,9 @@ class Worker:
     def post(self, event: Event) -> None:
         """Hand an event to the I/O loop (from the worker's thread)."""
         self._events.append(event)
-        # A full socket means that the loop has plenty of wake-ups to read already.
-        with contextlib.suppress(BlockingIOError):
+        # A full socket means that the loop has plenty of wake-ups to read already, a closed one
+        # that it has ended.
+        with contextlib.suppress(OSError):
             self._bell.send(b"!")
 
     def events(self) -> list[Event]:
@@ -71,15 +72,16 @@ class Worker:
         self._effects.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout)
-        if not self._thread.is_alive():
+        elif self._thread.ident is None:  # it never ran
             self._bell.close()
-            self.waker.close()
+        self.waker.close()
 
     def _run(self) -> None:
-        while (effect := self._effects.get()) is not None and not self._stopping:
-            event = self._carry_out(effect)
-            if event is not None:
-                self.post(event)
+        with self._bell:
+            while (effect := self._effects.get()) is not None and not self._stopping:
+                event = self._carry_out(effect)
+                if event is not None:
+                    self.post(event)
 
     def _carry_out(self, effect: Effect) -> Event | None:
         job = getattr(effect, "job", -1)

@@ -36,6 +36,8 @@ from edgespec.machines.events import (
     SegmentArrived,
     Tick,
 )
+from edgespec.policy.flowspec import FlowSpec
+from edgespec.policy.registry import POLICIES
 from edgespec.runtime.compute import CoordinatorCompute, StageCompute
 from edgespec.runtime.local import CLIENT
 from edgespec.tree.drafted import DraftedTree
@@ -676,7 +678,10 @@ def test_prompt_chunks_follow_each_other_within_the_window() -> None:
     assert len(wire.heads) == 1
 
 
-def test_a_draft_that_began_below_an_older_root_is_merged_below_the_new_one() -> None:
+def test_a_draft_that_began_below_an_older_root_is_merged_below_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(POLICIES, "flowspec", FlowSpec(drafts_in_step=False))
     wire = Wire()
     wire.first_token("flowspec")
     wire.drafted(DraftedTree(np.array([-1]), np.array([11]), np.array([-1.0])))
@@ -731,3 +736,21 @@ def test_a_result_that_lacks_live_rows_fails_the_request_unless_its_fault_comes_
         wanted = "no memory" if fault_comes else "a stage lost rows of this request"
         assert replies == [Failed(1, wanted)]
         assert machine.deadline() is None
+
+
+def test_a_policy_in_step_takes_up_a_result_when_its_draft_is_merged() -> None:
+    """FlowSpec §3.1: verify, prune, expand, send; only then the next result."""
+    wire = Wire()
+    wire.first_token("flowspec")
+    wire.drafted(DraftedTree(np.array([-1, 0]), np.array([11, 13]), np.array([-1.0, -2.0])))
+    wire.back(wire.segments.pop(0))
+    wire.head(11)  # a draft below 11 begins
+    wire.back(wire.segments.pop(0))
+    request = wire.machine.accepts(1)
+    assert request is not None
+    assert not wire.heads, "a result was taken up before the draft was merged"
+    in_flight = request.in_flight
+    wire.drafted(DraftedTree(np.array([-1, -1]), np.array([13, 14]), np.array([-1.0, -2.0])))
+    assert wire.segments[-1].tokens.tolist() == [14], "the new guess leaves first"
+    assert wire.heads
+    assert request.in_flight == in_flight  # one more left, one was taken up

@@ -61,7 +61,7 @@ class Round:
         self.last_position = self.depth_left
         self.tree = DraftTree(0, -1, self.answer[0], 0)
 
-    def view(self, just_drafted: bool = False) -> View:
+    def view(self) -> View:
         return View(
             tree=self.tree,
             stages=self.stages,
@@ -70,7 +70,6 @@ class Round:
             drafting=self.draft is not None,
             drafted_root=self.grown[0] if self.grown else None,
             exhausted=self.exhausted,
-            just_drafted=just_drafted,
             depth_left=self.last_position - self.tree[self.tree.root].position,
         )
 
@@ -78,9 +77,9 @@ class Round:
     def over(self) -> bool:
         return len(self.tokens) == len(self.answer)
 
-    def decide(self, just_drafted: bool = False) -> list[Decision]:
+    def decide(self) -> list[Decision]:
         """Ask the policy, check the answer against the contract, and carry it out."""
-        view = self.view(just_drafted)
+        view = self.view()
         before = copy.deepcopy(vars_of(self.tree))
         decisions = self.policy.decide(view)
         assert self.policy.decide(view) == decisions, "the same view, another decision"
@@ -188,10 +187,10 @@ def test_the_contract_holds_and_every_answer_ends(policy: Policy) -> None:
         try:
             game.decide()
             for _ in range(3_000):
-                drafted = game.happen()
+                game.happen()
                 if game.over:
                     break
-                game.decide(just_drafted=drafted)
+                game.decide()
             assert game.over
         except BaseException:
             print(f"seed {seed}")
@@ -236,7 +235,6 @@ def view(tree: DraftTree, stages: int = 4, **changes: object) -> View:
         "drafting": False,
         "drafted_root": tree.root,
         "exhausted": False,
-        "just_drafted": True,
         "depth_left": 100,
     }
     return View(tree=tree, stages=stages, **{**values, **changes})  # type: ignore[arg-type]
@@ -303,7 +301,7 @@ def test_flowspec_3_3_a_miss_ends_the_round_at_once() -> None:
     drafted_root = tree.root
     tree.record([tree.root], [77_777])
     assert tree.advance().missed
-    after = view(tree, in_flight=4, drafted_root=drafted_root, just_drafted=False)
+    after = view(tree, in_flight=4, drafted_root=drafted_root)
     assert FlowSpec().decide(after) == [Grow(6, 10, 79)], "it waits for dead segments"
 
 
@@ -314,7 +312,7 @@ def test_flowspec_3_4_merges_a_fresh_tree_after_acceptance() -> None:
     drafted_root = tree.root
     tree.record([tree.root], [0])
     assert not tree.advance().missed
-    after = view(tree, in_flight=4, drafted_root=drafted_root, just_drafted=False)
+    after = view(tree, in_flight=4, drafted_root=drafted_root)
     assert FlowSpec().decide(after) == [Grow(6, 10, 64)]
     assert FlowSpec().decide(view(tree, in_flight=4, drafting=True)) == []
     # The fresh tree is in: one credit is free, so one full segment of the best rows leaves.
@@ -324,19 +322,11 @@ def test_flowspec_3_4_merges_a_fresh_tree_after_acceptance() -> None:
     assert len(best) == 16
 
 
-def test_flowspec_3_4_a_draft_from_an_older_root_leaves_at_once_and_another_starts() -> None:
-    tree = full_tree(20)
-    tree.send((tree.root,))
-    stale = view(tree, in_flight=1, drafted_root=-5)
-    decisions = FlowSpec().decide(stale)
-    assert [type(d) for d in decisions] == [Send, Send, Grow]
-
-
 def test_flowspec_3_4_grows_deeper_when_a_stage_would_idle() -> None:
     """Score-aware: nothing accepted, nothing unsent, a credit free: d_se = 2, L_se = 48."""
     tree = full_tree(16)
     send_all(tree, FlowSpec().decide(view(tree)))
-    idle = {"in_flight": 4, "just_drafted": False}
+    idle = {"in_flight": 4}
     assert FlowSpec().decide(view(tree, **idle)) == [Deepen(2, 10, 48)]
     assert FlowSpec().decide(view(tree, **idle, depth_left=1)) == [Deepen(1, 10, 48)]
     for reason in (

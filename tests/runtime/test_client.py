@@ -93,9 +93,9 @@ def test_nobody_there_is_said_while_it_waits_and_then_an_error(
     with Client(Address(HOST, 9), 0.7, TIMING) as client:
         said: list[object] = []
         started = time.monotonic()
+        answer = map(said.append, client.ask(submit()))
         with pytest.raises(PeerLost, match=r"no coordinator answered at 127.0.0.1:9 within 1 s"):
-            for message in client.ask(submit()):
-                said.append(message)
+            list(answer)
         assert 0.7 <= time.monotonic() - started < 3.0
         assert len(said) >= 2
         assert all("waiting for the coordinator at 127.0.0.1:9" in m.text for m in said)  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ def test_a_coordinator_that_falls_silent_is_an_error(coordinator: Scripted) -> N
     with Client(coordinator.address, 5.0, TIMING) as client:
         client._send(Heartbeat())
         coordinator.say(Progress(1, "x"))
-        with pytest.raises(PeerLost, match="has been silent for 0\\.[5-9] s: it has ended"):
+        with pytest.raises(PeerLost, match=r"has been silent for 0\.[5-9] s: it has ended"):
             list(client.ask(submit()))
 
 
@@ -138,9 +138,20 @@ def test_a_cancel_that_nobody_confirms_ends_too(
 ) -> None:
     monkeypatch.setattr(client_module, "CANCEL_WAIT_S", 0.3)
     with Client(coordinator.address, 5.0, TIMING) as client:
+        client._send(Heartbeat())
+        coordinator.say(Progress(1, "waiting"))
+        answer = client.ask(submit())
+        assert next(answer) == Progress(1, "waiting")
         client.cancel()
         with pytest.raises(PeerLost, match="did not confirm the cancel"):
-            list(client.ask(submit()))
+            next(answer)
+
+
+def test_a_cancel_before_anybody_answered_ends_at_once() -> None:
+    with Client(Address(HOST, 9), 60.0, TIMING) as client:
+        client.cancel()
+        with pytest.raises(KeyboardInterrupt):
+            next(client.ask(submit()))
 
 
 def test_status_waits_for_the_answer(coordinator: Scripted) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from support.rings import FakeRing, assert_one_end, submit
 
 from edgespec.errors import RequestFailed
 from edgespec.policy.registry import POLICIES
-from edgespec.wire.messages import Retain
+from edgespec.wire.messages import Finished, Retain
 
 
 @pytest.mark.parametrize("stages", range(1, 9))
@@ -82,3 +83,29 @@ def test_replies_pass_through_the_codec() -> None:
     # A client reads plain integers, whatever numbers the machines computed with.
     end = assert_one_end(fake.ring.replies, 1)
     assert {type(t) for t in getattr(end, "token_ids", ())} == {int}
+
+
+def test_prompt_chunks_overlap_along_the_ring() -> None:
+    """Eight chunks over four stages take 8 + 3 steps, not 8 x 4."""
+    ring = FakeRing(4, prefill_chunk=8)
+    answer = ring.ring.ask(submit(prompt="x" * 64, max_new_tokens=1, policy="autoregressive"))
+    assert answer.trips == (8 + 3) / 4
+
+
+def test_trips_do_not_depend_on_timing() -> None:
+    """In lock-step, and with everything happening in random order: the same schedule."""
+    for policy in ("autoregressive", "naive_tree", "flowspec"):
+        ask = submit(max_new_tokens=40, policy=policy)
+        plain = FakeRing(3).ring.ask(ask)
+        for seed in range(5):
+            rng = random.Random(seed)
+            ring = FakeRing(3).ring
+            ring.submit(ask)
+            while steps := list(ring.steps()):
+                ring.take(rng.choice(steps))
+            (end,) = [m for m in ring.replies if isinstance(m, Finished)]
+            assert (end.trips, end.rows_sent, end.accepted_histogram) == (
+                plain.trips,
+                plain.rows_sent,
+                plain.accepted_histogram,
+            ), (policy, seed)

@@ -103,9 +103,12 @@ class NodeThread:
         return self.stop
 
     def close(self) -> None:
-        """End it in any case."""
+        """Let it end in any case."""
         self.thaw()
         self.node.end("the test is over", failed=False)
+
+    def join(self) -> None:
+        """Wait for its end."""
         self._thread.join(PATIENCE_S)
 
 
@@ -140,8 +143,13 @@ class NodeRing:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for thread in self.threads.values():
-            thread.close()
+        # The stages first: nobody then has last words for one that has stopped listening.
+        stages = [thread for number, thread in self.threads.items() if number]
+        for threads in (stages, [t for number, t in self.threads.items() if not number]):
+            for thread in threads:
+                thread.close()
+            for thread in threads:
+                thread.join()
 
     def start_coordinator(self) -> NodeThread:
         """D0."""
