@@ -1,0 +1,130 @@
+"""Settings are checked when they are made, and say what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.config import (
+    DEFAULT_PORT,
+    Address,
+    CoordinatorConfig,
+    StageConfig,
+    Timing,
+    split_layers,
+)
+from edgespec.errors import ConfigError
+
+HERE = Address("127.0.0.1", 7430)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("10.0.0.1", Address("10.0.0.1", DEFAULT_PORT)),
+        ("nano.local:1", Address("nano.local", 1)),
+        (" d0:65535 ", Address("d0", 65535)),
+    ],
+)
+def test_an_address_is_a_host_and_maybe_a_port(text: str, address: Address) -> None:
+    assert Address.parse(text) == address
+    assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is no host name"),
+        (":1", "is no host name"),
+        ("a b:1", "is no host name"),
+        ("a/b", "is no host name"),
+        ("a\x1bb", "is no host name"),
+        ("*:1", "is no host name"),
+        ("a:", "is no HOST:PORT"),
+        ("a:b", "is no HOST:PORT"),
+        ("a:-1", "is no HOST:PORT"),
+        ("a:0", "ports go from 1"),
+        ("a:²", "is no HOST:PORT"),
+        ("a:65536", "ports go from 1"),
+        ("::1", "IPv6"),
+        ("[::1]:80", "IPv6"),
+    ],
+)
+def test_anything_else_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Address.parse(text)
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_an_address_or_refused(text: str) -> None:
+    try:
+        address = Address.parse(text)
+    except ConfigError:
+        return
+    assert address.endpoint == f"tcp://{address.host}:{address.port}"
+    assert 1 <= address.port <= 65535
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stages": 0}, "0 stages"),
+        ({"stages": 257}, "257 stages"),
+        ({"dtype": "int3"}, "unknown dtype 'int3'; choose one of: float32"),
+        ({"model": "/m\udcff"}, "model folder's name .* is not valid UTF-8"),
+        ({"draft": "/m\udcff"}, "draft folder's name .* is not valid UTF-8"),
+    ],
+)
+def test_a_coordinator_is_refused_settings_that_cannot_be(
+    changes: dict[str, object], words: str
+) -> None:
+    good = {"model": "m", "draft": "", "stages": 3, "dtype": "float32", "address": HERE}
+    CoordinatorConfig(**good)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=words):
+        CoordinatorConfig(**{**good, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stage": 0}, "stage 0; stages are numbered from 1"),
+        ({"stage": 257}, "numbered from 1 to 256"),
+        ({"coordinator": Address("a", 0)}, "port is missing"),
+        ({"wait": 0.0}, "wait is 0.0"),
+        ({"wait": float("nan")}, "wait is nan"),
+    ],
+)
+def test_a_stage_is_refused_settings_that_cannot_be(
+    changes: dict[str, object], words: str
+) -> None:
+    good = {"stage": 1, "coordinator": HERE, "model": "", "wait": 5.0}
+    StageConfig(**good)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=words):
+        StageConfig(**{**good, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["beat", "silence", "client_silence", "retry"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_times_are_positive(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Timing(**{name: value})
+
+
+def test_a_silence_spans_two_beats() -> None:
+    with pytest.raises(ConfigError, match="at least two beats"):
+        Timing(beat=3.0, silence=4.0)
+
+
+@given(st.integers(1, 200), st.integers(1, 200))
+def test_layers_are_split_evenly_in_order_and_completely(layers: int, stages: int) -> None:
+    if stages > layers:
+        with pytest.raises(ConfigError, match=f"{stages} stages for a model of {layers} layers"):
+            split_layers(layers, stages)
+        return
+    blocks = split_layers(layers, stages)
+    assert len(blocks) == stages
+    assert [i for first, end in blocks for i in range(first, end)] == list(range(layers))
+    sizes = [end - first for first, end in blocks]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
