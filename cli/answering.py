@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from edgespec.cli.notes import Notes
-
 from edgespec.errors import ConfigError, ProtocolError
 from edgespec.policy.registry import policy_named
 from edgespec.runtime.client import Client

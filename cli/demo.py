@@ -8,15 +8,15 @@ import time
 from typing import Annotated
 
 import typer
+
 from edgespec.cli import options
 from edgespec.cli.answering import cancelling, make_submit, show
 from edgespec.cli.notes import Notes
 from edgespec.cli.prompt import read_prompt
 from edgespec.cli.serve import coordinator_config
+from edgespec.config import LOOPBACK, Address
 from edgespec.daemon.local_ring import LOAD_S, LocalRing
 from edgespec.daemon.process import EXIT_CANCELLED
-
-from edgespec.config import LOOPBACK, Address
 from edgespec.errors import EdgespecError
 from edgespec.runtime.client import Client
 

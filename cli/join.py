@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+
 from edgespec.cli import options
+from edgespec.config import Address, StageConfig
 from edgespec.daemon.process import end_with_parent, start_logging
 from edgespec.daemon.stage import run_stage
-
-from edgespec.config import Address, StageConfig
 
 
 def join(

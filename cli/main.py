@@ -6,13 +6,13 @@ import io
 import sys
 
 import typer
+
+from edgespec import __version__
 from edgespec.cli.demo import demo
 from edgespec.cli.join import join
 from edgespec.cli.prompt import prompt
 from edgespec.cli.serve import serve
 from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_USAGE
-
-from edgespec import __version__
 from edgespec.errors import ConfigError, EdgespecError
 
 app = typer.Typer(

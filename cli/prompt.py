@@ -6,12 +6,12 @@ import sys
 from typing import Annotated
 
 import typer
+
 from edgespec.cli import options
 from edgespec.cli.answering import cancelling, make_submit, show
 from edgespec.cli.notes import Notes
-from edgespec.daemon.process import EXIT_CANCELLED
-
 from edgespec.config import DEFAULT_PORT, LOOPBACK, Address
+from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import ConfigError
 from edgespec.runtime.client import Client
 

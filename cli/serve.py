@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+
 from edgespec.cli import options
+from edgespec.config import DEFAULT_PORT, LOOPBACK, Address, CoordinatorConfig
 from edgespec.daemon.bundled import bundled
 from edgespec.daemon.coordinator import run_coordinator
 from edgespec.daemon.process import end_with_parent, start_logging
-
-from edgespec.config import DEFAULT_PORT, LOOPBACK, Address, CoordinatorConfig
 
 
 def serve(

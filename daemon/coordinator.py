@@ -6,9 +6,8 @@ import json
 import logging
 from pathlib import Path
 
-from edgespec.daemon.process import exit_code
-
 from edgespec.config import CoordinatorConfig, split_layers
+from edgespec.daemon.process import exit_code
 from edgespec.errors import ModelError
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine

@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 from typing import IO
 
-from edgespec.daemon.process import EXIT_USAGE, PARENT
-
 from edgespec.config import Address, CoordinatorConfig
+from edgespec.daemon.process import EXIT_USAGE, PARENT
 from edgespec.errors import ConfigError, EdgespecError, PeerLost
 
 START_S = 60.0

@@ -7,10 +7,9 @@ import os
 import socket
 from collections.abc import Callable
 
-from edgespec.daemon.process import exit_code
-
 from edgespec.backends.base import BlockBackend
 from edgespec.config import StageConfig
+from edgespec.daemon.process import exit_code
 from edgespec.errors import ModelError
 from edgespec.machines.member import MemberMachine
 from edgespec.net.zmq_transport import ZmqTransport, own_address_towards

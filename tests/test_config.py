@@ -95,9 +95,7 @@ def test_a_coordinator_is_refused_settings_that_cannot_be(
         ({"wait": float("nan")}, "wait is nan"),
     ],
 )
-def test_a_stage_is_refused_settings_that_cannot_be(
-    changes: dict[str, object], words: str
-) -> None:
+def test_a_stage_is_refused_settings_that_cannot_be(changes: dict[str, object], words: str) -> None:
     good = {"stage": 1, "coordinator": HERE, "model": "", "wait": 5.0}
     StageConfig(**good)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):

@@ -29,6 +29,7 @@ import shutil
 import signal
 import sys
 import sysconfig
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -925,20 +926,33 @@ def training_facts(trainer: Trainer, encoded: dict[str, list[torch.Tensor]]) -> 
 def model_card(metrics: dict[str, Any]) -> str:
     facts = metrics["training"]
     parts = [
-        CARD_HEAD.format(
-            base_millions=facts["base_parameters"] / 1e6,
-            draft_millions=facts["draft_parameters"] / 1e6,
-            base=BASE_SHAPE,
-            draft=DRAFT_SHAPE,
-            vocab=VOCAB_SIZE,
-            positions=MAX_POSITIONS,
+        wrapped(
+            CARD_HEAD.format(
+                base_millions=facts["base_parameters"] / 1e6,
+                draft_millions=facts["draft_parameters"] / 1e6,
+                base=BASE_SHAPE,
+                draft=DRAFT_SHAPE,
+                vocab=VOCAB_SIZE,
+                positions=MAX_POSITIONS,
+            )
         ),
-        CARD_DATA.format(rule=HELD_OUT_RULE, python=facts["python"], **card_shares(facts)),
-        card_training(facts),
+        wrapped(CARD_DATA.format(rule=HELD_OUT_RULE, python=facts["python"], **card_shares(facts))),
+        wrapped(card_training(facts)),
         card_figures(metrics),
         card_samples(metrics["samples"]),
     ]
     return "\n".join(line.rstrip() for line in "\n".join(parts).splitlines()) + "\n"
+
+
+def wrapped(text: str) -> str:
+    """Fill the plain paragraphs anew; leave headings, lists, tables and code as they are."""
+    blocks = text.split("\n\n")
+    plain = [block and block.lstrip("\n")[0] not in "#-| " for block in blocks]
+    filled = [
+        textwrap.fill(block, 99, break_long_words=False, break_on_hyphens=False) if fill else block
+        for block, fill in zip(blocks, plain, strict=True)
+    ]
+    return "\n\n".join(filled).rstrip("\n") + "\n"
 
 
 def card_shares(facts: dict[str, Any]) -> dict[str, str]:

@@ -63,6 +63,8 @@ class MemberMachine:
             case Tick():
                 return self._on_tick(now)
             case MessageArrived(_, message):
+                if self._heard is None:
+                    self._next = now  # from now on it beats, instead of asking
                 self._heard = now
                 return self._on_message(message, now)
             case BlockLoading(done, total):

@@ -76,7 +76,11 @@ class ZmqTransport:
         self._wakers: dict[int, socket.socket] = {}
         self._early: deque[Segment] = deque(maxlen=RING_HWM)
         self._dropped = _Dropped()
+        self._monitor: zmq.Socket[bytes] | None = None
         self.ring_key = b""
+        self.ring_broke: float | None = None
+        """When the connection to the next node broke first. Segments may have been lost with it,
+        though ZeroMQ connects again."""
         self.control_port = 0
         self.data_port = 0
 
@@ -146,12 +150,23 @@ class ZmqTransport:
 
         Raises ConfigError for an address that cannot be used.
         """
-        if self._push is not None:
-            self._push.close()
+        self._close_push()
         self._push = self._open(zmq.PUSH, RING_HWM)
+        self._monitor = self._push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller.register(self._monitor, zmq.POLLIN)
         _connect(self._push, address)
         while self._early:
             self.send_ring(self._early.popleft())
+
+    def _close_push(self) -> None:
+        if self._monitor is not None and self._push is not None:
+            self._poller.unregister(self._monitor)
+            self._push.disable_monitor()
+            self._monitor.close()
+            self._monitor = None
+        if self._push is not None:
+            self._push.close()
+            self._push = None
 
     def wake_on(self, end: socket.socket) -> None:
         """Let `poll` return when `end` has something to read (it is emptied)."""
@@ -194,6 +209,9 @@ class ZmqTransport:
         for waker in self._wakers.values():
             if ready.get(waker.fileno()):
                 waker.recv(4096)
+        if self._monitor is not None and self._monitor in ready:
+            self._monitor.recv_multipart()
+            self.ring_broke = self.ring_broke or time.monotonic()
         incoming: list[Incoming] = []
         if self._control is not None and self._control in ready:
             incoming += self._take_control(self._control)
@@ -231,7 +249,8 @@ class ZmqTransport:
 
     def close(self) -> None:
         """Close all sockets; last messages get LINGER_MS to leave."""
-        for opened in (self._control, self._pull, self._push):
+        self._close_push()
+        for opened in (self._control, self._pull):
             if opened is not None:
                 opened.close()
         self._context.term()

@@ -24,6 +24,11 @@ LONGEST_POLL = 0.5
 """Seconds after which a loop looks up even if nothing came, so that signals are seen."""
 
 
+BROKEN_S = 6.0
+"""Seconds that a broken connection to the next node is put up with: if that node died, the
+membership says so first, and says it better."""
+
+
 class Node(ABC):
     """What coordinator and stage daemons share: poll → events → machines → effects → carry out."""
 
@@ -83,6 +88,10 @@ class Node(ABC):
             events.append(Tick())
         for event in events:
             self.perform_all(self.route(event, now), now)
+        broke = self.transport.ring_broke
+        if broke is not None and now - broke > BROKEN_S:
+            # Whatever was on it is lost, and who waits for it would wait for ever.
+            self.end("its connection to the next node of the ring broke", failed=True)
 
     def _timeout(self) -> float:
         deadline = self.deadline()

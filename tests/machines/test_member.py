@@ -109,6 +109,16 @@ def test_an_answer_ends_the_asking() -> None:
         assert sent(member.tick()) == [Heartbeat()]
 
 
+def test_it_beats_from_its_first_answer_however_long_it_waits_between_asking() -> None:
+    member = Member()
+    member.tick()
+    member.now += 0.01
+    member.hear(PLACE)
+    assert member.machine.deadline() == member.now
+    assert sent(member.tick()) == [Heartbeat()]
+    assert member.machine.deadline() == member.now + TIMING.beat
+
+
 def test_refused_it_ends_with_the_reason() -> None:
     member = Member()
     member.tick()

@@ -299,6 +299,22 @@ def test_closing_hands_over_the_last_words(coordinator: ZmqTransport) -> None:
     assert next_of(coordinator).message == Fault(1, "last words")
 
 
+def test_a_broken_connection_to_the_next_node_is_noticed(coordinator: ZmqTransport) -> None:
+    """What was on its way may be lost, though both ends live and connect again."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        listener.listen()
+        coordinator.connect_ring(Address(HOST, listener.getsockname()[1]))
+        taken, _ = listener.accept()
+        with taken:
+            assert coordinator.poll(0.1) == []
+            assert coordinator.ring_broke is None
+    limit = time.monotonic() + PATIENCE_S
+    while coordinator.ring_broke is None and time.monotonic() < limit:
+        coordinator.poll(0.1)
+    assert coordinator.ring_broke is not None
+
+
 # --- addresses ------------------------------------------------------------------------------------
 
 

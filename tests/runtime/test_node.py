@@ -18,6 +18,7 @@ from edgespec.config import Address, Timing
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
 from edgespec.machines.effects import Stop
 from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.runtime import node
 from edgespec.wire.codec import encode
 from edgespec.wire.messages import (
     Assign,
@@ -114,8 +115,8 @@ def test_stages_may_start_before_the_coordinator() -> None:
     ring = NodeRing(2, port=port)
     ring.transport.close()
     first, second = (ring.stage_node(stage) for stage in (1, 2))
-    for number, node in ((1, first), (2, second)):
-        ring.threads[number] = _started(node)
+    for number, stage in ((1, first), (2, second)):
+        ring.threads[number] = _started(stage)
     time.sleep(0.3)
     ring.transport = ZmqTransport.coordinator(Address(HOST, port))
     ring.start_coordinator()
@@ -277,6 +278,22 @@ def test_two_daemons_for_one_stage_and_the_first_goes_on() -> None:
         )
         ask = submit()
         ring.assert_right(ask, ring.ask(ask))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_broken_data_connection_ends_everybody_and_is_no_hang(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "BROKEN_S", 0.2)
+    with NodeRing(2) as ring:
+        ring.await_up()
+        transport = ring.threads[place].node.transport
+        problem, _ = ask_in_vain(ring, lambda: setattr(transport, "ring_broke", time.monotonic()))
+        assert "its connection to the next node of the ring broke" in str(problem)
+        reasons = [thread.ended().reason for thread in ring.threads.values()]
+    assert all("its connection to the next node of the ring broke" in r for r in reasons)
+    if place:
+        assert "stage 1 (toybox, process 1001)" in str(problem)
 
 
 # --- requests that do not end well ----------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+
 from edgespec.cli.main import main
 
 PATIENCE_S = 60.0

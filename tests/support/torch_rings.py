@@ -7,11 +7,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from edgespec.daemon.bundled import bundled
 from transformers import AutoModelForCausalLM
 
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import split_layers
+from edgespec.daemon.bundled import bundled
 from edgespec.drafting.independent import IndependentDraft
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine

@@ -1,0 +1,107 @@
+"""`edgespec demo` as a process: its answer, and that none of its processes outlives it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from support.commands import Command, run
+from support.nodes import until
+from tokenizers import Tokenizer
+
+from edgespec.daemon.bundled import bundled
+
+LONG = ["--prompt", "Once upon a time", "--max-new-tokens", "900", "--policy", "autoregressive"]
+
+
+def children_of(command: Command) -> list[psutil.Process]:
+    """The demo's processes."""
+    return psutil.Process(command.process.pid).children()
+
+
+def all_gone(processes: list[psutil.Process]) -> Callable[[], bool]:
+    """Whether they have ended."""
+    return lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+def test_json_is_one_object_and_nothing_else() -> None:
+    done = run("demo", "--json", "--stages", "2", "--max-new-tokens", "16")
+    assert done.code == 0, done.err
+    assert done.out.count("\n") == 1
+    answer = json.loads(done.out)
+    wanted = "text token_ids finish_reason policy draft stages prompt_tokens new_tokens seconds "
+    wanted += "tokens_per_second trips tokens_per_trip accepted_histogram rows_sent rows_wasted"
+    assert set(wanted.split()) <= set(answer)
+    tokenizer = Tokenizer.from_file(str(Path(bundled("base")) / "tokenizer.json"))
+    assert answer["text"] == tokenizer.decode(answer["token_ids"])
+    assert (answer["stages"], answer["policy"], answer["draft"]) == (2, "flowspec", "independent")
+    assert "coordinator: process" in done.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_told_to_end_while_loading_it_ends_all(number: signal.Signals) -> None:
+    with Command("demo", "--stages", "1") as demo:
+        until(lambda: len(children_of(demo)) == 2)
+        processes = children_of(demo)
+        started = time.monotonic()
+        demo.signal(number)
+        done = demo.done()
+    assert done.code == 128 + number
+    assert done.out == ""
+    assert "Traceback" not in done.err
+    assert all_gone(processes)()
+    assert time.monotonic() - started < 15.0
+
+
+def test_a_stage_killed_while_loading_is_named() -> None:
+    with Command("demo", "--stages", "2") as demo:
+        until(lambda: len(children_of(demo)) == 3)
+        processes = children_of(demo)
+        victim = max(processes, key=lambda p: p.pid)
+        victim.kill()
+        done = demo.done()
+    done.assert_refused(f"the stage 2 process ({victim.pid}) was killed by SIGKILL", code=1)
+    assert all_gone(processes)()
+
+
+def test_a_stage_that_falls_silent_is_named_and_all_end() -> None:
+    with Command("demo", "--stages", "2", *LONG) as demo:
+        demo.until_err("stage 2: process")
+        (pid,) = re.findall(r"stage 2: process (\d+)", demo.err)
+        processes = children_of(demo)
+        psutil.Process(int(pid)).suspend()
+        started = time.monotonic()
+        done = demo.done()
+        waited = time.monotonic() - started
+    assert done.code == 1
+    assert re.search(rf"edgespec: error: stage 2 \(.*, process {pid}\) has been silent", done.err)
+    assert "Traceback" not in done.err
+    assert all_gone(processes)()
+    assert waited < 20.0
+
+
+def test_ctrl_c_keeps_what_was_said_and_ends_all() -> None:
+    with Command("demo", "--stages", "1", *LONG) as demo:
+        demo.until_out(" ")
+        processes = children_of(demo)
+        demo.signal(signal.SIGINT)
+        done = demo.done()
+    assert done.code == 130
+    assert "(cancelled)" in done.err
+    assert "Traceback" not in done.err
+    assert all_gone(processes)()
+
+
+def test_nothing_outlives_a_demo_that_is_killed() -> None:
+    with Command("demo", "--stages", "1", *LONG) as demo:
+        demo.until_out(" ")
+        processes = children_of(demo)
+        assert len(processes) == 2
+        demo.signal(signal.SIGKILL)
+        until(all_gone(processes), patience=10.0)

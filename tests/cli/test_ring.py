@@ -1,0 +1,125 @@
+"""A real ring: `serve` and two `join`s as processes with the bundled models, from start to end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.commands import Command, Done, run, to_prompt
+from tokenizers import Tokenizer
+
+from edgespec.daemon.bundled import bundled
+
+PROMPT = "Question: Anna has 4 bags with 6 apples each. How many apples does she have?\nAnswer:"
+
+
+@dataclass
+class Processes:
+    """The ring's processes."""
+
+    address: str
+    coordinator: Command
+    stages: dict[int, Command]
+
+    def ask(self, *arguments: str) -> Done:
+        """One prompt."""
+        return run(*to_prompt(self.address, *arguments))
+
+
+@pytest.fixture(scope="module")
+def ring() -> Iterator[Processes]:
+    """The stages start before the coordinator."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = str(reserved.getsockname()[1])
+    address = f"127.0.0.1:{port}"
+    with ExitStack() as stack:
+        stages = {
+            stage: stack.enter_context(
+                Command("join", "--stage", str(stage), "--coordinator", address)
+            )
+            for stage in (1, 2)
+        }
+        coordinator = stack.enter_context(Command("serve", "--stages", "2", "--port", port))
+        yield Processes(address, coordinator, stages)
+
+
+def test_an_answer_in_json(ring: Processes) -> None:
+    """Asked before the ring is up: the prompt waits, and says for what."""
+    ring.coordinator.until_out(f"coordinator at {ring.address}\n")
+    done = ring.ask(PROMPT, "--max-new-tokens", "24", "--json", "--wait", "60")
+    assert done.code == 0, done.err
+    assert "waiting for" in done.err
+    answer = json.loads(done.out)
+    tokenizer = Tokenizer.from_file(str(Path(bundled("base")) / "tokenizer.json"))
+    assert answer["text"] == tokenizer.decode(answer["token_ids"])
+    assert answer["new_tokens"] == len(answer["token_ids"]) <= 24
+    assert (answer["stages"], answer["policy"]) == (2, "flowspec")
+    for stage in ring.stages.values():
+        assert "the ring is up" in stage.err
+    again = ring.ask(PROMPT, "--max-new-tokens", "24")
+    assert again.out == answer["text"] + "\n"
+
+
+def test_a_prompt_beyond_the_context(ring: Processes) -> None:
+    for options in ([], ["--json"]):
+        done = ring.ask("word " * 2000, *options)
+        done.assert_refused("the model's context is 1024", "shorten the prompt", code=1)
+
+
+def test_a_second_daemon_for_a_stage_and_one_too_many(ring: Processes) -> None:
+    with (
+        Command("join", "--stage", "1", "--coordinator", ring.address) as second,
+        Command("join", "--stage", "3", "--coordinator", ring.address) as third,
+    ):
+        pid = ring.stages[1].process.pid
+        second.done().assert_refused(f"refused: stage 1 is taken by process {pid}", code=1)
+        third.done().assert_refused("refused: there is no stage 3: this ring has 2", code=1)
+    assert ring.ask("x", "--max-new-tokens", "2").code == 0, "the ring goes on"
+
+
+def test_the_death_of_a_stage_ends_every_command_with_its_name(ring: Processes) -> None:
+    pid = ring.stages[2].process.pid
+    long = ["--max-new-tokens", "900", "--policy", "autoregressive"]
+    with (
+        Command(*to_prompt(ring.address, "Once upon a time", *long)) as first,
+        Command(*to_prompt(ring.address, "Once upon a time", *long)) as second,
+    ):
+        second.until_err("waiting behind")
+        ring.stages[2].signal(signal.SIGKILL)
+        ends = [first.done(), second.done(), ring.coordinator.done(), ring.stages[1].done()]
+    for end in ends:
+        assert end.code == 1
+        assert f"process {pid}) has been silent" in end.err
+        assert "stage 2 (" in end.err
+        assert "error: " in end.err
+        assert "Traceback" not in end.err
+    assert ring.stages[2].done().code == -signal.SIGKILL
+
+
+def test_a_stage_with_another_model_ends_the_ring_and_everybody_hears_why() -> None:
+    with (
+        Command("serve", "--stages", "1", "--port", "0") as coordinator,
+        ExitStack() as stack,
+    ):
+        coordinator.until_out("\n")
+        address = coordinator.out.split()[-1]
+        other = ["--model", bundled("draft")]
+        stage = stack.enter_context(
+            Command("join", "--stage", "1", "--coordinator", address, *other)
+        )
+        prompt = stack.enter_context(Command(*to_prompt(address, "x", "--wait", "60")))
+        ends = [stage.done(), coordinator.done(), prompt.done()]
+    for end in ends:
+        assert end.code == 1
+        assert "is not the one that the coordinator runs" in end.err
+        assert bundled("draft") in end.err
+        assert "Traceback" not in end.err
+    assert "stage 1 (" in ends[1].err
+    assert "stage 1 (" in ends[2].err

@@ -1,0 +1,118 @@
+"""What `serve`, `join`, `demo` and the command itself say to settings that cannot be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.commands import Done, run, run_here
+
+from edgespec import __version__
+from edgespec.daemon.bundled import bundled
+
+Here = Callable[..., Done]
+
+
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Here:
+    """Runs a command in this process."""
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *arguments: run_here(capfd, monkeypatch, *arguments)
+
+
+SERVE = ["serve", "--port", "0"]
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "no command": (["nothing"], "No such command 'nothing'"),
+    "no stages": (SERVE, "Missing option '--stages'"),
+    "zero stages": ([*SERVE, "--stages", "0"], "0 stages; a ring has 1 to 256"),
+    "stages in words": ([*SERVE, "--stages", "three"], "'--stages'"),
+    "more stages than layers": ([*SERVE, "--stages", "9"], "9 stages for a model of 8 layers"),
+    "no model": ([*SERVE, "--stages", "1", "--model", "/none"], "there is no model folder /none"),
+    "no draft": (
+        [*SERVE, "--stages", "1", "--draft", "/none"],
+        "there is no model folder /none",
+    ),
+    "dtype": ([*SERVE, "--stages", "1", "--dtype", "int3"], "unknown dtype 'int3'"),
+    "host": ([*SERVE, "--stages", "1", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0"),
+    "IPv6 host": ([*SERVE, "--stages", "1", "--host", "::1"], "IPv6"),
+    "port": (["serve", "--stages", "1", "--port", "70000"], "70000 is no port"),
+    "model of invalid UTF-8": (
+        [*SERVE, "--stages", "1", "--model", "/m\udcff"],
+        "model folder's name '/m\\udcff' is not valid UTF-8",
+    ),
+    "no stage": (["join", "--coordinator", "127.0.0.1:9"], "Missing option '--stage'"),
+    "stage zero": (["join", "--stage", "0", "--coordinator", "127.0.0.1:9"], "stage 0; stages"),
+    "stage in words": (["join", "--stage", "one", "--coordinator", "127.0.0.1:9"], "'--stage'"),
+    "no coordinator": (["join", "--stage", "1"], "Missing option '--coordinator'"),
+    "no address": (["join", "--stage", "1", "--coordinator", "a:b"], "is no HOST:PORT"),
+    "no wait": (["join", "--stage", "1", "--coordinator", "a:1", "--wait", "nan"], "wait is nan"),
+    "no host": (["join", "--stage", "1", "--coordinator", "x.invalid"], "'x.invalid' is unknown"),
+    "demo without stages": (["demo", "--stages", "0"], "0 stages"),
+    "demo with too many": (["demo", "--stages", "9"], "9 stages for a model of 8 layers"),
+    "demo without a model": (["demo", "--model", "/none"], "there is no model folder /none"),
+    "demo of nothing": (["demo", "--prompt", ""], "the prompt is empty"),
+    "demo by magic": (["demo", "--policy", "magic"], "unknown policy 'magic'"),
+    "demo too hot": (["demo", "--temperature", "-1"], "temperature is -1.0"),
+    "demo top_p": (["demo", "--top-p", "2"], "top_p is 2.0"),
+    "demo seed": (["demo", "--seed", "-1"], "seed is -1"),
+    "demo dtype": (["demo", "--dtype", "int3"], "unknown dtype"),
+    "demo of invalid UTF-8": (["demo", "--prompt", "\udcff"], "the prompt is not valid UTF-8"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_setting_is_one_clear_error(here: Here, what: str) -> None:
+    arguments, words = WRONG[what]
+    here(*arguments).assert_refused(words)
+    if arguments[0] == "demo":
+        here(*arguments, "--json").assert_refused(words)
+
+
+def test_a_port_in_use_is_said_with_what_to_do(here: Here) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        done = here("serve", "--stages", "1", "--port", port)
+    done.assert_refused(f"cannot listen on 127.0.0.1:{port}", "in use", "--port")
+
+
+def test_a_draft_with_another_tokenizer_is_refused(here: Here, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(bundled("draft"), other)
+    file = other / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = sorted(vocabulary, key=vocabulary.__getitem__)[300:302]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    done = here("serve", "--port", "0", "--stages", "1", "--draft", str(other))
+    assert done.code == 2
+    assert "Traceback" not in done.err
+    assert "tokenizer" in done.err
+    assert str(other) in done.err
+
+
+def test_a_stage_that_finds_no_coordinator_says_so() -> None:
+    done = run("join", "--stage", "1", "--coordinator", "127.0.0.1:9", "--wait", "1.5")
+    done.assert_refused("no coordinator answered at 127.0.0.1:9", "edgespec serve", code=1)
+    assert "waiting for the coordinator" in done.err
+
+
+def test_help_names_every_command_and_the_exit_codes(here: Here) -> None:
+    done = here("--help")
+    assert done.code == 0
+    for word in ("demo", "serve", "join", "prompt", "130"):
+        assert word in done.out
+    for command in ("demo", "serve", "join", "prompt"):
+        assert here(command, "--help").code == 0
+
+
+def test_version(here: Here) -> None:
+    done = here("--version")
+    assert (done.code, done.out) == (0, f"edgespec {__version__}\n")
