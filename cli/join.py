@@ -8,7 +8,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.config import Address, StageConfig
-from edgespec.daemon.process import end_with_parent, start_logging
+from edgespec.daemon.process import end_with_parent, leave, start_logging
 from edgespec.daemon.stage import run_stage
 
 
@@ -30,4 +30,4 @@ def join(
     end_with_parent()
     start_logging()
     config = StageConfig(stage, Address.parse(coordinator), model, wait)
-    raise typer.Exit(run_stage(config))
+    leave(run_stage(config))

@@ -10,7 +10,7 @@ from edgespec.cli import options
 from edgespec.config import DEFAULT_PORT, LOOPBACK, Address, CoordinatorConfig
 from edgespec.daemon.bundled import bundled
 from edgespec.daemon.coordinator import run_coordinator
-from edgespec.daemon.process import end_with_parent, start_logging
+from edgespec.daemon.process import end_with_parent, leave, start_logging
 
 
 def serve(
@@ -29,7 +29,7 @@ def serve(
     end_with_parent()
     start_logging()
     config = coordinator_config(model, draft, stages, dtype, Address(host, port))
-    raise typer.Exit(run_coordinator(config))
+    leave(run_coordinator(config))
 
 
 def coordinator_config(

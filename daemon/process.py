@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from typing import NoReturn
 
 from edgespec.machines.effects import Stop
 
@@ -23,10 +24,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def start_logging() -> None:
-    """Log to standard error, where systemd and people look for it."""
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
-    )
+    """Log to standard error, where systemd and people look for it; of libraries warnings alone."""
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("edgespec").setLevel(logging.INFO)
 
 
 def end_with_parent() -> None:
@@ -38,6 +38,18 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):  # it died before the kernel was asked
         sys.exit(EXIT_FAILED)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process now: its sockets are closed, nothing else is left to do.
+
+    Taking torch and transformers apart in good order takes seconds on a small board, while others
+    wait for this process, and may crash if a forward pass is still running.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def exit_code(stop: Stop) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from support.commands import COMMAND, Command, Done, run, run_here, to_prompt
@@ -89,6 +91,14 @@ def test_json_is_one_object_with_every_figure(ring: NodeRing, here: Here) -> Non
     # The first token comes of the prompt; each other one of one row that was sent.
     assert sum(n * times for n, times in enumerate(answer["accepted_histogram"])) >= 24
     assert answer["rows_sent"] - answer["rows_wasted"] == 24
+
+
+def test_the_manual_defines_every_figure(here: Here) -> None:
+    manual = Path(__file__).parents[2] / "docs" / "commands.md"
+    section = manual.read_text(encoding="utf-8").partition("## JSON")[2]
+    defined = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert defined == list(dict.fromkeys(defined))
+    assert set(defined) == set(json.loads(here("hello", "--json").out))
 
 
 def test_autoregressive_decoding_costs_a_trip_a_token(here: Here) -> None:

@@ -73,24 +73,23 @@ def test_a_prompt_beyond_the_context(ring: Processes) -> None:
         done.assert_refused("the model's context is 1024", "shorten the prompt", code=1)
 
 
-def test_a_second_daemon_for_a_stage_and_one_too_many(ring: Processes) -> None:
-    with (
-        Command("join", "--stage", "1", "--coordinator", ring.address) as second,
-        Command("join", "--stage", "3", "--coordinator", ring.address) as third,
-    ):
-        pid = ring.stages[1].process.pid
-        second.done().assert_refused(f"refused: stage 1 is taken by process {pid}", code=1)
-        third.done().assert_refused("refused: there is no stage 3: this ring has 2", code=1)
+def test_a_second_daemon_for_a_stage_is_refused(ring: Processes) -> None:
+    done = run("join", "--stage", "1", "--coordinator", ring.address)
+    pid = ring.stages[1].process.pid
+    done.assert_refused(
+        f"error: the coordinator refused: stage 1 is taken by process {pid}", code=1
+    )
     assert ring.ask("x", "--max-new-tokens", "2").code == 0, "the ring goes on"
 
 
 def test_the_death_of_a_stage_ends_every_command_with_its_name(ring: Processes) -> None:
     pid = ring.stages[2].process.pid
     long = ["--max-new-tokens", "900", "--policy", "autoregressive"]
-    with (
-        Command(*to_prompt(ring.address, "Once upon a time", *long)) as first,
-        Command(*to_prompt(ring.address, "Once upon a time", *long)) as second,
-    ):
+    with ExitStack() as stack:
+        ask = to_prompt(ring.address, "Once upon a time", *long)
+        first = stack.enter_context(Command(*ask))
+        first.until_out(" ")
+        second = stack.enter_context(Command(*ask))
         second.until_err("waiting behind")
         ring.stages[2].signal(signal.SIGKILL)
         ends = [first.done(), second.done(), ring.coordinator.done(), ring.stages[1].done()]
@@ -101,6 +100,27 @@ def test_the_death_of_a_stage_ends_every_command_with_its_name(ring: Processes) 
         assert "error: " in end.err
         assert "Traceback" not in end.err
     assert ring.stages[2].done().code == -signal.SIGKILL
+
+
+def test_the_death_of_the_coordinator_ends_every_command() -> None:
+    with (
+        Command("serve", "--stages", "1", "--port", "0") as coordinator,
+        ExitStack() as stack,
+    ):
+        coordinator.until_out("\n")
+        address = coordinator.out.split()[-1]
+        stage = stack.enter_context(Command("join", "--stage", "1", "--coordinator", address))
+        prompt = stack.enter_context(
+            Command(*to_prompt(address, "Once", "--max-new-tokens", "900", "--wait", "60"))
+        )
+        prompt.until_out(" ")
+        coordinator.signal(signal.SIGKILL)
+        ends = [stage.done(), prompt.done()]
+        assert coordinator.done().code == -signal.SIGKILL
+    for end in ends:
+        assert end.code == 1
+        assert f"error: the coordinator at {address} has been silent for" in end.err
+        assert "Traceback" not in end.err
 
 
 def test_a_stage_with_another_model_ends_the_ring_and_everybody_hears_why() -> None:

@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import zmq
-from support.nodes import HOST, QUICK, NodeRing, until
+from support.nodes import HOST, QUICK, NodeRing, NodeThread, until
 from support.rings import assert_one_end, submit
 
+from edgespec.backends.fake import FakeBlock
 from edgespec.config import Address, Timing
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
 from edgespec.machines.effects import Stop
@@ -116,7 +118,7 @@ def test_stages_may_start_before_the_coordinator() -> None:
     ring.transport.close()
     first, second = (ring.stage_node(stage) for stage in (1, 2))
     for number, stage in ((1, first), (2, second)):
-        ring.threads[number] = _started(stage)
+        ring.threads[number] = NodeThread(stage)
     time.sleep(0.3)
     ring.transport = ZmqTransport.coordinator(Address(HOST, port))
     ring.start_coordinator()
@@ -125,12 +127,6 @@ def test_stages_may_start_before_the_coordinator() -> None:
         ring.assert_right(ask, ring.ask(ask))
     finally:
         ring.__exit__()
-
-
-def _started(node: object) -> object:
-    from support.nodes import NodeThread
-
-    return NodeThread(node)  # type: ignore[arg-type]
 
 
 # --- one of them is gone --------------------------------------------------------------------------
@@ -269,8 +265,8 @@ def test_without_a_coordinator_a_stage_gives_up() -> None:
 def test_two_daemons_for_one_stage_and_the_first_goes_on() -> None:
     with NodeRing(1) as ring:
         ring.await_up()
-        second = _started(ring.stage_node(1))
-        stop = second.ended()  # type: ignore[attr-defined]
+        second = NodeThread(ring.stage_node(1))
+        stop = second.ended()
         assert stop == Stop(
             "the coordinator refused: stage 1 is taken by process 1001 on toybox; stop that "
             "daemon, or choose another --stage",
@@ -321,10 +317,12 @@ def test_a_cancelled_request_is_freed_everywhere_and_the_next_is_answered() -> N
 
 @pytest.mark.parametrize("where", ["running", "waiting"])
 def test_a_client_that_is_gone_is_freed(where: str) -> None:
-    with NodeRing(2) as ring:
+    """Tokens that cannot be delivered show it at once; for one that waits, its silence does."""
+    timing = replace(QUICK, client_silence=60.0) if where == "running" else QUICK
+    with NodeRing(2, timing=timing) as ring:
         ring.await_up()
         for block in ring.blocks:
-            block.delay = 0.01
+            block.delay = 0.03
         with ring.client() as first:
             running = first.ask(submit(max_new_tokens=300))
             next(m for m in running if isinstance(m, Tokens))
@@ -339,7 +337,11 @@ def test_a_client_that_is_gone_is_freed(where: str) -> None:
                         break
                 assert len(ring.machine._requests) == 1
                 assert time.monotonic() - started < QUICK.client_silence + 2.0
+        gone = time.monotonic()
         ring.assert_free()
+        assert time.monotonic() - gone < 3.0, "the whole answer was computed for nobody"
+        for block in ring.blocks:
+            block.delay = 0.0
         ask = submit()
         ring.assert_right(ask, ring.ask(ask))
 
@@ -492,6 +494,28 @@ def test_a_stage_may_not_speak_for_requests_of_the_past() -> None:
 
 
 # --- ending ---------------------------------------------------------------------------------------
+
+
+def test_a_stage_that_ends_while_loading_gives_up_loading() -> None:
+    ring = NodeRing(1)
+    ring.start_coordinator()
+    loading = threading.Event()
+
+    def load(assign: Assign, progress: Callable[[int, int], None]) -> FakeBlock:
+        for done in range(2000):
+            progress(done, 2000)
+            loading.set()
+            time.sleep(0.005)
+        return FakeBlock(0)
+
+    stage = ring.stage_node(1)
+    stage._load = load
+    ring.threads[1] = NodeThread(stage)
+    assert loading.wait(10.0)
+    ring.threads[1].leave()
+    assert ring.threads[1].ended().reason == "stopped by SIGTERM"
+    assert not stage.worker._thread.is_alive()
+    assert ring.threads[0].ended().failed
 
 
 def test_a_busy_node_ends_soon() -> None:

@@ -42,6 +42,7 @@ def run_here(
 ) -> Done:
     """Run a command in this process."""
     monkeypatch.setattr(sys, "argv", ["edgespec", *arguments])
+    monkeypatch.setattr(os, "_exit", sys.exit)  # how a daemon ends its process
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     capfd.readouterr()
     try:
