@@ -98,7 +98,10 @@ def test_ctrl_c_keeps_what_was_said_and_ends_all() -> None:
     assert all_gone(processes)()
 
 
-def test_nothing_outlives_a_demo_that_is_killed() -> None:
+def test_nothing_outlives_a_demo_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # its logs are all that it cannot take along
     with Command("demo", "--stages", "1", *LONG) as demo:
         demo.until_out(" ")
         processes = children_of(demo)
