@@ -48,7 +48,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class RetainSet:
-    """What to keep (DESIGN: retained sets; FlowSpec §3.3, I_retain = I_acc ∪ I_pr).
+    """What to keep (FlowSpec §3.3, I_retain = I_acc ∪ I_pr).
 
     `accepted`: ids of the certain path, in order; rows named here become committed.
     `retained`: ids of the live draft tree. `watermark`: the newest id when this set was made;

@@ -16,7 +16,7 @@ from edgespec.wire.tensor import IntArray, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows that go round the ring together (FlowSpec: a draft segment; DESIGN: segment).
+    """Rows that go round the ring together (FlowSpec §3.2, a draft segment).
 
     `seq` numbers the segments of a ring in sending order. `certain` rows (prefill) enter the
     committed region at once. `reserve` > 0 opens the request with room for that many rows.

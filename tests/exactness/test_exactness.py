@@ -98,6 +98,20 @@ def test_an_answer_may_fill_the_context() -> None:
         assert answer.new_tokens == room or answer.finish_reason == "stop"
 
 
+def test_an_end_token_ends_the_answer_at_once() -> None:
+    prompt = "Question: Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many "
+    prompt += "pencils does he have left?\nAnswer:"
+    wanted = generated(prompt, 128)
+    assert wanted[-1] in tokenizer().eos_ids, "the example no longer ends by itself"
+    for policy in POLICIES:
+        ring = torch_ring(3)
+        ring.replies.clear()
+        answer = ring.ask(request(prompt, policy, 128))
+        assert answer.token_ids == wanted
+        assert answer.finish_reason == "stop"
+        assert answer.text == tokenizer().decode(wanted)
+
+
 def test_stop_string_ends_at_once_whatever_the_policy() -> None:
     prompt = prompts()["gsm8k-test-7"]
     text = tokenizer().decode(generated(prompt, NEW_TOKENS))
