@@ -9,7 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -101,7 +104,7 @@ class LocalRing:
         # One thread each: several processes with a pool of threads each would wait for one
         # another on the few cores of one machine.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
-        with self._log(name).open("wb") as log:
+        with self._log(name).open("wb") as log, _signals_held():
             process = subprocess.Popen(
                 [sys.executable, "-m", "edgespec.cli.main", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -111,7 +114,7 @@ class LocalRing:
                 # A Ctrl-C at the terminal is for this process, which then ends its children.
                 start_new_session=True,
             )
-        self._processes[name] = process
+            self._processes[name] = process
         return process
 
     def _read_address(self, coordinator: subprocess.Popen[bytes]) -> Address:
@@ -151,3 +154,24 @@ def _read_line(stream: IO[bytes], timeout: float) -> str:
         if not selector.select(timeout):
             return ""
     return stream.readline().decode(errors="replace").strip()
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let a signal to end take effect only behind the block: a process that is born within it must
+    be known to whoever ends them all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    held: list[int] = []
+    before = {
+        number: signal.signal(number, lambda n, _: held.append(n))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in held:
+            signal.raise_signal(one)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -125,3 +126,29 @@ def test_a_daemon_does_not_outlive_a_parent_that_died_before_it_looked() -> None
     )
     assert done.returncode == 1
     assert done.stdout == b""
+
+
+def test_a_signal_while_a_process_is_born_ends_that_process_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    born: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def bear(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        born.append(start(*arguments, **options))
+        signal.raise_signal(signal.SIGTERM)
+        return born[-1]
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        monkeypatch.setattr(subprocess, "Popen", bear)
+        with pytest.raises(SystemExit), LocalRing(CONFIG):
+            pass
+        assert len(born) == 1
+        assert born[0].poll() is not None
+        assert signal.getsignal(signal.SIGTERM) is end
+    finally:
+        signal.signal(signal.SIGTERM, before)

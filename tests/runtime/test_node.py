@@ -214,11 +214,15 @@ def test_a_stage_lost_while_others_load_ends_everybody() -> None:
 
 
 def test_a_stage_that_cannot_load_ends_everybody_with_its_reason() -> None:
+    built = threading.Event()
+
     def refuse() -> None:
+        built.wait(10.0)  # the ring's threads run before it has its name here
         until(lambda: len(ring.membership.stage_peers) == 3)
         raise ModelError("the model in /x is not the one that the coordinator runs")
 
     with NodeRing(3, loads={2: refuse}) as ring:
+        built.set()
         stops = {number: thread.ended() for number, thread in ring.threads.items()}
     assert all(stop.failed for stop in stops.values())
     assert stops[2].reason.startswith("the model in /x is not the one")
