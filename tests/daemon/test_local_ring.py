@@ -41,7 +41,7 @@ def add(ring: LocalRing, name: str, script: str, log: str = "") -> subprocess.Po
 
 
 def test_nothing_is_said_while_all_live(ring: LocalRing) -> None:
-    add(ring, "coordinator", "sleep 60")
+    add(ring, "coordinator", "exec sleep 60")
     ring.check()
     assert ring.pids == {"coordinator": ring._processes["coordinator"].pid}
 
@@ -90,7 +90,8 @@ def test_the_one_that_was_killed_is_the_cause(ring: LocalRing) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", ["sleep 60", "trap '' TERM; while :; do sleep 0.1; done", "kill -STOP $$; sleep 60"]
+    "script",
+    ["exec sleep 60", "trap '' TERM; while :; do sleep 0.1; done", "kill -STOP $$; exec sleep 60"],
 )
 def test_leaving_ends_every_process_even_stubborn_and_stopped_ones(
     ring: LocalRing, script: str
@@ -108,7 +109,7 @@ def test_a_start_that_fails_ends_what_was_started(monkeypatch: pytest.MonkeyPatc
     started: list[subprocess.Popen[bytes]] = []
 
     def start(self: LocalRing) -> None:
-        started.append(add(self, "coordinator", "sleep 60"))
+        started.append(add(self, "coordinator", "exec sleep 60"))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LocalRing, "_start", start)
