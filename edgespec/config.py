@@ -123,22 +123,3 @@ def _check_path(what: str, path: str) -> None:
         path.encode("utf-8")  # the stages are told it in a message
     except UnicodeEncodeError:
         raise ConfigError(f"the {what} folder's name {path!r} is not valid UTF-8") from None
-
-
-def split_layers(layers: int, stages: int) -> list[tuple[int, int]]:
-    """Consecutive layers for every stage as (first, end), as equal as can be, the longer first.
-
-    Raises ConfigError if there are fewer layers than stages.
-    """
-    if stages > layers:
-        raise ConfigError(
-            f"{stages} stages for a model of {layers} layers; a stage needs at least one layer"
-        )
-    short, extra = divmod(layers, stages)
-    blocks = []
-    first = 0
-    for stage in range(stages):
-        end = first + short + (1 if stage < extra else 0)
-        blocks.append((first, end))
-        first = end
-    return blocks

@@ -12,7 +12,6 @@ from edgespec.config import (
     CoordinatorConfig,
     StageConfig,
     Timing,
-    split_layers,
 )
 from edgespec.errors import ConfigError
 
@@ -112,17 +111,3 @@ def test_times_are_positive(name: str, value: float) -> None:
 def test_a_silence_spans_two_beats() -> None:
     with pytest.raises(ConfigError, match="at least two beats"):
         Timing(beat=3.0, silence=4.0)
-
-
-@given(st.integers(1, 200), st.integers(1, 200))
-def test_layers_are_split_evenly_in_order_and_completely(layers: int, stages: int) -> None:
-    if stages > layers:
-        with pytest.raises(ConfigError, match=f"{stages} stages for a model of {layers} layers"):
-            split_layers(layers, stages)
-        return
-    blocks = split_layers(layers, stages)
-    assert len(blocks) == stages
-    assert [i for first, end in blocks for i in range(first, end)] == list(range(layers))
-    sizes = [end - first for first, end in blocks]
-    assert max(sizes) - min(sizes) <= 1
-    assert sizes == sorted(sizes, reverse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.errors import ConfigError
+from edgespec.errors import CapacityError, ConfigError
 from edgespec.machines.answer import Answer, TextCodec
 from edgespec.machines.request import Request
 from edgespec.policy.base import Policy
@@ -30,7 +30,10 @@ class Ring:
 
 
 def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit) -> Request:
-    """The request that `submit` asks for. Raises ConfigError, fit for its user, if it cannot be."""
+    """The request that `submit` asks for.
+
+    Raises ConfigError, or CapacityError for a prompt that is too long, fit for the user.
+    """
     policy = _checked_policy(ring, submit.policy)
     sampling = Sampling(submit.temperature, submit.top_k, submit.top_p, submit.min_p, submit.seed)
     if not submit.prompt:
@@ -60,7 +63,7 @@ def _checked_limit(ring: Ring, prompt_tokens: int, max_new_tokens: int) -> int:
         raise ConfigError("the prompt has no tokens; give at least one character")
     room = ring.context_length - prompt_tokens
     if room < 1:
-        raise ConfigError(
+        raise CapacityError(
             f"the prompt has {prompt_tokens} tokens and the model's context is "
             f"{ring.context_length}, of which one must be left for the answer; shorten the prompt"
         )

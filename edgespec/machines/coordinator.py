@@ -11,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from edgespec.errors import ConfigError, EdgespecError, LocalProtocolError
+from edgespec.errors import CapacityError, ConfigError, EdgespecError, LocalProtocolError
 from edgespec.machines.admission import Ring, admit
 from edgespec.machines.answer import TextCodec
 from edgespec.machines.effects import (
@@ -140,7 +140,8 @@ class CoordinatorMachine:
             raise ConfigError(self._down)
         must_wait = self._active is not None or not self._is_up
         if must_wait and len(self._waiting) >= self._ring.queue_limit:
-            raise ConfigError(f"{len(self._waiting)} requests are waiting already; try again later")
+            waiting = len(self._waiting)
+            raise CapacityError(f"{waiting} requests are waiting already; try again later")
         if any(r.peer == peer and r.tag == submit.tag for r in self._requests.values()):
             raise ConfigError(f"request {submit.tag} of this client is still running")
         request = admit(self._ring, self._codec, self._numbers + 1, peer, submit)

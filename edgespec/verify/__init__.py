@@ -1,1 +1,1 @@
-"""The exact choice of tokens: filters, shared noise and the walk down the tree."""
+"""The exact choice of tokens: filters, shared noise, and where an answer stops."""

@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
-from edgespec.config import split_layers
 from edgespec.daemon.bundled import bundled
 from edgespec.drafting.independent import IndependentDraft
 from edgespec.machines.admission import Ring
@@ -20,6 +19,7 @@ from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tokenizer import Tokenizer
+from edgespec.planning.partition import split_layers
 from edgespec.runtime.compute import CoordinatorCompute, StageCompute
 from edgespec.runtime.local import LocalRing
 from edgespec.wire.messages import Submit
