@@ -6,6 +6,7 @@ import json
 import logging
 from pathlib import Path
 
+from edgespec.backends.compute import CoordinatorCompute
 from edgespec.config import CoordinatorConfig
 from edgespec.daemon.process import exit_code
 from edgespec.errors import ModelError
@@ -14,7 +15,6 @@ from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.membership import MembershipMachine
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.planning.partition import split_layers
-from edgespec.runtime.compute import CoordinatorCompute
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.wire.messages import Assign
 

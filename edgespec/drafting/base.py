@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from edgespec.tree.drafted import DraftedTree
+from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.verify.sampling import Sampling
 
 
@@ -33,6 +33,20 @@ class DraftSource(Protocol):
 
     def deepen(self, request: int, levels: int, width: int) -> DraftedTree:
         """Grow the last tree by `levels` more (FlowSpec §3.4, score-aware); return all of it."""
+
+    def expand(
+        self, request: int, context: Sequence[int], paths: Sequence[Sequence[int]], width: int
+    ) -> Children:
+        """Guess the `width` best children of each path behind `context`, in one forward pass.
+
+        An empty path stands for the context's last token. The contexts of one request only grow
+        (those of `refresh` included). Rows that were run before and still lie behind the context
+        are not run again, whatever `refresh` or `expand` ran them; a path's missing ancestors are
+        run with it. No children for paths past the end of the draft model's own context.
+        """
+
+    def take_work(self) -> tuple[int, ...]:
+        """Rows of each forward pass since the last call, in order: what a device is charged for."""
 
     def close(self, request: int) -> None:
         """Free the request's cache; unknown requests are ignored."""

@@ -257,6 +257,7 @@ class CoordinatorMachine:
                 rows.positions,
                 rows.tokens,
                 None,
+                0.0,
             )
         )
 

@@ -169,6 +169,20 @@ class DeepenDraft:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpandDraft:
+    """Guess `width` children of each path; comes back as Expanded.
+
+    `paths` are tokens behind the last one of `context` (empty: behind the context itself).
+    """
+
+    job: int
+    request: int
+    context: tuple[int, ...]
+    paths: tuple[tuple[int, ...], ...]
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunHead:
     """Sample the token behind each hidden row [R, H]; comes back as HeadDone.
 
@@ -202,5 +216,6 @@ Effect = (
     | CloseDraft
     | RunDraft
     | DeepenDraft
+    | ExpandDraft
     | RunHead
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.tree.drafted import DraftedTree
+from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.verify.sampling import Choice
 from edgespec.wire.messages import Message, Segment
 from edgespec.wire.tensor import Tensor
@@ -47,6 +47,14 @@ class Drafted:
 
     job: int
     tree: DraftedTree
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """ExpandDraft ended: the children of every path that it named."""
+
+    job: int
+    children: Children
 
 
 NO_JOB = -1
@@ -114,6 +122,7 @@ Event = (
     | BlockDone
     | HeadDone
     | Drafted
+    | Expanded
     | ComputeFailed
     | RingUp
     | RingDown

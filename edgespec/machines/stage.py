@@ -54,6 +54,7 @@ class _Running:
     job: int
     segment: Segment
     rows: Rows
+    since: float
 
 
 class StageMachine:
@@ -74,15 +75,15 @@ class StageMachine:
         """React to one event. A peer's nonsense ends its request with a Fault, nothing else."""
         match event:
             case SegmentArrived(segment):
-                return self._on_segment(segment)
+                return self._on_segment(segment, now)
             case MessageArrived(_, Retain() as retain):
                 return self._on_retain(retain)
             case MessageArrived(_, End(request)):
                 return self._end(request)
             case BlockDone(job, hidden):
-                return self._on_block_done(job, hidden)
+                return self._on_block_done(job, hidden, now)
             case ComputeFailed(job, request, reason):
-                return self._on_compute_failed(job, request, reason)
+                return self._on_compute_failed(job, request, reason, now)
             case _:
                 raise LocalProtocolError(f"a stage cannot handle {type(event).__name__}")
 
@@ -96,24 +97,24 @@ class StageMachine:
 
     # --- segments -----------------------------------------------------------------------------
 
-    def _on_segment(self, segment: Segment) -> list[Effect]:
+    def _on_segment(self, segment: Segment, now: float) -> list[Effect]:
         if segment.seq <= self._last_seq:
             return []  # a repeated delivery; the first one was or will be computed
         self._last_seq = segment.seq
         self._queue.append(segment)
-        return self._start_next()
+        return self._start_next(now)
 
-    def _start_next(self) -> list[Effect]:
+    def _start_next(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         while self._running is None and self._queue:
             segment = self._queue.popleft()
             try:
-                effects += self._start(segment)
+                effects += self._start(segment, now)
             except RemoteProtocolError as problem:
                 effects += self._fault(segment, str(problem))
         return effects
 
-    def _start(self, segment: Segment) -> list[Effect]:
+    def _start(self, segment: Segment, now: float) -> list[Effect]:
         effects: list[Effect] = []
         request = segment.request
         if segment.reserve and request not in self._held and request not in self._ended:
@@ -125,9 +126,11 @@ class StageMachine:
         rows, hidden = _live_rows(segment, held.keep)
         if not len(rows):
             return [*effects, SendRing(_emptied(segment, held.keep.epoch))]
-        return [*effects, self._run(segment, held, rows, hidden)]
+        return [*effects, self._run(segment, held, rows, hidden, now)]
 
-    def _run(self, segment: Segment, held: _Held, rows: Rows, hidden: Tensor | None) -> RunBlock:
+    def _run(
+        self, segment: Segment, held: _Held, rows: Rows, hidden: Tensor | None, now: float
+    ) -> RunBlock:
         if len(held.ledger) + len(rows) > self._row_limit:
             raise RemoteProtocolError(f"more than {self._row_limit} rows in one request")
         committed = held.ledger.committed
@@ -137,10 +140,10 @@ class StageMachine:
         else:
             sees = held.ledger.append(rows)
         self._jobs += 1
-        self._running = _Running(self._jobs, segment, rows)
+        self._running = _Running(self._jobs, segment, rows, now)
         return RunBlock(self._jobs, segment.request, rows, hidden, committed, sees)
 
-    def _on_block_done(self, job: int, hidden: Tensor | None) -> list[Effect]:
+    def _on_block_done(self, job: int, hidden: Tensor | None, now: float) -> list[Effect]:
         running = self._finish_job(job)
         segment = running.segment
         held = self._held.get(segment.request)
@@ -148,10 +151,10 @@ class StageMachine:
             epoch = held.keep.epoch if held else segment.epoch
             done: list[Effect] = [SendRing(_emptied(segment, epoch))]
         else:
-            done = [SendRing(self._outgoing(running, held, hidden))]
-        return done + self._start_next()
+            done = [SendRing(self._outgoing(running, held, hidden, now))]
+        return done + self._start_next(now)
 
-    def _outgoing(self, running: _Running, held: _Held, hidden: Tensor) -> Segment:
+    def _outgoing(self, running: _Running, held: _Held, hidden: Tensor, now: float) -> Segment:
         segment, rows = running.segment, running.rows
         index = np.flatnonzero(held.keep.keeps(rows.ids))
         if segment.certain:
@@ -170,6 +173,7 @@ class StageMachine:
             rows.positions[index],
             _NO_TOKENS,
             hidden.take(index),
+            max(segment.seconds, now - running.since),
         )
 
     def _finish_job(self, job: int) -> _Running:
@@ -217,10 +221,10 @@ class StageMachine:
             effects.append(AbortBlock(self._running.job))
         return effects
 
-    def _on_compute_failed(self, job: int, request: int, reason: str) -> list[Effect]:
+    def _on_compute_failed(self, job: int, request: int, reason: str, now: float) -> list[Effect]:
         if job != NO_JOB:
             segment = self._finish_job(job).segment
-            return self._fault(segment, reason) + self._start_next()
+            return self._fault(segment, reason) + self._start_next(now)
         if request not in self._held:
             return []
         return [SendCoordinator(Fault(request, reason)), *self._end(request)]
@@ -265,4 +269,5 @@ def _emptied(segment: Segment, epoch: int) -> Segment:
         _NOTHING,
         _NOTHING,
         None,
+        segment.seconds,
     )

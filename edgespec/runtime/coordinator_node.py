@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgespec.backends.compute import CoordinatorCompute
 from edgespec.errors import PeerLost
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
@@ -15,7 +16,6 @@ from edgespec.machines.effects import (
 from edgespec.machines.events import Event, MessageArrived, PeerGone, RingDown, Tick
 from edgespec.machines.membership import MembershipMachine
 from edgespec.net.zmq_transport import ZmqTransport
-from edgespec.runtime.compute import CoordinatorCompute
 from edgespec.runtime.node import Node, ring_address
 from edgespec.wire.messages import Cancel, Fault, Goodbye, Submit, Tokens
 

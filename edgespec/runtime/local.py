@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
 from edgespec.errors import EdgespecError, RequestFailed
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
@@ -26,7 +27,6 @@ from edgespec.machines.effects import (
 from edgespec.machines.events import ComputeFailed, Event, MessageArrived, RingUp, SegmentArrived
 from edgespec.machines.stage import StageMachine
 from edgespec.net.inproc import InprocLink
-from edgespec.runtime.compute import COMPUTE, CoordinatorCompute, StageCompute
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Cancel, Failed, Finished, Message, Segment, Submit
 

@@ -9,12 +9,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
+from edgespec.backends.compute import COMPUTE
 from edgespec.config import Address
 from edgespec.errors import ConfigError, PeerLost
 from edgespec.machines.effects import AbortBlock, Effect, LoadBlock, Report, Stop
 from edgespec.machines.events import Event, MessageArrived, SegmentArrived, Tick
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
-from edgespec.runtime.compute import COMPUTE
 from edgespec.runtime.worker import Perform, Worker
 from edgespec.wire.messages import Segment
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from edgespec.backends.base import BlockBackend
+from edgespec.backends.compute import StageCompute
 from edgespec.config import Address
 from edgespec.errors import EdgespecError
 from edgespec.machines.effects import (
@@ -27,7 +28,6 @@ from edgespec.machines.events import (
 from edgespec.machines.member import MemberMachine
 from edgespec.machines.stage import StageMachine
 from edgespec.net.zmq_transport import ZmqTransport
-from edgespec.runtime.compute import StageCompute
 from edgespec.runtime.node import Node, ring_address
 from edgespec.wire.messages import Assign, End, Goodbye, Retain
 

@@ -12,6 +12,23 @@ FROM_ROOT = -1
 
 
 @dataclass(frozen=True, slots=True)
+class Children:
+    """Guesses of what follows some paths: guess g follows path `parents[g]`.
+
+    `parents` int64 [G]: index of the path, in ascending order. `tokens` int64 [G], the best first
+    within a path. `scores` float64 [G]: each guess's own natural-log score given its path, not
+    above 0.
+    """
+
+    parents: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class DraftedTree:
     """Guesses in topological order (a parent's index is smaller than its child's).
 

@@ -22,7 +22,7 @@ from edgespec.wire.messages import TAGS, Message, Segment
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
 
 MAGIC = "edgespec"
-VERSION = 1
+VERSION = 2
 
 Frame = bytes | memoryview
 
@@ -132,7 +132,7 @@ def _check_segment(segment: Segment, limits: Limits) -> None:
         _need(len(shape) == 2 and shape[0] == rows, "hidden is not one vector a row")
         _need(len(segment.tokens) in (0, rows), "tokens and ids differ in length")
     _need(min(segment.request, segment.seq, segment.epoch) >= 0, "negative number")
-    _need(min(segment.reserve, segment.wanted) >= 0, "negative number")
+    _need(min(segment.reserve, segment.wanted, segment.seconds) >= 0, "negative number")
     if rows:
         _need(int(segment.ids.min()) >= 0, "negative id")
         _need(int(segment.positions.min()) >= 0, "negative position")

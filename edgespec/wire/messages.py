@@ -24,7 +24,9 @@ class Segment:
     wants none). `epoch` starts as the coordinator's newest retained set; every stage lowers it to
     the newest one that it has applied, so that what returns is an acknowledgement by all.
     `tokens` are read by the first stage only and travel empty behind it; `hidden` [R, H] is None
-    until the first stage ran. An emptied segment still travels, so that credits stay right.
+    until the first stage ran. `seconds`: the longest that any one stage so far computed on it, so
+    that the coordinator learns what a segment costs. An emptied segment still travels, so that
+    credits stay right.
     """
 
     request: int
@@ -38,6 +40,7 @@ class Segment:
     positions: IntArray
     tokens: IntArray
     hidden: Tensor | None
+    seconds: float = 0.0
 
 
 # --- coordinator → stages -----------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.rings import PLENTY, VOCABULARY, FakeRing, ToyCodec, assert_one_end, submit
 
+from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.errors import ConfigError, LocalProtocolError
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
@@ -38,7 +39,6 @@ from edgespec.machines.events import (
 )
 from edgespec.policy.flowspec import FlowSpec
 from edgespec.policy.registry import POLICIES
-from edgespec.runtime.compute import CoordinatorCompute, StageCompute
 from edgespec.runtime.local import CLIENT
 from edgespec.tree.drafted import DraftedTree
 from edgespec.verify.sampling import Choice

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from support.rings import VOCABULARY, ToyCodec, plain_answer
 
+from edgespec.backends.compute import CoordinatorCompute
 from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead
 from edgespec.config import Address, Timing
 from edgespec.machines.admission import Ring
@@ -18,7 +19,6 @@ from edgespec.machines.member import MemberMachine
 from edgespec.machines.membership import MembershipMachine
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.runtime.client import Client
-from edgespec.runtime.compute import CoordinatorCompute
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.node import Node
 from edgespec.runtime.stage_node import StageNode

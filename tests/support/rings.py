@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead, toy_next
 from edgespec.drafting.base import DraftSource
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.events import Event
 from edgespec.machines.stage import StageMachine
-from edgespec.runtime.compute import CoordinatorCompute, StageCompute
 from edgespec.runtime.local import LocalRing, Step
 from edgespec.tree.drafted import FROM_ROOT, DraftedTree
 from edgespec.verify.sampling import Sampling

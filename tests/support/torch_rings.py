@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.daemon.bundled import bundled
 from edgespec.drafting.independent import IndependentDraft
@@ -20,7 +21,6 @@ from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.planning.partition import split_layers
-from edgespec.runtime.compute import CoordinatorCompute, StageCompute
 from edgespec.runtime.local import LocalRing
 from edgespec.wire.messages import Submit
 

@@ -11,6 +11,7 @@ from edgespec.machines.effects import (
     CloseDraft,
     DeepenDraft,
     Effect,
+    ExpandDraft,
     GatherRows,
     OpenCache,
     OpenDraft,
@@ -18,10 +19,10 @@ from edgespec.machines.effects import (
     RunDraft,
     RunHead,
 )
-from edgespec.machines.events import BlockDone, Drafted, Event, HeadDone
+from edgespec.machines.events import BlockDone, Drafted, Event, Expanded, HeadDone
 
 STAGE_COMPUTE = (OpenCache, CloseCache, RunBlock, GatherRows)
-COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, RunDraft, DeepenDraft, RunHead)
+COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, RunDraft, DeepenDraft, ExpandDraft, RunHead)
 COMPUTE = STAGE_COMPUTE + COORDINATOR_COMPUTE
 """Effects that go to the worker, in order; all others go to the sockets."""
 
@@ -71,6 +72,8 @@ class CoordinatorCompute:
                 return Drafted(job, self._draft.refresh(request, context, depth, width))
             case DeepenDraft(job, request, levels, width):
                 return Drafted(job, self._draft.deepen(request, levels, width))
+            case ExpandDraft(job, request, context, paths, width):
+                return Expanded(job, self._draft.expand(request, context, paths, width))
             case _:
                 raise TypeError(f"a coordinator computes no {type(effect).__name__}")
         return None
