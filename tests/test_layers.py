@@ -44,7 +44,7 @@ ROWS: tuple[frozenset[str], ...] = (
 HEIGHT = {room: height for height, row in enumerate(ROWS) for room in row}
 SIDEWAYS = {("backends", "drafting")}  # a backend drives the draft sources of its device
 BLIND = {("net", "model")}  # moving bytes needs no torch
-DATA = {"models"}  # the bundled demo pair: files, no code
+DATA = {"models", "profiles"}  # the bundled demo pair, the device profiles: files, no code
 OUTSIDE = {"daemon", "cli"}  # folders beside edgespec/, mapped into it by setup.cfg
 ROOT_NAMES = {"__version__"}  # what edgespec/__init__.py itself offers
 
@@ -227,6 +227,7 @@ def test_every_other_file_starts_with_a_docstring(folder: str) -> None:
         ("edgespec.cli.main", "from cli import demo", "edgespec.cli"),
         ("edgespec.cli.main", "from edgespec.gossip import x", "no such room"),
         ("edgespec.cli.main", "from edgespec import models", "data, not code"),
+        ("edgespec.daemon.profiles", "import edgespec.profiles", "data, not code"),
         ("edgespec.cli.main", "from edgespec import *", "no such room"),
         ("edgespec.cli.main", "import edgespec", "name the room"),
         ("edgespec.cli.main", "from ... import other", "beyond the package"),

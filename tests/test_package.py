@@ -20,6 +20,7 @@ import edgespec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DATA_FOLDER = "models"
+BESIDE = ("daemon", "cli", "profiles")  # folders beside edgespec/ that install inside it
 
 
 def setup_cfg() -> configparser.ConfigParser:
@@ -58,7 +59,7 @@ def normal(name: str) -> str:
 def folders_with_code() -> set[str]:
     """The dotted name of every folder that holds Python files."""
     names = set()
-    for top in ("edgespec", "daemon", "cli"):
+    for top in ("edgespec", *BESIDE):
         for path in (REPOSITORY / top).rglob("*.py"):
             parts = path.parent.relative_to(REPOSITORY).parts
             names.add(".".join(parts if top == "edgespec" else ("edgespec", *parts)))
@@ -80,7 +81,7 @@ def test_every_folder_with_code_is_listed_and_has_a_purpose() -> None:
     assert set(lines(setup_cfg()["options"]["packages"])) == folders_with_code()
     for package in folders_with_code():
         parts = package.split(".")
-        folder = REPOSITORY.joinpath(*(parts[1:] if parts[1:2] in (["daemon"], ["cli"]) else parts))
+        folder = REPOSITORY.joinpath(*(parts[1:] if set(parts[1:2]) & set(BESIDE) else parts))
         assert (folder / "__init__.py").is_file(), f"{package} has no __init__.py"
 
 
@@ -122,10 +123,10 @@ def test_torch_is_pinned_without_a_local_part() -> None:
     assert "torch==2.13.0\n" in text
 
 
-def test_a_wheel_holds_every_module_and_the_models(tmp_path: Path) -> None:
+def test_a_wheel_holds_every_module_the_models_and_the_profiles(tmp_path: Path) -> None:
     pytest.importorskip("setuptools")
     source = tmp_path / "source"
-    for name in ("edgespec", "daemon", "cli"):
+    for name in ("edgespec", *BESIDE):
         ignored = shutil.ignore_patterns("__pycache__", "*.safetensors")
         shutil.copytree(REPOSITORY / name, source / name, ignore=ignored)
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
@@ -140,11 +141,23 @@ def test_a_wheel_holds_every_module_and_the_models(tmp_path: Path) -> None:
 
     (wheel,) = tmp_path.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
-    for top, prefix in (("edgespec", ""), ("daemon", "edgespec/"), ("cli", "edgespec/")):
+    for top in ("edgespec", *BESIDE):
+        prefix = "edgespec/" if top in BESIDE else ""
         for path in (source / top).rglob("*"):
-            if path.is_file():
+            if path.is_file() and path != source / "profiles" / "README.md":
                 name = prefix + path.relative_to(source).as_posix()
                 assert name in packed, f"{name} is not in the wheel"
     assert {name.partition("/")[0] for name in packed if not name.startswith("edgespec-")} == {
         "edgespec"
     }
+
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+    code = (
+        f"import sys; sys.path.insert(0, {str(installed)!r}); "
+        "from edgespec.daemon import profiles; print(profiles.__file__); "
+        "profiles.profile_named('jetson-orin-nano-8gb')"
+    )
+    done = run_elsewhere(tmp_path, sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(installed))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
-from edgespec.tree.drafted import FROM_ROOT, DraftedTree
+from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.tree.ledger import IntArray
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.wire.tensor import Tensor
@@ -148,6 +148,7 @@ class FakeDraft:
         self._accuracy = accuracy
         self._requests: dict[int, _FakeTree] = {}
         self._seeds: dict[int, int] = {}
+        self._work: list[int] = []
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request."""
@@ -162,8 +163,33 @@ class FakeDraft:
         """The last tree with `levels` more."""
         tree = self._requests[request]
         for _ in range(levels):
+            self._charge(tree.frontier_rows)
             tree.grow(width, lambda path: self._children(path, width, self._seeds[request]))
         return tree.drafted()
+
+    def expand(
+        self, request: int, context: Sequence[int], paths: Sequence[Sequence[int]], width: int
+    ) -> Children:
+        """The `width` best children of each path behind `context`."""
+        self._charge(len(paths))
+        guesses = [
+            (index, token, score)
+            for index, path in enumerate(paths)
+            for token, score in self._children([*context, *path], width, self._seeds[request])
+        ]
+        parents, tokens, scores = zip(*guesses, strict=True) if guesses else ((), (), ())
+        return Children(
+            np.array(parents, np.int64), np.array(tokens, np.int64), np.array(scores, np.float64)
+        )
+
+    def take_work(self) -> tuple[int, ...]:
+        """Rows of the passes that a model with a cache of the right context would have run."""
+        work, self._work = tuple(self._work), []
+        return work
+
+    def _charge(self, rows: int) -> None:
+        if rows:
+            self._work.append(rows)
 
     def close(self, request: int) -> None:
         """Free the request."""
@@ -196,6 +222,11 @@ class _FakeTree:
         self._scores: list[float] = []
         self._context = context
         self._frontier: list[int] = [FROM_ROOT]
+
+    @property
+    def frontier_rows(self) -> int:
+        """How many rows have to be run for the next level."""
+        return len(self._frontier)
 
     def grow(self, width: int, children: Callable[[list[int]], list[tuple[int, float]]]) -> None:
         """One level more below the `width` best of the frontier."""

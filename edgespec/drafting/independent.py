@@ -9,20 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from edgespec.drafting.guess_cache import GuessCache, TokenPath
 from edgespec.errors import LocalProtocolError
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
-from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.loader import Checkpoint
-from edgespec.model.tree_attention import tree_mask
-from edgespec.tree.drafted import FROM_ROOT, DraftedTree
-from edgespec.tree.ledger import BoolArray, IntArray, RetainSet, RowLedger, Rows
+from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
+from edgespec.tree.ledger import IntArray
 from edgespec.verify.sampling import Sampling, guess_log_scores
 
 Floats = npt.NDArray[np.float64]
-
-_CHUNK = 256  # rows of a prefill that run together: bounds the mask and the activations
-_RESERVE = 512  # rows that a new cache has room for; it doubles when they are used up
 
 
 @dataclass(slots=True)
@@ -33,18 +29,34 @@ class _Tree:
     parents: list[IntArray] = field(default_factory=list)
     tokens: list[IntArray] = field(default_factory=list)
     scores: list[Floats] = field(default_factory=list)
+    paths: list[TokenPath] = field(default_factory=list)  # of the last level's guesses
     size: int = 0
-
-    def add(self, parents: IntArray, tokens: IntArray, scores: Floats) -> None:
-        """Add one level of guesses."""
-        self.parents.append(parents)
-        self.tokens.append(tokens)
-        self.scores.append(scores)
-        self.size += len(tokens)
 
     @property
     def levels(self) -> int:
         return len(self.tokens)
+
+    def frontier(self, width: int) -> tuple[list[TokenPath], IntArray, Floats]:
+        """The `width` best guesses of the last level, in order: paths, indices, scores.
+
+        Ties go to the smaller index. Before the first level it is the root alone.
+        """
+        if not self.levels:
+            return [()], np.array([FROM_ROOT]), np.zeros(1)
+        newest = self.scores[-1]
+        best = np.sort(np.argsort(-newest, kind="stable")[:width])
+        paths = [self.paths[index] for index in best.tolist()]
+        return paths, best + (self.size - len(newest)), newest[best]
+
+    def add(
+        self, parents: IntArray, tokens: IntArray, scores: Floats, paths: list[TokenPath]
+    ) -> None:
+        """Add one level of guesses."""
+        self.parents.append(parents)
+        self.tokens.append(tokens)
+        self.scores.append(scores)
+        self.paths = paths
+        self.size += len(tokens)
 
     def drafted(self) -> DraftedTree:
         """All guesses so far."""
@@ -57,36 +69,18 @@ class _Tree:
 
 @dataclass(slots=True)
 class _Request:
-    """One request: its cache, whose rows the ledger knows, and the tree of the last refresh."""
+    """One request: the rows that were run for it, and the tree of the last refresh."""
 
     sampling: Sampling
-    cache: TwoRegionCache
-    ledger: RowLedger = field(default_factory=RowLedger)
-    context: list[int] = field(default_factory=list)  # tokens of the committed rows
-    next_id: int = 0
-    hidden: torch.Tensor | None = None  # [1, H]: the last committed row, behind the final norm
-    # Guesses that were run, so have a row in the cache:
-    row_of_guess: dict[int, int] = field(default_factory=dict)
-    child_rows: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent row, token)
-    row_hidden: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)  # rows, offset
+    rows: GuessCache
     tree: _Tree | None = None
-
-    def take_ids(self, count: int) -> IntArray:
-        """The next `count` row ids."""
-        first = self.next_id
-        self.next_id += count
-        return np.arange(first, first + count, dtype=np.int64)
-
-    def forget_rows(self) -> None:
-        """Forget the guesses' rows, once the ledger has."""
-        self.row_of_guess, self.child_rows, self.row_hidden = {}, {}, {}
 
 
 class IndependentDraft:
     """A DraftSource (see drafting.base) that runs a whole small model beside the ring.
 
-    Its cache holds the context and the guesses that were run; of these, the ones that turn out
-    right are committed instead of computed again.
+    Its caches hold the context and the guesses that were run; of these, the ones that turn out
+    right are committed, and what lies behind them stays, instead of being computed again.
     """
 
     name = "independent"
@@ -106,10 +100,11 @@ class IndependentDraft:
         self._max_rows = int(checkpoint.config.max_position_embeddings)
         self._vocab_size = min(vocab_size or self._head.vocab_size, self._head.vocab_size)
         self._requests: dict[int, _Request] = {}
+        self._work: list[int] = []
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request; its guesses are ranked with the request's shared noise."""
-        self._requests[request] = _Request(sampling, self._block.new_cache(_RESERVE))
+        self._requests[request] = _Request(sampling, GuessCache(self._block, self._work))
 
     def refresh(self, request: int, context: Sequence[int], depth: int, width: int) -> DraftedTree:
         """Grow a fresh tree below the last token of `context` (see drafting.base).
@@ -119,23 +114,49 @@ class IndependentDraft:
         grow from the last one.
         """
         state = self._state(request)
-        known = len(state.context)
-        if not context or list(context[:known]) != state.context:
-            raise LocalProtocolError(f"the context of request {request} did not only grow")
-        news = [int(token) for token in context[known:]]
-        if len(context) > self._max_rows or max(news, default=0) >= self._block.vocab_size:
-            state.tree = None
+        state.tree = None
+        if not self._catch_up(request, state, context):
             return DraftedTree.empty()
-        self._catch_up(state, news)
         state.tree = _Tree(root_position=len(context) - 1)
         return self._grow(state, state.tree, depth, width)
 
     def deepen(self, request: int, levels: int, width: int) -> DraftedTree:
-        """Grow the last tree by `levels` more; return all of it. Empty if there is none."""
+        """Grow the last tree by `levels` more; return all of it. Empty if there is none.
+
+        A tree whose root is not the last token any more, as `expand` was given a longer context,
+        grows no further.
+        """
         state = self._state(request)
         if state.tree is None:
             return DraftedTree.empty()
         return self._grow(state, state.tree, levels, width)
+
+    def expand(
+        self, request: int, context: Sequence[int], paths: Sequence[TokenPath], width: int
+    ) -> Children:
+        """Guess the `width` best children of each path behind `context` (see drafting.base).
+
+        There are none where `refresh` would guess nothing, nor for a path with a token that the
+        draft model lacks. Raises as `refresh` does.
+        """
+        state = self._state(request)
+        usable: list[int] = []
+        if self._catch_up(request, state, context) and width > 0:
+            room = self._max_rows - len(context)
+            usable = [
+                index for index, path in enumerate(paths) if len(path) <= room and self._knows(path)
+            ]
+        if not usable:
+            nothing = np.zeros(0, np.int64)
+            return Children(nothing, nothing, np.zeros(0))
+        rows, tokens, scores = self._guess(state, [paths[index] for index in usable], width)
+        return Children(np.array(usable)[rows], tokens, scores)
+
+    def take_work(self) -> tuple[int, ...]:
+        """Rows of each forward pass since the last call, in order, whatever request they served."""
+        work = tuple(self._work)
+        self._work.clear()  # the caches write to this list
+        return work
 
     def close(self, request: int) -> None:
         """Free the request's cache; unknown requests are ignored."""
@@ -146,103 +167,48 @@ class IndependentDraft:
             raise LocalProtocolError(f"request {request} is not open on this draft source")
         return self._requests[request]
 
-    def _catch_up(self, state: _Request, news: list[int]) -> None:
-        """Commit new certain tokens: from the cached guesses while they match, the rest by
-        running it. Drops all other guesses' rows."""
-        accepted: list[int] = []
-        row = state.ledger.last_committed
-        while len(accepted) < len(news) and (row, news[len(accepted)]) in state.child_rows:
-            row = state.child_rows[row, news[len(accepted)]]
-            accepted.append(row)
-        start = state.ledger.committed
-        keep = RetainSet(state.ledger.epoch + 1, state.next_id - 1, tuple(accepted), frozenset())
-        order = state.ledger.retain(keep)
-        if order is not None:
-            state.cache.gather(start, order)
-        if accepted:
-            rows_hidden, offset = state.row_hidden[row]
-            state.hidden = rows_hidden[offset : offset + 1]
-            state.context += news[: len(accepted)]
-        state.forget_rows()
-        for begin in range(len(accepted), len(news), _CHUNK):
-            self._commit(state, news[begin : begin + _CHUNK])
+    def _catch_up(self, request: int, state: _Request, context: Sequence[int]) -> bool:
+        """Make `context` the certain tokens; False, changing nothing, if the model cannot."""
+        known = len(state.rows.context)
+        if not context or list(context[:known]) != state.rows.context:
+            raise LocalProtocolError(f"the context of request {request} did not only grow")
+        news = [int(token) for token in context[known:]]
+        if len(context) > self._max_rows or not self._knows(news):
+            return False
+        state.rows.catch_up(news)
+        return True
 
-    def _commit(self, state: _Request, tokens: list[int]) -> None:
-        """Run certain tokens behind the committed rows."""
-        ids, before = state.take_ids(len(tokens)), state.ledger.committed
-        parents = np.concatenate(([state.ledger.last_committed], ids[:-1]))
-        positions = np.arange(before, before + len(tokens))
-        rows = Rows(ids, parents, np.asarray(tokens, np.int64), positions)
-        state.ledger.commit(rows)
-        hidden = self._run(state, rows, before, np.tri(len(tokens), dtype=np.bool_))
-        state.context += tokens
-        state.hidden = hidden[-1:].clone()  # not a view, which would keep the whole chunk
-
-    def _run(self, state: _Request, rows: Rows, committed: int, sees: BoolArray) -> torch.Tensor:
-        device = self._block.device
-        hidden = self._block.forward(
-            torch.from_numpy(rows.tokens).to(device),
-            torch.from_numpy(rows.positions).to(device),
-            state.cache,
-            tree_mask(committed, sees, device),
-        )
-        assert hidden is not None  # nobody stops a draft
-        return hidden
+    def _knows(self, tokens: TokenPath) -> bool:
+        return max(tokens, default=0) < self._block.vocab_size
 
     def _grow(self, state: _Request, tree: _Tree, levels: int, width: int) -> DraftedTree:
         """Grow `levels` levels, or as many as the draft model's context has room for."""
+        if tree.root_position != len(state.rows.context) - 1:
+            return tree.drafted()
         for _ in range(levels if width > 0 else 0):
-            position = tree.root_position + tree.levels  # of the rows whose children come now
-            if position >= self._max_rows:
+            paths, indices, above = tree.frontier(width)
+            # The position of the rows whose children come now:
+            if not paths or tree.root_position + tree.levels >= self._max_rows:
                 break
-            if tree.levels == 0:
-                assert state.hidden is not None  # a context has at least one token
-                parents, hidden = np.asarray([FROM_ROOT]), state.hidden
-                above = np.zeros(1)
-            else:
-                parents = self._frontier(tree, width)
-                if not len(parents):
-                    break
-                hidden = self._run_guesses(state, tree, parents, position)
-                above = tree.scores[-1][parents - (tree.size - len(tree.scores[-1]))]
-            child_positions = np.full(len(parents), position + 1)
-            logits = self._head.logits(hidden)[:, : self._vocab_size]
-            # A log score is never above 0, up to rounding: a child must not outrank its parent.
-            scores = np.minimum(guess_log_scores(logits, child_positions, state.sampling), 0.0)
-            rows, tokens = best_columns(scores, width)
-            tree.add(parents[rows], tokens, above[rows] + scores[rows, tokens])
+            rows, tokens, scores = self._guess(state, paths, width)
+            longer: list[TokenPath] = [
+                (*paths[row], token)
+                for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)
+            ]
+            tree.add(indices[rows], tokens, above[rows] + scores, longer)
         return tree.drafted()
 
-    def _frontier(self, tree: _Tree, width: int) -> IntArray:
-        """The `width` best guesses of the last level, in order; ties go to the smaller index."""
-        newest = tree.scores[-1]
-        best = np.argsort(-newest, kind="stable")[:width]
-        return np.sort(best) + (tree.size - len(newest))
-
-    def _run_guesses(
-        self, state: _Request, tree: _Tree, guesses: IntArray, position: int
-    ) -> torch.Tensor:
-        """Run guesses of the last level, all at `position`; returns hidden rows [R, H]."""
-        base = tree.size - len(tree.tokens[-1])
-        ids = state.take_ids(len(guesses))
-        row_of = state.row_of_guess
-        root = state.ledger.last_committed
-        parents = [
-            root if guess == FROM_ROOT else row_of[guess]
-            for guess in tree.parents[-1][guesses - base].tolist()
-        ]
-        tokens = tree.tokens[-1][guesses - base]
-        positions = np.full(len(guesses), position)
-        rows = Rows(ids, np.asarray(parents, np.int64), tokens, positions)
-        sees = state.ledger.append(rows)
-        hidden = self._run(state, rows, state.ledger.committed, sees)
-        for offset, (row, parent, token, guess) in enumerate(
-            zip(ids.tolist(), parents, tokens.tolist(), guesses.tolist(), strict=True)
-        ):
-            row_of[guess] = row
-            state.child_rows[parent, token] = row
-            state.row_hidden[row] = hidden, offset
-        return hidden
+    def _guess(
+        self, state: _Request, paths: Sequence[TokenPath], width: int
+    ) -> tuple[IntArray, IntArray, Floats]:
+        """The `width` best children of each path: indices of paths, tokens and own scores."""
+        hidden = state.rows.hidden_behind(paths)
+        positions = len(state.rows.context) + np.array([len(path) for path in paths])
+        logits = self._head.logits(hidden)[:, : self._vocab_size]
+        # A log score is never above 0, up to rounding: a child must not outrank its parent.
+        scores = np.minimum(guess_log_scores(logits, positions, state.sampling), 0.0)
+        rows, tokens = best_columns(scores, width)
+        return rows, tokens, scores[rows, tokens]
 
 
 def best_columns(scores: Floats, width: int) -> tuple[IntArray, IntArray]:

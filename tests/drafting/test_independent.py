@@ -17,7 +17,7 @@ from edgespec.model.loader import Checkpoint
 from edgespec.tree.drafted import FROM_ROOT, DraftedTree
 from edgespec.verify.sampling import Sampling, guess_log_scores
 
-ROOM = 48  # the draft model's own context
+ROOM = 48  # the draft model's own context (see conftest.py)
 GREEDY = Sampling()
 WARM = Sampling(temperature=0.8, seed=11)
 
@@ -33,17 +33,6 @@ class Pair:
         """A tree from an empty cache."""
         self.draft.open(999, sampling)
         return self.draft.refresh(999, context, depth, width)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(
-        tmp_path_factory.mktemp("draft") / "m",
-        num_hidden_layers=2,
-        max_position_embeddings=ROOM,
-        tie_word_embeddings=True,
-        initializer_range=0.15,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -164,65 +153,41 @@ def test_refreshing_after_any_acceptance_is_starting_afresh(
             pair.draft.deepen(1, 1, 4)
         tree = pair.draft.refresh(1, context, 4, 3)
         assert_same(tree, pair.fresh(context, sampling, 4, 3))
-        state = pair.draft._requests[1]
-        assert state.cache.length == len(state.ledger)
         assert_well_formed(tree, 4, 3)
 
 
-def rows_run(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts the rows of every forward from now on."""
-    counts: list[int] = []
-    original = pair.draft._block.forward
-
-    def counting(inputs: torch.Tensor, *rest: object) -> torch.Tensor | None:
-        counts.append(len(inputs))
-        return original(inputs, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(pair.draft._block, "forward", counting)
-    return counts
-
-
-def test_accepted_guesses_are_not_computed_again(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accepted_guesses_are_not_computed_again(pair: Pair) -> None:
     context = tokens(1, 8)
+    pair.draft.take_work()
     pair.draft.open(1, GREEDY)
-    counts = rows_run(pair, monkeypatch)
     tree = pair.draft.refresh(1, context, 4, 3)
-    assert counts == [8, 3, 3, 3]
-    counts.clear()
+    assert pair.draft.take_work() == (8, 3, 3, 3)
     # A path of guesses that were run: each has children.
-    first = int(tree.parents[tree.parents != FROM_ROOT][0])
-    second = int(np.flatnonzero(tree.parents == first)[0])
-    while not (tree.parents == second).any():
-        second += 1
-    path = [second]
-    while tree.parents[path[0]] != FROM_ROOT:
-        path.insert(0, int(tree.parents[path[0]]))
-    context = context + [int(tree.tokens[node]) for node in path]
+    second = int(tree.parents[tree.parents >= 3][0])
+    first = int(tree.parents[second])
+    context += [int(tree.tokens[first]), int(tree.tokens[second])]
+    behind = pair.draft.refresh(1, context, 1, 3)
+    assert pair.draft.take_work() == ()
+    # Of the three guesses behind it, those that were run are not run again either.
+    grandchildren = np.flatnonzero(tree.parents == second)
+    were_run = set(tree.parents.tolist()) & set(grandchildren.tolist())
+    assert behind.tokens.tolist() == tree.tokens[grandchildren].tolist()
+    assert were_run
     pair.draft.refresh(1, context, 2, 3)
-    assert counts == [3]  # level 2 alone: the new root's row was there
-    counts.clear()
-    tree = pair.draft.refresh(1, context, 1, 3)
-    assert counts == []
-    # That dropped the rows of level 2, one of which would fit now.
-    context.append(int(tree.tokens[0]))
-    tree = pair.draft.refresh(1, context, 1, 3)
-    assert counts == [1]
-    assert_same(tree, brute_force(pair.model, context, GREEDY, 1, 3))
+    assert sum(pair.draft.take_work()) == 3 - len(were_run)
+    again = pair.draft.refresh(1, context, 2, 3)
+    assert pair.draft.take_work() == ()
+    assert_same(again, brute_force(pair.model, context, GREEDY, 2, 3))
 
 
-def test_a_long_prompt_is_prefilled_in_chunks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_prompt_is_prefilled_in_chunks(tmp_path: Path) -> None:
     folder = write_checkpoint(
         tmp_path / "m", num_hidden_layers=1, max_position_embeddings=2048, initializer_range=0.15
     )
     pair = Pair(IndependentDraft(Checkpoint(folder), "float64"), reference(folder))
-    counts = rows_run(pair, monkeypatch)
     context = tokens(4, 700)
     tree = pair.fresh(context, GREEDY, 2, 3)
-    assert counts == [256, 256, 188, 3]
+    assert pair.draft.take_work() == (256, 256, 188, 3)
     assert_same(tree, brute_force(pair.model, context, GREEDY, 2, 3, room=2048))
 
 

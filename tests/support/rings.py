@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.events import Event
 from edgespec.machines.stage import StageMachine
 from edgespec.runtime.local import LocalRing, Step
-from edgespec.tree.drafted import FROM_ROOT, DraftedTree
+from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import Failed, Finished, Message, Retain, Submit, Tokens
 
@@ -204,6 +204,7 @@ class OracleDraft:
         self._answers: list[tuple[int, ...]] = []
         self._trees: dict[int, _Growing] = {}
         self._open: set[int] = set()
+        self._work: list[int] = []
 
     @property
     def open_requests(self) -> int:
@@ -234,8 +235,45 @@ class OracleDraft:
         """The last tree with more levels."""
         tree = self._trees[request]
         for _ in range(levels):
-            tree.grow(width, self._rng, self._accuracy, self._answers)
+            self._charge(len(tree.frontier))
+            tree.grow(width, self._rng, lambda path: self._guesses(path, width))
         return tree.drafted()
+
+    def expand(
+        self, request: int, context: Sequence[int], paths: Sequence[Sequence[int]], width: int
+    ) -> Children:
+        """Other random guesses at every call, scored as those of the trees."""
+        assert request in self._open
+        self._charge(len(paths))
+        parents: list[int] = []
+        tokens: list[int] = []
+        scores: list[float] = []
+        for index, path in enumerate(paths):
+            guesses = self._guesses((*context, *path), width)
+            guesses.sort(key=lambda guess: -guess[1])
+            parents += [index] * len(guesses)
+            tokens += [token for token, _ in guesses]
+            scores += [score for _, score in guesses]
+        return Children(
+            np.array(parents, np.int64), np.array(tokens, np.int64), np.array(scores, np.float64)
+        )
+
+    def take_work(self) -> tuple[int, ...]:
+        """Rows of the passes that a model with a cache of the right context would have run."""
+        work, self._work = tuple(self._work), []
+        return work
+
+    def _charge(self, rows: int) -> None:
+        if rows:
+            self._work.append(rows)
+
+    def _guesses(self, path: tuple[int, ...], width: int) -> list[tuple[int, float]]:
+        """Some tokens behind a path with their own scores, in no order."""
+        guesses = self._rng.sample(range(VOCABULARY), self._rng.randint(1, min(width, 3)))
+        right = next((a[len(path)] for a in self._answers if a[: len(path)] == path != a), None)
+        if right is not None and right not in guesses and self._rng.random() < self._accuracy:
+            guesses[self._rng.randrange(len(guesses))] = right
+        return [(token, 0.0 - self._rng.choice((0.0, 0.5, 1.0))) for token in guesses]
 
 
 @dataclass
@@ -247,21 +285,20 @@ class _Growing:
     frontier: list[int] = field(default_factory=lambda: [FROM_ROOT])
 
     def grow(
-        self, width: int, rng: random.Random, accuracy: float, answers: list[tuple[int, ...]]
+        self,
+        width: int,
+        rng: random.Random,
+        guesses: Callable[[tuple[int, ...]], list[tuple[int, float]]],
     ) -> None:
         level: list[int] = []
         for at in self.frontier:
             path = self.context if at == FROM_ROOT else self.paths[at]
             score = 0.0 if at == FROM_ROOT else self.scores[at]
-            guesses = rng.sample(range(VOCABULARY), rng.randint(1, min(width, 3)))
-            right = next((a[len(path)] for a in answers if a[: len(path)] == path != a), None)
-            if right is not None and right not in guesses and rng.random() < accuracy:
-                guesses[rng.randrange(len(guesses))] = right
-            for token in guesses:
+            for token, own in guesses(path):
                 level.append(len(self.paths))
                 self.paths.append((*path, token))
                 self.parents.append(at)
-                self.scores.append(score - rng.choice((0.0, 0.5, 1.0)))
+                self.scores.append(score + own)
         rng.shuffle(level)
         self.frontier = sorted(level, key=lambda i: -self.scores[i])[:width]
 

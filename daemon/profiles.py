@@ -1,0 +1,43 @@
+"""Reads device profiles: the installed ones by name, any other by its path."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+from edgespec.errors import ConfigError
+from edgespec.planning.profile import Profile
+
+_PACKAGE = "edgespec.profiles"
+_SUFFIX = ".json"
+
+
+def profile_names() -> list[str]:
+    """The names of the installed profiles, sorted."""
+    files = resources.files(_PACKAGE).iterdir()
+    return sorted(file.name.removesuffix(_SUFFIX) for file in files if file.name.endswith(_SUFFIX))
+
+
+def profile_named(name_or_path: str) -> Profile:
+    """The installed profile of this name, or the one in a file.
+
+    Whatever holds a "/" or ends in ".json" is a path. Raises ConfigError for an unknown name
+    (with the known ones), a file that cannot be read, and a file that is no profile.
+    """
+    if "/" in name_or_path or name_or_path.endswith(_SUFFIX):
+        path = name_or_path
+    elif name_or_path in profile_names():
+        path = str(resources.files(_PACKAGE) / f"{name_or_path}{_SUFFIX}")
+    else:
+        raise ConfigError(
+            f"there is no profile {name_or_path!r}; choose one of: {', '.join(profile_names())}; "
+            "or give the path of a JSON file"
+        )
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise ConfigError(f"cannot read the profile {path}: {problem.strerror}") from None
+    except (ValueError, RecursionError) as problem:
+        raise ConfigError(f"the profile {path} is not JSON in UTF-8: {problem}") from None
+    return Profile.from_dict(data, path)

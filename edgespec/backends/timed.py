@@ -1,0 +1,78 @@
+"""Timed: how long a node's compute effects take, by its costs; for simulation and emulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.machines.effects import (
+    CloseCache,
+    CloseDraft,
+    DeepenDraft,
+    Effect,
+    ExpandDraft,
+    GatherRows,
+    OpenCache,
+    OpenDraft,
+    RunBlock,
+    RunDraft,
+    RunHead,
+)
+from edgespec.planning.costs import NodeCosts
+
+
+class StageDurations:
+    """What a stage's compute effects cost on its device."""
+
+    def __init__(self, costs: NodeCosts) -> None:
+        self._costs = costs
+
+    def seconds(self, effect: Effect) -> float:
+        """Seconds that an effect keeps the worker busy. Raises TypeError if no stage computes it.
+
+        Every row of a block is charged for all rows that any of them could see.
+        """
+        match effect:
+            case OpenCache() | CloseCache():
+                return 0.0
+            case GatherRows():
+                return self._costs.gather_seconds(len(effect.order))
+            case RunBlock():
+                seen = effect.committed + effect.sees.shape[1]
+                return self._costs.block_seconds(len(effect.rows), seen)
+            case _:
+                raise TypeError(f"a stage computes no {type(effect).__name__}")
+
+    def slices(self, effect: Effect) -> int:
+        """Equal parts of an effect: a block is asked to stop between two layers, others never."""
+        return self._costs.layers if isinstance(effect, RunBlock) else 1
+
+
+class CoordinatorDurations:
+    """What the coordinator's compute effects cost on its device."""
+
+    def __init__(self, costs: NodeCosts) -> None:
+        self._costs = costs
+        self._context: dict[int, int] = {}  # rows that a request's draft attends to
+
+    def seconds(self, effect: Effect, work: Sequence[int]) -> float:
+        """Seconds that an effect keeps the worker busy. Raises TypeError if D0 computes no such.
+
+        `work`: rows of each forward pass of the draft model that it took (DraftSource.take_work).
+        Every pass is charged for the whole context of its request, as last told.
+        """
+        match effect:
+            case OpenDraft():
+                return 0.0
+            case CloseDraft(request):
+                self._context.pop(request, None)
+                return 0.0
+            case RunHead():
+                return self._costs.head_seconds(effect.hidden.shape[0])
+            case RunDraft() | ExpandDraft():
+                self._context[effect.request] = len(effect.context)
+            case DeepenDraft():
+                pass  # below the context of the request's last RunDraft
+            case _:
+                raise TypeError(f"a coordinator computes no {type(effect).__name__}")
+        seen = self._context.get(effect.request, 0)
+        return sum(self._costs.draft_seconds(rows, seen) for rows in work)

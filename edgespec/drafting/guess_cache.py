@@ -1,0 +1,152 @@
+"""Guess cache: the rows that a draft model ran for one request, found by the tokens before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from edgespec.model.block import Block
+from edgespec.model.tree_attention import tree_mask
+from edgespec.tree.ledger import BoolArray, IntArray, RetainSet, RowLedger, Rows
+
+TokenPath = Sequence[int]
+"""Tokens of a guess and its ancestors, from the first behind the context on."""
+
+_CHUNK = 256  # rows of a prefill that run together: bounds the mask and the activations
+_RESERVE = 512  # rows that a new cache has room for; it doubles when they are used up
+
+
+class GuessCache:
+    """Committed rows of the context, and behind them the guesses that were run.
+
+    A row is run once: it stays, with its hidden row, until the context grows in another direction.
+    """
+
+    def __init__(self, block: Block, work: list[int]) -> None:
+        """An empty cache. The rows of every forward pass are noted at the end of `work`."""
+        self.context: list[int] = []
+        self._block = block
+        self._work = work
+        self._kv = block.new_cache(_RESERVE)
+        self._ledger = RowLedger()
+        self._next_id = 0
+        # Rows of guesses by (row before, token), in the order of their ids: ancestors come first.
+        self._row_behind: dict[tuple[int, int], int] = {}
+        # [1 + S, H] behind the final norm: of the last committed row, then of the ledger's
+        # speculative rows in slot order. One tensor of its own, as views would keep whole passes.
+        self._hidden: torch.Tensor | None = None
+
+    def catch_up(self, news: TokenPath) -> None:
+        """Take new certain tokens: those that were guessed and run are committed, the rest is run.
+
+        Guesses that do not lie behind the new context are dropped.
+        """
+        if not news:
+            return
+        accepted: list[int] = []
+        row = self._ledger.last_committed
+        for token in news:
+            if (row, token) not in self._row_behind:
+                break
+            row = self._row_behind[row, token]
+            accepted.append(row)
+        run = list(news[len(accepted) :])
+        self._keep(accepted, {} if run else self._rows_below(row))
+        self.context += news[: len(accepted)]
+        for begin in range(0, len(run), _CHUNK):
+            self._commit(run[begin : begin + _CHUNK])
+
+    def hidden_behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
+        """The hidden rows [n, H] of the last tokens of `paths`; the empty path is the context's.
+
+        One forward pass runs the rows that are missing, ancestors included. There must be a
+        context.
+        """
+        parents: list[int] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        fresh: dict[tuple[int, int], int] = {}
+        ends: list[int] = []
+        for path in paths:
+            row = self._ledger.last_committed
+            for position, token in enumerate(path, start=len(self.context)):
+                place = row, token
+                known = self._row_behind.get(place, fresh.get(place))
+                if known is None:
+                    known = fresh[place] = self._next_id + len(fresh)
+                    parents.append(row)
+                    tokens.append(token)
+                    positions.append(position)
+                row = known
+            ends.append(row)
+        if fresh:
+            self._run_guesses(np.array(parents), np.array(tokens), np.array(positions))
+            self._row_behind |= fresh
+        assert self._hidden is not None
+        at = {row: slot for slot, row in enumerate(self._ledger.speculative, start=1)}
+        at[self._ledger.last_committed] = 0
+        return self._hidden_at([at[row] for row in ends])
+
+    def _rows_below(self, root: int) -> dict[tuple[int, int], int]:
+        """The part of `_row_behind` below a row."""
+        below: dict[tuple[int, int], int] = {}
+        inside = {root}
+        for (parent, token), row in self._row_behind.items():
+            if parent in inside:
+                below[parent, token] = row
+                inside.add(row)
+        return below
+
+    def _keep(self, accepted: list[int], below: dict[tuple[int, int], int]) -> None:
+        """Commit rows, and drop all others that are not in `below`."""
+        start, kept = self._ledger.committed, frozenset(below.values())
+        keep = RetainSet(self._ledger.epoch + 1, self._next_id - 1, tuple(accepted), kept)
+        order = self._ledger.retain(keep)
+        self._row_behind = below
+        if order is not None:
+            self._kv.gather(start, order)
+            # The accepted rows come first; the last of them takes the committed row's place.
+            self._hidden = self._hidden_at([0, *(order + 1).tolist()][len(accepted) :])
+
+    def _commit(self, tokens: list[int]) -> None:
+        """Run certain tokens behind the committed rows."""
+        ids, before = self._take_ids(len(tokens)), self._ledger.committed
+        parents = np.concatenate(([self._ledger.last_committed], ids[:-1]))
+        positions = np.arange(before, before + len(tokens))
+        rows = Rows(ids, parents, np.array(tokens), positions)
+        self._ledger.commit(rows)
+        hidden = self._run(rows, before, np.tri(len(tokens), dtype=np.bool_))
+        self.context += tokens
+        self._hidden = hidden[-1:].clone()
+
+    def _run_guesses(self, parents: IntArray, tokens: IntArray, positions: IntArray) -> None:
+        """Run guesses, ancestors first, and remember their hidden rows."""
+        rows = Rows(self._take_ids(len(tokens)), parents, tokens, positions)
+        sees = self._ledger.append(rows)
+        hidden = self._run(rows, self._ledger.committed, sees)
+        assert self._hidden is not None  # guesses lie behind a context
+        self._hidden = torch.cat([self._hidden, hidden])
+
+    def _run(self, rows: Rows, committed: int, sees: BoolArray) -> torch.Tensor:
+        device = self._block.device
+        self._work.append(len(rows))
+        hidden = self._block.forward(
+            torch.from_numpy(rows.tokens).to(device),
+            torch.from_numpy(rows.positions).to(device),
+            self._kv,
+            tree_mask(committed, sees, device),
+        )
+        assert hidden is not None  # nobody stops a draft
+        return hidden
+
+    def _hidden_at(self, index: list[int]) -> torch.Tensor:
+        """A copy of these rows of `_hidden`."""
+        assert self._hidden is not None
+        return self._hidden.index_select(0, torch.tensor(index, device=self._hidden.device))
+
+    def _take_ids(self, count: int) -> IntArray:
+        first = self._next_id
+        self._next_id += count
+        return np.arange(first, first + count, dtype=np.int64)

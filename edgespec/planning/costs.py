@@ -1,0 +1,129 @@
+"""Costs: what each node and link of a ring charges for its work, from profiles and a cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.errors import CapacityError, ConfigError
+from edgespec.planning.cost_model import CostModel
+from edgespec.planning.partition import split_layers
+from edgespec.planning.profile import Profile
+
+_SEGMENT_BYTES = 150  # the ring's key, and the header of a segment, whatever it holds
+_ROW_BYTES = 3 * 8  # id, parent and position travel all the way
+_TOKEN_BYTES = 8  # only as far as the first stage
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCosts:
+    """What one device charges, in seconds; `layers` of the model are its own (D0: none).
+
+    A forward pass of R rows through a layer costs the profile's fixed `layer_seconds`, the row
+    table's time for the layer's bytes, and the reading of the `seen` cache rows. They are read
+    once for all R rows, as an attention kernel does whose rows share a tile. Arithmetic of the
+    attention itself is left out: at a thousand cached rows it is a few percent of the layer's.
+    """
+
+    profile: Profile
+    model: CostModel
+    layers: int
+
+    def block_seconds(self, rows: int, seen: int) -> float:
+        """Its layers over `rows` rows, each attending to up to `seen` cached rows."""
+        return self.layers * self.layer_seconds(rows, seen)
+
+    def layer_seconds(self, rows: int, seen: int) -> float:
+        """One layer of `block_seconds`."""
+        return self._layer(rows, seen, self.model.layer_bytes, 4, self.model.kv_bytes)
+
+    def gather_seconds(self, rows: int) -> float:
+        """Moving `rows` cache rows of all its layers: each is read once and written once."""
+        moved = 2 * rows * self.model.kv_bytes * self.layers
+        return moved / self.profile.copy_bandwidth.value
+
+    def head_seconds(self, rows: int) -> float:
+        """The base model's output head over `rows` rows."""
+        return self._weights(rows, self.model.head_bytes, 16)
+
+    def draft_seconds(self, rows: int, seen: int) -> float:
+        """One forward pass of the draft model, its head included."""
+        draft = self.model.draft
+        layer = self._layer(rows, seen, draft.layer_bytes, draft.bits, draft.kv_bytes)
+        return draft.layers * layer + self._weights(rows, draft.head_bytes, draft.head_bits)
+
+    def _layer(self, rows: int, seen: int, weight_bytes: int, bits: int, kv_bytes: int) -> float:
+        if rows == 0:
+            return 0.0
+        cache = seen * kv_bytes / self.profile.copy_bandwidth.value
+        return self.profile.layer_seconds.value + self._weights(rows, weight_bytes, bits) + cache
+
+    def _weights(self, rows: int, weight_bytes: int, bits: int) -> float:
+        if rows == 0:
+            return 0.0
+        table = self.profile.four_bit if bits == 4 else self.profile.sixteen_bit
+        return weight_bytes / 1e9 * table.at(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCosts:
+    """A link: `latency` seconds one way, and how many bytes a second go onto it."""
+
+    latency: float
+    bytes_per_second: float
+
+    def seconds(self, nbytes: int) -> float:
+        """How long `nbytes` keep the link busy; they arrive `latency` after that."""
+        return nbytes / self.bytes_per_second
+
+
+@dataclass(frozen=True, slots=True)
+class RingCosts:
+    """A ring of N stages: D0, V1 … VN, and the N + 1 links.
+
+    Link i leaves node i (0 is D0, i is Vi) for the next one; the last returns to D0.
+    """
+
+    coordinator: NodeCosts
+    stages: tuple[NodeCosts, ...]
+    links: tuple[LinkCosts, ...]
+
+    def segment_bytes(self, rows: int, hidden: bool) -> int:
+        """Bytes of a segment on the wire; without `hidden` states (D0 to V1) it holds tokens."""
+        row = self.coordinator.model.activation_bytes if hidden else _TOKEN_BYTES
+        return _SEGMENT_BYTES + rows * (_ROW_BYTES + row)
+
+
+def ring_costs(profiles: Sequence[Profile], model: CostModel) -> RingCosts:
+    """The costs of a ring of these devices: profiles[0] is D0's, then those of V1 … VN.
+
+    Layers are split as `split_layers` does. A link has the larger latency and the smaller
+    bandwidth of its two ends. Memory: a stage needs room for its block, and V1 for the input
+    embedding too (16 bit). KV caches, and what D0 holds, are not counted.
+
+    Raises ConfigError without a stage or with more stages than layers, and CapacityError if a
+    stage's block does not fit its device.
+    """
+    if len(profiles) < 2:
+        raise ConfigError(
+            f"{len(profiles)} devices make no ring; it needs a coordinator and at least one stage"
+        )
+    blocks = split_layers(model.layers, len(profiles) - 1)
+    stages = []
+    for stage, (profile, (first, end)) in enumerate(zip(profiles[1:], blocks, strict=True), 1):
+        needed = (end - first) * model.layer_bytes + (model.head_bytes if stage == 1 else 0)
+        if needed > profile.memory_bytes.value:
+            raise CapacityError(
+                f"stage {stage} ({profile.name}) needs {needed / 1e9:.2f} GB for layers {first} to "
+                f"{end - 1} of {model.name} and has {profile.memory_bytes.value / 1e9:.2f} GB; "
+                "use more stages or a device with more memory"
+            )
+        stages.append(NodeCosts(profile, model, end - first))
+    links = tuple(
+        LinkCosts(
+            latency=max(near.link_latency.value, far.link_latency.value),
+            bytes_per_second=min(near.link_bandwidth.value, far.link_bandwidth.value),
+        )
+        for near, far in zip(profiles, [*profiles[1:], profiles[0]], strict=True)
+    )
+    return RingCosts(NodeCosts(profiles[0], model, 0), tuple(stages), links)

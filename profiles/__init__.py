@@ -1,0 +1,1 @@
+"""The shipped device profiles: data, no code; edgespec.daemon.profiles reads them."""

@@ -1,0 +1,114 @@
+"""Durations: each compute effect is charged by what it really does, on the node that does it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgespec.backends.compute import COORDINATOR_COMPUTE, STAGE_COMPUTE
+from edgespec.backends.timed import CoordinatorDurations, StageDurations
+from edgespec.daemon.profiles import profile_named
+from edgespec.machines.effects import (
+    CloseCache,
+    CloseDraft,
+    DeepenDraft,
+    Effect,
+    ExpandDraft,
+    GatherRows,
+    OpenCache,
+    OpenDraft,
+    RunBlock,
+    RunDraft,
+    RunHead,
+)
+from edgespec.planning.cost_model import cost_model_named
+from edgespec.planning.costs import ring_costs
+from edgespec.tree.ledger import Rows
+from edgespec.verify.sampling import Sampling
+from edgespec.wire.tensor import Tensor
+
+RING = ring_costs([profile_named("jetson-orin-nano-8gb")] * 5, cost_model_named("llama-2-13b"))
+STAGE, D0 = RING.stages[0], RING.coordinator
+
+
+def block(rows: int, committed: int, behind: int) -> RunBlock:
+    """A block of `rows` rows, with `behind` slots behind the committed ones, its own included."""
+    ids = np.arange(rows)
+    sees = np.ones((rows, behind), np.bool_)
+    return RunBlock(1, 1, Rows(ids, ids - 1, ids, ids), None, committed, sees)
+
+
+def head(rows: int) -> RunHead:
+    hidden = Tensor("float16", (rows, 4), bytes(rows * 8))
+    return RunHead(1, 1, hidden, np.arange(rows), Sampling())
+
+
+STAGE_EFFECTS: list[Effect] = [
+    OpenCache(1, 64),
+    CloseCache(1),
+    GatherRows(1, 10, np.array([3, 5, 6])),
+    block(4, 100, 24),
+]
+COORDINATOR_EFFECTS: list[Effect] = [
+    OpenDraft(1, Sampling()),
+    RunDraft(1, 1, (1, 2, 3), 5, 8),
+    DeepenDraft(1, 1, 2, 8),
+    ExpandDraft(1, 1, (1, 2, 3), ((4,),), 8),
+    head(2),
+    CloseDraft(1),
+]
+
+
+def test_every_compute_effect_is_covered() -> None:
+    assert {type(effect) for effect in STAGE_EFFECTS} == set(STAGE_COMPUTE)
+    assert {type(effect) for effect in COORDINATOR_EFFECTS} == set(COORDINATOR_COMPUTE)
+
+
+def test_a_stage_is_charged_for_rows_seen_rows_and_moved_rows() -> None:
+    durations = StageDurations(STAGE)
+    assert [durations.seconds(effect) for effect in STAGE_EFFECTS] == [
+        0.0,
+        0.0,
+        STAGE.gather_seconds(3),
+        STAGE.block_seconds(4, 124),
+    ]
+    assert durations.seconds(block(0, 100, 20)) == 0.0
+
+
+def test_a_block_can_be_stopped_behind_each_of_its_layers() -> None:
+    durations = StageDurations(STAGE)
+    assert [durations.slices(effect) for effect in STAGE_EFFECTS] == [1, 1, 1, 10]
+    whole = durations.seconds(block(4, 100, 24))
+    assert whole / durations.slices(block(4, 100, 24)) == pytest.approx(STAGE.layer_seconds(4, 124))
+
+
+def test_the_coordinator_is_charged_for_head_rows_and_draft_passes() -> None:
+    durations = CoordinatorDurations(D0)
+    context = tuple(range(50))
+    assert durations.seconds(OpenDraft(1, Sampling()), ()) == 0.0
+    assert durations.seconds(head(6), ()) == D0.head_seconds(6)
+    assert durations.seconds(RunDraft(1, 1, context, 5, 8), (50, 1, 8)) == pytest.approx(
+        D0.draft_seconds(50, 50) + D0.draft_seconds(1, 50) + D0.draft_seconds(8, 50)
+    )
+    assert durations.seconds(ExpandDraft(1, 1, context, ((1,),), 8), (3,)) == (
+        D0.draft_seconds(3, 50)
+    )
+    assert durations.seconds(RunDraft(1, 1, context, 5, 8), ()) == 0.0
+
+
+def test_a_deepened_tree_attends_to_the_context_that_it_hangs_from() -> None:
+    durations = CoordinatorDurations(D0)
+    durations.seconds(RunDraft(1, 1, tuple(range(50)), 5, 8), (50,))
+    durations.seconds(RunDraft(1, 2, tuple(range(900)), 5, 8), (900,))
+    assert durations.seconds(DeepenDraft(2, 1, 2, 8), (8, 8)) == pytest.approx(
+        2 * D0.draft_seconds(8, 50)
+    )
+    assert durations.seconds(CloseDraft(1), ()) == 0.0
+    assert durations.seconds(DeepenDraft(2, 1, 2, 8), (8,)) == D0.draft_seconds(8, 0)
+
+
+def test_an_effect_of_the_other_node_is_refused() -> None:
+    with pytest.raises(TypeError, match="a stage computes no RunHead"):
+        StageDurations(STAGE).seconds(head(1))
+    with pytest.raises(TypeError, match="a coordinator computes no RunBlock"):
+        CoordinatorDurations(D0).seconds(block(1, 0, 1), ())

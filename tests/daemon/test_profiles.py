@@ -1,0 +1,106 @@
+"""Reading profiles: the shipped ones by name, any by path, and where their figures come from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.daemon.profiles import profile_named, profile_names
+from edgespec.errors import ConfigError
+from edgespec.planning.cost_model import cost_model_named
+from edgespec.planning.costs import ring_costs
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+SHIPPED = [
+    "jetson-agx-orin-64gb",
+    "jetson-orin-nano-8gb",
+    "jetson-orin-nano-super-8gb",
+    "jetson-orin-nx-16gb",
+    "paper-flowspec-7b",
+    "raspberry-pi-5-8gb",
+]
+
+
+def estimate(*arguments: str) -> str:
+    """What the script that makes the profiles prints."""
+    script = REPOSITORY / "tools" / "estimate_profiles.py"
+    return subprocess.run(
+        [sys.executable, str(script), *arguments], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_the_shipped_profiles() -> None:
+    assert profile_names() == SHIPPED
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_profile_says_where_each_figure_comes_from(name: str) -> None:
+    profile = profile_named(name)
+    assert profile.name == name
+    for key, entry in profile.to_dict().items():
+        if isinstance(entry, dict):
+            assert len(entry["origin"]) > 20, f"{name}: {key}"
+    model = cost_model_named(profile.cost_model or "llama-2-13b")
+    ring_costs([profile] * 5, model)  # a quarter of it fits
+
+
+def test_the_files_are_what_the_script_estimates(tmp_path: Path) -> None:
+    estimate(str(tmp_path))
+    made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    shipped = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in (REPOSITORY / "profiles").glob("*.json")
+    }
+    assert made == shipped, "run tools/estimate_profiles.py"
+
+
+def test_the_table_of_block_times_is_up_to_date() -> None:
+    readme = (REPOSITORY / "profiles" / "README.md").read_text(encoding="utf-8")
+    assert estimate("--table") in readme, "put the table that the script prints there"
+
+
+def test_a_profile_of_ones_own_is_read_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = profile_named(SHIPPED[0]).to_dict()
+    for name in ("mine.json", "mine"):
+        (tmp_path / name).write_text(json.dumps({**data, "name": "mine"}), encoding="utf-8")
+        assert profile_named(str(tmp_path / name)).name == "mine"
+    monkeypatch.chdir(tmp_path)
+    assert profile_named("mine.json").name == "mine"
+    assert profile_named("./mine").name == "mine"
+
+
+@pytest.mark.parametrize("name", ["jetson", "", "README.md", "..", "mine"])
+def test_an_unknown_name_is_answered_with_the_known_ones(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"choose one of: {', '.join(SHIPPED)}; or give the path"):
+        profile_named(name)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "is not JSON in UTF-8"),
+        (b"", "is not JSON in UTF-8"),
+        (b'"\xff"', "is not JSON in UTF-8"),
+        (b"[" * 100_000, "is not JSON in UTF-8"),
+        (b"[]", r"bad\.json: the profile must be an object"),
+        (b'{"format": 3}', r"bad\.json: format is 3"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        profile_named(str(path))
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the profile .*none\.json: No such file"):
+        profile_named(str(tmp_path / "none.json"))
+    with pytest.raises(ConfigError, match=r"cannot read the profile .*: Is a directory"):
+        profile_named(f"{tmp_path}/")

@@ -1,0 +1,154 @@
+"""What every draft source promises (see drafting.base), whoever guesses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.rings import VOCABULARY, OracleDraft
+
+from edgespec.backends.fake import FakeDraft, toy_next
+from edgespec.drafting.base import DraftSource
+from edgespec.drafting.independent import IndependentDraft
+from edgespec.model.loader import Checkpoint
+from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
+from edgespec.verify.sampling import Sampling
+
+CONTEXT = [5, 1, 30, 2]
+PATHS = [(3, 4, 5), (), (3,), (3, 4), (3, 4), (7, 0), ()]
+
+
+def oracle() -> OracleDraft:
+    draft = OracleDraft(random.Random(3), 0.7)
+    draft.tell([*CONTEXT, 3, 4, 5, 6])
+    return draft
+
+
+@pytest.fixture(params=["independent", "fake", "oracle"])
+def draft(request: pytest.FixtureRequest, folder: Path) -> DraftSource:
+    """Every draft source there is, with request 1 open."""
+    makers: dict[str, Callable[[], DraftSource]] = {
+        "independent": lambda: IndependentDraft(Checkpoint(folder), vocab_size=VOCABULARY),
+        "fake": lambda: FakeDraft(2, VOCABULARY, 0.7),
+        "oracle": oracle,
+    }
+    source = makers[request.param]()
+    source.open(1, Sampling())
+    return source
+
+
+def assert_children(children: Children, paths: int, width: int) -> None:
+    parents, tokens, scores = children.parents, children.tokens, children.scores
+    assert len(parents) == len(tokens) == len(scores) == len(children)
+    assert parents.dtype == tokens.dtype == np.int64
+    assert scores.dtype == np.float64
+    assert (np.diff(parents) >= 0).all()
+    assert set(parents.tolist()) <= set(range(paths))
+    assert ((tokens >= 0) & (tokens < VOCABULARY)).all()
+    assert (scores <= 0).all()
+    for path in range(paths):
+        own = parents == path
+        assert 1 <= own.sum() <= width
+        assert len(set(tokens[own].tolist())) == own.sum()
+        assert (np.diff(scores[own]) <= 0).all()
+
+
+@pytest.mark.parametrize("width", [1, 3, 10, VOCABULARY + 5])
+@pytest.mark.parametrize("paths", [PATHS, [()], [(1, 2)], []], ids=len)
+def test_children_are_well_formed(
+    draft: DraftSource, paths: list[tuple[int, ...]], width: int
+) -> None:
+    assert_children(draft.expand(1, CONTEXT, paths, width), len(paths), width)
+    grown = [*CONTEXT, 3]
+    assert_children(draft.expand(1, grown, paths, width), len(paths), width)
+
+
+def assert_tree(tree: DraftedTree) -> None:
+    assert (tree.parents < np.arange(len(tree))).all()
+    inner = tree.parents != FROM_ROOT
+    assert (tree.scores <= 0).all()
+    assert (tree.scores[inner] <= tree.scores[tree.parents[inner]]).all()
+    siblings = set(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+    assert len(siblings) == len(tree)
+
+
+def test_trees_are_well_formed_and_go_on_where_they_were(draft: DraftSource) -> None:
+    shallow = draft.refresh(1, CONTEXT, 2, 3)
+    draft.expand(1, CONTEXT, PATHS, 4)
+    deep = draft.deepen(1, 2, 3)
+    assert 0 < len(shallow) < len(deep)
+    for tree in (shallow, deep):
+        assert_tree(tree)
+        assert len(tree) <= 3 + 3 * 9
+    assert deep.tokens[: len(shallow)].tolist() == shallow.tokens.tolist()
+    assert deep.parents[: len(shallow)].tolist() == shallow.parents.tolist()
+
+
+def test_work_is_told_once(draft: DraftSource) -> None:
+    assert draft.take_work() == ()
+    draft.refresh(1, CONTEXT, 3, 2)
+    work = draft.take_work()
+    assert len(work) == 3
+    assert all(1 <= rows <= 2 for rows in work[1:])
+    assert draft.take_work() == ()
+    draft.deepen(1, 2, 2)
+    work = draft.take_work()
+    assert len(work) == 2
+    assert all(1 <= rows <= 2 for rows in work)
+    strange = [(39, 38), (39, 37), (38, 39)]
+    draft.expand(1, CONTEXT, [path[:1] for path in strange[::2]], 2)
+    assert len(draft.take_work()) <= 1
+    draft.expand(1, CONTEXT, strange, 2)
+    work = draft.take_work()
+    assert len(work) == 1
+    assert 1 <= work[0] <= 3
+    draft.expand(1, CONTEXT, [], 2)
+    assert draft.take_work() == ()
+
+
+def test_requests_are_apart(draft: DraftSource) -> None:
+    draft.open(2, Sampling(seed=4))
+    draft.refresh(2, CONTEXT[:1], 1, 2)
+    draft.expand(1, CONTEXT, PATHS, 3)
+    draft.expand(2, CONTEXT[:2], PATHS, 3)
+    draft.close(2)
+    assert_children(draft.expand(1, CONTEXT, PATHS, 3), len(PATHS), 3)
+
+
+def test_the_fake_guesses_the_same_in_a_tree_and_alone() -> None:
+    draft = FakeDraft(2, VOCABULARY, 0.7)
+    draft.open(1, Sampling(seed=9))
+    tree = draft.refresh(1, CONTEXT, 2, 3)
+    firsts = [(token,) for token in tree.tokens[:3].tolist()]
+    children = draft.expand(1, CONTEXT, [(), *firsts], 3)
+    below = np.isin(tree.parents, np.arange(3))
+    assert children.tokens[:3].tolist() == tree.tokens[:3].tolist()
+    assert sorted(children.tokens[3:].tolist()) == sorted(tree.tokens[below].tolist())
+    assert children.scores[:3].tolist() == tree.scores[:3].tolist()
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.5, 1.0])
+def test_the_fakes_truth_is_where_its_accuracy_says(accuracy: float) -> None:
+    draft = FakeDraft(2, VOCABULARY, accuracy)
+    draft.open(1, Sampling(seed=9))
+    paths = [(first, second) for first in range(20) for second in range(10)]
+    children = draft.expand(1, CONTEXT, paths, 2)
+    truth = [toy_next([*CONTEXT, *path], 2, VOCABULARY, 9) for path in paths]
+    best = children.tokens[np.searchsorted(children.parents, np.arange(len(paths)))]
+    assert abs(float((best == truth).mean()) - accuracy) < 0.1
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+def test_the_oracle_knows_what_it_was_told(accuracy: float) -> None:
+    draft = OracleDraft(random.Random(1), accuracy)
+    draft.open(1, Sampling())
+    answer = list(range(20, 40))
+    draft.tell([*CONTEXT, *answer])
+    found = 0
+    for length in range(19):
+        children = draft.expand(1, CONTEXT, [answer[:length]], 3)
+        found += answer[length] in children.tokens.tolist()
+    assert found == 19 if accuracy else found < 8

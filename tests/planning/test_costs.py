@@ -1,0 +1,211 @@
+"""Costs: published sizes, what nodes and links charge, and what fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.daemon.profiles import profile_named, profile_names
+from edgespec.errors import CapacityError, ConfigError
+from edgespec.planning.cost_model import (
+    ARCHITECTURES,
+    COST_MODELS,
+    DEFAULT_COST_MODEL,
+    cost_model_named,
+    packed_bytes,
+)
+from edgespec.planning.costs import LinkCosts, NodeCosts, RingCosts, ring_costs
+from edgespec.planning.profile import Figure
+from edgespec.wire.codec import encode
+from edgespec.wire.messages import Segment
+from edgespec.wire.tensor import Tensor
+
+NANO = profile_named("jetson-orin-nano-8gb")
+MODEL = cost_model_named("llama-2-13b")
+
+
+def nano_ring(stages: int) -> RingCosts:
+    return ring_costs([NANO] * (stages + 1), MODEL)
+
+
+# --- sizes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "embeddings"),
+    [
+        ("llama-2-7b", 6.738e9, 2),
+        ("llama-2-13b", 13.016e9, 2),
+        ("llama-3.1-8b", 8.030e9, 2),
+        ("llama-3.1-70b", 70.554e9, 2),
+        ("llama-3.2-1b", 1.236e9, 1),  # tied: one matrix is both embedding and head
+        ("qwen2.5-0.5b", 0.494e9, 1),
+        ("qwen2.5-32b", 32.764e9, 2),
+        ("tinyllama-1.1b", 1.100e9, 2),
+    ],
+)
+def test_the_weights_add_up_to_the_published_count(
+    name: str, parameters: float, embeddings: int
+) -> None:
+    of = ARCHITECTURES[name]
+    weights = of.layers * of.layer_weights + embeddings * of.head_weights
+    assert weights == pytest.approx(parameters, rel=1e-3)
+
+
+def test_a_weight_takes_four_and_a_quarter_bits_or_sixteen() -> None:
+    assert packed_bytes(6400, 4) == 6400 * 4.25 / 8
+    assert packed_bytes(6400, 16) == 12800
+
+
+def test_the_default_model() -> None:
+    assert DEFAULT_COST_MODEL == "llama-2-13b"
+    assert (MODEL.layers, MODEL.hidden_size, MODEL.activation_bytes) == (40, 5120, 10240)
+    assert MODEL.kv_bytes == 2 * 40 * 128 * 2
+    assert MODEL.head_bytes == 32000 * 5120 * 2
+    assert MODEL.layers * MODEL.layer_bytes == pytest.approx(12.69e9 * 4.25 / 8, rel=1e-3)
+    draft = MODEL.draft
+    assert (draft.name, draft.layers, draft.bits) == ("tinyllama-1.1b", 22, 4)
+    assert (draft.head_bytes, draft.head_bits) == (32000 * 2048 * 2, 16)
+    assert draft.kv_bytes == 2 * 4 * 64 * 2
+
+
+def test_eagle_is_one_layer_and_the_base_s_head() -> None:
+    model = cost_model_named("llama-2-7b-eagle")
+    weights = ARCHITECTURES["llama-2-7b"].layer_weights + 2 * 4096 * 4096
+    assert (model.draft.layers, model.draft.bits) == (1, 16)
+    assert model.draft.layer_bytes == 2 * weights
+    assert model.draft.head_bytes == model.head_bytes
+    assert model.layer_bytes == cost_model_named("llama-2-7b").layer_bytes
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="no cost model 'gpt'; choose one of: llama-2-7b, "):
+        cost_model_named("gpt")
+    assert [cost_model_named(name).name for name in COST_MODELS] == list(COST_MODELS)
+
+
+# --- nodes --------------------------------------------------------------------------------------
+
+
+def test_a_block_takes_its_share_of_the_memory_bandwidth() -> None:
+    stage = nano_ring(4).stages[0]
+    assert stage.layers == 10
+    assert 0.035 < stage.block_seconds(1, 0) < 0.045
+    assert 0.035 < stage.block_seconds(1, 256) < 0.045
+    assert stage.block_seconds(3, 70) == pytest.approx(10 * stage.layer_seconds(3, 70))
+
+
+def test_what_a_layer_is_charged() -> None:
+    node = NodeCosts(NANO, MODEL, 1)
+    weights = MODEL.layer_bytes / 1e9 * NANO.four_bit.at(5)
+    cache = 100 * MODEL.kv_bytes / NANO.copy_bandwidth.value
+    expected = NANO.layer_seconds.value + weights + cache
+    assert node.layer_seconds(5, 100) == pytest.approx(expected)
+    assert node.gather_seconds(7) == pytest.approx(
+        7 * 2 * MODEL.kv_bytes / NANO.copy_bandwidth.value
+    )
+    assert node.head_seconds(5) == pytest.approx(MODEL.head_bytes / 1e9 * NANO.sixteen_bit.at(5))
+
+
+def test_what_a_draft_pass_is_charged() -> None:
+    draft = MODEL.draft
+    layer = NANO.layer_seconds.value + draft.layer_bytes / 1e9 * NANO.four_bit.at(4)
+    layer += 50 * draft.kv_bytes / NANO.copy_bandwidth.value
+    head = draft.head_bytes / 1e9 * NANO.sixteen_bit.at(4)
+    assert nano_ring(4).coordinator.draft_seconds(4, 50) == pytest.approx(22 * layer + head)
+
+    eagle = cost_model_named("llama-2-7b-eagle").draft
+    node = NodeCosts(NANO, cost_model_named("llama-2-7b-eagle"), 0)
+    held = (eagle.layer_bytes + eagle.head_bytes) / 1e9 * NANO.sixteen_bit.at(1)
+    assert node.draft_seconds(1, 0) == pytest.approx(NANO.layer_seconds.value + held)
+
+
+def test_no_rows_cost_nothing() -> None:
+    node = NodeCosts(NANO, MODEL, 10)
+    assert node.block_seconds(0, 500) == 0
+    assert node.layer_seconds(0, 500) == 0
+    assert node.gather_seconds(0) == 0
+    assert node.head_seconds(0) == 0
+    assert node.draft_seconds(0, 500) == 0
+
+
+@given(
+    st.sampled_from(profile_names()),
+    st.sampled_from(list(COST_MODELS)),
+    st.integers(1, 200),
+    st.integers(0, 4000),
+)
+def test_more_rows_and_more_context_never_cost_less(
+    profile: str, model: str, rows: int, seen: int
+) -> None:
+    node = NodeCosts(profile_named(profile), cost_model_named(model), 3)
+    assert 0 < node.block_seconds(rows, seen) <= node.block_seconds(rows + 1, seen)
+    assert node.block_seconds(rows, seen) < node.block_seconds(rows, seen + 1)
+    assert 0 < node.draft_seconds(rows, seen) <= node.draft_seconds(rows + 1, seen)
+    assert 0 < node.head_seconds(rows) <= node.head_seconds(rows + 1)
+
+
+# --- rings --------------------------------------------------------------------------------------
+
+
+def test_the_layers_are_split_and_fit() -> None:
+    assert [stage.layers for stage in nano_ring(3).stages] == [14, 13, 13]
+    assert nano_ring(4).coordinator.layers == 0
+    assert len(nano_ring(4).links) == 5
+
+
+def test_a_link_is_as_bad_as_its_worse_end() -> None:
+    far = replace(NANO, link_latency=Figure(0.02, "made up"))
+    thin = replace(NANO, link_bandwidth=Figure(1e6, "made up"))
+    latency, bandwidth = NANO.link_latency.value, NANO.link_bandwidth.value
+    assert ring_costs([NANO, NANO, far, thin], MODEL).links == (
+        LinkCosts(latency, bandwidth),
+        LinkCosts(0.02, bandwidth),
+        LinkCosts(0.02, 1e6),
+        LinkCosts(latency, 1e6),  # back to D0
+    )
+    assert LinkCosts(0.5, 1e6).seconds(2_000_000) == 2.0
+
+
+def test_a_block_that_does_not_fit_is_refused_by_stage() -> None:
+    model = cost_model_named("llama-3.1-70b")
+    orin = profile_named("jetson-agx-orin-64gb")
+    with pytest.raises(
+        CapacityError,
+        match=r"stage 2 \(jetson-orin-nano-8gb\) needs 18\.18 GB for layers 40 to 79 of "
+        r"llama-3\.1-70b and has 6\.98 GB; use more stages or a device with more memory",
+    ):
+        ring_costs([NANO, orin, NANO], model)
+    assert len(ring_costs([NANO, orin, orin], model).stages) == 2
+
+
+def test_the_first_stage_holds_the_embedding_too() -> None:
+    block = 40 * MODEL.layer_bytes
+    roomy = replace(NANO, memory_bytes=Figure(block + MODEL.head_bytes, "made up"))
+    tight = replace(NANO, memory_bytes=Figure(block + MODEL.head_bytes - 1, "made up"))
+    ring_costs([NANO, roomy], MODEL)
+    with pytest.raises(CapacityError, match="stage 1 "):
+        ring_costs([NANO, tight], MODEL)
+
+
+def test_a_ring_needs_a_stage_and_a_layer_for_each() -> None:
+    with pytest.raises(ConfigError, match="1 devices make no ring"):
+        ring_costs([NANO], MODEL)
+    with pytest.raises(ConfigError, match="41 stages for a model of 40 layers"):
+        nano_ring(41)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 16, 80])
+def test_a_segment_has_about_the_bytes_that_the_codec_makes(rows: int) -> None:
+    column = np.arange(rows)
+    width = MODEL.hidden_size
+    hidden = Tensor("float16", (rows, width), bytes(2 * rows * width))
+    for what, tokens in ((None, column), (hidden, column[:0])):
+        segment = Segment(1, 9, 9, False, 0, rows, column, column, column, tokens, what, 0.5)
+        encoded = sum(map(len, encode(segment)))
+        charged = nano_ring(4).segment_bytes(rows, what is not None)
+        assert encoded <= charged <= encoded + 100  # the ring's key and ZeroMQ's framing

@@ -1,0 +1,161 @@
+"""Profiles: what a file says comes back, a mistake is named, and more rows never cost less."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import ConfigError
+from edgespec.planning.profile import ROWS, Profile, RowTable
+
+
+def fresh() -> dict[str, Any]:
+    """A valid file's data."""
+
+    def figure(value: float) -> dict[str, Any]:
+        return {"value": value, "origin": "made up"}
+
+    def table(unit: float) -> dict[str, Any]:
+        return {"seconds": {str(rows): unit * rows for rows in ROWS}, "origin": "made up"}
+
+    return {
+        "format": 1,
+        "name": "board",
+        "title": "A board",
+        "memory_bytes": figure(8 * 10**9),
+        "memory_bandwidth": figure(6.8e10),
+        "four_bit": table(0.01),
+        "sixteen_bit": table(0.005),
+        "layer_seconds": figure(0),
+        "copy_bandwidth": figure(1e10),
+        "link_latency": figure(0.0),
+        "link_bandwidth": figure(1e8),
+    }
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """A valid file's data but for one value."""
+    data = fresh()
+    *folders, last = path.split(".")
+    inner = data
+    for key in folders:
+        inner = inner[key]
+    inner[last] = value
+    return data
+
+
+def test_a_profile_comes_back_as_it_was() -> None:
+    data = fresh()
+    profile = Profile.from_dict(copy.deepcopy(data), "board.json")
+    assert profile.cost_model == ""
+    assert profile.four_bit.seconds == tuple(0.01 * rows for rows in ROWS)
+    assert profile.to_dict() == {**data, "cost_model": ""}
+    again = json.loads(json.dumps(profile.to_dict()))
+    assert Profile.from_dict(again, "board.json") == profile
+    assert Profile.from_dict(changed("cost_model", "llama-2-7b"), "x").cost_model == "llama-2-7b"
+
+
+FIGURES = (
+    "memory_bytes",
+    "memory_bandwidth",
+    "copy_bandwidth",
+    "link_bandwidth",
+    "layer_seconds",
+    "link_latency",
+)
+NUMBERS = [*(f"{key}.value" for key in FIGURES), "four_bit.seconds.1", "sixteen_bit.seconds.64"]
+
+
+@pytest.mark.parametrize("path", NUMBERS)
+@pytest.mark.parametrize(
+    "value", [-1, -0.5, math.nan, math.inf, 10**400, True, "8", None, [1], {"value": 1}]
+)
+def test_a_value_that_is_no_fit_number_is_refused(path: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"^board\.json: {path} is .*number"):
+        Profile.from_dict(changed(path, value), "board.json")
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in NUMBERS if path.split(".")[0] not in FIGURES[4:]]
+)
+def test_what_is_divided_by_is_not_zero(path: str) -> None:
+    with pytest.raises(ConfigError, match=f"{path} is 0; it must be a positive number"):
+        Profile.from_dict(changed(path, 0), "board.json")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["name", "title", *(f"{key}.origin" for key in (*FIGURES, "four_bit", "sixteen_bit"))],
+)
+@pytest.mark.parametrize("value", ["", "  ", 3, None])
+def test_an_empty_text_is_refused(path: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{path} is .* text that is not empty"):
+        Profile.from_dict(changed(path, value), "board.json")
+
+
+@pytest.mark.parametrize("key", [key for key in fresh() if key not in ("name", "format")])
+def test_a_missing_key_is_named(key: str) -> None:
+    data = fresh()
+    del data[key]
+    with pytest.raises(ConfigError, match=rf"board\.json: the profile lacks keys: {key}$"):
+        Profile.from_dict(data, "board.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("memory", 3, "the profile has unknown keys: 'memory'; known ones: format, name"),
+        ("link_latency.unit", "s", "link_latency has unknown keys: 'unit'"),
+        ("four_bit.seconds.3", 1, r"four_bit\.seconds has unknown keys: '3'"),
+        ("four_bit.seconds", {"1": 1}, r"four_bit\.seconds lacks keys: 2, 4, 8"),
+        ("four_bit", 0.02, "four_bit must be an object, not 0.02"),
+        ("four_bit.seconds", [1, 2], r"four_bit\.seconds must be an object"),
+        ("link_latency", {"value": 1}, "link_latency lacks keys: origin"),
+        ("cost_model", 7, "cost_model is 7"),
+        ("format", 2, "format is 2; this program reads format 1"),
+        ("format", "1", "format is '1'"),
+        ("four_bit.seconds.16", 0.07, r"four_bit\.seconds\.16 is 0\.07, less than for fewer rows"),
+    ],
+)
+def test_any_other_mistake_is_named(path: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^board.json: {message}"):
+        Profile.from_dict(changed(path, value), "board.json")
+
+
+@pytest.mark.parametrize("data", [None, [], "profile", 1])
+def test_what_is_no_object_is_refused(data: object) -> None:
+    with pytest.raises(ConfigError, match="the profile must be an object"):
+        Profile.from_dict(data, "board.json")
+
+
+def test_a_file_without_format_is_refused() -> None:
+    data = fresh()
+    del data["format"]
+    with pytest.raises(ConfigError, match="lacks keys: format"):
+        Profile.from_dict(data, "board.json")
+
+
+def test_between_the_entries_it_is_linear_and_beyond_them_the_slope_goes_on() -> None:
+    table = RowTable((1.0, 1.0, 2.0, 4.0, 4.0, 20.0, 36.0), "made up")
+    assert [table.at(rows) for rows in ROWS] == list(table.seconds)
+    assert table.at(3) == 1.5
+    assert table.at(7) == 3.5
+    assert table.at(24) == 12.0
+    assert table.at(65) == 36.5
+    assert table.at(256) == 36.0 + 192 * 0.5
+
+
+@given(
+    st.lists(st.floats(1e-6, 10.0), min_size=len(ROWS), max_size=len(ROWS)).map(sorted),
+    st.integers(1, 300),
+    st.integers(0, 300),
+)
+def test_more_rows_never_take_less(seconds: list[float], rows: int, more: int) -> None:
+    table = RowTable(tuple(seconds), "made up")
+    assert table.at(rows) <= table.at(rows + more)
