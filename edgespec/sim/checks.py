@@ -1,0 +1,283 @@
+"""Checks: what must be true after every event of a run, and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, field
+
+from edgespec.backends.fake import FakeBlock
+from edgespec.errors import EdgespecError
+from edgespec.machines.request import Request
+from edgespec.sim.toy import Expected
+from edgespec.sim.world import World
+from edgespec.wire.messages import Failed, Finished, Message, Submit, Tokens
+
+PLENTY = 200_000
+"""Events of one run; a run with more does not end."""
+
+_REMEMBERED = {"_ended"}  # what a machine may hold when no request is left
+_BUSY_WITH = {"_active", "_running"}
+
+
+class InvariantViolated(EdgespecError):
+    """Something that must always be true is not; `invariant` is its name."""
+
+    def __init__(self, invariant: str, problem: str) -> None:
+        super().__init__(f"{invariant}: {problem}")
+        self.invariant = invariant
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What one request was promised.
+
+    `expected`: None if it cannot be served at all. `cancel_at`: when its client gives up (s).
+    `may_fail`: parts of the reasons with which it may fail beside the loss of a stage.
+    """
+
+    submit: Submit
+    expected: Expected | None
+    cancel_at: float | None = None
+    may_fail: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Got:
+    """What a client has been told so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    ended: bool = False
+
+
+class Checks:
+    """A watch (see sim.world) that raises InvariantViolated as soon as something is wrong.
+
+    It looks into toy rings only: their answers are known and their caches can be counted.
+    """
+
+    def __init__(self, promises: Mapping[int, Promise]) -> None:
+        """`promises`: by the requests' tags."""
+        self._promises = promises
+        self._got = {tag: _Got() for tag in promises}
+        self._read = 0
+        self._events = 0
+        self._newest = 0
+        self._open: list[int] = []
+        self._row_at: dict[tuple[int, int], int] = {}
+
+    def after(self, world: World, node: int) -> None:
+        """Check what an event at `node` can have changed."""
+        self._events += 1
+        if self._events > PLENTY:
+            raise InvariantViolated("progress", f"no end after {PLENTY} events")
+        while self._read < len(world.replies):
+            self._check_reply(world, world.replies[self._read].message)
+            self._read += 1
+        if node:
+            self._check_cache(world, node)
+        else:
+            self._find_open(world)
+            for number in self._open:
+                _check_credits(world, number)
+        for number in self._open:
+            _check_ledgers(world, number)
+
+    def drained(self, world: World) -> None:
+        """Check that every request has ended and nothing of any is left."""
+        for tag, got in self._got.items():
+            if not got.ended:
+                raise InvariantViolated("one end", f"request {tag} never ended")
+        left: dict[str, object] = {"D0": _left_in(world.coordinator)}
+        for number, stage in enumerate(world.stages, 1):
+            left[f"V{number}"] = _left_in(stage.machine)
+            left[f"cache of V{number}"] = _open_requests(stage.block)
+            left[f"work of V{number}"] = not world.quiet(number)
+        left["ring"] = world.segments
+        left["draft"] = _open_requests(world.draft)
+        found = {place: what for place, what in left.items() if what}
+        if found:
+            raise InvariantViolated("nothing left", f"still there at the end: {found}")
+
+    # --- what clients see ---------------------------------------------------------------------
+
+    def _check_reply(self, world: World, message: Message) -> None:
+        tag = int(getattr(message, "tag", -1))
+        if tag not in self._promises:
+            raise InvariantViolated("one end", f"a reply to nobody: {message}")
+        promise, got = self._promises[tag], self._got[tag]
+        if got.ended:
+            raise InvariantViolated("one end", f"request {tag} got {message} behind its end")
+        match message:
+            case Tokens(_, token_ids, text):
+                _check_prefix(promise, got, token_ids, text)
+            case Finished():
+                _check_finished(world, promise, got, message)
+                got.ended = True
+            case Failed(_, reason):
+                _check_failed(world, promise, reason)
+                got.ended = True
+
+    # --- what stages hold ---------------------------------------------------------------------
+
+    def _check_cache(self, world: World, node: int) -> None:
+        if not world.stages or not world.quiet(node):
+            return
+        stage = world.stages[node - 1]
+        ledgers = stage.machine.ledgers()
+        if not isinstance(stage.block, FakeBlock):
+            return
+        if stage.block.open_requests != len(ledgers):
+            raise InvariantViolated(
+                "caches hold what the ledgers say",
+                f"V{node} has {stage.block.open_requests} caches and {len(ledgers)} ledgers",
+            )
+        for request, ledger in ledgers.items():
+            slots = stage.block.slots(request)
+            if slots != len(ledger):
+                raise InvariantViolated(
+                    "caches hold what the ledgers say",
+                    f"V{node} has {slots} slots of request {request} and {len(ledger)} rows",
+                )
+            row = self._row_at.setdefault((request, ledger.committed), ledger.last_committed)
+            if row != ledger.last_committed:
+                raise InvariantViolated(
+                    "equally long committed regions end in the same row",
+                    f"after {ledger.committed} rows of request {request}, V{node} has row "
+                    f"{ledger.last_committed} and another stage had row {row}",
+                )
+
+    def _find_open(self, world: World) -> None:
+        while world.coordinator.accepts(self._newest + 1) is not None:
+            self._newest += 1
+            self._open.append(self._newest)
+        self._open = [n for n in self._open if world.coordinator.accepts(n) is not None]
+
+
+def _check_prefix(promise: Promise, got: _Got, token_ids: tuple[int, ...], text: str) -> None:
+    got.tokens += token_ids
+    got.text += text
+    tag = promise.submit.tag
+    if promise.expected is None or not token_ids:
+        raise InvariantViolated("plain answer", f"request {tag} streamed {token_ids} {text!r}")
+    right = promise.expected
+    if right.token_ids[: len(got.tokens)] != tuple(got.tokens):
+        raise InvariantViolated(
+            "plain answer",
+            f"request {tag} streamed tokens {got.tokens}, plain decoding gives {right.token_ids}",
+        )
+    if not right.text.startswith(got.text):
+        raise InvariantViolated(
+            "plain answer",
+            f"request {tag} streamed {got.text!r}, plain decoding gives {right.text!r}",
+        )
+
+
+def _check_finished(world: World, promise: Promise, got: _Got, end: Finished) -> None:
+    if (end.token_ids, end.text) != (tuple(got.tokens), got.text):
+        raise InvariantViolated(
+            "the end repeats the stream",
+            f"request {end.tag} streamed {got.tokens} {got.text!r}; its end says {end}",
+        )
+    if end.finish_reason == "cancelled":
+        if promise.cancel_at is None or world.now < promise.cancel_at:
+            raise InvariantViolated("plain answer", f"nobody cancelled request {end.tag}")
+        return
+    right = promise.expected
+    if right is None or (end.token_ids, end.text, end.finish_reason) != (
+        right.token_ids,
+        right.text,
+        right.finish_reason,
+    ):
+        raise InvariantViolated("plain answer", f"request {end.tag} got {end}, not {right}")
+    # The first token comes of the prompt, every other one of a row that was sent.
+    if not 0 <= end.rows_wasted <= end.rows_sent or (
+        end.rows_sent - end.rows_wasted != end.new_tokens - 1
+    ):
+        raise InvariantViolated("figures add up", f"the figures of {end} do not")
+
+
+def _check_failed(world: World, promise: Promise, reason: str) -> None:
+    if "was lost" in reason and not world.is_up:
+        return
+    if not any(part in reason for part in promise.may_fail):
+        tag = promise.submit.tag
+        raise InvariantViolated("plain answer", f"request {tag} failed: {reason}")
+
+
+def _check_credits(world: World, number: int) -> None:
+    """Every segment that the coordinator counts is on the ring, or waits for its turn."""
+    request = world.coordinator.accepts(number)
+    if request is None:
+        return
+    flying = sum(owner == number for owner in world.segments.values())
+    if request.in_flight != flying + len(request.results):
+        raise InvariantViolated(
+            "credits",
+            f"request {number} counts {request.in_flight} segments; {flying} are on the ring and "
+            f"{len(request.results)} wait",
+        )
+
+
+def _check_ledgers(world: World, number: int) -> None:
+    """With nothing of it under way, every stage holds the request's certain and live rows.
+
+    A stage that never got the newest retained set may hold dead rows as well, but lacks no live
+    one.
+    """
+    if world.control[number] or world.work[number] or number in world.segments.values():
+        return
+    request = world.coordinator.accepts(number)
+    if world.gone or request is None or request.prefilled < len(request.prompt):
+        return
+    committed, last, live = _held(request)
+    first: tuple[int, ...] | None = None
+    for node, stage in enumerate(world.stages, 1):
+        ledger = stage.machine.ledgers().get(number)
+        if ledger is None:
+            raise InvariantViolated("ledgers agree", f"V{node} knows no request {number}")
+        rows = ledger.speculative
+        if world.lost.get((node, number)) == request.epoch:
+            accepted = ledger.committed + sum(row not in live for row in rows)
+            if not live.issubset(rows) or accepted < committed:
+                raise InvariantViolated(
+                    "ledgers agree", f"V{node} lacks live rows of request {number}: {rows}"
+                )
+            continue
+        held = (ledger.epoch, ledger.committed, ledger.last_committed)
+        if held != (request.epoch, committed, last) or live != set(rows):
+            raise InvariantViolated(
+                "ledgers agree",
+                f"V{node} holds (epoch, committed, last) {held} and {rows} of request {number}; "
+                f"the coordinator's are {(request.epoch, committed, last)} and {sorted(live)}",
+            )
+        first = rows if first is None else first
+        if rows != first:
+            raise InvariantViolated(
+                "ledgers agree", f"request {number} has rows {rows} on V{node}, {first} before it"
+            )
+
+
+def _held(request: Request) -> tuple[int, int, set[int]]:
+    """What every stage must hold: committed rows, the last one's id, and the live rows."""
+    tree = request.tree
+    if tree is None:
+        return len(request.prompt), len(request.prompt) - 1, set()
+    root = tree[tree.root]
+    return root.position, root.parent, {i for i in tree.ids if tree[i].sent}
+
+
+def _left_in(machine: object) -> dict[str, object]:
+    """Whatever a machine still holds of any request; a leak in a new attribute is found too."""
+    return {
+        name: value
+        for name, value in vars(machine).items()
+        if name not in _REMEMBERED
+        and ((isinstance(value, Sized) and len(value) > 0) or name in _BUSY_WITH)
+        and value is not None
+    }
+
+
+def _open_requests(holder: object) -> int:
+    """How many requests a toy block or draft holds; 0 for what cannot tell."""
+    return int(getattr(holder, "open_requests", 0))

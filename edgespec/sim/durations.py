@@ -1,0 +1,109 @@
+"""Durations: what a run charges for work and for messages; by a cost model, or by chance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Protocol
+
+from edgespec.backends.timed import CoordinatorDurations, StageDurations
+from edgespec.machines.effects import Effect, RunBlock, RunHead
+from edgespec.planning.costs import RingCosts
+from edgespec.sim.links import LinkSpec, Network
+from edgespec.wire.messages import Message, Segment
+
+
+class Durations(Protocol):
+    """What a run charges; stages are numbered from 1."""
+
+    def coordinator(self, effect: Effect, work: tuple[int, ...]) -> float:
+        """Seconds of a coordinator's effect; `work`: rows of each draft pass that it took."""
+
+    def stage(self, number: int, effect: Effect) -> float:
+        """Seconds of a stage's effect."""
+
+    def slices(self, number: int, effect: RunBlock) -> int:
+        """Equal parts of a block's duration, between which it can be stopped (layers)."""
+
+    def message_bytes(self, message: Message, encoded: int) -> int:
+        """Bytes that a link is charged for a message that the codec made `encoded` bytes of."""
+
+
+class CostDurations:
+    """What the devices of `costs` would take, whatever small model stands in for the real one."""
+
+    def __init__(self, costs: RingCosts) -> None:
+        self._costs = costs
+        self._coordinator = CoordinatorDurations(costs.coordinator)
+        self._stages = [StageDurations(stage) for stage in costs.stages]
+
+    def coordinator(self, effect: Effect, work: tuple[int, ...]) -> float:
+        """See Durations."""
+        return self._coordinator.seconds(effect, work)
+
+    def stage(self, number: int, effect: Effect) -> float:
+        """See Durations."""
+        return self._stages[number - 1].seconds(effect)
+
+    def slices(self, number: int, effect: RunBlock) -> int:
+        """See Durations."""
+        return self._stages[number - 1].slices(effect)
+
+    def message_bytes(self, message: Message, encoded: int) -> int:
+        """A segment as the charged model's rows would make it; all else as it is."""
+        if isinstance(message, Segment):
+            return self._costs.segment_bytes(len(message.ids), message.hidden is not None)
+        return encoded
+
+
+def network_of(costs: RingCosts) -> Network:
+    """The links of `costs`; a control message takes the latency of the slowest link it could use.
+
+    The control channel has its own connections and its messages are small, so that it is charged
+    no bandwidth.
+    """
+    ring = tuple(LinkSpec(link.latency, link.bytes_per_second) for link in costs.links)
+    control = (LinkSpec(max(link.latency for link in costs.links)),) * len(costs.stages)
+    return Network(ring, control, control)
+
+
+class RandomDurations:
+    """Times drawn anew for every effect: up to twice a place's `pace` (s), now and then none."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        head: float,
+        draft: float,
+        stages: Sequence[float],
+        slices: Sequence[int],
+    ) -> None:
+        """`head`, `draft`, `stages[s - 1]`: mean seconds; `slices[s - 1]`: layers of stage s."""
+        self._rng = rng
+        self._head = head
+        self._draft = draft
+        self._stages = stages
+        self._slices = slices
+
+    def coordinator(self, effect: Effect, work: tuple[int, ...]) -> float:
+        """See Durations; a draft is charged for every pass."""
+        if isinstance(effect, RunHead):
+            return self._draw(self._head)
+        return self._draw(self._draft) * len(work)
+
+    def stage(self, number: int, effect: Effect) -> float:
+        """See Durations; what is not a block costs a tenth of one."""
+        share = 1.0 if isinstance(effect, RunBlock) else 0.1
+        return self._draw(self._stages[number - 1]) * share
+
+    def slices(self, number: int, effect: RunBlock) -> int:
+        """See Durations."""
+        return self._slices[number - 1]
+
+    def message_bytes(self, message: Message, encoded: int) -> int:
+        """See Durations: the toy's own bytes."""
+        return encoded
+
+    def _draw(self, pace: float) -> float:
+        factor = self._rng.random() * 2.0
+        return 0.0 if factor < 0.2 else pace * factor

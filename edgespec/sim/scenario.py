@@ -1,0 +1,234 @@
+"""Scenario: everything that a run follows from, as plain data; drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from edgespec.errors import ConfigError
+from edgespec.policy.base import Policy
+from edgespec.policy.registry import POLICIES, policy_named
+from edgespec.sim.faults import (
+    Crash,
+    Delay,
+    Duplicate,
+    Fault,
+    LateRetain,
+    LoseRetain,
+    SlowStage,
+    SmallCache,
+)
+from edgespec.sim.links import LinkSpec, Network
+from edgespec.sim.toy import VOCABULARY
+from edgespec.wire.messages import Submit
+
+LETTERS = "abcdefghij"
+_SMALL = {"nodes": 10, "depth": 3, "levels": 2, "width": 3, "longest": 3}
+"""Parameters of a policy by the last word of their names, and the most a small variant takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One parameter of a policy that is not what its paper has."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: what is asked when (virtual seconds), and when its client gives up, if ever."""
+
+    tag: int
+    at: float
+    cancel_at: float | None
+    prompt: str
+    max_new_tokens: int
+    seed: int
+    stop: tuple[str, ...]
+    policy: str
+    settings: tuple[Setting, ...] = ()
+
+    @property
+    def policy_name(self) -> str:
+        """The name under which this request's policy is known while the run lasts."""
+        return f"{self.policy}#{self.tag}" if self.settings else self.policy
+
+    def submit(self) -> Submit:
+        """The message of this request."""
+        return Submit(
+            self.tag,
+            self.prompt,
+            self.max_new_tokens,
+            0.0,
+            0,
+            1.0,
+            0.0,
+            self.seed,
+            self.stop,
+            self.policy_name,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One run of a toy ring.
+
+    `accuracy`: how often the draft knows the next token. Paces are mean seconds of one effect at
+    the head, the draft and each stage; `layers`: parts of each stage's block between which it can
+    be stopped.
+    """
+
+    seed: int
+    accuracy: float
+    eos_ids: tuple[int, ...]
+    prefill_chunk: int
+    context_length: int
+    head_pace: float
+    draft_pace: float
+    stage_paces: tuple[float, ...]
+    layers: tuple[int, ...]
+    network: Network
+    faults: tuple[Fault, ...]
+    asks: tuple[Ask, ...]
+
+    @property
+    def stages(self) -> int:
+        """Stages of the ring."""
+        return len(self.stage_paces)
+
+
+@contextmanager
+def policies_of(scenario: Scenario) -> Iterator[None]:
+    """While this lasts, the coordinator knows the scenario's variants of policies by name."""
+    variants: dict[str, Policy] = {}
+    for ask in scenario.asks:
+        if ask.settings:
+            given = {setting.name: setting.value for setting in ask.settings}
+            policy: Any = policy_named(ask.policy)
+            if not given.keys() <= _parameters(policy).keys():
+                raise ConfigError(f"policy {ask.policy} has no parameters {sorted(given)}")
+            variants[ask.policy_name] = replace(policy, **given)
+    POLICIES.update(variants)
+    try:
+        yield
+    finally:
+        for name in variants:
+            del POLICIES[name]
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of that seed; the same for the same registry of policies."""
+    rng = random.Random(f"{seed} scenario")
+    stages = rng.choice((1, 1, 2, 2, 3, 4, 5, 8))
+    base = rng.choice((0.001, 0.01, 0.1))
+    paces = tuple(base * rng.choice((0.0, 0.05, 1.0, 1.0, 1.0, 20.0)) for _ in range(stages + 2))
+    span = base * 25 * (stages + 1)  # about as long as a request takes
+    faults = _draw_faults(rng, stages, base, span)
+    return Scenario(
+        seed=seed,
+        accuracy=rng.choice((0.0, 0.3, 0.7, 0.9, 1.0)),
+        eos_ids=tuple(rng.sample(range(VOCABULARY), rng.choice((0, 0, 1, 3)))),
+        prefill_chunk=rng.randint(1, 8),
+        context_length=rng.choice((2000, 2000, 2000, 16)),
+        head_pace=paces[0],
+        draft_pace=paces[1],
+        stage_paces=paces[2:],
+        layers=tuple(rng.choice((1, 2, 4, 11)) for _ in range(stages)),
+        network=_draw_network(rng, stages, base),
+        faults=faults,
+        asks=_draw_asks(rng, span, faults),
+    )
+
+
+def _draw_network(rng: random.Random, stages: int, base: float) -> Network:
+    def link() -> LinkSpec:
+        return LinkSpec(
+            latency=base * rng.choice((0.0, 0.1, 1.0, 1.0, 5.0)),
+            bytes_per_second=rng.choice((0.0, 0.0, 1e5)) / base / 100,
+            jitter=base * rng.choice((0.0, 0.0, 1.0, 10.0)),
+            loss=rng.choice((0.0, 0.0, 0.05, 0.3)),
+            retry_after=base * rng.choice((2.0, 20.0)),
+        )
+
+    if rng.random() < 0.3:
+        return Network.even(stages, link(), link())
+    return Network(
+        tuple(link() for _ in range(stages + 1)),
+        tuple(link() for _ in range(stages)),
+        tuple(link() for _ in range(stages)),
+    )
+
+
+def _draw_faults(rng: random.Random, stages: int, base: float, span: float) -> tuple[Fault, ...]:
+    def some_stage() -> int:
+        return rng.randint(1, stages)
+
+    faults: list[Fault] = []
+    if rng.random() < 0.3:
+        faults.append(Delay(rng.choice((0.02, 0.3)), base * rng.choice((5.0, 50.0))))
+    if rng.random() < 0.4:
+        faults.append(Duplicate(rng.choice((0.1, 0.5)), base * rng.choice((0.0, 5.0, 50.0))))
+    if rng.random() < 0.5:
+        faults.append(LoseRetain(rng.choice((0.15, 0.5, 1.0))))
+    if rng.random() < 0.3:
+        faults.append(LateRetain(rng.choice((0.2, 1.0)), base * rng.choice((5.0, 50.0))))
+    if rng.random() < 0.3:
+        start = rng.random() * span
+        faults.append(SlowStage(some_stage(), rng.choice((3.0, 30.0)), start, start + span / 2))
+    if rng.random() < 0.05:
+        faults.append(SmallCache(some_stage(), rng.randint(1, 30)))
+    for _ in range(rng.choice((0,) * 18 + (1, 1, 2))):
+        noticed, restart = base * rng.choice((0.0, 10.0)), base * rng.choice((0.0, 1.0, 20.0))
+        faults.append(Crash(some_stage(), rng.random() * span, noticed, restart))
+    return tuple(faults)
+
+
+def _draw_asks(rng: random.Random, span: float, faults: tuple[Fault, ...]) -> tuple[Ask, ...]:
+    crashes = [f for f in faults if isinstance(f, Crash)]
+    back_up = max((c.at + c.noticed_after + c.restart_after for c in crashes), default=0.0)
+    asks = []
+    for tag in range(rng.choice((1, 1, 2, 3)) + bool(crashes)):
+        at = 0.0 if tag == 0 or rng.random() < 0.3 else rng.random() * span
+        if crashes and tag > 0 and rng.random() < 0.7:
+            at = back_up + rng.random() * span / 10  # the ring is up again: this one must succeed
+        stops = ["".join(rng.choices(LETTERS, k=rng.randint(1, 3))) for _ in range(3)]
+        policy, settings = _draw_policy(rng)
+        asks.append(
+            Ask(
+                tag=tag,
+                at=at,
+                cancel_at=at + rng.random() * span if rng.random() < 0.15 else None,
+                prompt="".join(rng.choices(LETTERS, k=rng.randint(1, 12))),
+                max_new_tokens=rng.randint(1, 16),
+                seed=rng.randint(0, 3),
+                stop=tuple(stops[: rng.choice((0, 0, 1, 3))]),
+                policy=policy,
+                settings=settings,
+            )
+        )
+    return tuple(asks)
+
+
+def _draw_policy(rng: random.Random) -> tuple[str, tuple[Setting, ...]]:
+    """A published policy, mostly in a small variant: it costs little and crowds every limit."""
+    names = sorted(name for name in POLICIES if "#" not in name)
+    drafting = [name for name in names if POLICIES[name].drafts]
+    name = rng.choice(names if rng.random() < 0.3 else drafting)
+    if rng.random() < 0.05:
+        return name, ()
+    settings = []
+    for parameter, value in _parameters(POLICIES[name]).items():
+        most = _SMALL.get(parameter.rpartition("_")[2])
+        if most is not None and type(value) is int:
+            settings.append(Setting(parameter, rng.randint(1, most)))
+    return name, tuple(settings)
+
+
+def _parameters(policy: Any) -> dict[str, Any]:
+    """A policy's parameters and their values; none if it is no dataclass."""
+    known = fields(policy) if is_dataclass(policy) else ()
+    return {parameter.name: getattr(policy, parameter.name) for parameter in known}

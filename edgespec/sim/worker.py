@@ -1,0 +1,178 @@
+"""Worker: one node's compute in virtual time, one effect at a time, first in, first out."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.errors import EdgespecError
+from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import NO_JOB, ComputeFailed, Event
+from edgespec.sim.clock import Booking, Clock
+
+
+class Compute(Protocol):
+    """StageCompute or CoordinatorCompute (see backends.compute)."""
+
+    def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        """Carry out one effect."""
+
+
+class Prices(Protocol):
+    """What a worker's effects cost."""
+
+    def seconds(self, effect: Effect) -> float:
+        """The duration of an effect that starts now."""
+
+    def slices(self, effect: RunBlock) -> int:
+        """Into how many equal parts a block's duration falls; it can be stopped between two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One effect that a node carried out, from `start` to `end` in virtual seconds.
+
+    `kind` is the effect's type. `ids` are the rows of a RunBlock, so that whoever knows which rows
+    became tokens can tell work from waste; `rows` counts what a RunBlock or RunHead ran. `stopped`:
+    it was aborted between two layers. `job` is -1 where the effect has none.
+    """
+
+    node: int
+    kind: str
+    request: int
+    job: int
+    start: float
+    end: float
+    rows: int
+    ids: tuple[int, ...]
+    stopped: bool
+
+
+@dataclass(slots=True)
+class _Running:
+    effect: Effect
+    start: float
+    booking: Booking
+    stopped: bool
+    result: Event | None
+
+
+class Worker:
+    """Carries out compute effects in order; each takes virtual time and gives at most one event.
+
+    With `at_start` an effect is carried out when its time begins, because what it did decides how
+    long it takes; else when its time ends, because an abort may come meanwhile. Either way its
+    event is delivered at the end.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        clock: Clock,
+        compute: Compute,
+        prices: Prices,
+        done: Callable[[int, Effect, Event | None], None],
+        spans: list[Span] | None,
+        *,
+        at_start: bool,
+    ) -> None:
+        self._node = node
+        self._clock = clock
+        self._compute = compute
+        self._prices = prices
+        self._done = done
+        self._spans = spans
+        self._at_start = at_start
+        self._queue: deque[Effect] = deque()
+        self._running: _Running | None = None
+        self._unwanted: set[int] = set()
+        self.busy = 0.0
+
+    @property
+    def quiet(self) -> bool:
+        """Whether everything asked for is done."""
+        return self._running is None and not self._queue
+
+    def add(self, effect: Effect) -> None:
+        """Carry out this effect behind all others."""
+        self._queue.append(effect)
+        if self._running is None:
+            self._start()
+
+    def abort(self, job: int) -> None:
+        """Stop a block at the end of the layer that runs now; not at all if that is its last."""
+        running = self._running
+        if running is None:
+            return
+        effect = running.effect
+        if not isinstance(effect, RunBlock) or effect.job != job:
+            if any(isinstance(e, RunBlock) and e.job == job for e in self._queue):
+                self._unwanted.add(job)
+            return
+        slices = self._prices.slices(effect)
+        layer = (running.booking.at - running.start) / slices
+        layers = math.ceil((self._clock.now - running.start) / layer - 1e-9) if layer else 0
+        if layers < slices and not running.stopped:
+            running.stopped = True
+            running.booking.cancel()
+            running.booking = self._clock.book(running.start + layers * layer, self._end)
+
+    def vanish(self) -> None:
+        """The node is gone, and with it all that it had to do."""
+        self._queue.clear()
+        self._unwanted.clear()
+        if self._running is not None:
+            self._running.booking.cancel()
+            self.busy += self._clock.now - self._running.start
+            self._running = None
+
+    def _start(self) -> None:
+        effect = self._queue.popleft()
+        unwanted = isinstance(effect, RunBlock) and effect.job in self._unwanted
+        result = self._perform(effect, stopped=False) if self._at_start else None
+        seconds = 0.0 if unwanted else self._prices.seconds(effect)
+        if isinstance(effect, RunBlock):
+            self._unwanted.discard(effect.job)
+        now = self._clock.now
+        self._running = _Running(
+            effect, now, self._clock.book(now + seconds, self._end), unwanted, result
+        )
+
+    def _end(self) -> None:
+        running = self._running
+        assert running is not None, "a booking of a worker that does nothing"
+        self._running = None
+        now, effect = self._clock.now, running.effect
+        self.busy += now - running.start
+        if self._spans is not None:
+            self._spans.append(_span(self._node, running, now))
+        event = running.result if self._at_start else self._perform(effect, running.stopped)
+        self._done(self._node, effect, event)
+        if self._running is None and self._queue:
+            self._start()
+
+    def _perform(self, effect: Effect, stopped: bool) -> Event | None:
+        try:
+            return self._compute.perform(effect, lambda: stopped)
+        except EdgespecError as problem:
+            job = getattr(effect, "job", NO_JOB)
+            return ComputeFailed(job, getattr(effect, "request", -1), str(problem))
+
+
+def _span(node: int, running: _Running, now: float) -> Span:
+    effect = running.effect
+    ids = tuple(effect.rows.ids.tolist()) if isinstance(effect, RunBlock) else ()
+    return Span(
+        node,
+        type(effect).__name__,
+        getattr(effect, "request", -1),
+        getattr(effect, "job", NO_JOB),
+        running.start,
+        now,
+        len(ids) or len(getattr(effect, "positions", ())),
+        ids,
+        running.stopped,
+    )

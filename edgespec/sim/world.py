@@ -1,0 +1,383 @@
+"""World: a whole ring in virtual time; machines, computes, links and faults, one event at a time.
+
+The generalisation of runtime.local: there a test chooses what happens next, here durations,
+latencies and faults do. Everything follows from the arguments: two equal worlds run alike.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.backends.base import BlockBackend, Head
+from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
+from edgespec.drafting.base import DraftSource
+from edgespec.machines.coordinator import CoordinatorMachine
+from edgespec.machines.effects import (
+    AbortBlock,
+    Effect,
+    RunBlock,
+    SendCoordinator,
+    SendPeer,
+    SendRing,
+    SendStages,
+)
+from edgespec.machines.events import (
+    Event,
+    MessageArrived,
+    RingDown,
+    RingUp,
+    SegmentArrived,
+    Tick,
+)
+from edgespec.machines.stage import StageMachine
+from edgespec.sim.clock import Booking, Clock
+from edgespec.sim.durations import Durations
+from edgespec.sim.faults import Crash, Dice, Fault
+from edgespec.sim.links import Link, Links, Network
+from edgespec.sim.log import EventLog, effect_words, message_words
+from edgespec.sim.worker import Span, Worker
+from edgespec.wire.codec import decode, encode
+from edgespec.wire.messages import Cancel, Message, Retain, Segment, Submit
+
+CLIENT = b"client"
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorParts:
+    """What the coordinator's device holds: the output head and the draft source, if any."""
+
+    head: Head
+    draft: DraftSource | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageParts:
+    """One stage as a ring starts with it."""
+
+    machine: StageMachine
+    block: BlockBackend
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A message to a client and when it left, in virtual seconds."""
+
+    at: float
+    message: Message
+
+
+class Watch(Protocol):
+    """Somebody who looks at the world after every event."""
+
+    def after(self, world: World, node: int) -> None:
+        """Something happened at `node` (0: the coordinator)."""
+
+
+class World:
+    """A ring of one coordinator and N stages; `submit`, `run`, then read `replies`.
+
+    `make_stages` is called for the first ring and again for every ring after a crash. `segments`:
+    {sequence number: request} of those on their way round. `control`: how many messages of each
+    request are under way on the control channel, `work`: how many compute effects its stages have
+    still to do. `lost`: {(stage, request): epoch of the newest retained set that never arrived}.
+    """
+
+    def __init__(
+        self,
+        coordinator: CoordinatorMachine,
+        device: CoordinatorParts,
+        make_stages: Callable[[], Sequence[StageParts]],
+        durations: Durations,
+        network: Network,
+        faults: Sequence[Fault] = (),
+        seed: int = 0,
+        watch: Watch | None = None,
+        log: EventLog | None = None,
+        *,
+        keep_spans: bool = False,
+    ) -> None:
+        self.coordinator = coordinator
+        self.draft = device.draft
+        self.replies: list[Reply] = []
+        self.spans: list[Span] | None = [] if keep_spans else None
+        self.is_up = False
+        self.segments: dict[int, int] = {}
+        self.control: Counter[int] = Counter()
+        self.work: Counter[int] = Counter()
+        self.lost: dict[tuple[int, int], int] = {}
+        self.stages: list[StageParts] = []
+        self._make_stages = make_stages
+        self._durations = durations
+        self._network = network
+        self._rng = random.Random(f"{seed} world")
+        self._dice = Dice(faults, self._rng)
+        self._watch = watch
+        self._log = log
+        self._clock = Clock()
+        self._rings = 0
+        self._tick: Booking | None = None
+        self._busy = [0.0] * len(network.ring)
+        self._head = Worker(
+            0,
+            self._clock,
+            CoordinatorCompute(device.head, device.draft),
+            _CoordinatorPrices(durations, device.draft),
+            self._computed,
+            self.spans,
+            at_start=True,
+        )
+        self._links = Links(network, self._rng)
+        self._workers: list[Worker] = []
+        self._gone: set[int] = set()
+        self._clock.book(0.0, self._ring_up)
+        for fault in faults:
+            if isinstance(fault, Crash):
+                self._clock.book(fault.at, self._crash, fault)
+
+    # --- using it -----------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the beginning."""
+        return self._clock.now
+
+    def submit(self, submit: Submit, at: float = 0.0) -> None:
+        """Hand a request to the coordinator at `at` virtual seconds."""
+        self._clock.book(at, self._told, submit)
+
+    def cancel(self, tag: int, at: float) -> None:
+        """Cancel a request at `at` virtual seconds."""
+        self._clock.book(at, self._told, Cancel(tag))
+
+    def run(self, until: float | None = None) -> None:
+        """Let everything happen (up to `until` virtual seconds) until nothing is left to do."""
+        while self._clock.step(until):
+            pass
+
+    def quiet(self, stage: int) -> bool:
+        """Whether stage `stage` has carried out all its compute effects."""
+        return stage not in self._gone and self._workers[stage - 1].quiet
+
+    @property
+    def gone(self) -> bool:
+        """Whether a stage is lost, or the whole ring is."""
+        return not self.is_up or bool(self._gone)
+
+    @property
+    def busy_seconds(self) -> list[float]:
+        """How long each node has computed: the coordinator's, then the stages'."""
+        present = [worker.busy for worker in self._workers] or [0.0] * (len(self._busy) - 1)
+        earlier = self._busy[1:]
+        return [self._head.busy, *(a + b for a, b in zip(earlier, present, strict=True))]
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def _told(self, message: Message) -> None:
+        self._note(0, message_words(message))
+        self._handle(0, MessageArrived(CLIENT, message))
+
+    def _arrived(self, ring: int, node: int, frames: list[bytes], control: int | None) -> None:
+        """A message comes out of a link; `control`: its request, on the control channel."""
+        if ring != self._rings:
+            return  # that ring is gone
+        if control is not None:
+            self.control[control] -= 1
+        message = decode(frames)
+        if node in self._gone:
+            self._note(node, f"gone: {message_words(message)}")
+            self._look(node)
+            return
+        self._note(node, message_words(message))
+        if isinstance(message, Segment):
+            if node == 0:
+                self.segments.pop(message.seq, None)
+            self._handle(node, SegmentArrived(message))
+        else:
+            self._handle(node, MessageArrived(b"", message))
+
+    def _computed(self, node: int, effect: Effect, event: Event | None) -> None:
+        self._note(node, effect_words(effect))
+        if node:
+            self.work[effect.request] -= 1  # type: ignore[union-attr]
+        if event is None:
+            self._look(node)
+        else:
+            self._handle(node, event)
+
+    def _ticked(self) -> None:
+        self._tick = None
+        self._note(0, "tick")
+        self._handle(0, Tick())
+
+    def _crash(self, crash: Crash) -> None:
+        node = crash.stage
+        if not self.is_up or node in self._gone:
+            self._note(node, "would crash, but is gone already")
+            return
+        self._note(node, "crashes")
+        self._gone.add(node)
+        self._workers[node - 1].vanish()
+        at = self.now + crash.noticed_after
+        self._clock.book(at, self._ring_down, self._rings, node, crash.restart_after)
+        self._look(node)
+
+    def _ring_down(self, ring: int, node: int, restart_after: float) -> None:
+        if ring != self._rings:
+            return  # another stage of that ring was missed before
+        self._note(0, f"stage {node} is missed")
+        self.is_up = False
+        self._rings += 1
+        for number, worker in enumerate(self._workers, 1):
+            worker.vanish()
+            self._gone.add(number)
+            self._busy[number] += worker.busy
+        self._workers = []
+        self.stages = []
+        for under_way in (self.segments, self.control, self.work, self.lost):
+            under_way.clear()
+        self._clock.book(self.now + restart_after, self._ring_up)
+        self._handle(0, RingDown(f"stage {node} was lost: it crashed"))
+
+    def _ring_up(self) -> None:
+        self._note(0, "the ring is up")
+        self.is_up = True
+        self._gone.clear()
+        self.stages = list(self._make_stages())
+        self._links = Links(self._network, self._rng)
+        self._workers = [
+            Worker(
+                number,
+                self._clock,
+                StageCompute(stage.block),
+                _StagePrices(self._durations, self._dice, self._clock, number),
+                self._computed,
+                self.spans,
+                at_start=False,
+            )
+            for number, stage in enumerate(self.stages, 1)
+        ]
+        self._handle(0, RingUp())
+
+    # --- machines -----------------------------------------------------------------------------
+
+    def _handle(self, node: int, event: Event) -> None:
+        machine = self.stages[node - 1].machine if node else self.coordinator
+        self._dispatch(node, machine.handle(event, self.now))
+        if node == 0:
+            self._book_tick()
+        self._look(node)
+
+    def _look(self, node: int) -> None:
+        if self._watch is not None:
+            self._watch.after(self, node)
+
+    def _book_tick(self) -> None:
+        deadline = self.coordinator.deadline()
+        if self._tick is not None and self._tick.at != deadline:
+            self._tick.cancel()
+            self._tick = None
+        if self._tick is None and deadline is not None:
+            self._tick = self._clock.book(deadline, self._ticked)
+
+    def _dispatch(self, node: int, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendRing(segment):
+                    if node == 0 and self.is_up:
+                        self.segments[segment.seq] = segment.request
+                    self._send(node, effect, segment)
+                case SendStages(message) | SendCoordinator(message):
+                    self._send(node, effect, message)
+                case SendPeer(_, message):
+                    told = decode(encode(message))
+                    self._note(0, f"tells {message_words(told)}")
+                    self.replies.append(Reply(self.now, told))
+                case AbortBlock(job):
+                    self._workers[node - 1].abort(job)
+                case _ if isinstance(effect, COMPUTE):
+                    if node:
+                        self.work[effect.request] += 1
+                    (self._workers[node - 1] if node else self._head).add(effect)
+                case _:
+                    raise TypeError(f"a simulated ring carries out no {type(effect).__name__}")
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _send(self, node: int, effect: Effect, message: Message) -> None:
+        if not self.is_up:
+            return  # there is nobody
+        frames = [bytes(frame) for frame in encode(message)]
+        match effect:
+            case SendRing():
+                after = (node + 1) % len(self._network.ring)
+                self._transmit(self._links.ring[node], after, message, frames, None)
+            case SendStages():
+                for number, link in enumerate(self._links.to_stages, 1):
+                    self._transmit(link, number, message, frames, _request_of(message))
+            case _:
+                link = self._links.from_stages[node - 1]
+                self._transmit(link, 0, message, frames, _request_of(message))
+
+    def _transmit(
+        self, link: Link, node: int, message: Message, frames: list[bytes], control: int | None
+    ) -> None:
+        if self._dice.loses(message):
+            self._note(node, f"never gets {message_words(message)}")
+            if isinstance(message, Retain):
+                self.lost[node, message.request] = message.epoch
+            return
+        size = self._durations.message_bytes(message, sum(len(frame) for frame in frames))
+        late = self._dice.lateness(message)
+        at = link.send(self.now, size, self._dice.delay()) + late
+        for when in (at, *(at + after for after in self._dice.repeats(message))):
+            if control is not None:
+                self.control[control] += 1
+            self._clock.book(when, self._arrived, self._rings, node, frames, control)
+
+    def _note(self, node: int, what: str) -> None:
+        if self._log is not None:
+            self._log.add(self.now, f"V{node}" if node else "D0", what)
+
+
+def _request_of(message: Message) -> int:
+    return int(getattr(message, "request", -1))
+
+
+class _CoordinatorPrices:
+    """What the coordinator's worker charges."""
+
+    def __init__(self, durations: Durations, draft: DraftSource | None) -> None:
+        self._durations = durations
+        self._draft = draft
+
+    def seconds(self, effect: Effect) -> float:
+        """Seconds of an effect that was just carried out."""
+        work = self._draft.take_work() if self._draft is not None else ()
+        return self._durations.coordinator(effect, work)
+
+    def slices(self, effect: RunBlock) -> int:
+        """A coordinator runs no blocks."""
+        return 1
+
+
+class _StagePrices:
+    """What a stage's worker charges, slower where a fault says so."""
+
+    def __init__(self, durations: Durations, dice: Dice, clock: Clock, number: int) -> None:
+        self._durations = durations
+        self._dice = dice
+        self._clock = clock
+        self._number = number
+
+    def seconds(self, effect: Effect) -> float:
+        """Seconds of an effect that starts now."""
+        slowness = self._dice.slowness(self._number, self._clock.now)
+        return self._durations.stage(self._number, effect) * slowness
+
+    def slices(self, effect: RunBlock) -> int:
+        """Layers."""
+        return self._durations.slices(self._number, effect)

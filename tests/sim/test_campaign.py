@@ -1,0 +1,212 @@
+"""Campaign: random scenarios keep every promise; failures are written down and can be replayed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.worlds import CALM, CALM_ASK
+
+from edgespec.errors import ConfigError
+from edgespec.machines.coordinator import CoordinatorMachine
+from edgespec.machines.effects import Effect, SendPeer
+from edgespec.machines.events import Event
+from edgespec.policy.registry import POLICIES
+from edgespec.sim.campaign import Parts, ScenarioFailed, play, play_and_trace, run_campaign
+from edgespec.sim.faults import Crash, LateRetain, SmallCache
+from edgespec.sim.log import EventLog
+from edgespec.sim.plain_json import from_json, to_json
+from edgespec.sim.replay import replay
+from edgespec.sim.scenario import Scenario, Setting, draw, policies_of
+from edgespec.sim.trace import read_trace
+from edgespec.wire.messages import Tokens
+
+RUNS = 300
+CHUNK = 50
+SLOW_RUNS = 10_000
+SLOW_CHUNK = 1_000
+
+
+@pytest.mark.parametrize("first", range(0, RUNS, CHUNK))
+def test_random_scenarios_keep_every_promise(first: int, tmp_path: Path) -> None:
+    assert run_campaign(range(first, first + CHUNK), tmp_path) == CHUNK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(RUNS, RUNS + SLOW_RUNS, SLOW_CHUNK))
+def test_many_more_scenarios_keep_every_promise(first: int, tmp_path: Path) -> None:
+    assert run_campaign(range(first, first + SLOW_CHUNK), tmp_path) == SLOW_CHUNK
+
+
+def test_scenarios_play_every_published_policy_and_every_fault() -> None:
+    scenarios = [draw(seed) for seed in range(RUNS)]
+    assert {ask.policy for s in scenarios for ask in s.asks} == set(POLICIES)
+    kinds = {fault.kind for s in scenarios for fault in s.faults}
+    assert kinds == {
+        *("delay", "duplicate", "lose_retain", "late_retain"),
+        *("slow_stage", "small_cache", "crash"),
+    }
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_scenario_runs_alike(seed: int) -> None:
+    logs = [EventLog(), EventLog()]
+    for log in logs:
+        play(draw(seed), log)
+    assert logs[0].lines == logs[1].lines
+    assert len(logs[0].lines) > 10
+
+
+def test_a_scenario_that_was_written_down_runs_alike() -> None:
+    for seed in range(40):
+        scenario = draw(seed)
+        again = from_json(Scenario, json.loads(json.dumps(to_json(scenario))))
+        assert again == scenario
+
+
+def test_variants_of_policies_are_known_while_the_run_lasts() -> None:
+    before = dict(POLICIES)
+    with policies_of(CALM):
+        policy: Any = POLICIES["flowspec#0"]
+        assert (policy.name, policy.nodes, policy.longest) == ("flowspec", 10, 2)
+    assert before == POLICIES
+
+
+def test_a_setting_that_a_policy_does_not_have_is_refused() -> None:
+    ask = replace(CALM_ASK, settings=(Setting("speed", 3),))
+    with pytest.raises(ConfigError, match="no parameters"):
+        play(replace(CALM, asks=(ask,)))
+
+
+def test_a_log_keeps_the_last_lines() -> None:
+    log = EventLog(longest=2)
+    for what in "abc":
+        log.add(1.5, "D0", what)
+    assert (log.lines, log.skipped) == (("1.5 D0 b", "1.5 D0 c"), 1)
+
+
+# --- replay -------------------------------------------------------------------------------------
+
+
+class Stammers(CoordinatorMachine):
+    """Tells the fifth piece of an answer twice."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._pieces = 0
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        effects = super().handle(event, now)
+        for effect in list(effects):
+            if isinstance(effect, SendPeer) and isinstance(effect.message, Tokens):
+                self._pieces += 1
+                if self._pieces == 5:
+                    effects.append(effect)
+        return effects
+
+
+BUGGY = Parts(coordinator=Stammers)
+
+
+@pytest.fixture
+def trace_path(tmp_path: Path) -> Path:
+    with pytest.raises(ScenarioFailed) as caught:
+        play_and_trace(CALM, tmp_path / "traces", BUGGY)
+    path = tmp_path / "traces" / "seed-7.json"
+    text = str(caught.value)
+    assert "seed 7" in text
+    assert f"edgespec simulate --replay {path}" in text
+    assert "InvariantViolated: plain answer" in text
+    return path
+
+
+def test_a_trace_holds_what_is_needed(trace_path: Path) -> None:
+    content = json.loads(trace_path.read_text())
+    assert content["format"] == 1
+    assert content["scenario"]["seed"] == 7
+    assert content["events"][0] == "0 D0 the ring is up"
+    assert content["failure"].startswith("InvariantViolated: plain answer")
+    assert read_trace(trace_path).scenario == CALM
+
+
+def test_a_replay_shows_the_same_failure(trace_path: Path) -> None:
+    outcome = replay(trace_path, BUGGY)
+    assert outcome.same
+    assert outcome.events == outcome.trace.events
+    assert outcome.words().startswith("seed 7 fails as recorded: InvariantViolated: plain answer")
+
+
+def test_a_replay_tells_that_it_no_longer_fails(trace_path: Path) -> None:
+    outcome = replay(trace_path)
+    assert not outcome.same
+    assert "it no longer fails" in outcome.words()
+    # The same events up to the one that went wrong, and then more.
+    assert outcome.diverged_at is not None
+    assert outcome.recorded.endswith("tells Tokens 0")
+    assert outcome.events[: outcome.diverged_at] == outcome.trace.events[: outcome.diverged_at]
+
+
+def test_a_replay_tells_where_it_diverges(trace_path: Path) -> None:
+    content = json.loads(trace_path.read_text())
+    content["events"][3] = "0 V1 something else"
+    trace_path.write_text(json.dumps(content))
+    outcome = replay(trace_path, BUGGY)
+    assert (outcome.diverged_at, outcome.recorded) == (3, "0 V1 something else")
+    assert "diverged at event 3" in outcome.words()
+    assert "it fails now" in outcome.words()
+
+
+def test_a_replay_compares_only_what_was_kept(trace_path: Path) -> None:
+    content = json.loads(trace_path.read_text())
+    content["events"] = content["events"][10:]
+    content["skipped"] = 10
+    trace_path.write_text(json.dumps(content))
+    assert replay(trace_path, BUGGY).same
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("no json", "cannot be read"),
+        ("[]", "no trace"),
+        ('{"format": 2}', "no trace of format 1"),
+        ('{"format": 1}', "no whole trace"),
+        ('{"format": 1, "failure": "", "events": [], "scenario": 3}', "must be an object"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_trace(path)
+
+
+def _with(change: dict[str, Any]) -> dict[str, Any]:
+    return {**to_json(CALM), **change}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (_with({"colour": "red"}), "unknown field 'colour'"),
+        ({"seed": 1}, "lacks 'accuracy'"),
+        (_with({"seed": "7"}), "Scenario.seed is '7'; it must be int"),
+        (_with({"seed": True}), "Scenario.seed is True; it must be int"),
+        (_with({"faults": 3}), "Scenario.faults is 3; it must be a list"),
+        (_with({"faults": [{"kind": "meteor"}]}), r"faults\[0\] is of the unknown kind 'meteor'"),
+        (_with({"faults": [7]}), r"faults\[0\] is of the unknown kind None"),
+    ],
+)
+def test_json_that_is_no_scenario_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_json(Scenario, value)
+
+
+def test_faults_and_gaps_come_back_from_json() -> None:
+    faults = (Crash(1, 0.5, 0, 1), SmallCache(2, 5), LateRetain(0.5, 1.0))
+    ask = replace(CALM_ASK, cancel_at=2.5)
+    scenario = replace(CALM, faults=faults, asks=(ask, replace(ask, tag=1, cancel_at=None)))
+    assert from_json(Scenario, to_json(scenario)) == scenario

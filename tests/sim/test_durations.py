@@ -1,0 +1,102 @@
+"""Durations: the cost model's figures reach the right node and link; random times keep bounds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.worlds import submit, toy_world
+
+from edgespec.daemon.profiles import profile_named
+from edgespec.machines.effects import DeepenDraft, Effect, OpenCache, RunBlock, RunDraft, RunHead
+from edgespec.planning.cost_model import cost_model_named
+from edgespec.planning.costs import LinkCosts, ring_costs
+from edgespec.sim.durations import CostDurations, RandomDurations, network_of
+from edgespec.sim.links import LinkSpec
+from edgespec.tree.ledger import Rows
+from edgespec.verify.sampling import Sampling
+from edgespec.wire.messages import End, Segment
+from edgespec.wire.tensor import Tensor
+
+NANO, NX = profile_named("jetson-orin-nano-8gb"), profile_named("jetson-orin-nx-16gb")
+COSTS = ring_costs([NX, NX, NANO, NANO, NANO], cost_model_named("llama-2-7b"))
+IDS = np.arange(3, dtype=np.int64)
+BLOCK = RunBlock(1, 1, Rows(IDS, IDS - 1, IDS, IDS), None, 5, np.tri(3, dtype=np.bool_))
+HIDDEN = Tensor("uint64", (3, 1), bytes(24))
+HEAD = RunHead(1, 1, HIDDEN, IDS, Sampling())
+
+
+def segment(hidden: Tensor | None) -> Segment:
+    return Segment(1, 1, 0, False, 0, 3, IDS, IDS - 1, IDS, IDS, hidden, 0.0)
+
+
+def test_every_node_is_charged_its_own_costs() -> None:
+    durations = CostDurations(COSTS)
+    for number, stage in enumerate(COSTS.stages, 1):
+        assert durations.stage(number, BLOCK) == stage.block_seconds(3, 8)
+        assert durations.slices(number, BLOCK) == stage.layers
+    assert durations.coordinator(HEAD, ()) == COSTS.coordinator.head_seconds(3)
+    draft = durations.coordinator(RunDraft(1, 1, (1, 2, 3), 2, 2), (3, 2))
+    one, two = (COSTS.coordinator.draft_seconds(rows, 3) for rows in (3, 2))
+    assert draft == one + two
+
+
+def test_segments_are_charged_as_the_charged_model_s() -> None:
+    durations = CostDurations(COSTS)
+    assert durations.message_bytes(segment(None), 7) == COSTS.segment_bytes(3, hidden=False)
+    assert durations.message_bytes(segment(HIDDEN), 7) == COSTS.segment_bytes(3, hidden=True)
+    assert durations.message_bytes(End(1), 7) == 7
+
+
+def test_links_are_those_of_the_costs_and_control_takes_the_slowest_latency() -> None:
+    links = (LinkCosts(0.25, 10.0), LinkCosts(0.5, 20.0), *COSTS.links[2:])
+    network = network_of(replace(COSTS, links=links))
+    assert network.ring[:2] == (LinkSpec(0.25, 10.0), LinkSpec(0.5, 20.0))
+    assert network.to_stages == network.from_stages == (LinkSpec(0.5),) * 4
+
+
+def test_a_whole_answer_costs_the_sum_of_its_parts() -> None:
+    world = toy_world(CostDurations(COSTS), network=network_of(COSTS))
+    world.submit(submit(prompt="abc", limit=3))
+    world.run()
+    at = [reply.at for reply in world.replies[:3]]
+
+    def trip(rows: int, seen: int, returned: int) -> float:
+        blocks = sum(stage.block_seconds(rows, seen) for stage in COSTS.stages)
+        there = COSTS.links[0].seconds(COSTS.segment_bytes(rows, hidden=False))
+        size = COSTS.segment_bytes(rows, hidden=True)
+        between = sum(link.seconds(size) for link in COSTS.links[1:-1])
+        back = COSTS.links[-1].seconds(COSTS.segment_bytes(returned, hidden=True))
+        latency = sum(link.latency for link in COSTS.links)
+        head = COSTS.coordinator.head_seconds(returned)
+        return blocks + there + between + back + latency + head
+
+    # The retained set reaches V1 before the segment, which waits for the rest of the gather.
+    there = COSTS.links[0].seconds(COSTS.segment_bytes(1, hidden=False))
+    wait = COSTS.stages[0].gather_seconds(1) - there
+    assert wait > 0
+    trips = [trip(3, 3, 1), trip(1, 4, 1), trip(1, 5, 1) + wait]
+    assert at == pytest.approx(np.cumsum(trips).tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize("effect", [BLOCK, OpenCache(1, 5)])
+def test_random_times_are_within_twice_the_pace(effect: Effect) -> None:
+    durations = RandomDurations(random.Random(0), 0.0, 0.0, (1.0, 0.0), (3, 4))
+    times = [durations.stage(1, effect) for _ in range(500)]
+    most = 2.0 if effect is BLOCK else 0.2
+    assert 0.0 in times
+    assert most * 0.9 < max(times) <= most
+    assert durations.stage(2, effect) == 0.0
+    assert durations.slices(2, BLOCK) == 4
+
+
+def test_random_drafts_pay_for_every_pass() -> None:
+    durations = RandomDurations(random.Random(0), 1.0, 0.0, (), ())
+    assert durations.coordinator(DeepenDraft(1, 1, 1, 1), (3, 3)) == 0.0
+    assert any(durations.coordinator(HEAD, ()) for _ in range(20))
+    durations = RandomDurations(random.Random(0), 0.0, 1.0, (), ())
+    assert durations.coordinator(HEAD, ()) == 0.0
+    assert any(durations.coordinator(DeepenDraft(1, 1, 1, 1), (3,)) for _ in range(20))
+    assert durations.coordinator(DeepenDraft(1, 1, 1, 1), ()) == 0.0

@@ -1,0 +1,132 @@
+"""Small simulated rings with known durations, and scenarios in which nothing goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from edgespec.backends.fake import FakeBlock, FakeHead
+from edgespec.drafting.base import DraftSource
+from edgespec.machines.admission import Ring
+from edgespec.machines.coordinator import CoordinatorMachine
+from edgespec.machines.effects import Effect, RunBlock, RunHead
+from edgespec.machines.stage import StageMachine
+from edgespec.sim.durations import CostDurations
+from edgespec.sim.faults import Fault
+from edgespec.sim.links import LinkSpec, Network
+from edgespec.sim.log import EventLog
+from edgespec.sim.scenario import Ask, Scenario, Setting
+from edgespec.sim.toy import VOCABULARY, ToyCodec
+from edgespec.sim.world import CoordinatorParts, StageParts, World
+from edgespec.wire.messages import Message, Segment, Submit
+
+
+@dataclass
+class FixedDurations:
+    """The same time for every block of a stage, and for every run of the head; nothing else."""
+
+    stages: Sequence[float]
+    head: float = 0.0
+    draft_row: float = 0.0
+    layers: int = 1
+    segment_bytes: int = 0
+    works: list[tuple[int, ...]] = field(default_factory=list)
+
+    def coordinator(self, effect: Effect, work: tuple[int, ...]) -> float:
+        """The head's time, or the draft's rows."""
+        self.works.append(work)
+        return self.head if isinstance(effect, RunHead) else self.draft_row * sum(work)
+
+    def stage(self, number: int, effect: Effect) -> float:
+        """Blocks cost, all else is free."""
+        return self.stages[number - 1] if isinstance(effect, RunBlock) else 0.0
+
+    def slices(self, number: int, effect: RunBlock) -> int:
+        """Layers of any stage."""
+        return self.layers
+
+    def message_bytes(self, message: Message, encoded: int) -> int:
+        """Segments are as large as the test says, control messages weigh nothing."""
+        return self.segment_bytes if isinstance(message, Segment) else 0
+
+
+def toy_world(
+    durations: FixedDurations | CostDurations,
+    link: LinkSpec | None = None,
+    control: LinkSpec | None = None,
+    *,
+    faults: Sequence[Fault] = (),
+    draft: DraftSource | None = None,
+    prefill_chunk: int = 8,
+    row_limits: Sequence[int] = (),
+    log: EventLog | None = None,
+    keep_spans: bool = False,
+    network: Network | None = None,
+) -> World:
+    """A ring of toy stages: as many as there are fixed durations, or as the network has."""
+    if network is None:
+        assert isinstance(durations, FixedDurations)
+        network = Network.even(len(durations.stages), link or LinkSpec(), control)
+    count = len(network.to_stages)
+
+    def stages() -> list[StageParts]:
+        limits = row_limits or [1000] * count
+        return [
+            StageParts(StageMachine(is_last=at == count - 1, row_limit=limits[at]), FakeBlock(at))
+            for at in range(count)
+        ]
+
+    ring = Ring(count, 2000, "oracle" if draft else "", prefill_chunk)
+    return World(
+        CoordinatorMachine(ring, ToyCodec()),
+        CoordinatorParts(FakeHead(VOCABULARY), draft),
+        stages,
+        durations,
+        network,
+        faults,
+        log=log,
+        keep_spans=keep_spans,
+    )
+
+
+def submit(
+    tag: int = 0, prompt: str = "abc", limit: int = 3, policy: str = "autoregressive"
+) -> Submit:
+    """A request with everything that these tests do not care about filled in."""
+    return Submit(tag, prompt, limit, 0.0, 0, 1.0, 0.0, 0, (), policy)
+
+
+CALM_ASK = Ask(
+    tag=0,
+    at=0.0,
+    cancel_at=None,
+    prompt="hello",
+    max_new_tokens=16,
+    seed=1,
+    stop=(),
+    policy="flowspec",
+    settings=(
+        Setting("nodes", 10),
+        Setting("depth", 3),
+        Setting("width", 3),
+        Setting("longest", 2),
+        Setting("merge_nodes", 7),
+        Setting("merge_depth", 3),
+    ),
+)
+
+CALM = Scenario(
+    seed=7,
+    accuracy=0.7,
+    eos_ids=(),
+    prefill_chunk=2,
+    context_length=2000,
+    head_pace=0.01,
+    draft_pace=0.01,
+    stage_paces=(0.01, 0.02, 0.01),
+    layers=(4, 4, 4),
+    network=Network.even(3, LinkSpec(latency=0.005)),
+    faults=(),
+    asks=(CALM_ASK,),
+)
+"""Three stages, one request, and nothing that goes wrong."""
