@@ -12,14 +12,13 @@ from collections import deque
 import numpy as np
 
 from edgespec.errors import CapacityError, ConfigError, EdgespecError, LocalProtocolError
+from edgespec.machines import drafts
 from edgespec.machines.admission import Ring, admit
 from edgespec.machines.answer import TextCodec
 from edgespec.machines.effects import (
     CloseDraft,
-    DeepenDraft,
     Effect,
     OpenDraft,
-    RunDraft,
     RunHead,
     SendPeer,
     SendRing,
@@ -29,6 +28,7 @@ from edgespec.machines.events import (
     ComputeFailed,
     Drafted,
     Event,
+    Expanded,
     HeadDone,
     MessageArrived,
     PeerGone,
@@ -37,13 +37,15 @@ from edgespec.machines.events import (
     SegmentArrived,
     Tick,
 )
-from edgespec.machines.request import DraftJob, HeadJob, InFlight, Request
-from edgespec.policy.base import Deepen, Grow, Send
+from edgespec.machines.request import HeadJob, InFlight, Request
+from edgespec.policy.base import Deepen, Expand, Grow, Send
+from edgespec.policy.experience import Experience
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.verify.sampling import Choice
 from edgespec.wire.messages import (
     Cancel,
+    Credit,
     End,
     Failed,
     Fault,
@@ -73,6 +75,8 @@ class CoordinatorMachine:
         self._jobs = 0
         self._seq = 0
         self._flying: dict[int, InFlight] = {}
+        self._queued: set[int] = set()  # segments that the first stage has not handed on
+        self._experience = Experience()
         self._head_jobs: dict[int, HeadJob] = {}
         self._lost: dict[int, float] = {}
 
@@ -85,11 +89,13 @@ class CoordinatorMachine:
                 return self._on_cancel(peer, tag, now)
             case MessageArrived(_, Fault(request, reason)):
                 return self._on_fault(request, reason, now)
+            case MessageArrived(_, Credit(seq)):
+                return self._on_credit(seq, now)
             case SegmentArrived(segment):
                 return self._on_segment(segment, now)
             case HeadDone(job, choice):
                 return self._on_head_done(job, choice, now)
-            case Drafted():
+            case Drafted() | Expanded():
                 return self._on_drafted(event, now)
             case ComputeFailed(job, request, reason):
                 self._head_jobs.pop(job, None)
@@ -163,7 +169,7 @@ class CoordinatorMachine:
         if request.policy.drafts:
             effects.append(OpenDraft(request.number, request.sampling))
             # The draft reads the prompt while the stages do: a tree of depth 0.
-            effects.append(self._grow(request, Grow(0, 1, 0)))
+            effects.append(self._draft(request, Grow(0, 1, 0), now))
         return self._send_prefill(request) + effects
 
     def _on_cancel(self, peer: bytes, tag: int, now: float) -> list[Effect]:
@@ -193,6 +199,7 @@ class CoordinatorMachine:
     def _on_ring_down(self, reason: str, now: float) -> list[Effect]:
         self._down = reason
         self._is_up = False
+        self._queued.clear()
         self._flying.clear()  # nothing comes back from a ring that is gone
         effects: list[Effect] = []
         for request in list(self._requests.values()):
@@ -242,6 +249,7 @@ class CoordinatorMachine:
         self._seq += 1
         wanted = frozenset(rows.ids[len(rows) - want :].tolist())
         entered = request.clock.send()
+        self._queued.add(self._seq)
         self._flying[self._seq] = InFlight(request.number, entered, certain, wanted)
         request.in_flight += 1
         return SendRing(
@@ -257,7 +265,6 @@ class CoordinatorMachine:
                 rows.positions,
                 rows.tokens,
                 None,
-                0.0,
             )
         )
 
@@ -268,6 +275,10 @@ class CoordinatorMachine:
         if flying is None or flying.request != segment.request:
             return []  # a repeated delivery, or one of an earlier ring
         del self._flying[segment.seq]
+        self._queued.discard(segment.seq)
+        self._experience.segment(
+            segment.busiest_rows, segment.busiest_seconds, segment.total_seconds
+        )
         request = self._requests.get(segment.request)
         if request is None:
             return []
@@ -275,6 +286,16 @@ class CoordinatorMachine:
             return self._fail(request, "the ring returned rows that were not sent round", now)
         request.results.append((flying, segment))
         return self._take_results(request, now)
+
+    def _on_credit(self, seq: int, now: float) -> list[Effect]:
+        """The first stage is free: a policy that waited for it may send."""
+        if seq not in self._queued:
+            return []
+        self._queued.remove(seq)
+        request = self._requests.get(self._active) if self._active is not None else None
+        if request is None or request.tree is None:
+            return []
+        return self._decide(request, now)
 
     def _take_results(self, request: Request, now: float) -> list[Effect]:
         """Take up what is back, unless the policy wants to finish its step first."""
@@ -315,6 +336,7 @@ class CoordinatorMachine:
         ids = tuple(segment.ids[index].tolist())
         self._head_jobs[self._jobs] = HeadJob(request.number, ids)
         request.verifying += 1
+        request.heads += 1
         return RunHead(
             self._jobs,
             request.number,
@@ -356,6 +378,9 @@ class CoordinatorMachine:
             return []
         step = request.tree.advance()
         request.tally.gains[len(step.tokens)] += 1
+        calibration = self._experience.calibration(request.sampling.shape)
+        for score, was_right in step.outcomes:
+            calibration.learn(score, was_right)
         if not step.tokens:
             return self._decide(request, now)
         # Exactly as many rows were of use as tokens came of them; an answer that ends within
@@ -398,54 +423,33 @@ class CoordinatorMachine:
 
     # --- drafting and sending -----------------------------------------------------------------
 
-    def _on_drafted(self, event: Drafted, now: float) -> list[Effect]:
+    def _on_drafted(self, event: Drafted | Expanded, now: float) -> list[Effect]:
         request = next(
             (r for r in self._requests.values() if r.draft and r.draft.job == event.job), None
         )
-        if request is None or request.draft is None:
+        if request is None:
             return []
-        draft, request.draft = request.draft, None
-        request.grown = draft
+        drafts.take(request, event, self._experience, now)
         if request.tree is None:
-            return []  # the prompt is read on both sides; the first token is not here yet
-        since = request.context[draft.context_length :]
-        added = request.tree.merge(
-            event.tree, since, draft.keep, request.last_position, draft.only_new
-        )
-        request.exhausted = draft.only_new and added == 0
+            return []
         return self._decide(request, now) + self._take_results(request, now)
 
     def _decide(self, request: Request, now: float) -> list[Effect]:
         """Carry out what the policy decides."""
         effects: list[Effect] = []
-        for decision in request.policy.decide(request.view(self._ring.stages)):
-            match decision:
-                case Send(ids):
-                    assert request.tree is not None
-                    rows = request.tree.send(ids)
-                    request.tally.rows_sent += len(rows)
-                    effects.append(
-                        self._launch(request, rows, certain=False, reserve=0, want=len(rows))
-                    )
-                case Grow():
-                    effects.append(self._grow(request, decision))
-                case Deepen():
-                    effects.append(self._deepen(request, decision))
+        view = request.view(self._ring.stages, len(self._queued), self._experience)
+        for decision in request.policy.decide(view):
+            if isinstance(decision, Send):
+                assert request.tree is not None
+                rows = request.tree.send(decision.ids)
+                request.tally.rows_sent += len(rows)
+                effects.append(
+                    self._launch(request, rows, certain=False, reserve=0, want=len(rows))
+                )
+            else:
+                effects.append(self._draft(request, decision, now))
         return effects
 
-    def _grow(self, request: Request, grow: Grow) -> Effect:
+    def _draft(self, request: Request, wanted: Grow | Deepen | Expand, now: float) -> Effect:
         self._jobs += 1
-        context = request.context
-        root = request.tree.root if request.tree else -1
-        request.draft = DraftJob(self._jobs, root, len(context), grow.keep, only_new=False)
-        return RunDraft(self._jobs, request.number, context, grow.depth, grow.width)
-
-    def _deepen(self, request: Request, deepen: Deepen) -> Effect:
-        if request.grown is None:
-            raise LocalProtocolError("there is no drafted tree to deepen")
-        self._jobs += 1
-        grown = request.grown
-        request.draft = DraftJob(
-            self._jobs, grown.root, grown.context_length, deepen.keep, only_new=True
-        )
-        return DeepenDraft(self._jobs, request.number, deepen.levels, deepen.width)
+        return drafts.ask(request, wanted, self._jobs, now)

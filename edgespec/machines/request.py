@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from edgespec.machines.answer import Answer
 from edgespec.policy.base import Policy, View
+from edgespec.policy.experience import Calibration, Experience
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import Finished, Retain, Segment, Submit
@@ -17,13 +18,21 @@ SPECULATIVE_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """A draft at work: below which root, how long the context was, what to merge of it."""
+    """A draft at work: below which root, how long the context was, what to merge of it.
+
+    `expanding`: the nodes whose children are guessed; none if whole levels are grown. `started`:
+    when it was asked for. `heads`: head jobs of the request so far, -1 if one was at work: a draft
+    that had to wait for a head does not tell what drafting takes.
+    """
 
     job: int
     root: int
     context_length: int
     keep: int
     only_new: bool
+    expanding: tuple[int, ...] = ()
+    started: float = 0.0
+    heads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +150,7 @@ class Request:
         self.in_flight = 0  # segments on the ring or, back from it, in `results`
         self.results: deque[tuple[InFlight, Segment]] = deque()
         self.verifying = 0
+        self.heads = 0
         self.draft: DraftJob | None = None
         self.grown: DraftJob | None = None
         self.exhausted = False
@@ -155,6 +165,11 @@ class Request:
         return self.policy.drafts_in_step and self.tree is not None and busy
 
     @property
+    def calm(self) -> int:
+        """Head jobs so far; -1 while one is at work."""
+        return -1 if self.verifying else self.heads
+
+    @property
     def epoch(self) -> int:
         """The newest retained set that was made."""
         return self._epoch
@@ -164,7 +179,7 @@ class Request:
         """All certain tokens in order, the root's included."""
         return self.prompt + tuple(self.answer.token_ids)
 
-    def view(self, stages: int) -> View:
+    def view(self, stages: int, queued: int, experience: Experience) -> View:
         """What the policy may see."""
         assert self.tree is not None, "a request has no tree before its prefill is back"
         return View(
@@ -176,6 +191,8 @@ class Request:
             drafted_root=self.grown.root if self.grown else None,
             exhausted=self.exhausted,
             depth_left=self.last_position - self.tree[self.tree.root].position,
+            queued=queued,
+            experience=experience,
         )
 
     def retain(self, passed: tuple[int, ...]) -> Retain:

@@ -32,7 +32,7 @@ from edgespec.machines.events import (
     SegmentArrived,
 )
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
-from edgespec.wire.messages import End, Fault, Retain, Segment
+from edgespec.wire.messages import Credit, End, Fault, Retain, Segment
 from edgespec.wire.tensor import Tensor
 
 REMEMBERED_ENDS = 1024
@@ -60,8 +60,9 @@ class _Running:
 class StageMachine:
     """One stage of the ring, without I/O: `handle(event, now)` answers with effects."""
 
-    def __init__(self, *, is_last: bool, row_limit: int) -> None:
+    def __init__(self, *, is_first: bool, is_last: bool, row_limit: int) -> None:
         """`row_limit`: rows of one request (committed and speculative) that may be held."""
+        self._is_first = is_first
         self._is_last = is_last
         self._row_limit = row_limit
         self._held: dict[int, _Held] = {}
@@ -122,10 +123,10 @@ class StageMachine:
             effects.append(OpenCache(request, min(segment.reserve, self._row_limit)))
         held = self._held.get(request)
         if held is None:
-            return [*effects, SendRing(_emptied(segment, segment.epoch))]
+            return [*effects, *self._hand_on(_emptied(segment, segment.epoch))]
         rows, hidden = _live_rows(segment, held.keep)
         if not len(rows):
-            return [*effects, SendRing(_emptied(segment, held.keep.epoch))]
+            return [*effects, *self._hand_on(_emptied(segment, held.keep.epoch))]
         return [*effects, self._run(segment, held, rows, hidden, now)]
 
     def _run(
@@ -149,9 +150,9 @@ class StageMachine:
         held = self._held.get(segment.request)
         if held is None or hidden is None:
             epoch = held.keep.epoch if held else segment.epoch
-            done: list[Effect] = [SendRing(_emptied(segment, epoch))]
+            done = self._hand_on(_emptied(segment, epoch))
         else:
-            done = [SendRing(self._outgoing(running, held, hidden, now))]
+            done = self._hand_on(self._outgoing(running, held, hidden, now))
         return done + self._start_next(now)
 
     def _outgoing(self, running: _Running, held: _Held, hidden: Tensor, now: float) -> Segment:
@@ -173,8 +174,14 @@ class StageMachine:
             rows.positions[index],
             _NO_TOKENS,
             hidden.take(index),
-            max(segment.seconds, now - running.since),
+            *_cost_so_far(segment, len(rows), now - running.since),
         )
+
+    def _hand_on(self, segment: Segment) -> list[Effect]:
+        """Send a segment to the next node; the first stage says that it is free again."""
+        if not self._is_first:
+            return [SendRing(segment)]
+        return [SendRing(segment), SendCoordinator(Credit(segment.seq))]
 
     def _finish_job(self, job: int) -> _Running:
         running = self._running
@@ -235,7 +242,7 @@ class StageMachine:
         if segment.request in self._held:
             effects.append(SendCoordinator(Fault(segment.request, reason)))
             effects += self._end(segment.request)
-        return [*effects, SendRing(_emptied(segment, segment.epoch))]
+        return [*effects, *self._hand_on(_emptied(segment, segment.epoch))]
 
 
 _NOTHING: IntArray = np.zeros(0, np.int64)
@@ -269,5 +276,13 @@ def _emptied(segment: Segment, epoch: int) -> Segment:
         _NOTHING,
         _NOTHING,
         None,
-        segment.seconds,
+        segment.busiest_seconds,
+        segment.busiest_rows,
+        segment.total_seconds,
     )
+
+
+def _cost_so_far(segment: Segment, rows: int, seconds: float) -> tuple[float, int, float]:
+    """The segment's busiest_seconds, busiest_rows and total_seconds behind this stage."""
+    busiest = (segment.busiest_seconds, segment.busiest_rows)
+    return (*max(busiest, (seconds, rows)), segment.total_seconds + seconds)

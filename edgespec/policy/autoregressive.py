@@ -14,6 +14,7 @@ class Autoregressive:
     name: str = "autoregressive"
     drafts: bool = False
     verifies_each_result: bool = True
+    calibrates: bool = False
     drafts_in_step: bool = False
 
     def window(self, stages: int) -> int:

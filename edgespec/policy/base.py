@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgespec.policy.experience import Experience
 from edgespec.tree.draft_tree import DraftTree
 
 
@@ -16,7 +17,8 @@ class View:
     `verifying`: results that the head has not done yet. `drafting`: the draft source is at work.
     `drafted_root`: the root below which the last finished draft grew. `exhausted`: growing that
     draft deeper gave nothing new. `depth_left`: levels below the root whose verdicts could still
-    be used.
+    be used. `queued`: segments that the first stage has not handed on yet. `experience`: what is
+    known of the ring and the draft source.
     """
 
     tree: DraftTree
@@ -27,6 +29,8 @@ class View:
     drafted_root: int | None
     exhausted: bool
     depth_left: int
+    queued: int
+    experience: Experience
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,22 @@ class Deepen:
 
 
 @dataclass(frozen=True, slots=True)
+class Expand:
+    """Draft `width` children of each of these nodes and merge the `keep` best of them all."""
+
+    ids: tuple[int, ...]
+    width: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """Send these nodes as one segment."""
 
     ids: tuple[int, ...]
 
 
-Decision = Grow | Deepen | Send
+Decision = Grow | Deepen | Expand | Send
 
 
 class Policy(Protocol):
@@ -76,6 +89,10 @@ class Policy(Protocol):
     def drafts_in_step(self) -> bool:
         """Whether a result is taken up only when the draft that the one before it called for is
         done and its segments have left: one step after the other, as in lock-step."""
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether expanded guesses are scored by how often their like were right."""
 
     def window(self, stages: int) -> int:
         """How many segments may be in flight at once (credits)."""

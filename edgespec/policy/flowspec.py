@@ -35,6 +35,7 @@ class FlowSpec:
     name: str = "flowspec"
     drafts: bool = True
     verifies_each_result: bool = True
+    calibrates: bool = False
     drafts_in_step: bool = True
 
     def window(self, stages: int) -> int:

@@ -22,6 +22,7 @@ class NaiveTree:
     name: str = "naive_tree"
     drafts: bool = True
     verifies_each_result: bool = False
+    calibrates: bool = False
     drafts_in_step: bool = False
 
     def window(self, stages: int) -> int:

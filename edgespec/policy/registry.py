@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from edgespec.errors import ConfigError
+from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.autoregressive import Autoregressive
 from edgespec.policy.base import Policy
 from edgespec.policy.flowspec import FlowSpec
 from edgespec.policy.naive_tree import NaiveTree
 
 POLICIES: dict[str, Policy] = {
-    policy.name: policy for policy in (Autoregressive(), NaiveTree(), FlowSpec())
+    policy.name: policy for policy in (Autoregressive(), NaiveTree(), FlowSpec(), Adaptive())
 }
 
 

@@ -17,7 +17,7 @@ from edgespec.machines.events import Event, MessageArrived, PeerGone, RingDown, 
 from edgespec.machines.membership import MembershipMachine
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.runtime.node import Node, ring_address
-from edgespec.wire.messages import Cancel, Fault, Goodbye, Submit, Tokens
+from edgespec.wire.messages import Cancel, Credit, Fault, Goodbye, Submit, Tokens
 
 
 class CoordinatorNode(Node):
@@ -45,6 +45,10 @@ class CoordinatorNode(Node):
                     return []  # only a stage may end a request of others
                 named = MessageArrived(peer, Fault(request, f"{stage}: {reason}"))
                 return self._membership.handle(event, now) + self._machine.handle(named, now)
+            case MessageArrived(peer, Credit()):
+                alive = self._membership.handle(event, now)
+                known = self._membership.stage_of(peer) is not None
+                return alive + (self._machine.handle(event, now) if known else [])
             case MessageArrived():
                 return self._membership.handle(event, now)
             case Tick():

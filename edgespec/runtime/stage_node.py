@@ -106,6 +106,7 @@ class StageNode(Node):
         block = self._load(assign, progress)
         self._compute = StageCompute(block)
         self._machine = StageMachine(
+            is_first=assign.stage == 1,
             is_last=assign.stage == assign.stages,
             row_limit=assign.context_length + SPECULATIVE_LIMIT,
         )

@@ -14,19 +14,25 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgespec.errors import LocalProtocolError
-from edgespec.tree.drafted import FROM_ROOT, DraftedTree
+from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.tree.ledger import Rows
 
 
 @dataclass(slots=True)
 class Node:
-    """One guessed (or, at the root, certain) token at an absolute position."""
+    """One guessed (or, at the root, certain) token at an absolute position.
+
+    `drafted`: its own natural-log score as the draft source gave it, if it came of an expansion.
+    `expanded`: its children have been, or are being, asked of the draft source.
+    """
 
     id: int
     parent: int
     token: int
     position: int
     score: float
+    drafted: float | None = None
+    expanded: bool = False
     sent: bool = False
     verdict: int | None = None
     children: dict[int, int] = field(default_factory=dict)
@@ -37,12 +43,15 @@ class Advance:
     """What verification made certain: new tokens, the nodes passed on the way, hit or miss.
 
     `passed` are the ids whose verdicts were used, in order; the i-th gave `tokens[i]`.
-    `missed`: the last token was not in the tree, so that nothing else of it is left.
+    `missed`: the last token was not in the tree, so that nothing else of it is left. `outcomes`:
+    for every guess (of an expansion) below the nodes passed, its own score and whether it was
+    right: what scores can be calibrated by.
     """
 
     tokens: tuple[int, ...]
     passed: tuple[int, ...]
     missed: bool
+    outcomes: tuple[tuple[float, bool], ...] = ()
 
 
 class DraftTree:
@@ -138,6 +147,68 @@ class DraftTree:
         parent.children[token] = node.id
         return node.id
 
+    def path(self, node_id: int) -> tuple[int, ...]:
+        """Tokens from below the root down to a node; empty for the root."""
+        tokens: list[int] = []
+        while node_id != self.root:
+            node = self._nodes[node_id]
+            tokens.append(node.token)
+            node_id = node.parent
+        return tuple(reversed(tokens))
+
+    def frontier(self, limit: int, depth: int) -> tuple[int, ...]:
+        """Up to `limit` nodes that were not expanded yet, in descending score.
+
+        Only nodes less than `depth` levels below the root; ties go to the older node.
+        """
+        last = self._nodes[self.root].position + depth
+        heap = [(-self._nodes[self.root].score, self.root)]
+        chosen: list[int] = []
+        while heap and len(chosen) < limit:
+            _, node_id = heapq.heappop(heap)
+            node = self._nodes[node_id]
+            if node.position >= last:
+                continue
+            if not node.expanded:
+                chosen.append(node_id)
+            for child in node.children.values():
+                heapq.heappush(heap, (-self._nodes[child].score, child))
+        return tuple(chosen)
+
+    def expand(self, ids: Iterable[int]) -> None:
+        """Note that the children of these nodes are asked of the draft source."""
+        for node_id in ids:
+            self._nodes[node_id].expanded = True
+
+    def attach(
+        self,
+        ids: Sequence[int],
+        children: Children,
+        keep: int,
+        last_position: int,
+        calibrated: Sequence[float],
+    ) -> int:
+        """Add the `keep` best of `children`, guessed below nodes `ids`; return how many are new.
+
+        `calibrated` are the children's own scores as they shall count (see policy.experience).
+        Parents that are no longer here, and guesses behind `last_position`, are left out. A guess
+        that is already here keeps its place and its score.
+        """
+        found = []
+        for index, at in enumerate(children.parents.tolist()):
+            parent = self._nodes.get(ids[at])
+            if parent is not None and parent.position < last_position:
+                found.append((-(parent.score + calibrated[index]), index, parent))
+        found.sort(key=lambda entry: entry[:2])
+        tokens, drafted = children.tokens.tolist(), children.scores.tolist()
+        added = 0
+        for score, index, parent in found[:keep]:
+            if tokens[index] not in parent.children:
+                child = self._add(parent, tokens[index], -score)
+                self._nodes[child].drafted = drafted[index]
+                added += 1
+        return added
+
     # --- sending ------------------------------------------------------------------------------
 
     def unsent(self, limit: int) -> tuple[int, ...]:
@@ -202,11 +273,13 @@ class DraftTree:
         """
         tokens: list[int] = []
         passed: list[int] = []
+        outcomes: list[tuple[float, bool]] = []
         node = self._nodes[self.root]
         missed = False
         while node.verdict is not None:
             tokens.append(node.verdict)
             passed.append(node.id)
+            outcomes += self._outcomes(node)
             child = node.children.get(node.verdict)
             if child is None:
                 missed = True
@@ -216,7 +289,11 @@ class DraftTree:
         if passed:
             self.root = node.id
             self._keep_below(node)
-        return Advance(tuple(tokens), tuple(passed), missed)
+        return Advance(tuple(tokens), tuple(passed), missed, tuple(outcomes))
+
+    def _outcomes(self, node: Node) -> list[tuple[float, bool]]:
+        guesses = [self._nodes[child] for child in node.children.values()]
+        return [(g.drafted, g.token == node.verdict) for g in guesses if g.drafted is not None]
 
     def _keep_below(self, root: Node) -> None:
         kept: dict[int, Node] = {}

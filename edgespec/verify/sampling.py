@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,11 @@ class Sampling:
         _check_number("min_p", self.min_p, "a number from 0 to 1", 0, 1)
         _check_integer("top_k", self.top_k, "an integer of at least 0 (0 means no limit)", None)
         _check_integer("seed", self.seed, "an integer from 0 to 2**64 - 1", 1 << 64)
+
+    @property
+    def shape(self) -> Sampling:
+        """The same without its seed: how peaked guesses are depends on this alone."""
+        return replace(self, seed=0)
 
     @property
     def greedy(self) -> bool:

@@ -24,8 +24,9 @@ class Segment:
     wants none). `epoch` starts as the coordinator's newest retained set; every stage lowers it to
     the newest one that it has applied, so that what returns is an acknowledgement by all.
     `tokens` are read by the first stage only and travel empty behind it; `hidden` [R, H] is None
-    until the first stage ran. `seconds`: the longest that any one stage so far computed on it, so
-    that the coordinator learns what a segment costs. An emptied segment still travels, so that
+    until the first stage ran. `busiest_seconds` and `busiest_rows`: the longest that any one stage so far
+    computed on it, and how many rows it had there; `total_seconds`: all stages together. So the
+    coordinator learns what a segment costs. An emptied segment still travels, so that
     credits stay right.
     """
 
@@ -40,7 +41,9 @@ class Segment:
     positions: IntArray
     tokens: IntArray
     hidden: Tensor | None
-    seconds: float = 0.0
+    busiest_seconds: float = 0.0
+    busiest_rows: int = 0
+    total_seconds: float = 0.0
 
 
 # --- coordinator → stages -----------------------------------------------------------------------
@@ -144,6 +147,13 @@ class Fault:
 
     request: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """The first stage has handed on the segment of that `seq`: it is free for the next one."""
+
+    seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +262,7 @@ Message = (
     | Loading
     | Ready
     | Fault
+    | Credit
     | Heartbeat
     | Submit
     | Cancel
@@ -276,6 +287,7 @@ TAGS: dict[int, type[Message]] = {
     22: Ready,
     23: Fault,
     24: Heartbeat,
+    25: Credit,
     40: Submit,
     41: Cancel,
     42: Progress,

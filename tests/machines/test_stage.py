@@ -73,7 +73,7 @@ class Stage:
     """A StageMachine whose block adds 100 to every hidden number."""
 
     def __init__(self, *, is_last: bool = False, row_limit: int = 1000) -> None:
-        self.machine = StageMachine(is_last=is_last, row_limit=row_limit)
+        self.machine = StageMachine(is_first=False, is_last=is_last, row_limit=row_limit)
         self.running: RunBlock | None = None
 
     def tell(self, event: Event) -> list[Effect]:

@@ -71,6 +71,8 @@ class Round:
             drafted_root=self.grown[0] if self.grown else None,
             exhausted=self.exhausted,
             depth_left=self.last_position - self.tree[self.tree.root].position,
+            queued=self.queued,
+            experience=self.experience,
         )
 
     @property

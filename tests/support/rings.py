@@ -98,7 +98,7 @@ class FakeRing:
         self.head = FakeHead(VOCABULARY)
         self.blocks = [FakeBlock(stage) for stage in range(stages)]
         self.machines = [
-            StageMachine(is_last=stage == stages - 1, row_limit=row_limit)
+            StageMachine(is_first=stage == 0, is_last=stage == stages - 1, row_limit=row_limit)
             for stage in range(stages)
         ]
         self.coordinator = CoordinatorMachine(

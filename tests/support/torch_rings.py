@@ -55,7 +55,7 @@ def torch_ring(stages: int, dtype: str = "float64") -> LocalRing:
         CoordinatorCompute(TorchHead(OutputHead(checkpoint, dtype)), draft),
         [
             (
-                StageMachine(is_last=number == stages, row_limit=4 * CONTEXT),
+                StageMachine(is_first=number == 1, is_last=number == stages, row_limit=4 * CONTEXT),
                 StageCompute(TorchBlock(block)),
             )
             for number, block in enumerate(blocks, start=1)

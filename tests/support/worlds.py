@@ -72,7 +72,10 @@ def toy_world(
     def stages() -> list[StageParts]:
         limits = row_limits or [1000] * count
         return [
-            StageParts(StageMachine(is_last=at == count - 1, row_limit=limits[at]), FakeBlock(at))
+            StageParts(
+                StageMachine(is_first=at == 0, is_last=at == count - 1, row_limit=limits[at]),
+                FakeBlock(at),
+            )
             for at in range(count)
         ]
 

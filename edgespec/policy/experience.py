@@ -1,0 +1,130 @@
+"""Experience: what a coordinator has learnt of its ring and its draft source, for policies.
+
+Times come from what the stages report and from when drafts come back, shares from which guesses
+turned out right. Nothing here is set by hand for a device or a model, and nothing is read from a
+profile: the ring that runs is the one that is measured.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+FADE = 0.1
+"""Weight of a new time against the mean of the old ones, once there are some: contexts grow, and
+devices heat up."""
+
+
+class RowTimes:
+    """Learnt seconds of something that is done to rows, by their number.
+
+    Times are averaged in classes 1, 2, 3-4, 5-8, 9-16, … and joined by straight lines; they never
+    fall with more rows.
+    """
+
+    def __init__(self) -> None:
+        self._classes: dict[int, tuple[float, float, int]] = {}  # mean rows, mean seconds, count
+        self._line: list[tuple[float, float]] = []
+
+    def record(self, rows: int, seconds: float) -> None:
+        """`rows` rows took so long; rows >= 1."""
+        key = (rows - 1).bit_length()
+        mean_rows, mean_seconds, count = self._classes.get(key, (0.0, 0.0, 0))
+        weight = max(1 / (count + 1), FADE)
+        self._classes[key] = (
+            mean_rows + weight * (rows - mean_rows),
+            mean_seconds + weight * (seconds - mean_seconds),
+            count + 1,
+        )
+        self._line = []
+        highest = 0.0
+        for _, (at, mean, _) in sorted(self._classes.items()):
+            highest = max(highest, mean)
+            self._line.append((at, highest))
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was recorded."""
+        return bool(self._line)
+
+    def seconds(self, rows: float) -> float:
+        """Expected seconds; raises ValueError while nothing is known.
+
+        Below the smallest known number of rows the time is that of the smallest, but with one
+        class alone known it is taken as proportional: what a row cost there is all there is to go
+        by. Beyond the largest the last slope goes on.
+        """
+        line = self._line
+        if not line:
+            raise ValueError("no times are known")
+        if len(line) == 1:
+            return line[0][1] * rows / line[0][0]
+        if rows <= line[0][0]:
+            return line[0][1]
+        right = min(bisect_left(line, (rows,)), len(line) - 1)
+        (r0, t0), (r1, t1) = line[right - 1], line[right]
+        return t0 + (t1 - t0) * (rows - r0) / (r1 - r0)
+
+
+PRIOR_WEIGHT = 8.0
+"""How many observations a draft source's own word counts for in a class of scores."""
+
+LOWEST = math.log(1e-4)
+"""Scores below this are one class."""
+
+
+class Calibration:
+    """How often guesses of a certain score turned out right, given that their parent was.
+
+    Scores fall into classes of one unit of log-odds. In each, the share that was right is
+    estimated with the draft's own probability as a prior worth PRIOR_WEIGHT observations.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, int]] = {}  # class: guesses, right ones
+
+    def learn(self, score: float, was_right: bool) -> None:
+        """A guess with that own natural-log score was, or was not, the model's token."""
+        key = _log_odds_class(score)
+        guesses, right = self._seen.get(key, (0, 0))
+        self._seen[key] = (guesses + 1, right + was_right)
+
+    def score(self, score: float) -> float:
+        """The natural log of the calibrated probability; never above 0."""
+        guesses, right = self._seen.get(_log_odds_class(score), (0, 0))
+        expected = math.exp(max(score, LOWEST))
+        return math.log((right + PRIOR_WEIGHT * expected) / (guesses + PRIOR_WEIGHT))
+
+
+def _log_odds_class(score: float) -> int:
+    share = math.exp(max(score, LOWEST))
+    return round(math.log(share / (1.0 - share + 1e-4)))
+
+
+@dataclass(slots=True)
+class Experience:
+    """All that is learnt; it outlives the requests that it was learnt from.
+
+    `step`: seconds of the busiest stage by rows of a segment. `spread`: a segment's time on all
+    stages together in times of its busiest one, so about the number of stages if they are equal.
+    `draft`: seconds of one forward pass of the draft source by rows. `calibrations`: one for each
+    way of sampling, as scores are ranked differently for each.
+    """
+
+    step: RowTimes = field(default_factory=RowTimes)
+    draft: RowTimes = field(default_factory=RowTimes)
+    spread: float = 0.0
+    calibrations: dict[object, Calibration] = field(default_factory=dict)
+
+    def segment(self, rows: int, busiest: float, total: float) -> None:
+        """A segment came back; `rows` on its busiest stage."""
+        if rows == 0 or busiest <= 0.0:
+            return
+        self.step.record(rows, busiest)
+        ratio = total / busiest
+        self.spread = self.spread + FADE * (ratio - self.spread) if self.spread else ratio
+
+    def calibration(self, sampling: object) -> Calibration:
+        """The calibration for that way of sampling."""
+        return self.calibrations.setdefault(sampling, Calibration())
