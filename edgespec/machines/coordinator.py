@@ -381,6 +381,9 @@ class CoordinatorMachine:
         calibration = self._experience.calibration(request.sampling.shape)
         for score, was_right in step.outcomes:
             calibration.learn(score, was_right)
+        if step.missed:
+            request.tally.misses += 1
+            request.ahead = 0
         if not step.tokens:
             return self._decide(request, now)
         # Exactly as many rows were of use as tokens came of them; an answer that ends within
@@ -443,6 +446,7 @@ class CoordinatorMachine:
                 assert request.tree is not None
                 rows = request.tree.send(decision.ids)
                 request.tally.rows_sent += len(rows)
+                request.ahead = len(rows)
                 effects.append(
                     self._launch(request, rows, certain=False, reserve=0, want=len(rows))
                 )

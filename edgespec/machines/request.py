@@ -81,6 +81,7 @@ class Tally:
     first_token: float = 0.0
     rows_sent: int = 0
     rows_used: int = 0
+    misses: int = 0
     gains: Counter[int] = field(default_factory=Counter)
     smallest_margin: float = float("inf")
 
@@ -149,6 +150,7 @@ class Request:
         self.tree: DraftTree | None = None
         self.in_flight = 0  # segments on the ring or, back from it, in `results`
         self.results: deque[tuple[InFlight, Segment]] = deque()
+        self.ahead = 0  # rows of the segment sent last, if a miss has not made it worthless
         self.verifying = 0
         self.heads = 0
         self.draft: DraftJob | None = None
@@ -192,6 +194,7 @@ class Request:
             exhausted=self.exhausted,
             depth_left=self.last_position - self.tree[self.tree.root].position,
             queued=queued,
+            ahead=self.ahead if self.tree[self.tree.root].sent else 0,
             experience=experience,
         )
 
@@ -231,5 +234,6 @@ class Request:
             accepted_histogram=tally.histogram(),
             rows_sent=tally.rows_sent,
             rows_wasted=tally.rows_sent - tally.rows_used,
+            misses=tally.misses,
             smallest_margin=margin if margin < float("inf") else 0.0,
         )

@@ -1,10 +1,11 @@
 """Adaptive policy (ours): one frontier of calibrated guesses, segments as long as rows pay.
 
 Nothing goes by rounds, levels or steps. Whenever the first stage is free, the best unsent rows
-leave; whenever the draft source is free, the best frontier grows. Both take rows in descending
-probability of being on the model's path, as long as a row's expected gain covers its cost on this
-ring; probabilities and costs are learnt while running (policy.experience). Where guesses do not
-pay, none are sent: what remains is autoregressive decoding.
+leave; whenever the draft source is free, the best nodes of the frontier are expanded. Both take
+nodes in descending probability of being on the model's path, as long as a node's expected gain
+covers its cost on this ring; probabilities and costs are learnt while running
+(policy.experience). Where guesses do not pay, none are sent: what is left is autoregressive
+decoding. docs/policies.md says what else was tried.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ import math
 from dataclasses import dataclass
 
 from edgespec.policy.base import Decision, Expand, Send, View
+
+LEAST_SHARE = 1 / 32
+"""Nothing is started, neither a segment nor a forward pass of the draft, for guesses that are
+less likely than this to be on the model's path (of a segment, all its rows together; of a forward
+pass, the best node)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +31,8 @@ class Adaptive:
     name: str = "adaptive"
     drafts: bool = True
     verifies_each_result: bool = True
-    drafts_in_step: bool = False
     calibrates: bool = True
+    drafts_in_step: bool = False
 
     def window(self, stages: int) -> int:
         """Two rings full: after a miss one of them is worthless, and on its way home."""
@@ -35,9 +41,11 @@ class Adaptive:
     def decide(self, view: View) -> list[Decision]:
         """Send if the first stage is free, expand if the draft source is."""
         decisions: list[Decision] = []
-        rows = self._rows(view)
-        if rows:
-            decisions.append(Send(rows))
+        root_waits = not view.tree[view.tree.root].sent
+        if root_waits or (not view.queued and view.in_flight < self.window(view.stages)):
+            rows = self._rows(view)
+            if rows:
+                decisions.append(Send(rows))
         if not view.drafting:
             ids = self._frontier(view)
             if ids:
@@ -47,39 +55,41 @@ class Adaptive:
     def _rows(self, view: View) -> tuple[int, ...]:
         """The best unsent rows, as long as each one's gain covers its cost.
 
-        A row that is right comes home one step of the pipeline earlier than if it waited for the
-        next segment; it costs everything behind it the time that it adds to a step.
+        Gain: a row that is right comes home one step of the pipeline earlier than if it waited for
+        the next segment. Cost: the time that it adds to a step, for all that follow. While the
+        segment is no longer than the one ahead of it, it waits for that one at every stage anyway;
+        beyond, a row adds its time to this segment's own way at each stage.
         """
-        if view.in_flight >= self.window(view.stages):
-            return ()
         tree, step = view.tree, view.experience.step
-        root_waits = not tree[tree.root].sent
-        if view.queued and not root_waits:
-            return ()
         rows = tree.unsent(self.most_rows)
-        taken = 0
+        taken, total = 0, 0.0
         for node_id in rows:
             share = math.exp(tree.score(node_id))
             longer = step.seconds(taken + 1)
-            if taken and share * longer < longer - step.seconds(taken):
-                break
-            if not taken and share < LEAST_SHARE:
+            added = longer - step.seconds(taken) if taken else 0.0
+            times = view.experience.spread if taken >= view.ahead else 1.0
+            if share * longer < added * times:
                 break
             taken += 1
-        return rows[:taken]
+            total += share
+        return rows[:taken] if total >= LEAST_SHARE else ()
 
     def _frontier(self, view: View) -> tuple[int, ...]:
-        """The nodes to expand: as many of the best as give the most probability a second."""
-        tree, draft = view.tree, view.experience.draft
+        """The best nodes to expand, as long as each one's gain covers the time that it adds.
+
+        Gain as above: the children of a node that is right can leave one step earlier.
+        """
+        tree, draft, step = view.tree, view.experience.draft, view.experience.step
         ids = tree.frontier(self.most_rows, view.depth_left)
-        best = count = 0
-        shares = rate = 0.0
-        for count, node_id in enumerate(ids, start=1):
-            shares += math.exp(tree.score(node_id))
-            seconds = draft.seconds(count) if draft.known else 1.0
-            if shares / seconds > rate:
-                best, rate = count, shares / seconds
-        return ids[:best]
-
-
-LEAST_SHARE = 0.05
+        taken = 0
+        for node_id in ids:
+            share = math.exp(tree.score(node_id))
+            if taken == 0:
+                worth = share >= LEAST_SHARE
+            else:
+                added = draft.seconds(taken + 1) - draft.seconds(taken)
+                worth = share * step.seconds(1) >= added
+            if not worth:
+                break
+            taken += 1
+        return ids[:taken]

@@ -17,8 +17,9 @@ class View:
     `verifying`: results that the head has not done yet. `drafting`: the draft source is at work.
     `drafted_root`: the root below which the last finished draft grew. `exhausted`: growing that
     draft deeper gave nothing new. `depth_left`: levels below the root whose verdicts could still
-    be used. `queued`: segments that the first stage has not handed on yet. `experience`: what is
-    known of the ring and the draft source.
+    be used. `queued`: segments that the first stage has not handed on yet. `ahead`: rows of the
+    segment sent last, 0 if it is back or a miss made it worthless. `experience`: what is known of
+    the ring and the draft source.
     """
 
     tree: DraftTree
@@ -30,6 +31,7 @@ class View:
     exhausted: bool
     depth_left: int
     queued: int
+    ahead: int
     experience: Experience
 
 

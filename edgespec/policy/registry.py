@@ -8,9 +8,10 @@ from edgespec.policy.autoregressive import Autoregressive
 from edgespec.policy.base import Policy
 from edgespec.policy.flowspec import FlowSpec
 from edgespec.policy.naive_tree import NaiveTree
+from edgespec.policy.pipedec import PipeDec
 
 POLICIES: dict[str, Policy] = {
-    policy.name: policy for policy in (Autoregressive(), NaiveTree(), FlowSpec(), Adaptive())
+    policy.name: policy for policy in (Autoregressive(), NaiveTree(), FlowSpec(), PipeDec(), Adaptive())
 }
 
 

@@ -175,6 +175,12 @@ class DraftTree:
                 heapq.heappush(heap, (-self._nodes[child].score, child))
         return tuple(chosen)
 
+    def deepest(self) -> tuple[int, ...]:
+        """The nodes of the lowest level, in descending score; ties go to the older node."""
+        last = max(node.position for node in self._nodes.values())
+        level = [(-n.score, n.id) for n in self._nodes.values() if n.position == last]
+        return tuple(node_id for _, node_id in sorted(level))
+
     def expand(self, ids: Iterable[int]) -> None:
         """Note that the children of these nodes are asked of the draft source."""
         for node_id in ids:

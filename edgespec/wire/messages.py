@@ -226,6 +226,7 @@ class Finished:
     accepted_histogram: tuple[int, ...]
     rows_sent: int
     rows_wasted: int
+    misses: int
     smallest_margin: float
 
 
