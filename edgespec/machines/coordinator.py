@@ -381,6 +381,7 @@ class CoordinatorMachine:
         calibration = self._experience.calibration(request.sampling.shape)
         for score, was_right in step.outcomes:
             calibration.learn(score, was_right)
+        self._experience.ranks.update(step.ranks)
         if step.missed:
             request.tally.misses += 1
             request.ahead = 0

@@ -1,4 +1,4 @@
-"""Drafts of a request: asking the draft source for guesses, taking what comes back into its tree."""
+"""Drafts of a request: asks the draft source for guesses, takes what comes back into the tree."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def _expand(request: Request, expand: Expand, job: int, now: float) -> Effect:
 def take(request: Request, event: Drafted | Expanded, experience: Experience, now: float) -> None:
     """Merge what came back, and note what it took."""
     draft, request.draft = request.draft, None
-    assert draft is not None and draft.job == event.job
+    assert draft is not None
+    assert draft.job == event.job
     if isinstance(event, Expanded):
         _attach(request, draft, event, experience, now)
         return

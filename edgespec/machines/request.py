@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edgespec.machines.answer import Answer
 from edgespec.policy.base import Policy, View
-from edgespec.policy.experience import Calibration, Experience
+from edgespec.policy.experience import Experience
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import Finished, Retain, Segment, Submit

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 
 FADE = 0.1
@@ -108,13 +109,15 @@ class Experience:
 
     `step`: seconds of the busiest stage by rows of a segment. `spread`: a segment's time on all
     stages together in times of its busiest one, so about the number of stages if they are equal.
-    `draft`: seconds of one forward pass of the draft source by rows. `calibrations`: one for each
-    way of sampling, as scores are ranked differently for each.
+    `draft`: seconds of one forward pass of the draft source by rows. `ranks`: how often the model's
+    token had which rank among the guesses of its level (None: it was not there).
+    `calibrations`: one for each way of sampling, as scores are ranked differently for each.
     """
 
     step: RowTimes = field(default_factory=RowTimes)
     draft: RowTimes = field(default_factory=RowTimes)
     spread: float = 0.0
+    ranks: Counter[int | None] = field(default_factory=Counter)
     calibrations: dict[object, Calibration] = field(default_factory=dict)
 
     def segment(self, rows: int, busiest: float, total: float) -> None:
@@ -124,6 +127,16 @@ class Experience:
         self.step.record(rows, busiest)
         ratio = total / busiest
         self.spread = self.spread + FADE * (ratio - self.spread) if self.spread else ratio
+
+    @property
+    def levels(self) -> int:
+        """How many levels were checked."""
+        return self.ranks.total()
+
+    def hit_share(self, width: int) -> float:
+        """Share of levels whose best `width` guesses held the model's token."""
+        hits = sum(n for rank, n in self.ranks.items() if rank is not None and rank < width)
+        return hits / self.levels
 
     def calibration(self, sampling: object) -> Calibration:
         """The calibration for that way of sampling."""

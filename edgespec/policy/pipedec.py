@@ -16,7 +16,10 @@ from edgespec.policy.base import Decision, Expand, Send, View
 
 @dataclass(frozen=True, slots=True)
 class PipeDec:
-    """`width` w = 32 nodes a layer and `children` c = 16 candidates a node, as set in §4.3.1."""
+    """`width` w = 32 nodes a layer and `children` c = 16 candidates a node, as set in §4.3.1.
+
+    FlowSpec's comparison runs it with 16 a layer (its appendix A.1): policy `pipedec16`.
+    """
 
     width: int = 32
     children: int = 16
@@ -27,21 +30,21 @@ class PipeDec:
     drafts_in_step: bool = True
 
     def window(self, stages: int) -> int:
-        """One layer on every stage (§3.1: as many parallel groups as the tree is deep)."""
-        return stages
+        """One layer on every stage (§3.1: as many parallel groups as the tree is deep); a root
+        that a miss made enters behind what the miss made worthless."""
+        return stages + 1
 
     def decide(self, view: View) -> list[Decision]:
         """A timestep: the next layer enters, and the one behind it is predicted meanwhile."""
         tree = view.tree
-        layer = tree.deepest()
-        decisions: list[Decision] = []
-        ready = not view.drafting and not view.verifying and not view.queued
         if not tree[tree.root].sent:
-            decisions.append(Send((tree.root,)))
-        elif ready and view.in_flight < self.window(view.stages) and not tree[layer[0]].sent:
-            decisions.append(Send(layer))
-        sent = tree[layer[0]].sent or bool(decisions)
-        room = tree[layer[0]].position - tree[tree.root].position < view.depth_left
-        if sent and not view.drafting and room and not all(tree[i].expanded for i in layer):
+            return [Send((tree.root,))]
+        layer = tree.level(tree.lowest)
+        is_new = not tree[layer[0]].sent
+        if is_new and (view.queued or view.verifying or view.in_flight >= view.stages):
+            return []  # the step that is under way has to end first, everywhere
+        decisions: list[Decision] = [Send(layer)] if is_new else []
+        below = tree.lowest - tree[tree.root].position
+        if not view.drafting and below < view.depth_left and not tree[layer[0]].expanded:
             decisions.append(Expand(layer, self.children, self.width))
         return decisions

@@ -9,9 +9,21 @@ from edgespec.policy.base import Policy
 from edgespec.policy.flowspec import FlowSpec
 from edgespec.policy.naive_tree import NaiveTree
 from edgespec.policy.pipedec import PipeDec
+from edgespec.policy.pruned import Pruned
+from edgespec.policy.specpipe import SpecPipe
 
 POLICIES: dict[str, Policy] = {
-    policy.name: policy for policy in (Autoregressive(), NaiveTree(), FlowSpec(), PipeDec(), Adaptive())
+    policy.name: policy
+    for policy in (
+        Autoregressive(),
+        NaiveTree(),
+        Pruned(),
+        PipeDec(),
+        PipeDec(width=16, name="pipedec16"),
+        SpecPipe(),
+        FlowSpec(),
+        Adaptive(),
+    )
 }
 
 

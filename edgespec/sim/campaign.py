@@ -72,7 +72,11 @@ def build(
     def make_stages() -> list[StageParts]:
         return [
             StageParts(
-                parts.stage(is_first=number == 1, is_last=number == stages, row_limit=limits.get(number, PLENTY)),
+                parts.stage(
+                    is_first=number == 1,
+                    is_last=number == stages,
+                    row_limit=limits.get(number, PLENTY),
+                ),
                 parts.block(number - 1),
             )
             for number in range(1, stages + 1)

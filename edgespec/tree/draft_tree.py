@@ -23,7 +23,8 @@ class Node:
     """One guessed (or, at the root, certain) token at an absolute position.
 
     `drafted`: its own natural-log score as the draft source gave it, if it came of an expansion.
-    `expanded`: its children have been, or are being, asked of the draft source.
+    `rank`: how many guesses of that expansion were better, 0 for the best. `expanded`: its children
+    have been, or are being, asked of the draft source.
     """
 
     id: int
@@ -32,6 +33,7 @@ class Node:
     position: int
     score: float
     drafted: float | None = None
+    rank: int = 0
     expanded: bool = False
     sent: bool = False
     verdict: int | None = None
@@ -45,13 +47,15 @@ class Advance:
     `passed` are the ids whose verdicts were used, in order; the i-th gave `tokens[i]`.
     `missed`: the last token was not in the tree, so that nothing else of it is left. `outcomes`:
     for every guess (of an expansion) below the nodes passed, its own score and whether it was
-    right: what scores can be calibrated by.
+    right: what scores can be calibrated by. `ranks`: for every node passed that had been expanded,
+    the rank of the guess that was right, None if none was.
     """
 
     tokens: tuple[int, ...]
     passed: tuple[int, ...]
     missed: bool
     outcomes: tuple[tuple[float, bool], ...] = ()
+    ranks: tuple[int | None, ...] = ()
 
 
 class DraftTree:
@@ -175,10 +179,14 @@ class DraftTree:
                 heapq.heappush(heap, (-self._nodes[child].score, child))
         return tuple(chosen)
 
-    def deepest(self) -> tuple[int, ...]:
-        """The nodes of the lowest level, in descending score; ties go to the older node."""
-        last = max(node.position for node in self._nodes.values())
-        level = [(-n.score, n.id) for n in self._nodes.values() if n.position == last]
+    @property
+    def lowest(self) -> int:
+        """The position of the deepest level."""
+        return max(node.position for node in self._nodes.values())
+
+    def level(self, position: int) -> tuple[int, ...]:
+        """The nodes at that position, in descending score; ties go to the older node."""
+        level = [(-n.score, n.id) for n in self._nodes.values() if n.position == position]
         return tuple(node_id for _, node_id in sorted(level))
 
     def expand(self, ids: Iterable[int]) -> None:
@@ -208,10 +216,10 @@ class DraftTree:
         found.sort(key=lambda entry: entry[:2])
         tokens, drafted = children.tokens.tolist(), children.scores.tolist()
         added = 0
-        for score, index, parent in found[:keep]:
+        for rank, (score, index, parent) in enumerate(found[:keep]):
             if tokens[index] not in parent.children:
-                child = self._add(parent, tokens[index], -score)
-                self._nodes[child].drafted = drafted[index]
+                child = self._nodes[self._add(parent, tokens[index], -score)]
+                child.drafted, child.rank = drafted[index], rank
                 added += 1
         return added
 
@@ -280,6 +288,7 @@ class DraftTree:
         tokens: list[int] = []
         passed: list[int] = []
         outcomes: list[tuple[float, bool]] = []
+        ranks: list[int | None] = []
         node = self._nodes[self.root]
         missed = False
         while node.verdict is not None:
@@ -287,6 +296,8 @@ class DraftTree:
             passed.append(node.id)
             outcomes += self._outcomes(node)
             child = node.children.get(node.verdict)
+            if node.expanded:
+                ranks.append(None if child is None else self._nodes[child].rank)
             if child is None:
                 missed = True
                 node = self._nodes[self._add(node, node.verdict, node.score)]
@@ -295,7 +306,7 @@ class DraftTree:
         if passed:
             self.root = node.id
             self._keep_below(node)
-        return Advance(tuple(tokens), tuple(passed), missed, tuple(outcomes))
+        return Advance(tuple(tokens), tuple(passed), missed, tuple(outcomes), tuple(ranks))
 
     def _outcomes(self, node: Node) -> list[tuple[float, bool]]:
         guesses = [self._nodes[child] for child in node.children.values()]

@@ -24,10 +24,10 @@ class Segment:
     wants none). `epoch` starts as the coordinator's newest retained set; every stage lowers it to
     the newest one that it has applied, so that what returns is an acknowledgement by all.
     `tokens` are read by the first stage only and travel empty behind it; `hidden` [R, H] is None
-    until the first stage ran. `busiest_seconds` and `busiest_rows`: the longest that any one stage so far
-    computed on it, and how many rows it had there; `total_seconds`: all stages together. So the
-    coordinator learns what a segment costs. An emptied segment still travels, so that
-    credits stay right.
+    until the first stage ran. `busiest_seconds` and `busiest_rows`: the longest that any one stage
+    so far computed on it, and how many rows it had there; `total_seconds`: all stages together. So
+    the coordinator learns what a segment costs. An emptied segment still travels, so that credits
+    stay right.
     """
 
     request: int

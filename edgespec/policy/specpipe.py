@@ -1,0 +1,77 @@
+"""SpecPipe policy: levels of a fixed width, as wide as its cost model says, one a pipeline step.
+
+SpecPipe (see docs/policies.md). §3.2: each step feeds one level of the speculative tree and
+verifies one token, which re-roots the tree. §3.3.1: the token source need only have a level ready
+in time, so that it runs one level ahead. §3.3.3: a level has the `w` nodes of highest cumulative
+probability; w minimises the expected time between tokens (Eq. 2), here
+
+    TBT(w) = t(w) * (1 + (1 - p(w)) * (n - 1))
+
+with t(w) the time of a step with w rows, p(w) the share of levels whose best w held the model's
+token, n the number of steps of the pipeline: a token a step, and n - 1 further ones to refill
+after a miss. Both t and p are those measured on this ring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.policy.base import Decision, Expand, Send, View
+
+WIDTHS = (4, 8, 16, 32, 64)
+
+ENOUGH = 32
+"""Levels to have seen before p(w) is believed; until then the paper's width serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecPipe:
+    """`width` 64 is what the paper's testbed chose by Eq. 2 (§1); a level holds no more.
+
+    `children` c: candidates of a node (§3.3.3); 16, where PipeDec's (the same authors') plateaus.
+    """
+
+    width: int = 64
+    children: int = 16
+    name: str = "specpipe"
+    drafts: bool = True
+    verifies_each_result: bool = True
+    calibrates: bool = False
+    drafts_in_step: bool = False
+
+    def window(self, stages: int) -> int:
+        """One level on every stage and one on its way; a new root enters behind a full ring."""
+        return stages + 2
+
+    def decide(self, view: View) -> list[Decision]:
+        """Feed the next level when the first stage is free; keep one level ahead of it."""
+        tree = view.tree
+        if not tree[tree.root].sent:
+            return [Send((tree.root,))]
+        fed = max(tree[i].position for i in tree.ids if tree[i].sent)
+        nodes = tree.level(fed + 1)
+        following = tuple(i for i in nodes if tree[tree[i].parent].sent)[: self._width(view)]
+        decisions: list[Decision] = []
+        if following and not view.queued and view.in_flight <= view.stages:
+            decisions.append(Send(following))
+        # The source runs one level ahead: of what waits to be fed or, behind a refill, of what was.
+        above = following or tuple(i for i in tree.level(fed) if tree[i].sent)
+        grown = any(tree[i].expanded for i in above)
+        below = tree[above[0]].position - tree[tree.root].position
+        if not view.drafting and not grown and below < view.depth_left:
+            decisions.append(Expand(above, self.children, self.width))
+        return decisions
+
+    def _width(self, view: View) -> int:
+        """The width of least expected time between tokens (Eq. 2)."""
+        experience = view.experience
+        if experience.levels < ENOUGH:
+            return self.width
+        widths = [w for w in WIDTHS if w <= self.width] or [self.width]
+        refill = view.stages - 1
+
+        def time_between_tokens(width: int) -> float:
+            missed = 1.0 - experience.hit_share(width)
+            return experience.step.seconds(width) * (1.0 + missed * refill)
+
+        return min(widths, key=time_between_tokens)
