@@ -18,7 +18,7 @@ class Ring:
     """What the coordinator knows of its ring and model.
 
     `context_length`: tokens that the base model can hold. `prefill_chunk`: prompt rows that travel
-    together; several chunks follow each other round the ring. `draft`: the draft source's name, ""
+    together at most; several chunks follow each other round the ring. `draft`: the draft source's name, ""
     if there is none. `queue_limit`: requests that may wait.
     """
 

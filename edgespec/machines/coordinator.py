@@ -40,7 +40,6 @@ from edgespec.machines.events import (
 from edgespec.machines.request import HeadJob, InFlight, Request
 from edgespec.policy.base import Deepen, Expand, Grow, Send
 from edgespec.policy.experience import Experience
-from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.verify.sampling import Choice
 from edgespec.wire.messages import (
@@ -165,6 +164,9 @@ class CoordinatorMachine:
         request = self._requests[self._waiting.popleft()]
         self._active = request.number
         request.tally.started = now
+        request.chunk = self._experience.chunk(
+            len(request.prompt), self._ring.prefill_chunk, self._ring.stages
+        )
         effects: list[Effect] = []
         if request.policy.drafts:
             effects.append(OpenDraft(request.number, request.sampling))
@@ -231,7 +233,7 @@ class CoordinatorMachine:
     def _send_prefill(self, request: Request) -> list[Effect]:
         """As many prompt chunks as may be in flight: they overlap along the ring."""
         effects: list[Effect] = []
-        prompt, size = request.prompt, self._ring.prefill_chunk
+        prompt, size = request.prompt, request.chunk
         while request.prefilled < len(prompt) and request.in_flight <= self._ring.stages:
             first = request.prefilled
             last = min(first + size, len(prompt))
@@ -241,6 +243,8 @@ class CoordinatorMachine:
             reserve = request.reserve if first == 0 else 0
             wanted = 1 if last == len(prompt) else 0
             effects.append(self._launch(request, rows, certain=True, reserve=reserve, want=wanted))
+            if wanted:
+                request.plant()
         return effects
 
     def _launch(
@@ -355,20 +359,9 @@ class CoordinatorMachine:
         request.verifying -= 1
         tokens = choice.tokens.tolist()
         request.margins.update(zip(head.ids, choice.margins.tolist(), strict=True))
-        if request.tree is None:
-            return self._on_first_token(request, tokens[-1], now)
+        assert request.tree is not None
         request.tree.record(head.ids, tokens)
         return self._verify(request, now) + self._take_results(request, now)
-
-    def _on_first_token(self, request: Request, token: int, now: float) -> list[Effect]:
-        request.tally.first_token = now
-        last = len(request.prompt) - 1
-        request.tally.smallest_margin = request.margins.pop(last)
-        effects = self._emit(request, (token,), now)
-        if request.answer.finish_reason:
-            return effects
-        request.tree = DraftTree(last + 1, last, token, last + 1)
-        return effects + self._decide(request, now)
 
     def _verify(self, request: Request, now: float) -> list[Effect]:
         """Walk the tree as far as verdicts are known; commit, prune, tell everybody."""
@@ -377,14 +370,14 @@ class CoordinatorMachine:
         if waits and not request.policy.verifies_each_result:
             return []
         step = request.tree.advance()
-        request.tally.gains[len(step.tokens)] += 1
+        if request.answer.token_ids or len(step.tokens) > 1:  # the first token comes of the prompt
+            request.tally.gains[len(step.tokens) - (not request.answer.token_ids)] += 1
         calibration = self._experience.calibration(request.sampling.shape)
         for score, was_right in step.outcomes:
             calibration.learn(score, was_right)
         self._experience.ranks.update(step.ranks)
         if step.missed:
-            request.tally.misses += 1
-            request.ahead = 0
+            request.missed()
         if not step.tokens:
             return self._decide(request, now)
         # Exactly as many rows were of use as tokens came of them; an answer that ends within
@@ -400,7 +393,7 @@ class CoordinatorMachine:
         request: Request,
         tokens: tuple[int, ...],
         now: float,
-        passed: tuple[int, ...] = (),
+        passed: tuple[int, ...],
     ) -> list[Effect]:
         """Give certain tokens to the client, up to the answer's end."""
         text: list[str] = []
@@ -410,20 +403,12 @@ class CoordinatorMachine:
             used += 1
             if request.answer.finish_reason:
                 break
-        if passed:
-            self._note_passed(request, passed[:used])
+        request.passed(passed[:used], now)
         news = Tokens(request.tag, tokens[:used], "".join(text))
         effects: list[Effect] = [SendPeer(request.peer, news)]
         if request.answer.finish_reason:
             effects += self._finish(request, request.answer.finish_reason, now)
         return effects
-
-    def _note_passed(self, request: Request, passed: tuple[int, ...]) -> None:
-        """Keep the figures of rows whose verdicts were used; forget those of older rows."""
-        tally, newest = request.tally, passed[-1]
-        tally.rows_used += len(passed)
-        tally.smallest_margin = min(tally.smallest_margin, *(request.margins[i] for i in passed))
-        request.margins = {i: m for i, m in request.margins.items() if i > newest}
 
     # --- drafting and sending -----------------------------------------------------------------
 
@@ -441,6 +426,8 @@ class CoordinatorMachine:
     def _decide(self, request: Request, now: float) -> list[Effect]:
         """Carry out what the policy decides."""
         effects: list[Effect] = []
+        if not request.may_decide:
+            return effects
         view = request.view(self._ring.stages, len(self._queued), self._experience)
         for decision in request.policy.decide(view):
             if isinstance(decision, Send):

@@ -59,10 +59,10 @@ def take(request: Request, event: Drafted | Expanded, experience: Experience, no
         _attach(request, draft, event, experience, now)
         return
     request.grown = draft
-    if request.tree is None:
-        # The prompt is read on both sides; the first token is not here yet.
+    if draft.keep == 0:  # the prompt alone was read
         experience.draft.record(draft.context_length, now - draft.started)
         return
+    assert request.tree is not None
     since = request.context[draft.context_length :]
     added = request.tree.merge(event.tree, since, draft.keep, request.last_position, draft.only_new)
     request.exhausted = draft.only_new and added == 0

@@ -147,6 +147,7 @@ class Request:
         self.last_position = len(prompt) + max_new_tokens - 2
         self.reserve = len(prompt) + max_new_tokens + SPECULATIVE_ROWS
         self.prefilled = 0
+        self.chunk = len(prompt)  # rows of the prompt that travel together
         self.tree: DraftTree | None = None
         self.in_flight = 0  # segments on the ring or, back from it, in `results`
         self.results: deque[tuple[InFlight, Segment]] = deque()
@@ -164,7 +165,14 @@ class Request:
     def is_in_step(self) -> bool:
         """Whether the policy wants the draft and the head to be done before the next result."""
         busy = self.draft is not None or self.verifying > 0
-        return self.policy.drafts_in_step and self.tree is not None and busy
+        return self.policy.drafts_in_step and bool(self.answer.token_ids) and busy
+
+    @property
+    def may_decide(self) -> bool:
+        """Whether its policy may be asked: from the first token on, or as soon as the prompt is on
+        its way if the policy begins with that."""
+        started = self.policy.starts_with_prompt or bool(self.answer.token_ids)
+        return started and self.tree is not None
 
     @property
     def calm(self) -> int:
@@ -183,7 +191,7 @@ class Request:
 
     def view(self, stages: int, queued: int, experience: Experience) -> View:
         """What the policy may see."""
-        assert self.tree is not None, "a request has no tree before its prefill is back"
+        assert self.tree is not None, "a request has no tree before its prompt is on its way"
         return View(
             tree=self.tree,
             stages=stages,
@@ -198,6 +206,26 @@ class Request:
             experience=experience,
         )
 
+    def plant(self) -> None:
+        """Begin the tree at the prompt's last token, whose row is on its way."""
+        last = len(self.prompt) - 1
+        self.tree = DraftTree(last, last - 1, self.prompt[-1], last)
+        self.tree.send((last,))
+
+    def missed(self) -> None:
+        """The model's token was not in the tree; before the first token nothing need be."""
+        self.ahead = 0
+        self.tally.misses += bool(self.answer.token_ids)
+
+    def passed(self, ids: tuple[int, ...], now: float) -> None:
+        """Keep the figures of rows whose verdicts were used; forget those of older rows."""
+        tally, newest = self.tally, ids[-1]
+        if ids[0] < len(self.prompt):
+            tally.first_token = now
+        tally.rows_used += sum(i >= len(self.prompt) for i in ids)
+        tally.smallest_margin = min(tally.smallest_margin, *(self.margins[i] for i in ids))
+        self.margins = {i: m for i, m in self.margins.items() if i > newest}
+
     def retain(self, passed: tuple[int, ...]) -> Retain:
         """The retained set after `passed` became committed (FlowSpec §3.3).
 
@@ -206,7 +234,8 @@ class Request:
         """
         assert self.tree is not None
         self._epoch += 1
-        self._accepted.append((self._epoch, passed))
+        guessed = tuple(i for i in passed if i >= len(self.prompt))  # the prompt is committed
+        self._accepted.append((self._epoch, guessed))
         accepted = tuple(i for _, ids in self._accepted for i in ids)
         return Retain(self.number, self._epoch, self.tree.newest, accepted, self.tree.ids)
 

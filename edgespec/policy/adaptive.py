@@ -33,6 +33,7 @@ class Adaptive:
     verifies_each_result: bool = True
     calibrates: bool = True
     drafts_in_step: bool = False
+    starts_with_prompt: bool = True
 
     def window(self, stages: int) -> int:
         """Two rings full: after a miss one of them is worthless, and on its way home."""
@@ -41,6 +42,8 @@ class Adaptive:
     def decide(self, view: View) -> list[Decision]:
         """Send if the first stage is free, expand if the draft source is."""
         decisions: list[Decision] = []
+        if not view.experience.known:
+            return decisions  # the very first prompt is not back yet: no idea what anything costs
         root_waits = not view.tree[view.tree.root].sent
         if root_waits or (not view.queued and view.in_flight < self.window(view.stages)):
             rows = self._rows(view)

@@ -16,6 +16,7 @@ class Autoregressive:
     verifies_each_result: bool = True
     calibrates: bool = False
     drafts_in_step: bool = False
+    starts_with_prompt: bool = False
 
     def window(self, stages: int) -> int:
         """One segment: the next token is not known before this one is back."""

@@ -96,6 +96,11 @@ class Policy(Protocol):
     def calibrates(self) -> bool:
         """Whether expanded guesses are scored by how often their like were right."""
 
+    @property
+    def starts_with_prompt(self) -> bool:
+        """Whether it guesses the first token too, while the prompt is on its way: the root is then
+        the prompt's last token."""
+
     def window(self, stages: int) -> int:
         """How many segments may be in flight at once (credits)."""
 

@@ -129,6 +129,22 @@ class Experience:
         self.spread = self.spread + FADE * (ratio - self.spread) if self.spread else ratio
 
     @property
+    def known(self) -> bool:
+        """Whether there is anything to go by: a prompt has been through the ring and the draft."""
+        return self.step.known and self.draft.known
+
+    def chunk(self, rows: int, most: int, stages: int) -> int:
+        """Rows of a prompt that should travel together: `most`, or a half, a quarter … of it.
+
+        Short chunks overlap along the ring, long ones cost less a row: of C chunks the last is
+        back after stages + C - 1 steps.
+        """
+        sizes = [most >> halvings for halvings in range(4) if most >> halvings]
+        if not self.step.known:
+            return most
+        return min(sizes, key=lambda c: (stages - 1 - rows // -c) * self.step.seconds(c))
+
+    @property
     def levels(self) -> int:
         """How many levels were checked."""
         return self.ranks.total()

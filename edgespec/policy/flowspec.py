@@ -37,6 +37,7 @@ class FlowSpec:
     verifies_each_result: bool = True
     calibrates: bool = False
     drafts_in_step: bool = True
+    starts_with_prompt: bool = False
 
     def window(self, stages: int) -> int:
         """N + 1 segments: one for every stage and one for the coordinator (§3.2)."""

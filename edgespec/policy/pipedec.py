@@ -28,6 +28,7 @@ class PipeDec:
     verifies_each_result: bool = True
     calibrates: bool = False
     drafts_in_step: bool = True
+    starts_with_prompt: bool = False
 
     def window(self, stages: int) -> int:
         """One layer on every stage (§3.1: as many parallel groups as the tree is deep); a root

@@ -27,6 +27,7 @@ class Pruned:
     verifies_each_result: bool = True
     calibrates: bool = False
     drafts_in_step: bool = False
+    starts_with_prompt: bool = False
 
     def window(self, stages: int) -> int:
         """N + 1 segments of a round; those of the round that ended early may still be under way."""

@@ -38,6 +38,7 @@ class SpecPipe:
     verifies_each_result: bool = True
     calibrates: bool = False
     drafts_in_step: bool = False
+    starts_with_prompt: bool = False
 
     def window(self, stages: int) -> int:
         """One level on every stage and one on its way; a new root enters behind a full ring."""

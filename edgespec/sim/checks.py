@@ -264,7 +264,10 @@ def _held(request: Request) -> tuple[int, int, set[int]]:
     if tree is None:
         return len(request.prompt), len(request.prompt) - 1, set()
     root = tree[tree.root]
-    return root.position, root.parent, {i for i in tree.ids if tree[i].sent}
+    live = {i for i in tree.ids if tree[i].sent}
+    if root.id < len(request.prompt):  # the prompt's last row, which is committed
+        return root.position + 1, root.id, live - {root.id}
+    return root.position, root.parent, live
 
 
 def _left_in(machine: object) -> dict[str, object]:
