@@ -46,7 +46,7 @@ def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit
 
 def _checked_policy(ring: Ring, name: str) -> Policy:
     """The policy of that name; the best one that this ring can run if the name is empty."""
-    policy = policy_named(name or ("flowspec" if ring.draft else "autoregressive"))
+    policy = policy_named(name or ("adaptive" if ring.draft else "autoregressive"))
     if policy.drafts and not ring.draft:
         raise ConfigError(
             f"policy {policy.name} needs a draft model and this coordinator has none; start it "

@@ -122,9 +122,11 @@ class Experience:
 
     def segment(self, rows: int, busiest: float, total: float) -> None:
         """A segment came back; `rows` on its busiest stage."""
-        if rows == 0 or busiest <= 0.0:
+        if rows == 0:
             return
         self.step.record(rows, busiest)
+        if busiest <= 0.0:
+            return  # too quick for the clock, or a ring whose time stands still: no ratio
         ratio = total / busiest
         self.spread = self.spread + FADE * (ratio - self.spread) if self.spread else ratio
 
