@@ -14,7 +14,8 @@ from edgespec.cli.answering import cancelling, make_submit, show
 from edgespec.cli.notes import Notes
 from edgespec.cli.prompt import read_prompt
 from edgespec.cli.serve import coordinator_config
-from edgespec.config import LOOPBACK, Address
+from edgespec.config import LOOPBACK, Address, Emulation
+from edgespec.daemon.emulation import described, emulated_costs
 from edgespec.daemon.local_ring import LOAD_S, LocalRing
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import EdgespecError
@@ -41,6 +42,8 @@ def demo(
     model: options.Model = "",
     draft: options.Draft = "",
     dtype: options.Dtype = "float32",
+    emulate: options.Emulate = "",
+    cost_model: options.CostModel = "",
     as_json: options.Json = False,
 ) -> None:
     """Start a coordinator and stages as processes on this machine, answer one prompt, end them.
@@ -50,14 +53,17 @@ def demo(
     submit = make_submit(
         read_prompt(prompt), max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, policy
     )
-    config = coordinator_config(model, draft, stages, dtype, Address(LOOPBACK, 0))
+    emulation = Emulation.parse(emulate, cost_model)
+    config = coordinator_config(model, draft, stages, dtype, Address(LOOPBACK, 0), emulation)
     notes = Notes()
+    if emulation is not None:
+        notes.say(described(emulated_costs(emulation, stages)))
     notes.say(f"starting a coordinator and {stages} stage(s) on this machine")
     # Told to end, it ends its processes first (the kernel ends them if it has no chance to).
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with LocalRing(config) as ring, Client(ring.address, LOAD_S, check=ring.check) as client:
         try:
-            _await_ring(client, ring, notes)
+            await_ring(client, ring, notes)
             with cancelling(client):
                 finished = show(client.ask(submit), as_json, notes)
         except EdgespecError:
@@ -67,7 +73,7 @@ def demo(
         raise typer.Exit(EXIT_CANCELLED)
 
 
-def _await_ring(client: Client, ring: LocalRing, notes: Notes) -> None:
+def await_ring(client: Client, ring: LocalRing, notes: Notes) -> None:
     """Show how far the stages are until all are ready."""
     with notes.waiting("the coordinator is loading") as waiting:
         while not (status := client.status()).ready:

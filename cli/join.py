@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edgespec.cli import options
-from edgespec.config import Address, StageConfig
+from edgespec.config import Address, Emulation, StageConfig
 from edgespec.daemon.process import end_with_parent, leave, start_logging
 from edgespec.daemon.stage import run_stage
 
@@ -25,9 +25,15 @@ def join(
     wait: Annotated[
         float, typer.Option(help="Seconds to wait for a coordinator that does not answer.")
     ] = 60.0,
+    emulate: options.Emulate = "",
+    cost_model: options.CostModel = "",
+    trace: options.Trace = "",
 ) -> None:
     """Join the ring as one stage: load its layers and compute until the ring ends."""
     end_with_parent()
     start_logging()
-    config = StageConfig(stage, Address.parse(coordinator), model, wait)
+    emulation = Emulation.parse(emulate, cost_model)
+    config = StageConfig(
+        stage, Address.parse(coordinator), model, wait, emulation=emulation, trace=trace
+    )
     leave(run_stage(config))

@@ -8,10 +8,12 @@ import sys
 import typer
 
 from edgespec import __version__
+from edgespec.cli.bench import bench
 from edgespec.cli.demo import demo
 from edgespec.cli.join import join
 from edgespec.cli.prompt import prompt
 from edgespec.cli.serve import serve
+from edgespec.cli.simulate import simulate
 from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_USAGE
 from edgespec.errors import ConfigError, EdgespecError
 
@@ -24,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, serve, join, prompt):
+for command in (demo, serve, join, prompt, bench, simulate):
     app.command()(command)
 
 

@@ -38,3 +38,50 @@ Draft = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float64 or (CUDA) float16.")]
 Coordinator = Annotated[str, typer.Option(help="The coordinator's HOST:PORT.")]
+Emulate = Annotated[
+    str,
+    typer.Option(
+        metavar="PROFILE[,PROFILE...]",
+        help="Take the time that other devices would: a profile's name or file, or those of D0, "
+        "V1, ... VN with commas between them.",
+    ),
+]
+CostModel = Annotated[
+    str,
+    typer.Option(
+        help="The model whose costs are charged. Default: the one that the profile was fitted "
+        "with, or llama-2-13b."
+    ),
+]
+Trace = Annotated[
+    str, typer.Option(help="File to write into, line by line, what this node does when.")
+]
+DEFAULT_PROFILE = "jetson-orin-nano-8gb"
+Profiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PROFILE[,PROFILE...]",
+        help="The devices, by name or file: one for all, or those of D0, V1, ... VN, separated by "
+        f"commas or given one by one. Default: {DEFAULT_PROFILE}.",
+    ),
+]
+Policies = Annotated[
+    str, typer.Option(help="Policies to compare, separated by commas; all: every one.")
+]
+Prompts = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE",
+        help="Prompts: JSON lines of Spec-Bench or GSM8K or with a prompt each, or plain lines. "
+        "Default: 40 bundled problems of GSM8K's test split.",
+    ),
+]
+Limit = Annotated[int, typer.Option(help="Take the first so many prompts only; 0: all.")]
+AllLinks = Annotated[
+    str,
+    typer.Option(
+        metavar="LATENCY_MS:MBIT[:JITTER_MS[:LOSS]]",
+        help="Every link of the ring, instead of the profiles' own; MBIT 0: no limit.",
+    ),
+]
+Jobs = Annotated[int, typer.Option(help="Processes that compute at once; 0: one a processor.")]

@@ -8,14 +8,18 @@ from pathlib import Path
 
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.config import CoordinatorConfig
+from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.process import exit_code
 from edgespec.errors import ModelError
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.membership import MembershipMachine
-from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.net.emulated_link import PacedTransport
+from edgespec.planning.costs import RingCosts
 from edgespec.planning.partition import split_layers
 from edgespec.runtime.coordinator_node import CoordinatorNode
+from edgespec.runtime.equipment import Equipment
+from edgespec.runtime.trace import Trace
 from edgespec.wire.messages import Assign
 
 log = logging.getLogger("edgespec")
@@ -29,13 +33,17 @@ def run_coordinator(config: CoordinatorConfig) -> int:
     address that cannot be used.
     """
     _look_at_models(config)
-    transport = ZmqTransport.coordinator(config.address)
+    costs = emulated_costs(config.emulation, config.stages) if config.emulation else None
+    trace = Trace(config.trace) if config.trace else None
+    transport = PacedTransport.coordinator(config.address)
     try:
         address = f"{config.address.host}:{transport.control_port}"
         print(f"coordinator at {address}", flush=True)
         if config.address.host not in ("127.0.0.1", "localhost", "::1"):
             log.warning("anyone who reaches %s can use this ring: there are no keys yet", address)
-        node = _build(config, transport)
+        if costs is not None:
+            log.warning(described(costs))
+        node = _build(config, transport, costs, trace)
     except BaseException:
         transport.close()
         raise
@@ -62,7 +70,12 @@ def _look_at_models(config: CoordinatorConfig) -> None:
     split_layers(layers, config.stages)
 
 
-def _build(config: CoordinatorConfig, transport: ZmqTransport) -> CoordinatorNode:
+def _build(
+    config: CoordinatorConfig,
+    transport: PacedTransport,
+    costs: RingCosts | None,
+    trace: Trace | None,
+) -> CoordinatorNode:
     """Load head, draft and tokenizer, and put the node together."""
     # torch and transformers take seconds to import: not before the address is taken.
     from edgespec.backends.torch_backend import TorchHead
@@ -93,9 +106,11 @@ def _build(config: CoordinatorConfig, transport: ZmqTransport) -> CoordinatorNod
         for stage, (first, end) in enumerate(blocks, start=1)
     ]
     ring = Ring(config.stages, context_length, draft.name if draft else "")
+    pace = None if costs is None else lambda _: coordinator_pace(costs, draft)
     return CoordinatorNode(
         transport,
         CoordinatorCompute(TorchHead(head), draft),
         CoordinatorMachine(ring, Tokenizer(config.model)),
         MembershipMachine(places, transport.data_port, config.timing),
+        Equipment(transport, pace, trace),
     )

@@ -42,8 +42,10 @@ class LocalRing:
     They listen on loopback alone, and the kernel ends them should this process be killed.
     """
 
-    def __init__(self, config: CoordinatorConfig) -> None:
+    def __init__(self, config: CoordinatorConfig, trace: Path | None = None) -> None:
+        """`trace`: the folder in which every process writes what it did when, as NAME.jsonl."""
         self._config = config
+        self._trace = trace
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs = tempfile.TemporaryDirectory(prefix="edgespec-")
         self.address = config.address
@@ -93,16 +95,23 @@ class LocalRing:
         serve = ["serve", "--model", config.model, "--stages", str(config.stages)]
         serve += ["--draft", config.draft, "--dtype", config.dtype]
         serve += ["--host", config.address.host, "--port", str(config.address.port)]
-        coordinator = self._spawn("coordinator", serve, subprocess.PIPE)
+        emulate = config.emulation.options if config.emulation else []
+        coordinator = self._spawn("coordinator", serve + emulate, subprocess.PIPE)
         self.address = self._read_address(coordinator)
         for stage in range(1, config.stages + 1):
             join = ["join", "--stage", str(stage), "--coordinator", str(self.address)]
             join += ["--wait", str(LOAD_S)]
-            self._spawn(f"stage {stage}", join, subprocess.DEVNULL)
+            self._spawn(f"stage {stage}", join + emulate, subprocess.DEVNULL)
 
     def _spawn(self, name: str, arguments: list[str], stdout: int) -> subprocess.Popen[bytes]:
         # One thread each: several processes with a pool of threads each would wait for one
         # another on the few cores of one machine.
+        if self._trace is not None:
+            arguments = [
+                *arguments,
+                "--trace",
+                str(self._trace / f"{name.replace(' ', '-')}.jsonl"),
+            ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
         with self._log(name).open("wb") as log, _signals_held():
             process = subprocess.Popen(

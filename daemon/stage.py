@@ -8,12 +8,16 @@ import socket
 from collections.abc import Callable
 
 from edgespec.backends.base import BlockBackend
-from edgespec.config import StageConfig
+from edgespec.config import Emulation, StageConfig
+from edgespec.daemon.emulation import check_profiles, emulated_costs, stage_pace
 from edgespec.daemon.process import exit_code
 from edgespec.errors import ModelError
 from edgespec.machines.member import MemberMachine
-from edgespec.net.zmq_transport import ZmqTransport, own_address_towards
+from edgespec.net.emulated_link import PacedTransport
+from edgespec.net.zmq_transport import own_address_towards
+from edgespec.runtime.equipment import Equipment, NodePace
 from edgespec.runtime.stage_node import StageNode
+from edgespec.runtime.trace import Trace
 from edgespec.wire.messages import Assign, Join
 
 log = logging.getLogger("edgespec")
@@ -30,11 +34,26 @@ def run_stage(config: StageConfig) -> int:
     # Python's lock held would look like a dead stage.
     import edgespec.backends.torch_backend  # noqa: F401
 
-    transport = ZmqTransport.stage(config.coordinator, host)
+    pace = None
+    if config.emulation is not None:
+        pace = _pace(config.emulation)
+    trace = Trace(config.trace) if config.trace else None
+    transport = PacedTransport.stage(config.coordinator, host)
     join = Join(config.stage, socket.gethostname(), os.getpid(), host, transport.data_port)
     member = MemberMachine(join, str(config.coordinator), config.wait, config.timing)
-    node = StageNode(transport, member, config.coordinator, _loader(config.model))
+    equipment = Equipment(transport, pace, trace)
+    node = StageNode(transport, member, config.coordinator, _loader(config.model), equipment)
     return exit_code(node.run())
+
+
+def _pace(emulation: Emulation) -> Callable[[Assign | None], NodePace]:
+    check_profiles(emulation)
+
+    def pace(place: Assign | None) -> NodePace:
+        assert place is not None, "a stage has a place before it has a pace"
+        return stage_pace(emulated_costs(emulation, place.stages), place.stage)
+
+    return pace
 
 
 def _loader(model: str) -> Callable[[Assign, Callable[[int, int], None]], BlockBackend]:

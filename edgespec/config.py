@@ -74,8 +74,44 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
+class Emulation:
+    """Which devices a ring is held to: names or paths of profiles, and whose costs are charged.
+
+    One profile stands for all devices, several are those of D0, V1 … VN. `cost_model` "" means
+    the one that the profile was fitted with, or the default.
+    """
+
+    profiles: tuple[str, ...]
+    cost_model: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.profiles or not all(self.profiles):
+            raise ConfigError(
+                f"{','.join(self.profiles)!r} names no profiles; give one, or those of D0, V1, … "
+                "with commas between them"
+            )
+
+    @staticmethod
+    def parse(profiles: str, cost_model: str) -> Emulation | None:
+        """From the options' texts; None if there is nothing to emulate."""
+        if not profiles:
+            if cost_model:
+                raise ConfigError("--cost-model needs --emulate: nothing is charged without it")
+            return None
+        return Emulation(tuple(name.strip() for name in profiles.split(",")), cost_model)
+
+    @property
+    def options(self) -> list[str]:
+        """The options of a command that say the same."""
+        return ["--emulate", ",".join(self.profiles), "--cost-model", self.cost_model]
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """What `edgespec serve` runs. Paths are folders in Hugging Face format; draft "" means none."""
+    """What `edgespec serve` runs. Paths are folders in Hugging Face format; draft "" means none.
+
+    `trace`: the file that says what this node did when; "" means none.
+    """
 
     model: str
     draft: str
@@ -83,6 +119,8 @@ class CoordinatorConfig:
     dtype: str
     address: Address
     timing: Timing = Timing()
+    emulation: Emulation | None = None
+    trace: str = ""
 
     def __post_init__(self) -> None:
         _check_dtype(self.dtype)
@@ -94,13 +132,18 @@ class CoordinatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """What `edgespec join` runs. `model` "" means the path that the coordinator names."""
+    """What `edgespec join` runs. `model` "" means the path that the coordinator names.
+
+    `trace`: the file that says what this node did when; "" means none.
+    """
 
     stage: int
     coordinator: Address
     model: str
     wait: float
     timing: Timing = Timing()
+    emulation: Emulation | None = None
+    trace: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.stage <= MOST_STAGES:

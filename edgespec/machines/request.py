@@ -213,9 +213,9 @@ class Request:
         self.tree.send((last,))
 
     def missed(self) -> None:
-        """The model's token was not in the tree; before the first token nothing need be."""
+        """The model's token was not in the tree; no guess was due for the first, or without a draft."""
         self.ahead = 0
-        self.tally.misses += bool(self.answer.token_ids)
+        self.tally.misses += self.policy.drafts and bool(self.answer.token_ids)
 
     def passed(self, ids: tuple[int, ...], now: float) -> None:
         """Keep the figures of rows whose verdicts were used; forget those of older rows."""

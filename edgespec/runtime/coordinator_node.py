@@ -16,6 +16,7 @@ from edgespec.machines.effects import (
 from edgespec.machines.events import Event, MessageArrived, PeerGone, RingDown, Tick
 from edgespec.machines.membership import MembershipMachine
 from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.runtime.equipment import Equipment
 from edgespec.runtime.node import Node, ring_address
 from edgespec.wire.messages import Cancel, Credit, Fault, Goodbye, Submit, Tokens
 
@@ -29,8 +30,11 @@ class CoordinatorNode(Node):
         compute: CoordinatorCompute,
         machine: CoordinatorMachine,
         membership: MembershipMachine,
+        equipment: Equipment | None = None,
     ) -> None:
         super().__init__(transport, compute.perform)
+        if equipment is not None:
+            self.worker.instead(equipment.equip(None, compute.perform, self))
         self._machine = machine
         self._membership = membership
 

@@ -14,6 +14,7 @@ from edgespec.config import Address
 from edgespec.errors import ConfigError, PeerLost
 from edgespec.machines.effects import AbortBlock, Effect, LoadBlock, Report, Stop
 from edgespec.machines.events import Event, MessageArrived, SegmentArrived, Tick
+from edgespec.net.emulated_link import Stamped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.runtime.worker import Perform, Worker
 from edgespec.wire.messages import Segment
@@ -36,6 +37,8 @@ class Node(ABC):
         self.transport = transport
         self.worker = Worker(perform)
         self.ended: Stop | None = None
+        self.happened_at = time.monotonic()
+        """When what is being handled now happened: emulated times count from there."""
 
     # --- what a node is -----------------------------------------------------------------------
 
@@ -80,14 +83,16 @@ class Node(ABC):
         self.worker.start()
 
     def _step(self) -> None:
-        events = [_event(i) for i in self.transport.poll(self._timeout())]
-        events += self.worker.events()
+        incoming = self.transport.poll(self._timeout())
         now = time.monotonic()
+        events = [(i.at if isinstance(i, Stamped) else now, _event(i)) for i in incoming]
+        events += self.worker.timed_events()
         deadline = self.deadline()
         if deadline is not None and now >= deadline:
-            events.append(Tick())
-        for event in events:
-            self.perform_all(self.route(event, now), now)
+            events.append((now, Tick()))
+        for self.happened_at, event in events:
+            at = self.happened_at
+            self.perform_all(self.route(event, at), at)
         broke = self.transport.ring_broke
         if broke is not None and now - broke > BROKEN_S:
             # Whatever was on it is lost, and who waits for it would wait for ever.
@@ -103,7 +108,7 @@ class Node(ABC):
         """Carry out effects in order: compute goes to the worker, the rest is for the sockets."""
         for effect in effects:
             if isinstance(effect, (*COMPUTE, LoadBlock)):
-                self.worker.submit(effect)
+                self.worker.submit(effect, self.happened_at)
                 continue
             match effect:
                 case AbortBlock(job):

@@ -28,7 +28,9 @@ from edgespec.machines.events import (
 from edgespec.machines.member import MemberMachine
 from edgespec.machines.stage import StageMachine
 from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.runtime.equipment import Equipment
 from edgespec.runtime.node import Node, ring_address
+from edgespec.runtime.worker import Perform
 from edgespec.wire.messages import Assign, End, Goodbye, Retain
 
 Loader = Callable[[Assign, Callable[[int, int], None]], BlockBackend]
@@ -47,12 +49,14 @@ class StageNode(Node):
         member: MemberMachine,
         coordinator: Address,
         load: Loader,
+        equipment: Equipment | None = None,
     ) -> None:
         super().__init__(transport, self._perform)
         self._member = member
         self._coordinator = coordinator
         self._load = load
-        self._compute: StageCompute | None = None
+        self._equipment = equipment
+        self._compute: Perform | None = None
         self._machine: StageMachine | None = None
 
     def route(self, event: Event, now: float) -> list[Effect]:
@@ -94,7 +98,7 @@ class StageNode(Node):
         if isinstance(effect, LoadBlock):
             return self._load_block(effect.assign, stop)
         assert self._compute is not None, "compute comes after the block is loaded"
-        return self._compute.perform(effect, stop)
+        return self._compute(effect, stop)
 
     def _load_block(self, assign: Assign, stop: Callable[[], bool]) -> Event:
         def progress(done: int, total: int) -> None:
@@ -104,7 +108,9 @@ class StageNode(Node):
 
         started = time.monotonic()
         block = self._load(assign, progress)
-        self._compute = StageCompute(block)
+        self._compute = StageCompute(block).perform
+        if self._equipment is not None:
+            self._compute = self._equipment.equip(assign, self._compute, self)
         self._machine = StageMachine(
             is_first=assign.stage == 1,
             is_last=assign.stage == assign.stages,

@@ -7,6 +7,7 @@ import logging
 import queue
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -24,22 +25,30 @@ class Worker:
 
     def __init__(self, perform: Perform) -> None:
         self._perform = perform
-        self._effects: queue.SimpleQueue[Effect | None] = queue.SimpleQueue()
-        self._events: deque[Event] = deque()
+        self._effects: queue.SimpleQueue[tuple[float, Effect | None]] = queue.SimpleQueue()
+        self._events: deque[tuple[float, Event]] = deque()
         self._aborted: int | None = None
         self._stopping = False
+        self.asked_at = 0.0
+        """When the cause of the effect that is carried out now happened (time.monotonic)."""
+        self.ended_at: Callable[[], float] = time.monotonic
+        """When the effect that was just carried out ended; an emulated one ends as charged."""
         self._bell, self.waker = socket.socketpair()
         self._bell.setblocking(False)
         # A daemon thread: a program that must end does not wait for a long forward pass.
         self._thread = threading.Thread(target=self._run, name="edgespec-worker", daemon=True)
 
+    def instead(self, perform: Perform) -> None:
+        """Carry out effects with this from now on."""
+        self._perform = perform
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, effect: Effect) -> None:
-        """Carry out an effect after those before it."""
-        self._effects.put(effect)
+    def submit(self, effect: Effect, at: float | None = None) -> None:
+        """Carry out an effect after those before it; `at`: when its cause happened, if not now."""
+        self._effects.put((time.monotonic() if at is None else at, effect))
 
     def abort(self, job: int) -> None:
         """Let the block of `job` stop between two layers; the latest call counts.
@@ -48,9 +57,9 @@ class Worker:
         """
         self._aborted = job
 
-    def post(self, event: Event) -> None:
-        """Hand an event to the I/O loop (from the worker's thread)."""
-        self._events.append(event)
+    def post(self, event: Event, at: float | None = None) -> None:
+        """Hand an event to the I/O loop (from the worker's thread); it happened now, or at `at`."""
+        self._events.append((time.monotonic() if at is None else at, event))
         # A full socket means that the loop has plenty of wake-ups to read already, a closed one
         # that it has ended.
         with contextlib.suppress(OSError):
@@ -58,6 +67,10 @@ class Worker:
 
     def events(self) -> list[Event]:
         """What was posted since the last call."""
+        return [event for _, event in self.timed_events()]
+
+    def timed_events(self) -> list[tuple[float, Event]]:
+        """What was posted since the last call, and when it happened."""
         taken = []
         while self._events:
             taken.append(self._events.popleft())
@@ -69,7 +82,7 @@ class Worker:
         Waiting effects are dropped.
         """
         self._stopping = True
-        self._effects.put(None)
+        self._effects.put((0.0, None))
         if self._thread.is_alive():
             self._thread.join(timeout)
         elif self._thread.ident is None:  # it never ran
@@ -78,10 +91,13 @@ class Worker:
 
     def _run(self) -> None:
         with self._bell:
-            while (effect := self._effects.get()) is not None and not self._stopping:
+            while not self._stopping:
+                self.asked_at, effect = self._effects.get()
+                if effect is None or self._stopping:
+                    break
                 event = self._carry_out(effect)
                 if event is not None:
-                    self.post(event)
+                    self.post(event, self.ended_at())
 
     def _carry_out(self, effect: Effect) -> Event | None:
         job = getattr(effect, "job", -1)

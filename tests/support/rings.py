@@ -185,7 +185,7 @@ def plain_answer(codec: ToyCodec, ask: Submit, stages: int, context_length: int)
 
 
 def _bare_finished(tag: int, text: str, tokens: tuple[int, ...], reason: str) -> Finished:
-    return Finished(tag, text, tokens, reason, "", "", 0, 0, len(tokens), 0, 0, 0, (), 0, 0, 0)
+    return Finished(tag, text, tokens, reason, "", "", 0, 0, len(tokens), 0, 0, 0, (), 0, 0, 0, 0)
 
 
 class OracleDraft:

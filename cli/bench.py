@@ -1,0 +1,229 @@
+"""edgespec bench: policies on a real ring of processes, side by side, with figures and pictures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.measure import Measurement
+
+from edgespec.bench.harness import (
+    Answer,
+    Ring,
+    Settings,
+    differences,
+    overall,
+    play,
+    results,
+)
+from edgespec.bench.plots import plot_speedup, plot_timeline
+from edgespec.bench.report import REFERENCE, Run, table_of
+from edgespec.bench.simulated import chosen_policies
+from edgespec.bench.specbench import answer_lines
+from edgespec.bench.timeline import Activity, activity_of, read_traces
+from edgespec.bench.workloads import DEFAULT_WORKLOAD, Prompt, default_prompts, read_prompts
+from edgespec.cli import options
+from edgespec.cli.demo import await_ring
+from edgespec.cli.notes import Notes
+from edgespec.cli.serve import coordinator_config
+from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
+from edgespec.daemon.emulation import described, emulated_costs
+from edgespec.daemon.local_ring import LOAD_S, LocalRing
+from edgespec.daemon.process import EXIT_FAILED
+from edgespec.errors import ConfigError, EdgespecError
+from edgespec.runtime.client import Client
+from edgespec.verify.sampling import Sampling
+
+BUNDLED = "bundled"
+"""What the settings in the JSON call the bundled models."""
+
+
+def bench(
+    policy: options.Policies = "all",
+    stages: options.Stages = 3,
+    emulate: options.Emulate = "",
+    cost_model: options.CostModel = "",
+    prompts: options.Prompts = "",
+    limit: options.Limit = 0,
+    max_new_tokens: options.MaxNewTokens = 128,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = 0,
+    model: options.Model = "",
+    draft: options.Draft = "",
+    dtype: options.Dtype = "float32",
+    out: Annotated[
+        str, typer.Option(help="Folder for results, answers and pictures.")
+    ] = "bench-results",
+    as_json: options.Json = False,
+) -> None:
+    """Let policies answer the same prompts on a ring of processes on this machine, side by side.
+
+    The processes are those of a real cluster. With --emulate each of them takes the time that the
+    device of a profile would. Every answer is compared with plain decoding's.
+    """
+    emulation = Emulation.parse(emulate, cost_model)
+    config = coordinator_config(model, draft, stages, dtype, Address(LOOPBACK, 0), emulation)
+    names = chosen_policies([name.strip() for name in policy.split(",")], config.draft)
+    settings = Settings(
+        tuple(dict.fromkeys((REFERENCE, *names))),
+        max_new_tokens,
+        Sampling(temperature, top_k, top_p, min_p, seed),
+    )
+    workload = read_prompts(prompts, limit) if prompts else default_prompts(limit)
+    notes = Notes()
+    ring = _ring(config, notes)
+    folder = _made(Path(out))
+    answers, activities = _played(config, workload, settings, notes)
+    content = results(
+        answers,
+        activities,
+        ring,
+        {
+            "stages": stages,
+            "profiles": list(ring.profiles),
+            "cost_model": ring.cost_model,
+            "model": model or BUNDLED,
+            "draft": draft or (BUNDLED if config.draft else ""),
+            "dtype": dtype,
+            "workload": prompts or DEFAULT_WORKLOAD,
+            "prompts": len(workload),
+            "prompts_sha256": _digest(workload),
+            "policies": list(settings.policies),
+            "max_new_tokens": max_new_tokens,
+            **asdict(settings.sampling),
+        },
+    )
+    _write(folder, content, answers, activities, ring)
+    if as_json:
+        print(json.dumps(content))
+    else:
+        _show(overall(answers, activities, ring))
+    notes.say(f"results, answers and pictures are in {folder}")
+    _judge(answers, notes)
+
+
+def _ring(config: CoordinatorConfig, notes: Notes) -> Ring:
+    """What will be measured; says so if it is not this machine."""
+    if config.emulation is None:
+        return Ring(("",) * (config.stages + 1), "")
+    costs = emulated_costs(config.emulation, config.stages)
+    notes.say(described(costs))
+    names = tuple(node.profile.name for node in (costs.coordinator, *costs.stages))
+    return Ring(names, costs.coordinator.model.name)
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ConfigError(f"cannot make the folder {folder}: {problem.strerror}") from None
+    return folder
+
+
+def _digest(workload: Sequence[Prompt]) -> str:
+    """Tells whether two runs had the same prompts."""
+    content = json.dumps([[prompt.id, *prompt.turns] for prompt in workload])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _played(
+    config: CoordinatorConfig, workload: Sequence[Prompt], settings: Settings, notes: Notes
+) -> tuple[list[Answer], dict[int, Activity]]:
+    """All answers, and what the ring did for each by the number of its request."""
+    notes.say(f"starting a coordinator and {config.stages} stage(s) on this machine")
+    # Told to end, it ends its processes first (the kernel ends them if it has no chance to).
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(prefix="edgespec-") as traces:
+        with (
+            LocalRing(config, Path(traces)) as ring,
+            Client(ring.address, LOAD_S, check=ring.check) as client,
+        ):
+            try:
+                await_ring(client, ring, notes)
+                with notes.waiting("answering") as waiting:
+                    answers = play(client, workload, settings, waiting)
+            except EdgespecError:
+                ring.check()  # a process that ended knows the cause better than who waited for it
+                raise
+        entries = read_traces(sorted(Path(traces).glob("*.jsonl")))
+    found = {a.request: activity_of(entries.get(a.request, ()), a.finished) for a in answers}
+    return answers, found
+
+
+def _write(
+    folder: Path,
+    content: dict[str, object],
+    answers: Sequence[Answer],
+    activities: dict[int, Activity],
+    ring: Ring,
+) -> None:
+    def write(name: str, text: str) -> None:
+        (folder / name).write_text(text, encoding="utf-8")
+
+    runs: Sequence[dict[str, object]] = content["runs"]  # type: ignore[assignment]
+    write("results.json", json.dumps(content, indent=1) + "\n")
+    for run in runs:
+        policy = str(run["policy"])
+        lines = answer_lines(answers, policy, f"edgespec-{policy}", time.time())
+        write(f"answers-{policy}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    what = "real times on one machine"
+    if ring.is_emulated:
+        devices = " + ".join(dict.fromkeys(ring.profiles))
+        what = f"emulated: {ring.cost_model} on {len(ring.profiles)} × {devices}"
+    first = [a for a in answers if (a.number, a.turn) == (answers[0].number, 1)]
+    plot_timeline(
+        folder / "timeline.png",
+        [
+            (a.policy, activities[a.request], a.finished.new_tokens / a.finished.seconds)
+            for a in first
+        ],
+        f"One answer by every policy ({what})",
+    )
+    groups = {"all prompts": {str(run["policy"]): run for run in runs}}
+    for run in runs:
+        parts: dict[str, dict[str, object]] = run["categories"]  # type: ignore[assignment]
+        for category, part in parts.items() if len(parts) > 1 else ():
+            groups.setdefault(category, {})[str(run["policy"])] = part
+    plot_speedup(
+        folder / "speedup.png",
+        {
+            group: {policy: run["speedup_vs_autoregressive"] for policy, run in of_it.items()}  # type: ignore[misc]
+            for group, of_it in groups.items()
+        },
+        f"Speed-up ({what})",
+    )
+
+
+def _show(runs: Sequence[Run]) -> None:
+    table = table_of(runs)
+    console = Console(markup=False, highlight=False, emoji=False)
+    # Not cut to the width of a narrow terminal or of a pipe: figures that are missing mislead.
+    wide = console.options.update(width=1000)
+    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
+    console.print(table)
+
+
+def _judge(answers: Sequence[Answer], notes: Notes) -> None:
+    """Say which answers are not the reference's; exit code 1 if rounding does not explain one."""
+    found = differences(answers)
+    for one in found:
+        cause = "a near-tie" if one.is_near_tie else "no near-tie: this is a fault"
+        notes.say(
+            f"prompt {one.prompt!r}, turn {one.turn}: {one.policy} differs from {REFERENCE} at "
+            f"token {one.position}, smallest margin {one.margin:.2g}, {cause}"
+        )
+    if not all(one.is_near_tie for one in found):
+        raise typer.Exit(EXIT_FAILED)

@@ -1,0 +1,264 @@
+"""edgespec simulate: policies on a ring in virtual time; random faults; what failed once, again."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.measure import Measurement
+
+from edgespec.bench.campaigns import campaign as run_campaign
+from edgespec.bench.report import REFERENCE, RIVAL, Run, as_json, table_of
+from edgespec.bench.simulated import Setup, chosen_policies
+from edgespec.bench.simulated import simulate as run_policies
+from edgespec.bench.workloads import DEFAULT_WORKLOAD, default_prompts, read_prompts
+from edgespec.cli import options
+from edgespec.cli.notes import Notes
+from edgespec.config import DTYPES, MOST_STAGES
+from edgespec.daemon.bundled import bundled
+from edgespec.daemon.process import EXIT_FAILED
+from edgespec.daemon.profiles import profile_named
+from edgespec.errors import ConfigError, ModelError
+from edgespec.planning.cost_model import DEFAULT_COST_MODEL, CostModel, cost_model_named
+from edgespec.planning.profile import Profile
+from edgespec.sim.links import LinkSpec
+from edgespec.sim.replay import replay as play_again
+from edgespec.verify.sampling import Sampling
+
+BUNDLED = "bundled"
+"""What the settings in the JSON call the bundled models."""
+
+
+def simulate(
+    profile: options.Profiles = None,
+    cost_model: options.CostModel = "",
+    stages: options.Stages = 4,
+    policy: options.Policies = "all",
+    prompts: options.Prompts = "",
+    limit: options.Limit = 0,
+    max_new_tokens: options.MaxNewTokens = 128,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = 0,
+    link: options.AllLinks = "",
+    model: options.Model = "",
+    draft: options.Draft = "",
+    dtype: options.Dtype = "float64",
+    jobs: options.Jobs = 0,
+    as_json_object: options.Json = False,
+    campaign: Annotated[
+        int | None,
+        typer.Option(
+            metavar="RUNS",
+            help="Instead: play so many random scenarios of toy rings with faults, the first one "
+            "of --seed, and check every event.",
+        ),
+    ] = None,
+    traces: Annotated[
+        str, typer.Option(help="Folder that --campaign writes the trace of a failure into.")
+    ] = "traces",
+    replay: Annotated[
+        str, typer.Option(metavar="TRACE", help="Instead: play the scenario of a trace again.")
+    ] = "",
+) -> None:
+    """Play policies on a simulated ring, with real tokens and charged times, side by side.
+
+    A pair of models computes the tokens; how long it takes is what the devices of the profiles
+    would have needed for a published model. The same command gives the same figures everywhere.
+    """
+    if (campaign is not None or replay) and as_json_object:
+        raise ConfigError("--json goes with the policies, not with --campaign or --replay")
+    if campaign is not None and replay:
+        raise ConfigError("--campaign and --replay exclude each other; give one of them")
+    if replay:
+        _replay(Path(replay))
+        return
+    if campaign is not None:
+        _campaign(seed, campaign, Path(traces), jobs)
+        return
+
+    if not model:
+        base, drafting = bundled("base"), draft or bundled("draft")
+    else:
+        base, drafting = model, draft
+    _look_at_models(base, drafting, dtype)
+    policies = chosen_policies(split_names([policy]), drafting)
+    names, profiles = ring_of(profile or [options.DEFAULT_PROFILE], stages)
+    setup = Setup(
+        model=base,
+        draft=drafting,
+        dtype=dtype,
+        profiles=profiles,
+        cost_model=charged_model(cost_model, profiles),
+        link=parse_link(link) if link else None,
+        prompts=tuple(read_prompts(prompts, limit) if prompts else default_prompts(limit)),
+        max_new_tokens=max_new_tokens,
+        sampling=Sampling(temperature, top_k, top_p, min_p, seed),
+    )
+    notes = Notes()
+    with notes.waiting("loading the models") as waiting:
+        runs = run_policies(setup, policies, jobs, _progress(len(setup.prompts), waiting))
+    if as_json_object:
+        settings = {
+            **setup.settings(),
+            "policies": list(policies),
+            "profiles": list(names),
+            "model": model or BUNDLED,
+            "draft": draft or (BUNDLED if drafting else ""),
+            "workload": prompts or DEFAULT_WORKLOAD,
+        }
+        print(json.dumps(as_json(runs, settings)))
+    else:
+        _show(runs, setup, names)
+    if not all(run.exact for run in runs):
+        notes.say(f"some answers are not those of {REFERENCE}: below float64, rounding may do that")
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def split_names(values: Sequence[str]) -> list[str]:
+    """The names in comma-separated lists, in order."""
+    return [name.strip() for value in values for name in value.split(",") if name.strip()]
+
+
+def ring_of(values: Sequence[str], stages: int) -> tuple[tuple[str, ...], tuple[Profile, ...]]:
+    """The profiles of D0, V1 … VN as named, and themselves; one name stands for all of them.
+
+    Raises ConfigError for an unknown name, and for as many as no such ring has.
+    """
+    if not 1 <= stages <= MOST_STAGES:
+        raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
+    names = split_names(values)
+    if len(names) == 1:
+        names *= stages + 1
+    if len(names) != stages + 1:
+        raise ConfigError(
+            f"{len(names)} profiles for a coordinator and {stages} stage(s); name one for all "
+            f"devices, or {stages + 1}: D0's first, then those of the stages"
+        )
+    known = {name: profile_named(name) for name in dict.fromkeys(names)}
+    return tuple(names), tuple(known[name] for name in names)
+
+
+def charged_model(name: str, profiles: Sequence[Profile]) -> CostModel:
+    """The cost model of that name; "": the one that the profiles name, or the default one."""
+    wanted = dict.fromkeys(profile.cost_model for profile in profiles if profile.cost_model)
+    if not name and len(wanted) > 1:
+        raise ConfigError(
+            f"the profiles name several cost models ({', '.join(wanted)}); choose with --cost-model"
+        )
+    return cost_model_named(name or next(iter(wanted), DEFAULT_COST_MODEL))
+
+
+def parse_link(text: str) -> LinkSpec:
+    """LATENCY_MS:MBIT[:JITTER_MS[:LOSS]]; MBIT 0 is no limit. Raises ConfigError for all else."""
+    parts = text.split(":")
+    try:
+        figures = [float(part) for part in parts]
+    except ValueError:
+        figures = []
+    if not 2 <= len(figures) <= 4 or not all(math.isfinite(figure) for figure in figures):
+        raise ConfigError(
+            f"{text!r} is no link; give LATENCY_MS:MBIT[:JITTER_MS[:LOSS]], such as 0.3:1000 or "
+            "5:100:2:0.01"
+        )
+    latency, mbit, jitter, loss = (*figures, 0.0, 0.0)[:4]
+    if min(figures) < 0 or loss >= 1:
+        raise ConfigError(
+            f"{text!r} is no link: no figure may be negative, and LOSS, the share of messages that "
+            "must be sent again, must be below 1"
+        )
+    return LinkSpec(latency / 1e3, mbit * 1e6 / 8, jitter / 1e3, loss)
+
+
+def _look_at_models(base: str, draft: str, dtype: str) -> None:
+    """Find the commonest mistakes at once, before torch is imported."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; choose one of: {', '.join(DTYPES)}")
+    for path in filter(None, (base, draft)):
+        if not Path(path).is_dir():
+            raise ModelError(
+                f"there is no model folder {path}; give a folder with config.json, a tokenizer and "
+                "*.safetensors files"
+            )
+
+
+# --- showing ------------------------------------------------------------------------------------
+
+
+def _progress(prompts: int, waiting: Callable[[str], None]) -> Callable[[str, int], None]:
+    """A function that hears how many prompts a policy has answered, and tells of all policies."""
+    done: dict[str, int] = {}
+
+    def news(policy: str, answered: int) -> None:
+        done[policy] = answered
+        waiting(", ".join(f"{name} {n}/{prompts}" for name, n in done.items()))
+
+    return news
+
+
+def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
+    table = table_of(runs)
+    console = Console(markup=False, highlight=False, emoji=False)
+    # Not cut to the width of a narrow terminal or of a pipe: figures that are missing mislead.
+    wide = console.options.update(width=1000)
+    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
+    console.print(table)
+    of = setup.cost_model
+    devices = f"each a {names[0]}" if len(set(names)) == 1 else ", ".join(names)
+    links = "the profiles' links"
+    if (link := setup.link) is not None:
+        links = (
+            f"links of {link.latency * 1e3:g} ms, "
+            + (
+                f"{link.bytes_per_second * 8 / 1e6:g} Mbit/s"
+                if link.bytes_per_second
+                else "no limit"
+            )
+            + f", {link.jitter * 1e3:g} ms jitter, {link.loss:g} loss"
+        )
+    new_tokens = runs[0].new_tokens
+    for line in (
+        f"charged: {of.name}, drafts by {of.draft.name}; D0 and {setup.stages} stage(s), "
+        f"{devices}; {links}",
+        f"{len(setup.prompts)} prompts, {new_tokens} new tokens; all times are virtual, from those "
+        "figures and not measured",
+        f"vs AR, vs naive: tok/s over that of {REFERENCE}, {RIVAL}; exact: the tokens of "
+        f"{REFERENCE}",
+    ):
+        console.print(line, soft_wrap=True)
+
+
+# --- the other two ------------------------------------------------------------------------------
+
+
+def _replay(path: Path) -> None:
+    """Exit code 1 if the scenario fails now, as recorded or otherwise; 0 if it does not."""
+    outcome = play_again(path)
+    print(outcome.words())
+    if outcome.failure:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _campaign(first: int, runs: int, traces: Path, jobs: int) -> None:
+    notes = Notes()
+    start = time.monotonic()
+    with notes.waiting("playing") as waiting:
+        played = run_campaign(
+            first, runs, traces, jobs, lambda done: waiting(f"{done}/{runs} scenarios")
+        )
+    rate = played / max(time.monotonic() - start, 1e-9)
+    sys.stdout.write(
+        f"{played} scenarios kept every promise: seeds {first} to {first + runs - 1}, "
+        f"{rate:.0f} a second\n"
+    )

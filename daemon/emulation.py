@@ -1,0 +1,73 @@
+"""Emulation: from the profiles that a command names to what each node of a ring is charged."""
+
+from __future__ import annotations
+
+from edgespec.backends.emulated import CoordinatorPrices
+from edgespec.backends.timed import CoordinatorDurations, StageDurations
+from edgespec.config import Emulation
+from edgespec.daemon.profiles import profile_named
+from edgespec.drafting.base import DraftSource
+from edgespec.errors import CapacityError, ConfigError
+from edgespec.net.emulated_link import LinkPace
+from edgespec.planning.cost_model import DEFAULT_COST_MODEL, cost_model_named
+from edgespec.planning.costs import RingCosts, ring_costs
+from edgespec.runtime.equipment import NodePace
+
+
+def emulated_costs(emulation: Emulation, stages: int) -> RingCosts:
+    """The costs of a ring of so many stages.
+
+    Raises ConfigError for profiles that cannot be read or are not one for each device, for an
+    unknown cost model, and for one that does not fit the devices.
+    """
+    names = emulation.profiles
+    if len(names) not in (1, stages + 1):
+        raise ConfigError(
+            f"{len(names)} profiles for a coordinator and {stages} stage(s); give one for all, or "
+            f"{stages + 1}"
+        )
+    profiles = [profile_named(name) for name in names]
+    if len(profiles) == 1:
+        profiles *= stages + 1
+    fitted = list(dict.fromkeys(profile.cost_model for profile in profiles if profile.cost_model))
+    if not emulation.cost_model and len(fitted) > 1:
+        raise ConfigError(
+            f"the profiles name several cost models ({', '.join(fitted)}); choose with --cost-model"
+        )
+    model = emulation.cost_model or next(iter(fitted), DEFAULT_COST_MODEL)
+    try:
+        return ring_costs(profiles, cost_model_named(model))
+    except CapacityError as problem:
+        raise ConfigError(str(problem)) from None
+
+
+def check_profiles(emulation: Emulation) -> None:
+    """Raises ConfigError for what is wrong with it whatever the number of stages."""
+    for name in emulation.profiles:
+        profile_named(name)
+    if emulation.cost_model:
+        cost_model_named(emulation.cost_model)
+
+
+def coordinator_pace(costs: RingCosts, draft: DraftSource | None) -> NodePace:
+    """What D0 is held to."""
+    return NodePace(
+        CoordinatorPrices(CoordinatorDurations(costs.coordinator), draft), _links(costs, 0)
+    )
+
+
+def stage_pace(costs: RingCosts, stage: int) -> NodePace:
+    """What stage `stage`, counted from 1, is held to."""
+    return NodePace(StageDurations(costs.stages[stage - 1]), _links(costs, stage))
+
+
+def described(costs: RingCosts) -> str:
+    """One line that nobody can take the times for real ones after."""
+    names = [node.profile.name for node in (costs.coordinator, *costs.stages)]
+    devices = names[0] if len(set(names)) == 1 else ", ".join(names)
+    return f"times are emulated: {costs.coordinator.model.name} on {devices}"
+
+
+def _links(costs: RingCosts, node: int) -> LinkPace:
+    control = max(link.latency for link in costs.links)
+    return LinkPace(costs.links[node], control, costs.segment_bytes)

@@ -1,0 +1,1 @@
+"""Plays workloads on rings, simulated and real, and compares the policies."""

@@ -1,0 +1,223 @@
+"""Harness: every policy answers the same prompts on one real ring, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from edgespec.bench.report import REFERENCE, Played, Run, run_of
+from edgespec.bench.timeline import Activity
+from edgespec.bench.workloads import Prompt
+from edgespec.errors import ConfigError, RequestFailed
+from edgespec.runtime.client import Client
+from edgespec.verify.sampling import Sampling
+from edgespec.wire.messages import Finished, Submit
+
+WARM_UP_TOKENS = 8
+
+NEAR_TIE = 1e-3
+"""Below this distance between the best token and the runner-up (logits), a batch of another shape
+may round the other way; above it, a difference between two policies is a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all policies are asked. Raises ConfigError for what no coordinator would accept."""
+
+    policies: tuple[str, ...]
+    max_new_tokens: int
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"max-new-tokens is {self.max_new_tokens}; it must be at least 1")
+
+    def submit(self, tag: int, text: str, policy: str, max_new_tokens: int = 0) -> Submit:
+        """The request for one answer."""
+        s = self.sampling
+        limit = max_new_tokens or self.max_new_tokens
+        shape = (float(s.temperature), s.top_k, float(s.top_p), float(s.min_p), s.seed)
+        return Submit(tag, text, limit, *shape, (), policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One policy's answer to one turn of the `number`th prompt; the coordinator's `request`th."""
+
+    number: int
+    prompt: str
+    category: str
+    turn: int
+    request: int
+    finished: Finished
+
+    @property
+    def policy(self) -> str:
+        """Who decided what to send."""
+        return self.finished.policy
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An answer whose tokens are not the reference's from `position` on.
+
+    `margin`: the larger of both answers' smallest margins. A difference at a near-tie has one below
+    NEAR_TIE in both.
+    """
+
+    prompt: str
+    turn: int
+    policy: str
+    position: int
+    margin: float
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Whether rounding explains it."""
+        return self.margin < NEAR_TIE
+
+
+def play(
+    client: Client,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    news: Callable[[str], None] = lambda text: None,
+) -> list[Answer]:
+    """Every answer, prompt by prompt and turn by turn, all policies one after the other.
+
+    So whatever drifts hits all policies alike. The first answer of the ring is a short one that
+    does not count. A later turn follows the earlier ones and the reference's answers to them,
+    whatever the policy: all policies get the same text. `news(text)` hears how far it is. The
+    client must be the only one of a fresh ring. Raises RequestFailed, naming the prompt.
+    """
+    assert REFERENCE in settings.policies, "there is nothing to compare with"
+    asked = 1
+    _ask(client, settings.submit(asked, prompts[0].text, REFERENCE, WARM_UP_TOKENS))
+    answers: list[Answer] = []
+    for number, prompt in enumerate(prompts, 1):
+        text = ""
+        for turn, says in enumerate(prompt.turns, 1):
+            text = f"{text}\n\n{says}" if text else says
+            for policy in settings.policies:
+                where = f"prompt {prompt.id!r} ({number}/{len(prompts)}), turn {turn}"
+                news(f"{where}, {policy}")
+                asked += 1
+                try:
+                    finished = _ask(client, settings.submit(asked, text, policy))
+                except RequestFailed as problem:
+                    raise RequestFailed(f"{where} with {policy}: {problem}") from None
+                answers.append(Answer(number, prompt.id, prompt.category, turn, asked, finished))
+            (reference,) = (a for a in answers[-len(settings.policies) :] if a.policy == REFERENCE)
+            text += reference.finished.text
+    return answers
+
+
+def _ask(client: Client, submit: Submit) -> Finished:
+    *_, finished = client.ask(submit)
+    assert isinstance(finished, Finished), "an answer ends with Finished or raises"
+    if finished.finish_reason == "cancelled":
+        raise KeyboardInterrupt
+    return finished
+
+
+def differences(answers: Iterable[Answer]) -> list[Difference]:
+    """Every answer that is not the reference's."""
+    found: list[Difference] = []
+    right: dict[tuple[int, int], Finished] = {}
+    ordered = sorted(answers, key=lambda answer: answer.policy != REFERENCE)
+    for answer in ordered:
+        given = answer.finished
+        reference = right.setdefault((answer.number, answer.turn), given)
+        if given.token_ids == reference.token_ids:
+            continue
+        pairs = zip(given.token_ids, reference.token_ids, strict=False)
+        same = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+        shorter = min(len(given.token_ids), len(reference.token_ids))
+        margin = max(given.smallest_margin, reference.smallest_margin)
+        position = shorter if same is None else same
+        found.append(Difference(answer.prompt, answer.turn, answer.policy, position, margin))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """What was measured: devices as named (D0's first; "" are real ones), and whose costs."""
+
+    profiles: tuple[str, ...]
+    cost_model: str
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the times are other devices'."""
+        return bool(self.profiles[0])
+
+
+def results(
+    answers: Sequence[Answer],
+    activities: Mapping[int, Activity],
+    ring: Ring,
+    settings: Mapping[str, object],
+) -> dict[str, object]:
+    """The object of results.json (docs/commands.md)."""
+    categories = list(dict.fromkeys(answer.category for answer in answers if answer.category))
+    runs = _figures(answers, activities, ring)
+    for run in runs:
+        run["categories"] = {}
+    for category in categories:
+        of_it = [answer for answer in answers if answer.category == category]
+        for run, part in zip(runs, _figures(of_it, activities, ring), strict=True):
+            run["categories"][category] = part  # type: ignore[index]
+    return {
+        "emulated": ring.is_emulated,
+        "runs": runs,
+        "differences": [
+            {**asdict(found), "near_tie": found.is_near_tie} for found in differences(answers)
+        ],
+        "settings": dict(settings),
+    }
+
+
+def overall(answers: Sequence[Answer], activities: Mapping[int, Activity], ring: Ring) -> list[Run]:
+    """The figures of every policy over all answers, as `edgespec simulate` has them."""
+    played = _played(answers, activities)
+    return [run_of(policy, played, ring.profiles, ring.cost_model) for policy in played]
+
+
+def _figures(
+    answers: Sequence[Answer], activities: Mapping[int, Activity], ring: Ring
+) -> list[dict[str, object]]:
+    """Each policy's: those of a simulated run, in real seconds, and what the traces tell."""
+    figures = []
+    for run in overall(answers, activities, ring):
+        entries = asdict(run)
+        entries["seconds"] = entries.pop("virtual_seconds")
+        given = [answer for answer in answers if answer.policy == run.policy]
+        mine = [activities[answer.request] for answer in given]
+        entries["prompts"] = len({answer.number for answer in given})
+        entries["answers"] = len(given)
+        elapsed = sum(activity.seconds for activity in mine)
+        wasted = _shares([activity.wasted for activity in mine], elapsed)
+        entries["stage_idle"] = [1.0 - busy for busy in run.stage_busy]
+        entries["stage_wasted"] = wasted[1:]
+        entries["bytes_per_token"] = sum(a.sent_bytes for a in mine) / max(run.new_tokens, 1)
+        if ring.is_emulated:
+            entries["emulation_late"] = max(_shares([a.late for a in mine], elapsed))
+        figures.append(entries)
+    return figures
+
+
+def _played(answers: Sequence[Answer], activities: Mapping[int, Activity]) -> dict[str, Played]:
+    """What each policy made of all prompts."""
+    played = {}
+    for policy in dict.fromkeys(answer.policy for answer in answers):
+        mine = [answer for answer in answers if answer.policy == policy]
+        seen = [activities[answer.request] for answer in mine]
+        busy = [sum(node) for node in zip(*(activity.busy for activity in seen), strict=True)]
+        elapsed = sum(activity.seconds for activity in seen)
+        played[policy] = Played(tuple(a.finished for a in mine), elapsed, tuple(busy))
+    return played
+
+
+def _shares(seconds: Sequence[Sequence[float]], elapsed: float) -> list[float]:
+    """Of every node, over all answers."""
+    return [sum(node) / elapsed if elapsed > 0 else 0.0 for node in zip(*seconds, strict=True)]

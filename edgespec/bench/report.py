@@ -1,0 +1,154 @@
+"""Report: the figures of policies that played the same prompts, as JSON and side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from edgespec.wire.messages import Finished
+
+REFERENCE = "autoregressive"
+"""The policy whose tokens all others must give."""
+RIVAL = "naive_tree"
+"""The policy that a pipelined one is compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What one policy made of all prompts: answers in their order.
+
+    `elapsed`: virtual seconds from the first submission until the ring had nothing left to do;
+    `busy`: those in which D0, V1 … VN computed.
+    """
+
+    answers: tuple[Finished, ...]
+    elapsed: float
+    busy: tuple[float, ...]
+
+    @property
+    def tokens(self) -> list[tuple[int, ...]]:
+        """The tokens of each answer."""
+        return [answer.token_ids for answer in self.answers]
+
+    @property
+    def speed(self) -> float:
+        """New tokens a second, the prompts' way round the ring included."""
+        new_tokens = sum(answer.new_tokens for answer in self.answers)
+        return _ratio(new_tokens, sum(answer.seconds for answer in self.answers))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One policy's figures (docs/commands.md); None where the other policy could not run."""
+
+    policy: str
+    draft: str
+    stages: int
+    profile: str
+    cost_model: str
+    prompts: int
+    new_tokens: int
+    virtual_seconds: float
+    tokens_per_second: float
+    first_token_seconds: float
+    decode_tokens_per_second: float
+    trips: float
+    tokens_per_trip: float
+    coordinator_busy: float
+    stage_busy: tuple[float, ...]
+    rows_sent: int
+    rows_wasted: int
+    misses: int
+    accepted_histogram: tuple[int, ...]
+    exact: bool
+    speedup_vs_autoregressive: float
+    speedup_vs_naive_tree: float | None
+
+
+def run_of(
+    policy: str, results: Mapping[str, Played], profiles: Sequence[str], cost_model: str
+) -> Run:
+    """The figures of one policy of `results`, which has REFERENCE and, if it could run, RIVAL.
+
+    `profiles`: the names of the devices, D0's first.
+    """
+    played = results[policy]
+    answers = played.answers
+    new_tokens = sum(answer.new_tokens for answer in answers)
+    seconds = sum(answer.seconds for answer in answers)
+    first = sum(answer.first_token_seconds for answer in answers)
+    trips = sum(answer.trips for answer in answers)
+    busy = [_ratio(share, played.elapsed) for share in played.busy]
+    histograms = [answer.accepted_histogram for answer in answers]
+    rival = results.get(RIVAL)
+    return Run(
+        policy=policy,
+        draft=answers[0].draft,
+        stages=len(profiles) - 1,
+        profile=profiles[0] if len(set(profiles)) == 1 else ",".join(profiles),
+        cost_model=cost_model,
+        prompts=len(answers),
+        new_tokens=new_tokens,
+        virtual_seconds=seconds,
+        tokens_per_second=played.speed,
+        first_token_seconds=first / len(answers),
+        decode_tokens_per_second=_ratio(new_tokens - len(answers), seconds - first),
+        trips=trips,
+        tokens_per_trip=_ratio(new_tokens, trips),
+        coordinator_busy=busy[0],
+        stage_busy=tuple(busy[1:]),
+        rows_sent=sum(answer.rows_sent for answer in answers),
+        rows_wasted=sum(answer.rows_wasted for answer in answers),
+        misses=sum(answer.misses for answer in answers),
+        accepted_histogram=tuple(map(sum, zip_longest(*histograms, fillvalue=0))),
+        exact=played.tokens == results[REFERENCE].tokens,
+        speedup_vs_autoregressive=_ratio(played.speed, results[REFERENCE].speed),
+        speedup_vs_naive_tree=_ratio(played.speed, rival.speed) if rival else None,
+    )
+
+
+def as_json(runs: Sequence[Run], settings: Mapping[str, object]) -> dict[str, object]:
+    """The JSON object of `edgespec simulate --json`."""
+    return {"runs": [asdict(run) for run in runs], "settings": dict(settings)}
+
+
+_COLUMNS = (
+    *("policy", "tok/s", "vs AR", "vs naive", "tok/trip", "rows/tok", "wasted"),
+    *("miss/100", "D0 busy", "stages busy", "exact"),
+)
+
+
+def table_of(runs: Sequence[Run]) -> Table:
+    """The policies side by side; "vs" columns are ratios of tok/s, miss/100 is per 100 tokens."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(Text(name), justify="left" if name == "policy" else "right", no_wrap=True)
+    for run in runs:
+        table.add_row(*(Text(cell) for cell in _cells(run)))
+    return table
+
+
+def _cells(run: Run) -> tuple[str, ...]:
+    rival = run.speedup_vs_naive_tree
+    return (
+        run.policy,
+        f"{run.tokens_per_second:.2f}",
+        f"{run.speedup_vs_autoregressive:.2f}×",
+        "-" if rival is None else f"{rival:.2f}×",
+        f"{run.tokens_per_trip:.2f}",
+        f"{_ratio(run.rows_sent, run.new_tokens):.1f}",
+        f"{_ratio(run.rows_wasted, run.rows_sent):.0%}",
+        f"{100 * _ratio(run.misses, run.new_tokens):.1f}",
+        f"{run.coordinator_busy:.0%}",
+        f"{min(run.stage_busy):.0%}-{max(run.stage_busy):.0%}",
+        "yes" if run.exact else "NO",
+    )
+
+
+def _ratio(value: float, of: float) -> float:
+    return value / of if of > 0 else 0.0

@@ -1,0 +1,285 @@
+"""Simulated: policies play the same prompts on a ring in virtual time; real tokens, charged time.
+
+The bundled models (or any pair) compute the tokens, a cost model and the devices' profiles say how
+long a published model would have taken for the same rows. Nothing here depends on the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from edgespec.bench.processes import News, map_in_processes
+from edgespec.bench.report import REFERENCE, RIVAL, Played, Run, run_of
+from edgespec.bench.workloads import Prompt
+from edgespec.errors import CapacityError, ConfigError
+from edgespec.machines.admission import Ring
+from edgespec.machines.coordinator import CoordinatorMachine
+from edgespec.machines.stage import StageMachine
+from edgespec.planning.cost_model import CostModel
+from edgespec.planning.costs import RingCosts, ring_costs
+from edgespec.planning.partition import split_layers
+from edgespec.planning.profile import Profile
+from edgespec.policy.registry import POLICIES, policy_named
+from edgespec.sim.durations import CostDurations, network_of
+from edgespec.sim.links import LinkSpec, Network
+from edgespec.sim.world import CoordinatorParts, StageParts, World
+from edgespec.verify.sampling import Sampling
+from edgespec.wire.messages import Failed, Finished, Submit
+
+if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are known to be right
+    from edgespec.drafting.independent import IndependentDraft
+    from edgespec.model.block import Block
+    from edgespec.model.ends import OutputHead
+    from edgespec.model.tokenizer import Tokenizer
+
+_ROOM = 4096
+"""Rows of a request that a stage may hold beyond the model's context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything that the runs follow from, but the policies.
+
+    `model`, `draft` (none: ""): folders. `profiles`: D0's, then those of V1 … VN. `link`: every
+    link of the ring, instead of the profiles' own. Raises ConfigError for what cannot be run.
+    """
+
+    model: str
+    draft: str
+    dtype: str
+    profiles: tuple[Profile, ...]
+    cost_model: CostModel
+    link: LinkSpec | None
+    prompts: tuple[Prompt, ...]
+    max_new_tokens: int
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"max-new-tokens is {self.max_new_tokens}; it must be at least 1")
+        if not self.prompts:
+            raise ConfigError("there are no prompts; give at least one")
+        self.costs()
+
+    @property
+    def stages(self) -> int:
+        """Stages of the ring."""
+        return len(self.profiles) - 1
+
+    def costs(self) -> RingCosts:
+        """What the ring charges. Raises ConfigError if the model does not fit the devices."""
+        try:
+            return ring_costs(self.profiles, self.cost_model)
+        except CapacityError as problem:
+            raise ConfigError(str(problem)) from None
+
+    def network(self) -> Network:
+        """The links; a control message is small and is charged no bandwidth (see network_of)."""
+        if self.link is None:
+            return network_of(self.costs())
+        return Network.even(self.stages, self.link, replace(self.link, bytes_per_second=0.0))
+
+    def settings(self) -> dict[str, object]:
+        """What decides the figures, for whoever wants to run them again."""
+        content = json.dumps([[prompt.id, prompt.text] for prompt in self.prompts])
+        return {
+            "stages": self.stages,
+            "profiles": [profile.name for profile in self.profiles],
+            "cost_model": self.cost_model.name,
+            "link": None if self.link is None else asdict(self.link),
+            "dtype": self.dtype,
+            "max_new_tokens": self.max_new_tokens,
+            **asdict(self.sampling),
+            "prompts": len(self.prompts),
+            "prompts_sha256": hashlib.sha256(content.encode()).hexdigest(),
+        }
+
+
+def chosen_policies(names: Sequence[str], draft: str) -> tuple[str, ...]:
+    """The policies called `names`, each once; "all": all that can run with this draft ("": none).
+
+    Raises ConfigError for an unknown name, and for a policy that lacks its draft.
+    """
+    chosen: list[str] = []
+    for name in names:
+        if name == "all":
+            chosen += [known for known, policy in POLICIES.items() if draft or not policy.drafts]
+        elif policy_named(name).drafts and not draft:
+            raise ConfigError(f"policy {name} needs a draft model; give its folder with --draft")
+        else:
+            chosen.append(name)
+    if not chosen:
+        raise ConfigError(f"there is no policy; name some of: all, {', '.join(sorted(POLICIES))}")
+    return tuple(dict.fromkeys(chosen))
+
+
+def simulate(
+    setup: Setup,
+    policies: Sequence[str],
+    jobs: int = 1,
+    news: Callable[[str, int], None] = lambda policy, done: None,
+) -> list[Run]:
+    """The figures of each policy, in the order of their names; the same for any number of jobs.
+
+    Up to `jobs` (0: one a processor) policies run at once, in processes of their own.
+    `news(policy, done)` hears how many of a policy's prompts are answered. The policies that the
+    others are compared with run too, whether they are asked for or not. Raises ConfigError for
+    settings, models or prompts that do not fit.
+    """
+    asked = chosen_policies(policies, setup.draft)
+    references = (REFERENCE, RIVAL) if setup.draft else (REFERENCE,)
+    playing = tuple(dict.fromkeys((*references, *asked)))
+    played = map_in_processes(
+        _play_item,
+        [(setup, policy) for policy in playing],
+        jobs,
+        lambda index, done: news(playing[index], done),
+    )
+    results = dict(zip(playing, played, strict=True))
+    names = [profile.name for profile in setup.profiles]
+    return [run_of(policy, results, names, setup.cost_model.name) for policy in asked]
+
+
+def _play_item(item: tuple[Setup, str], news: News) -> Played:
+    return play(*item, news)
+
+
+def play(setup: Setup, policy: str, news: News = lambda done: None) -> Played:
+    """One policy answers all prompts, one after the other, in a world of its own."""
+    with _one_thread():
+        loaded = _load(setup.model, setup.draft, setup.dtype, setup.stages)
+        _check_prompts(setup, loaded)
+        return _play(setup, policy, loaded, news)
+
+
+def _play(setup: Setup, policy: str, loaded: _Loaded, news: News) -> Played:
+    world = _world(setup, loaded)
+    answers: list[Finished] = []
+    for number, prompt in enumerate(setup.prompts):
+        world.submit(_submit(setup, policy, number, prompt), world.now)
+        world.run()
+        ends = [r.message for r in world.replies if isinstance(r.message, Finished | Failed)]
+        world.replies.clear()  # the pieces of all answers would add up
+        assert len(ends) == 1, "every request ends in exactly one way"
+        if isinstance(ends[0], Failed):
+            raise ConfigError(f"prompt {prompt.id!r} with {policy}: {ends[0].reason}")
+        answers.append(replace(ends[0], text=""))
+        news(number + 1)
+    return Played(tuple(answers), world.now, tuple(world.busy_seconds))
+
+
+def _submit(setup: Setup, policy: str, number: int, prompt: Prompt) -> Submit:
+    sampling = setup.sampling
+    return Submit(
+        number,
+        prompt.text,
+        setup.max_new_tokens,
+        float(sampling.temperature),
+        sampling.top_k,
+        float(sampling.top_p),
+        float(sampling.min_p),
+        sampling.seed,
+        (),
+        policy,
+    )
+
+
+# --- the ring -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A pair of models in memory, cut into blocks."""
+
+    tokenizer: Tokenizer
+    context_length: int
+    blocks: tuple[Block, ...]
+    head: OutputHead
+    draft: IndependentDraft | None
+
+
+@lru_cache(maxsize=1)
+def _load(model: str, draft: str, dtype: str, stages: int) -> _Loaded:
+    """Load the pair; the policies of one process share it, as no request leaves anything in it."""
+    from edgespec.drafting.independent import IndependentDraft
+    from edgespec.model.block import Block
+    from edgespec.model.ends import OutputHead
+    from edgespec.model.loader import Checkpoint
+    from edgespec.model.tokenizer import Tokenizer, require_same_tokenizer
+
+    checkpoint = Checkpoint(model)
+    cuts = split_layers(checkpoint.layers, stages)
+    if draft:
+        require_same_tokenizer(model, draft)
+    head = OutputHead(checkpoint, dtype)
+    drafting = None
+    if draft:
+        drafting = IndependentDraft(Checkpoint(draft), dtype, vocab_size=head.vocab_size)
+    return _Loaded(
+        Tokenizer(model),
+        int(checkpoint.config.max_position_embeddings),
+        tuple(Block(checkpoint, first, end, dtype) for first, end in cuts),
+        head,
+        drafting,
+    )
+
+
+def _check_prompts(setup: Setup, loaded: _Loaded) -> None:
+    for prompt in setup.prompts:
+        length = len(loaded.tokenizer.encode(prompt.text))
+        if not 0 < length < loaded.context_length:
+            raise ConfigError(
+                f"prompt {prompt.id!r} has {length} tokens and the model's context is "
+                f"{loaded.context_length}, of which one must be left for the answer; shorten the "
+                "prompt or leave it out"
+            )
+
+
+def _world(setup: Setup, loaded: _Loaded) -> World:
+    from edgespec.backends.torch_backend import TorchBlock, TorchHead
+
+    stages = setup.stages
+
+    def make_stages() -> list[StageParts]:
+        return [
+            StageParts(
+                StageMachine(
+                    is_first=number == 1,
+                    is_last=number == stages,
+                    row_limit=loaded.context_length + _ROOM,
+                ),
+                TorchBlock(block),
+            )
+            for number, block in enumerate(loaded.blocks, 1)
+        ]
+
+    draft = loaded.draft
+    return World(
+        CoordinatorMachine(
+            Ring(stages, loaded.context_length, draft.name if draft else ""), loaded.tokenizer
+        ),
+        CoordinatorParts(TorchHead(loaded.head), draft),
+        make_stages,
+        CostDurations(setup.costs()),
+        setup.network(),
+        seed=setup.sampling.seed,
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread for torch: on small models faster than several, and always the same sums."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,117 @@
+"""Timeline: what every node of a real ring did during one answer, from the nodes' own traces."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import ConfigError
+from edgespec.wire.messages import Finished
+
+USED = "used"
+WASTED = "wasted"
+HEAD = "head"
+DRAFT = "draft"
+KINDS = {"RunHead": HEAD, "RunDraft": DRAFT, "DeepenDraft": DRAFT, "ExpandDraft": DRAFT}
+"""What D0 computes; a stage's blocks are USED or WASTED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A node (0: D0) was busy with `kind` from `start` to `end`, in seconds of the answer.
+
+    A block is wasted if it was stopped, or if no row of it gave a token of the answer. The moving
+    of cache rows counts as used.
+    """
+
+    node: int
+    kind: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One answer on the ring: `bars` in order; entries of the others are those of D0, V1 … VN.
+
+    `late`: seconds by which emulated compute ended behind its charged time. `sent_bytes`: of
+    segments and control messages between the nodes.
+    """
+
+    seconds: float
+    bars: tuple[Bar, ...]
+    busy: tuple[float, ...]
+    wasted: tuple[float, ...]
+    late: tuple[float, ...]
+    sent_bytes: int
+
+
+def read_traces(paths: Iterable[Path]) -> dict[int, list[dict[str, Any]]]:
+    """The lines of all nodes' traces by request; raises ConfigError for a file that is none."""
+    found: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for path in paths:
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except OSError as problem:
+            raise ConfigError(f"cannot read the trace {path}: {problem.strerror}") from None
+        for line in lines[:-1]:  # what stands behind the last line's end is no whole line
+            try:
+                entry = json.loads(line)
+                found[entry["request"]].append(entry)
+            except (ValueError, KeyError, TypeError):
+                raise ConfigError(f"{path} is no trace: it holds {line[:60]!r}") from None
+    return dict(found)
+
+
+def activity_of(entries: Sequence[dict[str, Any]], finished: Finished) -> Activity:
+    """What the nodes did for one request, until its answer was complete."""
+    spans = [entry for entry in entries if entry["what"] == "span"]
+    nodes = finished.stages + 1
+    begin = min((span["start"] for span in spans), default=0.0)
+    used = _used_rows(spans, finished)
+    busy, wasted, late = [0.0] * nodes, [0.0] * nodes, [0.0] * nodes
+    bars: list[Bar] = []
+    for span in sorted(spans, key=lambda span: span["start"]):
+        start = span["start"] - begin
+        end = min(span["end"] - begin, finished.seconds)
+        if end <= start:
+            continue
+        node, kind = span["node"], _kind(span, used)
+        bars.append(Bar(node, kind, start, end))
+        busy[node] += end - start
+        wasted[node] += end - start if kind == WASTED else 0.0
+        late[node] += span["late"]
+    sent = sum(entry["bytes"] for entry in entries if entry["what"] == "sent")
+    return Activity(finished.seconds, tuple(bars), tuple(busy), tuple(wasted), tuple(late), sent)
+
+
+def _kind(span: dict[str, Any], used: set[int]) -> str:
+    if span["kind"] != "RunBlock":
+        return KINDS.get(span["kind"], USED)
+    return WASTED if span["stopped"] or used.isdisjoint(span["ids"]) else USED
+
+
+def _used_rows(spans: Sequence[dict[str, Any]], finished: Finished) -> set[int]:
+    """The rows whose verdict became a token of the answer, prompt rows included.
+
+    They are those on the answer's own path: each holds the answer's token at its position, and
+    follows one that is of use.
+    """
+    prompt, tokens = finished.prompt_tokens, finished.token_ids
+    used: set[int] = set()
+    rows = [
+        row
+        for span in spans
+        if "tokens" in span
+        for row in zip(span["ids"], span["parents"], span["positions"], span["tokens"], strict=True)
+    ]
+    for row, parent, position, token in sorted(rows):
+        at = position - prompt  # of the row's own token in the answer
+        on_path = at < 0 or (at + 1 < len(tokens) and token == tokens[at] and parent in used)
+        if on_path:
+            used.add(row)
+    return used

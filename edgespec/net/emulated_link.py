@@ -1,0 +1,189 @@
+"""Paced transport: counts what a node sends, and lets it arrive when it would over other links.
+
+Every message of a request carries the time at which it is due: it leaves at once, and who receives
+it holds it back until then. What the real way and the nodes' own handling take hides in the time of
+the emulated link. Due times are of time.monotonic, which the processes of one machine share.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import zmq
+
+from edgespec.config import Address
+from edgespec.errors import PeerLost
+from edgespec.net.zmq_transport import Incoming, ZmqTransport
+from edgespec.planning.costs import LinkCosts
+from edgespec.wire.codec import encode
+from edgespec.wire.messages import Credit, End, Fault, Message, Retain, Segment
+
+OF_REQUESTS = (Retain, End, Fault, Credit)
+"""Control messages between coordinator and stages that cost time while a request runs. What clients
+say and hear does not belong to the ring, and setting it up is nobody's benchmark."""
+
+FARTHEST_S = 10.0
+"""A message that says it is due this long before or after now was not stamped on this machine."""
+
+FINE_S = 0.001
+"""ZeroMQ waits in whole milliseconds: less is slept, in steps of STEP_S."""
+
+STEP_S = 0.0002
+
+_STAMP = struct.Struct(">8sd")
+_MARK = b"due at: "
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPace:
+    """The links that leave one node.
+
+    `ring` leads to the next node; a control message takes `control` seconds and no bandwidth;
+    `segment_bytes(rows, hidden)`: what a segment weighs with the rows of the charged model.
+    """
+
+    ring: LinkCosts
+    control: float
+    segment_bytes: Callable[[int, bool], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped(Incoming):
+    """A message that came over an emulated link, `at` its due time."""
+
+    at: float
+
+
+class PacedTransport(ZmqTransport):
+    """A ZmqTransport whose messages arrive when they would over `pace`, if there is one.
+
+    All nodes of a ring have a pace, or none: without one, a message is taken as it comes.
+    `happened_at()`: when the cause of what is sent happened. `on_sent(message, nbytes)` is told of
+    every segment and every control message of a request; the bytes are the charged model's under a
+    pace, else the real ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pace: LinkPace | None = None
+        self.happened_at: Callable[[], float] = time.monotonic
+        self.on_sent: Callable[[Message, int], None] | None = None
+        self._free_at = 0.0
+        self._stamp: float | None = None
+        self._early_ones: list[tuple[float, int, Stamped]] = []
+        self._taken = 0
+
+    @classmethod
+    def coordinator(cls, address: Address) -> PacedTransport:
+        """See ZmqTransport."""
+        return _paced(super().coordinator(address))
+
+    @classmethod
+    def stage(cls, coordinator: Address, host: str) -> PacedTransport:
+        """See ZmqTransport."""
+        return _paced(super().stage(coordinator, host))
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def send_ring(self, segment: Segment) -> None:
+        """Push a segment to the next node. Raises PeerLost if it takes no more."""
+        if self._push is None:  # it is sent again when there is a connection
+            super().send_ring(segment)
+            return
+        nbytes = self._count(segment)
+        if self.pace is None:
+            super().send_ring(segment)
+            return
+        link = self.pace.ring
+        self._free_at = max(self.happened_at(), self._free_at) + link.seconds(nbytes)
+        stamp = _STAMP.pack(_MARK, self._free_at + link.latency)
+        _send(self._push, [self.ring_key, *encode(segment), stamp])
+
+    def send_control(self, peer: bytes, message: Message) -> None:
+        """Send to `peer` (a node with one peer ignores it). Raises PeerLost if it is gone."""
+        if isinstance(message, OF_REQUESTS):
+            self._count(message)
+            if self.pace is not None:
+                assert self._control is not None
+                whom = [peer] if self._control.type == zmq.ROUTER else []
+                stamp = _STAMP.pack(_MARK, self.happened_at() + self.pace.control)
+                _send(self._control, [*whom, *encode(message), stamp])
+                return
+        super().send_control(peer, message)
+
+    def _count(self, message: Message) -> int:
+        if self.pace is not None and isinstance(message, Segment):
+            nbytes = self.pace.segment_bytes(len(message.ids), message.hidden is not None)
+        elif self.on_sent is None:
+            return 0
+        else:
+            nbytes = sum(len(frame) for frame in encode(message))
+        if self.on_sent is not None:
+            self.on_sent(message, nbytes)
+        return nbytes
+
+    # --- receiving ----------------------------------------------------------------------------
+
+    def poll(self, timeout: float) -> list[Incoming]:
+        """What came within `timeout` seconds or earlier, and is due."""
+        waiting = self._early_ones
+        left = timeout
+        if waiting:
+            left = min(max(waiting[0][0] - time.monotonic(), 0.0), timeout)
+            if left < FINE_S:
+                time.sleep(min(left, STEP_S))
+                left = 0.0
+            else:
+                left = math.floor(left * 1000) / 1000
+        ready: list[Incoming] = []
+        for incoming in super().poll(left):
+            if isinstance(incoming, Stamped):
+                self._taken += 1
+                heapq.heappush(waiting, (incoming.at, self._taken, incoming))
+            else:
+                ready.append(incoming)
+        now = time.monotonic()
+        while waiting and waiting[0][0] <= now:
+            ready.append(heapq.heappop(waiting)[2])
+        return ready
+
+    def _take_control(self, control: zmq.Socket[bytes]) -> Iterator[Incoming]:
+        return self._stamped(super()._take_control(control))
+
+    def _take_ring(self, pull: zmq.Socket[bytes]) -> Iterator[Incoming]:
+        return self._stamped(super()._take_ring(pull))
+
+    def _stamped(self, taken: Iterator[Incoming]) -> Iterator[Incoming]:
+        for one in taken:  # `_read` has just seen its stamp
+            at = self._stamp
+            if at is None or self.pace is None or not abs(at - time.monotonic()) < FARTHEST_S:
+                yield one
+            else:
+                yield Stamped(one.on_ring, one.peer, one.message, at)
+
+    def _read(self, frames: list[bytes]) -> Message | None:
+        self._stamp = None
+        if frames and len(frames[-1]) == _STAMP.size and frames[-1].startswith(_MARK):
+            self._stamp = float(_STAMP.unpack(frames.pop())[1])
+        return super()._read(frames)
+
+
+def _paced(made: ZmqTransport) -> PacedTransport:
+    assert isinstance(made, PacedTransport), "classmethods make what they are called on"
+    return made
+
+
+def _send(to: zmq.Socket[bytes], frames: Sequence[bytes | memoryview]) -> None:
+    try:
+        to.send_multipart(frames, flags=zmq.NOBLOCK)
+    except zmq.Again:
+        raise PeerLost("a peer is too far behind to take more messages") from None
+    except zmq.ZMQError as problem:
+        if problem.errno == zmq.EHOSTUNREACH:
+            raise PeerLost("a peer is no longer connected") from None
+        raise

@@ -1,0 +1,100 @@
+"""Trace: what one node did when, written to a file while it happens, for `edgespec bench`.
+
+One JSON object a line. All times are of time.monotonic, which the processes of one machine share.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from edgespec.backends.emulated import Emulated
+from edgespec.errors import ConfigError
+from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import NO_JOB, BlockDone, Event
+from edgespec.runtime.worker import Perform
+from edgespec.wire.messages import Message, Segment
+
+LIMIT_BYTES = 1 << 30
+"""A trace that is as long as this ends here: a disk that fills up would end more than that."""
+
+
+class Trace:
+    """One node's trace: spans of compute, and messages that it sent for requests."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ConfigError if the file cannot be written."""
+        self._lock = threading.Lock()
+        self._written = 0
+        self.node = 0
+        try:
+            # By lines: a process that is killed has then told what it did.
+            self._file = Path(path).open(  # noqa: SIM115
+                "w", encoding="utf-8", buffering=1
+            )
+        except OSError as problem:
+            raise ConfigError(f"cannot write the trace {path}: {problem.strerror}") from None
+
+    def write(self, what: str, **fields: object) -> None:
+        """One more line; may be called by any thread."""
+        line = json.dumps({"what": what, "node": self.node, **fields}) + "\n"
+        with self._lock:
+            if self._written < LIMIT_BYTES:
+                self._file.write(line)
+                self._written += len(line)
+
+    def sent(self, message: Message, nbytes: int) -> None:
+        """A segment or a control message of a request left."""
+        on_ring = isinstance(message, Segment)
+        self.write("sent", request=_request_of(message), on_ring=on_ring, bytes=nbytes)
+
+    def around(self, perform: Perform, emulated: Emulated | None = None) -> Perform:
+        """`perform` with a span written for every effect: its charged time, where it has one."""
+
+        def traced(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+            start = time.monotonic()
+            event = perform(effect, stop)
+            end, late = time.monotonic(), 0.0
+            if emulated is not None:
+                start, end, late = emulated.began, emulated.free_at, emulated.late
+            self._span(effect, event, start, end, late)
+            return event
+
+        return traced
+
+    def _span(
+        self, effect: Effect, event: Event | None, start: float, end: float, late: float
+    ) -> None:
+        rows = effect.rows if isinstance(effect, RunBlock) else None
+        self.write(
+            "span",
+            kind=type(effect).__name__,
+            request=_request_of(effect),
+            job=getattr(effect, "job", NO_JOB),
+            start=start,
+            end=end,
+            rows=len(getattr(effect, "positions", ()) if rows is None else rows),
+            ids=[] if rows is None else rows.ids.tolist(),
+            stopped=isinstance(event, BlockDone) and event.hidden is None,
+            late=late,
+            **_tree_of(effect),
+        )
+
+
+def _tree_of(effect: Effect) -> dict[str, object]:
+    """What stands where in the tree, as the first stage knows it: tells which rows were of use."""
+    if not isinstance(effect, RunBlock) or effect.hidden is not None:
+        return {}
+    rows = effect.rows
+    return {
+        "parents": rows.parents.tolist(),
+        "positions": rows.positions.tolist(),
+        "tokens": rows.tokens.tolist(),
+    }
+
+
+def _request_of(message: Message | Effect) -> int:
+    return int(getattr(message, "request", -1))

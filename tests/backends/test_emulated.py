@@ -1,0 +1,193 @@
+"""Emulated compute: charged time, the real work hidden in it, blocks that are stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from edgespec.backends.compute import CoordinatorCompute
+from edgespec.backends.emulated import CoordinatorPrices, Emulated
+from edgespec.backends.fake import FakeDraft, FakeHead
+from edgespec.backends.timed import CoordinatorDurations
+from edgespec.daemon.profiles import profile_named
+from edgespec.errors import EdgespecError
+from edgespec.machines.effects import Effect, GatherRows, OpenDraft, RunBlock, RunDraft
+from edgespec.machines.events import BlockDone, Event
+from edgespec.planning.cost_model import cost_model_named
+from edgespec.planning.costs import ring_costs
+from edgespec.tree.ledger import Rows
+from edgespec.verify.sampling import Sampling
+from edgespec.wire.tensor import Tensor
+
+LAYERS = 4
+CHARGED = 0.4
+GATHER = 0.05
+
+
+def block(job: int = 1) -> RunBlock:
+    """One row."""
+    one = np.zeros(1, np.int64)
+    return RunBlock(job, 1, Rows(one, one - 1, one, one), None, 0, np.ones((1, 1), np.bool_))
+
+
+def gather() -> GatherRows:
+    """Cache rows move."""
+    return GatherRows(1, 0, np.zeros(1, np.int64))
+
+
+class Prices:
+    """Known ones."""
+
+    def seconds(self, effect: Effect) -> float:
+        """Charged."""
+        return CHARGED if isinstance(effect, RunBlock) else GATHER
+
+    def slices(self, effect: Effect) -> int:
+        """Layers."""
+        return LAYERS
+
+
+class Device:
+    """A worker whose real work takes `real` seconds of a clock that only moves when it is told."""
+
+    def __init__(self, real: float = 0.0) -> None:
+        self.now = 100.0
+        self.real = real
+        self.asked_at = 100.0
+        self.stop_at = float("inf")
+        self.begun: list[float] = []
+        self.emulated = Emulated(
+            self._perform, Prices(), lambda: self.asked_at, lambda: self.now, self._sleep
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+    def _perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        self.begun.append(self.now)
+        if not isinstance(effect, RunBlock):
+            self.now += self.real
+            return None
+        for _ in range(LAYERS):
+            if stop():
+                return BlockDone(effect.job, None)
+            self.now += self.real / LAYERS
+        return BlockDone(effect.job, HIDDEN)
+
+    def run(self, effect: Effect) -> Event | None:
+        """Carry out one effect."""
+        return self.emulated.perform(effect, lambda: self.now >= self.stop_at)
+
+
+HIDDEN = Tensor("float32", (1, 1), b"\0\0\0\0")
+
+
+@pytest.mark.parametrize("real", [0.0, 0.3])
+def test_a_block_takes_what_is_charged(real: float) -> None:
+    device = Device(real)
+    assert device.run(block()) == BlockDone(1, HIDDEN)
+    assert device.now == pytest.approx(100.0 + CHARGED)
+    assert device.emulated.late == pytest.approx(0.0)
+
+
+def test_the_time_counts_from_the_cause_not_from_when_the_worker_woke() -> None:
+    device = Device()
+    device.asked_at, device.now = 100.1, 100.2
+    device.run(block())
+    assert device.now == pytest.approx(100.1 + CHARGED)
+
+
+def test_what_took_too_long_is_not_charged_again_to_those_behind_it() -> None:
+    device = Device(real=0.5)
+    device.run(block())
+    assert device.now == pytest.approx(100.5)
+    assert device.emulated.late == pytest.approx(0.1)
+    device.real = 0.0
+    device.run(block(2))  # it waited all the time
+    assert device.now == pytest.approx(100.0 + 2 * CHARGED)
+    assert device.emulated.late == pytest.approx(0.0)
+
+
+def test_effects_that_wait_are_charged_one_behind_the_other() -> None:
+    device = Device()
+    for effect in (block(), gather(), block(2)):
+        device.run(effect)
+    assert device.now == pytest.approx(100.0 + 2 * CHARGED + GATHER)
+
+
+def test_a_known_block_runs_just_in_time() -> None:
+    device = Device(real=0.1)
+    device.run(block())
+    assert device.begun == [100.0]  # nobody knows yet how long it takes
+    device.run(block(2))
+    assert 100.0 + CHARGED < device.begun[1] < device.now - 0.1
+
+
+@pytest.mark.parametrize(("asked", "ends"), [(0.0, 0.0), (0.03, 0.1), (0.15, 0.2), (0.29, 0.3)])
+def test_a_stopped_block_ends_with_the_layer_that_it_is_in(asked: float, ends: float) -> None:
+    device = Device(real=0.04)
+    device.run(block())  # so that it knows how long a block takes
+    start = device.now
+    device.stop_at = start + asked
+    assert device.run(block(2)) == BlockDone(2, None)
+    assert device.now == pytest.approx(start + ends)
+    device.stop_at = float("inf")
+    device.run(block(3))
+    assert device.now == pytest.approx(start + ends + CHARGED)
+
+
+def test_a_block_that_is_stopped_while_it_really_runs_ends_with_its_layer() -> None:
+    device = Device(real=0.3)
+    device.stop_at = 100.12
+    assert device.run(block()) == BlockDone(1, None)
+    assert device.now == pytest.approx(100.2)
+
+
+def test_an_error_passes_through() -> None:
+    def fails(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        raise EdgespecError("no")
+
+    with pytest.raises(EdgespecError, match="no"):
+        Emulated(fails, Prices(), time.monotonic).perform(gather(), lambda: False)
+
+
+def test_a_draft_is_charged_for_the_passes_that_it_took() -> None:
+    profile = profile_named("jetson-orin-nano-super-8gb")
+    costs = ring_costs([profile] * 4, cost_model_named("llama-2-13b")).coordinator
+    draft = FakeDraft(1, 40, 0.7)
+    compute = CoordinatorCompute(FakeHead(40), draft)
+    waited: list[float] = []
+    emulated = Emulated(
+        compute.perform,
+        CoordinatorPrices(CoordinatorDurations(costs), draft),
+        lambda: 100.0,
+        lambda: 100.0,
+        waited.append,
+    )
+    emulated.perform(OpenDraft(1, Sampling()), lambda: False)
+    assert not waited
+    context = (1, 2, 3)
+    emulated.perform(RunDraft(1, 1, context, 2, 2), lambda: False)
+    assert draft.take_work() == (), "it was taken"
+    same = FakeDraft(1, 40, 0.7)
+    same.open(1, Sampling())
+    same.refresh(1, context, 2, 2)
+    passes = same.take_work()
+    assert len(passes) == 2
+    charged = sum(costs.draft_seconds(rows, len(context)) for rows in passes)
+    assert sum(waited) == pytest.approx(charged)
+
+
+def test_a_real_clock_keeps_the_charged_time() -> None:
+    class Short(Prices):
+        def seconds(self, effect: Effect) -> float:
+            return 0.05
+
+    start = time.monotonic()
+    emulated = Emulated(lambda effect, stop: None, Short(), lambda: start)
+    emulated.perform(block(), lambda: False)
+    assert 0.05 <= time.monotonic() - start < 0.5  # usually 50.1 ms; the machine may be busy

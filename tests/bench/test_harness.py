@@ -1,0 +1,217 @@
+"""The harness: what it asks, what it compares, and what it makes of answers and traces."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.nodes import NodeRing
+
+from edgespec.bench.harness import Answer, Ring, Settings, differences, play, results
+from edgespec.bench.specbench import answer_lines
+from edgespec.bench.timeline import Activity, Bar, activity_of, read_traces
+from edgespec.bench.workloads import Prompt
+from edgespec.errors import ConfigError, RequestFailed
+from edgespec.verify.sampling import Sampling
+from edgespec.wire.messages import Finished
+
+FINISHED = Finished(
+    tag=1,
+    text="xyz",
+    token_ids=(10, 11, 12),
+    finish_reason="length",
+    policy="autoregressive",
+    draft="none",
+    stages=1,
+    prompt_tokens=2,
+    new_tokens=3,
+    seconds=2.0,
+    first_token_seconds=0.5,
+    trips=3.0,
+    accepted_histogram=(1, 2),
+    rows_sent=2,
+    rows_wasted=0,
+    misses=2,
+    smallest_margin=0.5,
+)
+SETTINGS = Settings(("autoregressive", "flowspec"), 6, Sampling())
+
+
+def answer(policy: str, number: int = 1, turn: int = 1, **changes: Any) -> Answer:
+    """One answer."""
+    finished = replace(FINISHED, policy=policy, **changes)
+    return Answer(number, f"p{number}", "math", turn, 10 * number + turn, finished)
+
+
+# --- asking -------------------------------------------------------------------------------------
+
+
+def test_all_policies_answer_every_turn_and_later_turns_follow_the_reference() -> None:
+    prompts = [Prompt("a", "one", ("abc", "def")), Prompt("b", "two", ("ghi",))]
+    heard: list[str] = []
+    with NodeRing(2) as ring, ring.client() as client:
+        answers = play(client, prompts, SETTINGS, heard.append)
+    order = [(a.prompt, a.turn, a.policy) for a in answers]
+    turns = (("a", 1), ("a", 2), ("b", 1))
+    assert order == [(*turn, policy) for turn in turns for policy in SETTINGS.policies]
+    assert [a.request for a in answers] == [2, 3, 4, 5, 6, 7]  # the first one was to warm up
+    assert len(heard) == 6
+    assert not differences(answers)
+    texts = ["abc", f"abc{answers[0].finished.text}\n\ndef", "ghi"]
+    for number, text in enumerate(texts):
+        submit = SETTINGS.submit(1, text, "autoregressive")
+        ring.assert_right(submit, answers[2 * number].finished)
+        ring.assert_right(submit, answers[2 * number + 1].finished)
+
+
+def test_a_prompt_that_cannot_be_answered_is_named() -> None:
+    with (
+        NodeRing(1) as ring,
+        ring.client() as client,
+        pytest.raises(RequestFailed, match=r"^prompt 'b' \(2/2\), turn 1 with autoregressive: "),
+    ):
+        play(client, [Prompt("a", "", ("abc",)), Prompt("b", "", ("x" * 5000,))], SETTINGS)
+
+
+def test_no_new_tokens_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max-new-tokens is 0"):
+        Settings(("autoregressive",), 0, Sampling())
+
+
+# --- comparing ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "position"), [((10, 99, 12), 1), ((10, 11), 2), ((10, 11, 12, 13), 3)]
+)
+def test_a_difference_has_a_place(tokens: tuple[int, ...], position: int) -> None:
+    (found,) = differences([answer("flowspec", token_ids=tokens), answer("autoregressive")])
+    assert (found.prompt, found.turn, found.policy) == ("p1", 1, "flowspec")
+    assert found.position == position
+    assert not found.is_near_tie
+
+
+def test_a_near_tie_is_one_for_both() -> None:
+    right = answer("autoregressive", smallest_margin=1e-5)
+    wrong = answer("flowspec", token_ids=(9,), smallest_margin=2e-5)
+    (found,) = differences([right, wrong])
+    assert found.is_near_tie
+    (found,) = differences([right, answer("flowspec", token_ids=(9,), smallest_margin=0.1)])
+    assert not found.is_near_tie
+
+
+def test_answers_to_prompts_of_one_name_are_not_mixed_up() -> None:
+    first, second = answer("autoregressive", 1), answer("autoregressive", 2, token_ids=(7,))
+    assert not differences([first, replace(second, prompt=first.prompt)])
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+
+def test_results_have_the_figures_of_a_simulation_in_seconds_and_more() -> None:
+    answers = [
+        answer("autoregressive", 1),
+        answer("flowspec", 1, seconds=1.0),
+        replace(answer("autoregressive", 2), category="chat"),
+        replace(answer("flowspec", 2, token_ids=(7, 8, 9), seconds=1.0), category="chat"),
+    ]
+    answers = [replace(a, request=at) for at, a in enumerate(answers)]
+    activities = {
+        a.request: Activity(a.finished.seconds, (), (0.1, 0.5), (0.0, 0.25), (0.0, 0.1), 60)
+        for a in answers
+    }
+    content = results(answers, activities, Ring(("nano", "nano"), "llama"), {"stages": 1})
+    json.dumps(content)
+    runs: Any = content["runs"]
+    assert [run["policy"] for run in runs] == ["autoregressive", "flowspec"]
+    plain, fast = runs
+    assert (plain["prompts"], plain["new_tokens"], plain["seconds"]) == (2, 6, 4.0)
+    assert (plain["profile"], plain["cost_model"], plain["stages"]) == ("nano", "llama", 1)
+    assert plain["coordinator_busy"] == pytest.approx(0.05)
+    assert (plain["stage_busy"], plain["stage_idle"]) == ((0.25,), [0.75])
+    assert (plain["stage_wasted"], plain["bytes_per_token"]) == ([0.125], 20.0)
+    assert plain["emulation_late"] == pytest.approx(0.05)
+    assert plain["accepted_histogram"] == (2, 4)
+    assert fast["speedup_vs_autoregressive"] == pytest.approx(2.0)
+    assert fast["speedup_vs_naive_tree"] is None
+    assert (plain["exact"], fast["exact"]) == (True, False)
+    assert fast["categories"]["math"]["exact"]
+    assert not fast["categories"]["chat"]["exact"]
+    (difference,) = content["differences"]  # type: ignore[misc]
+    assert difference["position"] == 0
+
+
+# --- traces -------------------------------------------------------------------------------------
+
+
+def span(node: int, kind: str, start: float, end: float, **more: Any) -> dict[str, Any]:
+    """One line of a trace."""
+    base = {"what": "span", "node": node, "kind": kind, "request": 1, "late": 0.0, "ids": []}
+    return {**base, "start": start, "end": end, "stopped": False, **more}
+
+
+def block(start: float, end: float, *rows: tuple[int, int, int, int], **more: Any) -> Any:
+    """A block of the first stage: (id, parent, position, token) of its rows."""
+    names = ("ids", "parents", "positions", "tokens")
+    columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
+    return span(1, "RunBlock", start, end, **columns, **more)
+
+
+def test_a_block_is_of_use_if_a_row_of_it_is_on_the_answers_path() -> None:
+    entries = [
+        block(5.0, 5.1, (0, -1, 0, 1), (1, 0, 1, 2)),  # the prompt
+        span(0, "RunHead", 5.1, 5.2),
+        block(5.2, 5.3, (2, 1, 2, 10)),  # the root, whose verdict is the second token
+        block(5.3, 5.4, (3, 2, 3, 99), (4, 2, 3, 11)),  # its guesses, one of them right
+        block(5.4, 5.5, (5, 3, 4, 12)),  # the right token on the wrong path
+        block(5.5, 5.6, (6, 4, 4, 12)),  # behind it nothing was wanted
+        block(5.6, 5.7, (7, 4, 4, 5), stopped=True),
+        span(0, "ExpandDraft", 6.9, 7.5),  # it ended after the answer
+        span(1, "GatherRows", 7.0, 7.2),  # all of it
+        {"what": "sent", "node": 1, "request": 1, "on_ring": True, "bytes": 70},
+    ]
+    activity = activity_of(entries, FINISHED)
+    kinds = [(bar.node, bar.kind) for bar in activity.bars]
+    stage = [(1, kind) for kind in ("used", "used", "wasted", "wasted", "wasted")]
+    assert kinds == [(1, "used"), (0, "head"), *stage, (0, "draft")]
+    assert activity.bars[-1] == Bar(0, "draft", pytest.approx(1.9), 2.0)
+    assert activity.busy == (pytest.approx(0.2), pytest.approx(0.6))
+    assert activity.wasted == (0.0, pytest.approx(0.3))
+    assert activity.sent_bytes == 70
+
+
+def test_traces_are_read_by_request(tmp_path: Path) -> None:
+    lines = [span(0, "RunHead", 1.0, 2.0), span(0, "RunHead", 2.0, 3.0, request=7)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "a").write_text(text + '{"what": "sp', encoding="utf-8")  # killed while it wrote
+    found = read_traces([tmp_path / "a"])
+    assert {request: len(entries) for request, entries in found.items()} == {1: 1, 7: 1}
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("hello\n")
+    with pytest.raises(ConfigError, match="is no trace: it holds 'hello'"):
+        read_traces([tmp_path / "a"])
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_traces([tmp_path / "b"])
+
+
+# --- Spec-Bench ---------------------------------------------------------------------------------
+
+
+def test_answers_have_the_shape_that_spec_bench_reads() -> None:
+    turns = [answer("flowspec", 1, 1), answer("flowspec", 1, 2), answer("autoregressive", 1, 1)]
+    named = [replace(a, prompt="81") for a in turns]
+    (line,) = answer_lines(named, "flowspec", "edgespec-flowspec", 5.0)
+    assert set(line) == {"question_id", "category", "model_id", "choices", "tstamp"}
+    assert (line["question_id"], line["category"]) == (81, "math")
+    (choice,) = line["choices"]  # type: ignore[misc]
+    assert choice["turns"] == ["xyz", "xyz"]
+    assert choice["new_tokens"] == [3, 3]
+    assert choice["decoding_steps"] == [3, 3]
+    assert choice["accept_lengths"] == [0, 1, 1, 0, 1, 1]
+    assert choice["wall_time"] == [2.0, 2.0]
+    assert choice["token_ids"] == [[10, 11, 12], [10, 11, 12]]

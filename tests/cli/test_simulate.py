@@ -1,0 +1,199 @@
+"""edgespec simulate: tables and JSON of policies, campaigns, replays, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import Done, run, run_here
+from support.worlds import CALM
+
+from edgespec.cli.simulate import charged_model, parse_link, ring_of
+from edgespec.daemon.profiles import profile_named
+from edgespec.errors import ConfigError
+from edgespec.machines.coordinator import CoordinatorMachine
+from edgespec.machines.effects import Effect, SendPeer
+from edgespec.machines.events import Event
+from edgespec.sim import campaign, replay
+from edgespec.sim.campaign import Parts, ScenarioFailed, play_and_trace
+from edgespec.wire.messages import Tokens
+
+Here = Callable[..., Done]
+SMALL = ("--stages", "2", "--limit", "1", "--max-new-tokens", "6", "--jobs", "1")
+
+
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Here:
+    """Runs `edgespec simulate` in this process."""
+    monkeypatch.setenv("COLUMNS", "80")
+    return lambda *arguments: run_here(capfd, monkeypatch, "simulate", *arguments)
+
+
+def test_the_same_command_prints_the_same_bytes(here: Here) -> None:
+    command = (*SMALL, "--policy", "flowspec,naive_tree", "--json")
+    one, other = here(*command), run("simulate", *command, "--jobs", "2")
+    assert (one.code, other.code) == (0, 0), one.err + other.err
+    assert one.out == other.out
+    result = json.loads(one.out)
+    assert [entry["policy"] for entry in result["runs"]] == ["flowspec", "naive_tree"]
+    settings = result["settings"]
+    assert (settings["model"], settings["draft"]) == ("bundled", "bundled")
+    assert (settings["workload"], settings["prompts"]) == ("gsm8k-test-40", 1)
+    assert settings["profiles"] == ["jetson-orin-nano-8gb"] * 3
+    assert (settings["cost_model"], settings["link"]) == ("llama-2-13b", None)
+
+
+def test_people_get_a_table_that_no_narrow_terminal_cuts(here: Here) -> None:
+    done = here(*SMALL, "--policy", "flowspec", "--link", "5:100:1:0.01")
+    assert done.code == 0, done
+    heading, _, flowspec, *rest = [line for line in done.out.splitlines() if line.strip()]
+    assert heading.split()[:4] == ["policy", "tok/s", "vs", "AR"]
+    assert heading.split()[-1] == "exact"
+    assert flowspec.split()[0] == "flowspec"
+    assert flowspec.split()[-1] == "yes"
+    text = " ".join(rest)
+    assert "llama-2-13b, drafts by tinyllama-1.1b; D0 and 2 stage(s)" in text
+    assert "links of 5 ms, 100 Mbit/s, 1 ms jitter, 0.01 loss" in text
+    assert "all times are virtual" in text
+    assert "autoregressive 1/1" in done.err
+
+
+def test_devices_may_differ_and_prompts_come_from_a_file(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("Question: What is 2 + 2?\nAnswer:\n")
+    names = ("--profile", "jetson-orin-nano-8gb,raspberry-pi-5-8gb")
+    names += ("--profile", "jetson-agx-orin-64gb")
+    files = ("--prompts", str(tmp_path / "p.txt"))
+    done = here(*SMALL, *names, *files, "--policy", "autoregressive", "--json")
+    result = json.loads(done.out)
+    (entry,) = result["runs"]
+    assert entry["profile"] == "jetson-orin-nano-8gb,raspberry-pi-5-8gb,jetson-agx-orin-64gb"
+    assert entry["stage_busy"][0] > 3 * entry["stage_busy"][1]
+    assert result["settings"]["workload"] == str(tmp_path / "p.txt")
+
+
+WRONG: dict[str, tuple[tuple[str, ...], str]] = {
+    "profile": (("--profile", "abacus"), "choose one of: jetson-agx-orin-64gb"),
+    "profile file": (("--profile", "./abacus.json"), "cannot read the profile ./abacus.json"),
+    "profiles": (("--profile", "a,b,c"), "3 profiles for a coordinator and 4 stage(s)"),
+    "no profile": (("--profile", ","), "0 profiles"),
+    "policy": (("--policy", "flowspec,magic"), "unknown policy 'magic'; choose one of"),
+    "no policy": (("--policy", ""), "there is no policy; name some of: all"),
+    "cost model": (("--cost-model", "gpt"), "choose one of: llama-2-7b,"),
+    "memory": (("--cost-model", "llama-3.1-70b"), "stage 1 (jetson-orin-nano-8gb) needs"),
+    "stages": (("--stages", "0"), "0 stages; a ring has 1 to 256"),
+    "too many stages": (("--stages", "9", "--jobs", "1"), "9 stages for a model of 8 layers"),
+    "prompts": (("--prompts", "/none"), "cannot read the prompts in /none"),
+    "limit": (("--limit", "-1"), "limit is -1"),
+    "tokens": (("--max-new-tokens", "0"), "max-new-tokens is 0"),
+    "temperature": (("--temperature", "-1"), "temperature is -1.0"),
+    "link": (("--link", "5"), "'5' is no link; give LATENCY_MS:MBIT"),
+    "model": (("--model", "/none"), "there is no model folder /none"),
+    "draft": (("--draft", "/none"), "there is no model folder /none"),
+    "dtype": (("--dtype", "int3"), "unknown dtype 'int3'; choose one of: float32"),
+    "jobs": (("--jobs", "-1"), "jobs is -1"),
+    "no runs": (("--campaign", "0"), "a campaign of 0 runs"),
+    "seed": (("--campaign", "1", "--seed", "-1"), "seed is -1"),
+    "both": (("--campaign", "1", "--replay", "x"), "exclude each other"),
+    "JSON": (("--campaign", "1", "--json"), "--json goes with the policies"),
+    "no trace": (("--replay", "/none"), "/none cannot be read"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_setting_is_one_clear_error(here: Here, what: str) -> None:
+    arguments, words = WRONG[what]
+    here(*arguments).assert_refused(words)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "5:1:2:0.1:3", "a:b", "-1:5", "1:-5", "nan:5", "inf:1", "1:1:1:1", "1::2"]
+)
+def test_a_link_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no link"):
+        parse_link(text)
+
+
+def test_links_are_given_in_milliseconds_and_megabits() -> None:
+    link = parse_link("5:100:2:0.01")
+    assert (link.latency, link.bytes_per_second, link.jitter, link.loss) == (
+        *(0.005, 12_500_000.0, 0.002, 0.01),
+    )
+    assert parse_link("0:0").bytes_per_second == 0
+
+
+def test_a_profile_may_choose_the_cost_model() -> None:
+    paper, nano = profile_named("paper-flowspec-7b"), profile_named("jetson-orin-nano-8gb")
+    assert charged_model("", [paper, paper]).name == "llama-2-7b-eagle"
+    assert charged_model("", [nano, nano]).name == "llama-2-13b"
+    assert charged_model("llama-2-7b", [paper]).name == "llama-2-7b"
+    names, profiles = ring_of(["paper-flowspec-7b"], 3)
+    assert names == ("paper-flowspec-7b",) * 4
+    assert profiles == (paper,) * 4
+
+
+# --- campaigns and replays ----------------------------------------------------------------------
+
+
+class Stammers(CoordinatorMachine):
+    """Tells the third piece of an answer twice."""
+
+    _pieces = 0
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """As ever, but for that."""
+        effects = super().handle(event, now)
+        for effect in list(effects):
+            if isinstance(effect, SendPeer) and isinstance(effect.message, Tokens):
+                self._pieces += 1
+                if self._pieces == 3:
+                    effects.append(effect)
+        return effects
+
+
+BUGGY = Parts(coordinator=Stammers)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
+    """Let a function of the simulator build its runs of the buggy parts unless told otherwise."""
+    monkeypatch.setattr(function, "__defaults__", (*function.__defaults__[:-1], BUGGY))
+
+
+def test_a_campaign_counts_what_passed(here: Here) -> None:
+    done = here("--campaign", "20", "--jobs", "1")
+    assert done.code == 0, done
+    assert done.out.startswith("20 scenarios kept every promise: seeds 0 to 19, ")
+
+
+def test_a_failure_names_seed_trace_and_the_way_back(
+    here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plant(monkeypatch, campaign.run_campaign)
+    traces = tmp_path / "traces"
+    done = here("--campaign", "20", "--seed", "5", "--traces", str(traces), "--jobs", "1")
+    (trace,) = traces.iterdir()
+    seed = trace.stem.removeprefix("seed-")
+    assert int(seed) >= 5
+    done.assert_refused(
+        f"the scenario of seed {seed} failed",
+        str(trace),
+        f"edgespec simulate --replay {trace}",
+        code=1,
+    )
+
+
+def test_a_replay_fails_while_the_bug_is_there(
+    here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ScenarioFailed):
+        play_and_trace(CALM, tmp_path, BUGGY)
+    trace = str(tmp_path / "seed-7.json")
+    mended = here("--replay", trace)
+    assert mended.code == 0
+    assert "it no longer fails" in mended.out
+    plant(monkeypatch, replay.replay)
+    again = here("--replay", trace)
+    assert again.code == 1
+    assert again.out.startswith("seed 7 fails as recorded: InvariantViolated")

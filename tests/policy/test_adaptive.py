@@ -1,0 +1,174 @@
+"""The adaptive policy: what is sent and expanded, from planted costs and from learnt ones."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.rings import OracleDraft
+from support.rounds import NOBODYS_TOKEN, Round, grown, learnt, sent, view
+
+from edgespec.policy.adaptive import LEAST_SHARE, Adaptive
+from edgespec.policy.base import Expand, Send, View
+from edgespec.policy.experience import Experience
+from edgespec.tree.draft_tree import DraftTree
+from edgespec.tree.drafted import Children
+
+SHARES = (0.5, 0.3, 0.2, 0.12, 0.06)
+
+
+def fan(shares: tuple[float, ...] = SHARES) -> DraftTree:
+    """A sent root with children of these shares."""
+    tree = DraftTree(0, -1, 1000, 0)
+    tree.send((0,))
+    grown(tree, [0], [shares])
+    return tree
+
+
+def test_a_root_leaves_at_once_after_a_miss() -> None:
+    tree = fan()
+    tree.record([0], [77_777])
+    assert tree.advance().missed
+    full = Adaptive().window(4)
+    for busy in ({}, {"queued": 3, "in_flight": full - 1}, {"verifying": 1}, {"drafting": True}):
+        assert sent(Adaptive().decide(view(tree, **busy))) == [(tree.root,)]
+
+
+def test_nothing_else_leaves_while_the_first_stage_is_busy_or_the_window_is_full() -> None:
+    for busy in ({"queued": 1}, {"in_flight": Adaptive().window(4)}):
+        assert sent(Adaptive().decide(view(fan(), **busy))) == []
+    assert sent(Adaptive().decide(view(fan(), in_flight=4))) != []
+
+
+@pytest.mark.parametrize(
+    ("ahead", "spread", "rows"),
+    [
+        # A row more costs 0.1 s, a segment of k rows takes 1 + 0.1 (k - 1) s.
+        (10, 4.0, 4),  # 0.5; .3 * 1.1, .2 * 1.2, .12 * 1.3 >= .1; .06 * 1.4 is less
+        (0, 4.0, 1),  # the segment's own way: .3 * 1.1 < .1 * 4
+        (2, 4.0, 2),  # as long as the one ahead for one price, beyond for four times that
+        (0, 1.0, 4),
+        (0, 3.0, 2),  # .3 * 1.1 >= .1 * 3 > .2 * 1.2
+    ],
+)
+def test_rows_leave_as_long_as_their_gain_covers_their_cost(
+    ahead: int, spread: float, rows: int
+) -> None:
+    tree = fan()
+    experience = learnt({1: 1.0, 101: 11.0}, spread=spread)
+    decided = sent(Adaptive().decide(view(tree, ahead=ahead, experience=experience)))
+    assert decided == [tree.unsent(rows)]
+
+
+def test_rows_leave_in_descending_share() -> None:
+    tree = fan((0.4, 0.6))
+    below = grown(tree, [1, 2], [[0.9], [0.5]])
+    free = learnt({1: 1.0, 64: 1.0})
+    (rows,) = sent(Adaptive().decide(view(tree, experience=free)))
+    assert list(rows) == sorted(rows, key=lambda i: (-tree.score(i), i))
+    assert set(rows) == {1, 2, *below}
+
+
+def test_where_a_row_costs_next_to_nothing_all_leave_and_where_time_stands_still() -> None:
+    tree = fan((0.01,) * 50)
+    for cost in ({1: 1.0, 64: 1.0 + 1e-6}, {1: 0.0}, {1: 0.0, 64: 0.0}):
+        experience = learnt(cost, cost)
+        (rows,) = sent(Adaptive().decide(view(tree, experience=experience)))
+        assert len(rows) == 50
+
+
+def test_a_segment_is_not_worth_sending_for_what_will_not_be() -> None:
+    """All its rows together count."""
+    cheap = learnt({1: 1.0, 64: 1.0})
+    hopeless, many = fan((LEAST_SHARE / 4,) * 3), fan((LEAST_SHARE / 4,) * 5)
+    assert sent(Adaptive().decide(view(hopeless, experience=cheap))) == []
+    assert len(sent(Adaptive().decide(view(many, experience=cheap)))[0]) == 5
+
+
+def test_expansions_take_the_best_nodes_as_long_as_they_pay() -> None:
+    tree = fan()
+    dear = learnt({1: 1.0, 64: 1.0}, {1: 0.5, 101: 19.5})  # a row more: 0.19 s of the draft
+    asked = [d for d in Adaptive().decide(view(tree, experience=dear)) if isinstance(d, Expand)]
+    assert asked == [Expand((1, 2, 3), 10, 30)], "0.5, 0.3, 0.2 s gained, 0.19 s spent"
+    none = fan((LEAST_SHARE / 2,))
+    assert Adaptive().decide(view(none, experience=dear)) == []
+
+
+def test_expansions_end_with_the_answer() -> None:
+    tree = fan()
+    assert [type(d) for d in Adaptive().decide(view(tree, depth_left=1))] == [Send]
+    below = [d for d in Adaptive().decide(view(tree, depth_left=2)) if isinstance(d, Expand)]
+    assert len(below) == 1
+
+
+class Wrong(OracleDraft):
+    """A draft that is never right, and sure of itself."""
+
+    def expand(self, request: int, context: object, paths: object, width: int) -> Children:
+        """Three guesses of which the first is all but certain."""
+        count = len(paths)  # type: ignore[arg-type]
+        parents = np.repeat(np.arange(count), 3)
+        tokens = np.tile(np.array([50, 51, 52]), count)
+        scores = np.tile(np.log([0.9, 0.06, 0.03]), count)
+        return Children(parents, tokens, scores)
+
+
+def linear(rows: int) -> float:
+    """A device with some cost a row."""
+    return 1.0 + 0.05 * rows
+
+
+def play(oracle: OracleDraft, tokens: int, experience: Experience | None = None) -> Round:
+    """An answer of that many tokens."""
+    known = experience or learnt({16: linear(16)}, {16: linear(16) / 2}, spread=3.0)
+    rng = random.Random(1)
+    game = Round(Adaptive(), rng, 3, tokens, oracle, known, linear)
+    game.play(most=100_000)
+    return game
+
+
+def test_nothing_but_the_root_leaves_for_a_draft_that_is_never_right() -> None:
+    """It is learnt, whatever the draft says of itself."""
+    game = play(Wrong(random.Random(0), 0.0), 600)
+    assert sum(rows for _, rows in game.guessed) > 20, "it was not tried"
+    assert not any(rows for tokens, rows in game.guessed if tokens > 300)
+
+
+def test_a_draft_that_is_always_right_is_used_to_the_full() -> None:
+    """With nothing but right guesses hardly any row is sent in vain, and segments overlap."""
+
+    class Right(OracleDraft):
+        def _guesses(self, path: tuple[int, ...], width: int) -> list[tuple[int, float]]:
+            (answer,) = self._answers
+            size = len(path)
+            token = answer[size] if answer[:size] == path and size < len(answer) else NOBODYS_TOKEN
+            return [(token, math.log(0.9))]
+
+    game = play(Right(random.Random(0), 1.0), 200)
+    rows = sum(map(len, game.sends))
+    assert 201 <= rows <= 230
+
+
+def test_drafting_never_delays_a_send() -> None:
+    """Asynchronous: what leaves does not depend on whether the draft source is at work."""
+    compared = 0
+    for seed in range(15):
+        rng = random.Random(seed)
+        known = learnt({16: linear(16)}, {16: linear(16)}, spread=2.0)
+        game = Round(
+            Adaptive(), rng, rng.choice((1, 2, 4)), 20, OracleDraft(rng, 0.8), known, linear
+        )
+        while not game.over:
+            seen = game.view()
+            compared += _sends(seen, drafting=True) != []
+            assert _sends(seen, drafting=True) == _sends(seen, drafting=False)
+            game.decide()
+            game.happen()
+    assert compared > 50
+
+
+def _sends(seen: View, *, drafting: bool) -> list[tuple[int, ...]]:
+    return sent(Adaptive().decide(replace(seen, drafting=drafting)))

@@ -1,0 +1,110 @@
+"""What every policy must keep to, on random views in any order of events."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.rings import OracleDraft
+from support.rounds import Round
+
+from edgespec.errors import ConfigError
+from edgespec.policy.adaptive import Adaptive
+from edgespec.policy.base import Policy
+from edgespec.policy.experience import Experience
+from edgespec.policy.flowspec import FlowSpec
+from edgespec.policy.naive_tree import NaiveTree
+from edgespec.policy.pipedec import PipeDec
+from edgespec.policy.pruned import Pruned
+from edgespec.policy.registry import POLICIES, policy_named
+from edgespec.policy.specpipe import SpecPipe
+
+VARIANTS: dict[str, Policy] = {
+    **POLICIES,
+    "naive_small": NaiveTree(nodes=7, depth=2, width=2),
+    "pruned_small": Pruned(nodes=9, depth=3, width=3, longest=2),
+    "flowspec_small": FlowSpec(
+        nodes=9, depth=3, width=3, longest=3, merge_nodes=6, merge_depth=2, deepen_nodes=4
+    ),
+    "pipedec_small": PipeDec(width=2, children=2),
+    "specpipe_small": SpecPipe(width=4, children=3),
+    "specpipe_narrow": SpecPipe(width=1, children=1),
+    "adaptive_small": Adaptive(width=2, most_rows=3),
+}
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+def policy(request: pytest.FixtureRequest) -> Policy:
+    """Every policy there is."""
+    chosen: Policy = request.param
+    return chosen
+
+
+def random_cost(rng: random.Random) -> Callable[[int], float]:
+    """What rows take: nothing at all (a ring whose time stands still), or anything."""
+    base, slope, noise = rng.choice((0.0, 1e-3, 1.0)), rng.choice((0.0, 1e-4, 1.0)), rng.random()
+    return lambda rows: (base + slope * rows) * (1.0 + noise * rng.random())
+
+
+def random_experience(
+    rng: random.Random, cost: Callable[[int], float], stages: int, knows_draft: bool
+) -> Experience:
+    """A prompt has been round the ring, and maybe much else, which need not make sense."""
+    experience = Experience()
+    prompt = rng.randint(1, 100)
+    experience.segment(prompt, cost(prompt), cost(prompt) * stages)
+    if knows_draft:
+        experience.draft.record(prompt, cost(prompt) / 2)
+    if rng.random() < 0.5:
+        for _ in range(rng.randint(1, 30)):
+            seconds = rng.choice((0.0, 1e-6, rng.random(), 100.0))
+            experience.segment(rng.randint(0, 80), seconds, seconds * rng.uniform(1, stages))
+            if knows_draft:
+                experience.draft.record(rng.randint(1, 80), rng.random())
+        places = [None, *range(64)]
+        experience.ranks.update(rng.choice(places) for _ in range(rng.choice((5, 31, 32, 200))))
+    return experience
+
+
+def rounds(policy: Policy, runs: int) -> Iterator[Round]:
+    """Random rounds, from no accuracy to all of it, with anything learnt before."""
+    for seed in range(runs):
+        rng = random.Random(seed)
+        stages = rng.choice((1, 2, 3, 4, 8))
+        cost = random_cost(rng)
+        reads_prompt = rng.random() < 0.5
+        experience = random_experience(rng, cost, stages, knows_draft=not reads_prompt)
+        oracle = OracleDraft(rng, rng.choice((0.0, 0.5, 0.8, 1.0)))
+        depth = rng.randint(0, 25)
+        yield Round(policy, rng, stages, depth, oracle, experience, cost, reads_prompt)
+
+
+def test_the_contract_holds_and_every_answer_ends(policy: Policy) -> None:
+    """Live unsent nodes only, parents first, window, purity, depth, and never a standstill."""
+    for seed, game in enumerate(rounds(policy, 40)):
+        try:
+            game.play()
+        except BaseException:
+            print(f"seed {seed}")
+            raise
+
+
+def test_asking_again_changes_nothing_but_what_is_of_use(policy: Policy) -> None:
+    """Asked once more without any event, a policy may go on, but not for ever."""
+    for game in rounds(policy, 15):
+        for _ in range(200):
+            while game.decide():
+                pass
+            game.happen()
+            if game.over:
+                break
+
+
+def test_names() -> None:
+    for name, policy in POLICIES.items():
+        assert policy_named(name) is policy
+        assert policy.name == name
+        assert policy.window(1) >= 1
+    with pytest.raises(ConfigError, match="flowspec"):
+        policy_named("flow_spec")

@@ -1,0 +1,181 @@
+"""What is learnt of times and guesses."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.rings import FakeRing, submit
+
+from edgespec.policy.experience import FADE, PRIOR_WEIGHT, Calibration, Experience, RowTimes
+from edgespec.policy.registry import POLICIES
+
+ROWS = st.integers(1, 300)
+SECONDS = st.floats(0.0, 100.0)
+RECORDS = st.lists(st.tuples(ROWS, SECONDS), min_size=1, max_size=40)
+
+
+def times_of(*records: tuple[int, float]) -> RowTimes:
+    """What was recorded, in order."""
+    times = RowTimes()
+    for rows, seconds in records:
+        times.record(rows, seconds)
+    return times
+
+
+@given(RECORDS, st.lists(st.floats(0.5, 600.0), min_size=2, max_size=20))
+def test_times_never_fall_with_more_rows(
+    records: list[tuple[int, float]], asked: list[float]
+) -> None:
+    times = times_of(*records)
+    assert times.known
+    seconds = [times.seconds(rows) for rows in sorted(asked)]
+    assert all(a <= b + 1e-9 * (1 + b) for a, b in pairwise(seconds))
+    assert seconds[0] >= 0.0
+
+
+@given(st.dictionaries(st.sampled_from([1, 2, 4, 7, 16, 20, 50, 100]), SECONDS, min_size=2), ROWS)
+def test_between_two_known_numbers_of_rows_lies_the_time(known: dict[int, float], at: int) -> None:
+    """One record a class; a time that falls with more rows is taken for the higher one."""
+    times = times_of(*known.items())
+    rows = sorted(known)
+    highest = {r: max(known[s] for s in rows if s <= r) for r in rows}
+    for r in rows:
+        assert times.seconds(r) == pytest.approx(highest[r])
+    below = [r for r in rows if r <= at]
+    above = [r for r in rows if r >= at]
+    if not below:
+        assert times.seconds(at) == pytest.approx(highest[rows[0]]), "no less than the smallest"
+    elif above:
+        assert times.seconds(at) >= highest[below[-1]] - 1e-9
+        assert times.seconds(at) <= highest[above[0]] + 1e-9
+    else:
+        slope = (highest[rows[-1]] - highest[rows[-2]]) / (rows[-1] - rows[-2])
+        assert times.seconds(at) == pytest.approx(highest[rows[-1]] + slope * (at - rows[-1]))
+
+
+@given(ROWS, SECONDS, ROWS)
+def test_one_known_number_of_rows_is_scaled(rows: int, seconds: float, at: int) -> None:
+    assert times_of((rows, seconds)).seconds(at) == pytest.approx(seconds * at / rows)
+
+
+@given(st.lists(SECONDS, min_size=1, max_size=60))
+def test_times_of_one_class_are_averaged_the_new_ones_no_less_than_they_should(
+    seconds: list[float],
+) -> None:
+    times = times_of(*((8, each) for each in seconds))
+    low, high = min(seconds), max(seconds)
+    assert low - 1e-9 <= times.seconds(8) <= high + 1e-9
+    if len(seconds) <= 1 / FADE:
+        assert times.seconds(8) == pytest.approx(sum(seconds) / len(seconds))
+
+
+def test_a_device_that_changes_is_followed() -> None:
+    times = times_of(*[(8, 1.0)] * 1_000, *[(8, 2.0)] * 60)
+    assert times.seconds(8) == pytest.approx(2.0, abs=0.01)
+
+
+def test_nothing_is_known_of_nothing() -> None:
+    times = RowTimes()
+    assert not times.known
+    with pytest.raises(ValueError, match="no times"):
+        times.seconds(1)
+
+
+# --- calibration ----------------------------------------------------------------------------------
+
+SCORES = st.floats(-50.0, 0.0)
+
+
+@given(st.lists(st.tuples(SCORES, st.booleans()), max_size=60), SCORES)
+def test_a_calibrated_score_is_a_probability(
+    learnt: list[tuple[float, bool]], score: float
+) -> None:
+    calibration = Calibration()
+    for each, was_right in learnt:
+        calibration.learn(each, was_right)
+    assert -50.0 < calibration.score(score) <= 1e-12
+    assert math.isfinite(calibration.score(score))
+
+
+@given(st.floats(math.log(1e-4), 0.0))
+def test_the_draft_is_believed_at_the_start(score: float) -> None:
+    assert Calibration().score(score) == pytest.approx(score)
+
+
+@pytest.mark.parametrize(("said", "true"), [(0.9, 0.2), (0.1, 0.6), (0.5, 0.5), (0.02, 0.0)])
+def test_calibration_converges_to_the_true_share(said: float, true: float) -> None:
+    calibration, rng = Calibration(), random.Random(3)
+    score = math.log(said)
+    errors = []
+    for count in range(1, 4_001):
+        calibration.learn(score, rng.random() < true)
+        if count in (40, 4_000):
+            errors.append(abs(math.exp(calibration.score(score)) - true))
+    assert errors[1] < 0.02
+    assert errors[1] <= errors[0] + 0.01
+    other = math.log(0.999) if said < 0.5 else math.log(0.001)
+    assert calibration.score(other) == pytest.approx(other), "other scores know nothing of it"
+
+
+def test_the_prior_counts_for_so_many_observations() -> None:
+    calibration = Calibration()
+    for _ in range(int(PRIOR_WEIGHT)):
+        calibration.learn(math.log(0.5), False)
+    assert math.exp(calibration.score(math.log(0.5))) == pytest.approx(0.25)
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+def test_segments_tell_what_a_step_takes_and_how_it_spreads() -> None:
+    experience = Experience()
+    experience.segment(0, 1.0, 4.0)  # emptied at the first stage: it tells nothing
+    assert not experience.step.known
+    experience.segment(8, 1.0, 4.0)
+    assert (experience.step.seconds(8), experience.spread) == (1.0, 4.0)
+    experience.segment(8, 1.0, 3.0)
+    assert experience.spread == pytest.approx(4.0 - FADE)
+
+
+def test_a_ring_whose_time_stands_still_is_known_too() -> None:
+    """A policy may rely on costs once a prompt was round, whatever the clock's grain."""
+    experience = Experience()
+    experience.segment(5, 0.0, 0.0)
+    assert experience.step.known
+    assert experience.step.seconds(64) == 0.0
+
+
+@pytest.mark.parametrize("policy", sorted(name for name, p in POLICIES.items() if p.drafts))
+def test_costs_are_known_before_the_first_token(policy: str) -> None:
+    fake = FakeRing(2, prefill_chunk=3)
+    fake.ring.submit(submit(1, "hello", 5, policy))
+    request = fake.coordinator.accepts(1)
+    assert request is not None
+    experience = fake.coordinator._experience
+    while fake.take_turns(1) and fake.coordinator.accepts(1):
+        if request.answer.token_ids:
+            assert experience.step.known
+            assert experience.draft.known or request.draft is not None
+
+
+@given(st.lists(st.none() | st.integers(0, 70), min_size=1, max_size=50))
+def test_hit_share_is_the_share_of_levels_that_held_the_token(ranks: list[int | None]) -> None:
+    experience = Experience()
+    experience.ranks.update(ranks)
+    assert experience.levels == len(ranks)
+    for width in (1, 4, 8, 64, 71):
+        held = sum(rank is not None and rank < width for rank in ranks)
+        assert experience.hit_share(width) == pytest.approx(held / len(ranks))
+
+
+def test_ways_of_sampling_are_calibrated_apart() -> None:
+    experience = Experience()
+    for _ in range(100):
+        experience.calibration("greedy").learn(math.log(0.5), True)
+    assert experience.calibration("hot").score(math.log(0.5)) == pytest.approx(math.log(0.5))
+    assert experience.calibration("greedy").score(math.log(0.5)) > math.log(0.9)

@@ -1,0 +1,126 @@
+"""A coordinator alone, fed by hand: everything that it sends is in view."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from support.rings import ToyCodec, submit
+
+from edgespec.machines.admission import Ring
+from edgespec.machines.coordinator import CoordinatorMachine
+from edgespec.machines.effects import (
+    DeepenDraft,
+    Effect,
+    ExpandDraft,
+    RunDraft,
+    RunHead,
+    SendPeer,
+    SendRing,
+    SendStages,
+)
+from edgespec.machines.events import (
+    Drafted,
+    Expanded,
+    HeadDone,
+    MessageArrived,
+    RingUp,
+    SegmentArrived,
+)
+from edgespec.machines.request import Request
+from edgespec.tree.draft_tree import DraftTree
+from edgespec.tree.drafted import Children, DraftedTree
+from edgespec.verify.sampling import Choice
+from edgespec.wire.messages import Credit, End, Message, Retain, Segment, Submit
+from edgespec.wire.tensor import Tensor
+
+
+class Wire:
+    """A coordinator alone, with everything it sends in view; `now` is its time."""
+
+    def __init__(self, stages: int = 2) -> None:
+        self.machine = CoordinatorMachine(Ring(stages, 1000, "fake"), ToyCodec())
+        self.now = 0.0
+        self.segments: list[Segment] = []
+        self.heads: list[RunHead] = []
+        self.drafts: list[RunDraft | DeepenDraft | ExpandDraft] = []
+        self.retains: list[Retain] = []
+        self.replies: list[Message] = []
+        self.ends: list[int] = []
+        self.take(self.machine.handle(RingUp(), self.now))
+
+    def take(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendRing(segment):
+                    self.segments.append(segment)
+                case RunHead():
+                    self.heads.append(effect)
+                case RunDraft() | DeepenDraft() | ExpandDraft():
+                    self.drafts.append(effect)
+                case SendStages(Retain() as retain):
+                    self.retains.append(retain)
+                case SendStages(End(request)):
+                    self.ends.append(request)
+                case SendPeer(_, message):
+                    self.replies.append(message)
+
+    def submit(self, ask: Submit) -> None:
+        self.take(self.machine.handle(MessageArrived(b"client", ask), self.now))
+
+    def back(self, segment: Segment, **changes: object) -> None:
+        """A segment comes back from the ring with the last `wanted` rows."""
+        rows = segment.wanted if segment.certain else len(segment.ids)
+        first = len(segment.ids) - rows
+        result = replace(
+            segment,
+            ids=segment.ids[first:],
+            parents=segment.parents[first:],
+            positions=segment.positions[first:],
+            tokens=np.zeros(0, np.int64),
+            hidden=Tensor("float32", (rows, 1), bytes(4 * rows)),
+        )
+        self.take(self.machine.handle(SegmentArrived(replace(result, **changes)), self.now))  # type: ignore[arg-type]
+
+    def head(self, *tokens: int) -> None:
+        """The oldest head job ends."""
+        job = self.heads.pop(0)
+        choice = Choice(np.array(tokens), np.ones(len(tokens)), np.zeros(len(tokens)))
+        self.take(self.machine.handle(HeadDone(job.job, choice), self.now))
+
+    def drafted(self, tree: DraftedTree) -> None:
+        """The oldest draft job ends."""
+        self.take(self.machine.handle(Drafted(self.drafts.pop(0).job, tree), self.now))
+
+    def expanded(self, *children: tuple[int, int, float]) -> None:
+        """The oldest draft job ends with these children: (path, token, score)."""
+        parents, tokens, scores = zip(*children, strict=True) if children else ((), (), ())
+        found = Children(
+            np.array(parents, np.int64), np.array(tokens, np.int64), np.array(scores, np.float64)
+        )
+        self.take(self.machine.handle(Expanded(self.drafts.pop(0).job, found), self.now))
+
+    def credit(self, seq: int) -> None:
+        """The first stage has handed on that segment."""
+        self.take(self.machine.handle(MessageArrived(b"stage", Credit(seq)), self.now))
+
+    @property
+    def request(self) -> Request:
+        """The first request, which must be open."""
+        request = self.machine.accepts(1)
+        assert request is not None
+        return request
+
+    @property
+    def tree(self) -> DraftTree:
+        """The first request's tree, which must be there."""
+        assert self.request.tree is not None
+        return self.request.tree
+
+    def first_token(self, policy: str, max_new_tokens: int = 50) -> None:
+        """A request whose first token is there."""
+        self.submit(submit(1, "hello", max_new_tokens, policy))
+        self.back(self.segments.pop())
+        if self.drafts:
+            self.drafted(DraftedTree.empty())
+        self.head(7)
