@@ -18,8 +18,8 @@ class Ring:
     """What the coordinator knows of its ring and model.
 
     `context_length`: tokens that the base model can hold. `prefill_chunk`: prompt rows that travel
-    together at most; several chunks follow each other round the ring. `draft`: the draft source's name, ""
-    if there is none. `queue_limit`: requests that may wait.
+    together at most; several chunks follow each other round the ring. `draft`: the draft source's
+    name, "" if there is none. `queue_limit`: requests that may wait.
     """
 
     stages: int

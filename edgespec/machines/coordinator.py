@@ -75,7 +75,7 @@ class CoordinatorMachine:
         self._seq = 0
         self._flying: dict[int, InFlight] = {}
         self._queued: set[int] = set()  # segments that the first stage has not handed on
-        self._experience = Experience()
+        self._experiences: dict[str, Experience] = {}
         self._head_jobs: dict[int, HeadJob] = {}
         self._lost: dict[int, float] = {}
 
@@ -125,6 +125,10 @@ class CoordinatorMachine:
         """The open request of that number, for checks."""
         return self._requests.get(request)
 
+    def experience_of(self, policy: str) -> Experience:
+        """What requests of that policy have taught; its own, so that policies stay comparable."""
+        return self._experiences.setdefault(policy, Experience())
+
     # --- requests come and go -----------------------------------------------------------------
 
     def _on_submit(self, peer: bytes, submit: Submit, now: float) -> list[Effect]:
@@ -150,6 +154,7 @@ class CoordinatorMachine:
         if any(r.peer == peer and r.tag == submit.tag for r in self._requests.values()):
             raise ConfigError(f"request {submit.tag} of this client is still running")
         request = admit(self._ring, self._codec, self._numbers + 1, peer, submit)
+        request.experience = self.experience_of(request.policy.name)
         self._numbers += 1
         return request
 
@@ -164,7 +169,7 @@ class CoordinatorMachine:
         request = self._requests[self._waiting.popleft()]
         self._active = request.number
         request.tally.started = now
-        request.chunk = self._experience.chunk(
+        request.chunk = request.experience.chunk(
             len(request.prompt), self._ring.prefill_chunk, self._ring.stages
         )
         effects: list[Effect] = []
@@ -280,12 +285,12 @@ class CoordinatorMachine:
             return []  # a repeated delivery, or one of an earlier ring
         del self._flying[segment.seq]
         self._queued.discard(segment.seq)
-        self._experience.segment(
-            segment.busiest_rows, segment.busiest_seconds, segment.total_seconds
-        )
         request = self._requests.get(segment.request)
         if request is None:
             return []
+        request.experience.segment(
+            segment.busiest_rows, segment.busiest_seconds, segment.total_seconds
+        )
         if not flying.fits(segment):
             return self._fail(request, "the ring returned rows that were not sent round", now)
         request.results.append((flying, segment))
@@ -297,7 +302,7 @@ class CoordinatorMachine:
             return []
         self._queued.remove(seq)
         request = self._requests.get(self._active) if self._active is not None else None
-        if request is None or request.tree is None:
+        if request is None or not request.policy.waits_for_credit:
             return []
         return self._decide(request, now)
 
@@ -372,10 +377,7 @@ class CoordinatorMachine:
         step = request.tree.advance()
         if request.answer.token_ids or len(step.tokens) > 1:  # the first token comes of the prompt
             request.tally.gains[len(step.tokens) - (not request.answer.token_ids)] += 1
-        calibration = self._experience.calibration(request.sampling.shape)
-        for score, was_right in step.outcomes:
-            calibration.learn(score, was_right)
-        self._experience.ranks.update(step.ranks)
+        request.experience.verified(request.sampling.shape, step)
         if step.missed:
             request.missed()
         if not step.tokens:
@@ -418,7 +420,7 @@ class CoordinatorMachine:
         )
         if request is None:
             return []
-        drafts.take(request, event, self._experience, now)
+        drafts.take(request, event, now)
         if request.tree is None:
             return []
         return self._decide(request, now) + self._take_results(request, now)
@@ -428,7 +430,7 @@ class CoordinatorMachine:
         effects: list[Effect] = []
         if not request.may_decide:
             return effects
-        view = request.view(self._ring.stages, len(self._queued), self._experience)
+        view = request.view(self._ring.stages, len(self._queued))
         for decision in request.policy.decide(view):
             if isinstance(decision, Send):
                 assert request.tree is not None

@@ -7,7 +7,6 @@ from edgespec.machines.effects import DeepenDraft, Effect, ExpandDraft, RunDraft
 from edgespec.machines.events import Drafted, Expanded
 from edgespec.machines.request import DraftJob, Request
 from edgespec.policy.base import Deepen, Expand, Grow
-from edgespec.policy.experience import Experience
 
 
 def ask(request: Request, wanted: Grow | Deepen | Expand, job: int, now: float) -> Effect:
@@ -50,17 +49,17 @@ def _expand(request: Request, expand: Expand, job: int, now: float) -> Effect:
     return ExpandDraft(job, request.number, context, paths, expand.width)
 
 
-def take(request: Request, event: Drafted | Expanded, experience: Experience, now: float) -> None:
+def take(request: Request, event: Drafted | Expanded, now: float) -> None:
     """Merge what came back, and note what it took."""
     draft, request.draft = request.draft, None
     assert draft is not None
     assert draft.job == event.job
     if isinstance(event, Expanded):
-        _attach(request, draft, event, experience, now)
+        _attach(request, draft, event, now)
         return
     request.grown = draft
     if draft.keep == 0:  # the prompt alone was read
-        experience.draft.record(draft.context_length, now - draft.started)
+        request.experience.draft.record(draft.context_length, now - draft.started)
         return
     assert request.tree is not None
     since = request.context[draft.context_length :]
@@ -68,13 +67,11 @@ def take(request: Request, event: Drafted | Expanded, experience: Experience, no
     request.exhausted = draft.only_new and added == 0
 
 
-def _attach(
-    request: Request, draft: DraftJob, event: Expanded, experience: Experience, now: float
-) -> None:
+def _attach(request: Request, draft: DraftJob, event: Expanded, now: float) -> None:
     assert request.tree is not None
     if draft.heads == request.heads:
-        experience.draft.record(len(draft.expanding), now - draft.started)
-    calibration = experience.calibration(request.sampling.shape)
+        request.experience.draft.record(len(draft.expanding), now - draft.started)
+    calibration = request.experience.calibration(request.sampling.shape)
     scores = event.children.scores.tolist()
     if request.policy.calibrates:
         scores = [calibration.score(score) for score in scores]

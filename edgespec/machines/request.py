@@ -142,6 +142,7 @@ class Request:
         self.prompt = prompt
         self.answer = answer
         self.tally = Tally()
+        self.experience = Experience()  # replaced by what earlier requests of the policy taught
         self.clock = RingClock(stages)
         # The verdict of a row behind this position would be a token past the limit.
         self.last_position = len(prompt) + max_new_tokens - 2
@@ -189,7 +190,7 @@ class Request:
         """All certain tokens in order, the root's included."""
         return self.prompt + tuple(self.answer.token_ids)
 
-    def view(self, stages: int, queued: int, experience: Experience) -> View:
+    def view(self, stages: int, queued: int) -> View:
         """What the policy may see."""
         assert self.tree is not None, "a request has no tree before its prompt is on its way"
         return View(
@@ -203,7 +204,7 @@ class Request:
             depth_left=self.last_position - self.tree[self.tree.root].position,
             queued=queued,
             ahead=self.ahead if self.tree[self.tree.root].sent else 0,
-            experience=experience,
+            experience=self.experience,
         )
 
     def plant(self) -> None:
@@ -213,7 +214,7 @@ class Request:
         self.tree.send((last,))
 
     def missed(self) -> None:
-        """The model's token was not in the tree; no guess was due for the first, or without a draft."""
+        """The model's token was not in the tree; none was due for the first, or without a draft."""
         self.ahead = 0
         self.tally.misses += self.policy.drafts and bool(self.answer.token_ids)
 

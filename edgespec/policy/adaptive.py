@@ -33,6 +33,7 @@ class Adaptive:
     verifies_each_result: bool = True
     calibrates: bool = True
     drafts_in_step: bool = False
+    waits_for_credit: bool = True
     starts_with_prompt: bool = True
 
     def window(self, stages: int) -> int:

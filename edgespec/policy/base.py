@@ -97,6 +97,11 @@ class Policy(Protocol):
         """Whether expanded guesses are scored by how often their like were right."""
 
     @property
+    def waits_for_credit(self) -> bool:
+        """Whether it is asked, too, when the first stage has handed on a segment; if not, `queued`
+        is nothing to go by."""
+
+    @property
     def starts_with_prompt(self) -> bool:
         """Whether it guesses the first token too, while the prompt is on its way: the root is then
         the prompt's last token."""

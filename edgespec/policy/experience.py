@@ -12,6 +12,8 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
+from edgespec.tree.draft_tree import Advance
+
 FADE = 0.1
 """Weight of a new time against the mean of the old ones, once there are some: contexts grow, and
 devices heat up."""
@@ -155,6 +157,13 @@ class Experience:
         """Share of levels whose best `width` guesses held the model's token."""
         hits = sum(n for rank, n in self.ranks.items() if rank is not None and rank < width)
         return hits / self.levels
+
+    def verified(self, sampling: object, step: Advance) -> None:
+        """Guesses that were asked for with that way of sampling turned out right or wrong."""
+        calibration = self.calibration(sampling)
+        for score, was_right in step.outcomes:
+            calibration.learn(score, was_right)
+        self.ranks.update(step.ranks)
 
     def calibration(self, sampling: object) -> Calibration:
         """The calibration for that way of sampling."""

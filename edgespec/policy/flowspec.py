@@ -37,6 +37,7 @@ class FlowSpec:
     verifies_each_result: bool = True
     calibrates: bool = False
     drafts_in_step: bool = True
+    waits_for_credit: bool = False
     starts_with_prompt: bool = False
 
     def window(self, stages: int) -> int:

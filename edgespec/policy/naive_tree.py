@@ -24,6 +24,7 @@ class NaiveTree:
     verifies_each_result: bool = False
     calibrates: bool = False
     drafts_in_step: bool = False
+    waits_for_credit: bool = False
     starts_with_prompt: bool = False
 
     def window(self, stages: int) -> int:

@@ -28,6 +28,7 @@ class PipeDec:
     verifies_each_result: bool = True
     calibrates: bool = False
     drafts_in_step: bool = True
+    waits_for_credit: bool = True
     starts_with_prompt: bool = False
 
     def window(self, stages: int) -> int:

@@ -27,6 +27,7 @@ class Pruned:
     verifies_each_result: bool = True
     calibrates: bool = False
     drafts_in_step: bool = False
+    waits_for_credit: bool = False
     starts_with_prompt: bool = False
 
     def window(self, stages: int) -> int:

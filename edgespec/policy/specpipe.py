@@ -38,6 +38,7 @@ class SpecPipe:
     verifies_each_result: bool = True
     calibrates: bool = False
     drafts_in_step: bool = False
+    waits_for_credit: bool = True
     starts_with_prompt: bool = False
 
     def window(self, stages: int) -> int:

@@ -15,7 +15,7 @@ from edgespec.wire.messages import Failed, Finished, Message, Submit, Tokens
 PLENTY = 200_000
 """Events of one run; a run with more does not end."""
 
-_REMEMBERED = {"_ended", "_experience"}  # what a machine may hold when no request is left
+_REMEMBERED = {"_ended", "_experiences"}  # what a machine may hold when no request is left
 _BUSY_WITH = {"_active", "_running"}
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from support.torch_rings import prompts, request, torch_ring
 
-POLICIES = ("autoregressive", "naive_tree", "flowspec")
+from edgespec.policy.registry import POLICIES
 
 
 def main() -> None:
@@ -25,12 +25,13 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3, 4, 8])
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
     options = parser.parse_args()
     print(
         f"{'stages':>6} {'policy':<15} {'trips/token':>11} {'tokens/trip':>11} {'wasted rows':>11}"
     )
     for stages in options.stages:
-        for policy in POLICIES:
+        for policy in options.policies:
             tokens = sent = wasted = 0
             trips = 0.0
             for tag, prompt in enumerate(prompts().values()):

@@ -40,7 +40,7 @@ def test_json_is_one_object_and_nothing_else() -> None:
     assert set(wanted.split()) <= set(answer)
     tokenizer = Tokenizer.from_file(str(Path(bundled("base")) / "tokenizer.json"))
     assert answer["text"] == tokenizer.decode(answer["token_ids"])
-    assert (answer["stages"], answer["policy"], answer["draft"]) == (2, "flowspec", "independent")
+    assert (answer["stages"], answer["policy"], answer["draft"]) == (2, "adaptive", "independent")
     assert "coordinator: process" in done.err
 
 

@@ -65,7 +65,7 @@ def test_the_text_alone_is_on_standard_output(ring: NodeRing, here: Here) -> Non
     done = here("hello", "--max-new-tokens", "25")
     assert done.code == 0
     assert done.out == ring.expected(submit(max_new_tokens=25)).text + "\n"
-    for figure in ("tokens/s", "trips", "accepted", "rows", "flowspec"):
+    for figure in ("tokens/s", "trips", "accepted", "rows", "adaptive"):
         assert figure in done.err
 
 
@@ -82,7 +82,7 @@ def test_json_is_one_object_with_every_figure(ring: NodeRing, here: Here) -> Non
     right = ring.expected(submit(max_new_tokens=25, seed=3))
     assert (answer["text"], answer["token_ids"]) == (right.text, list(right.token_ids))
     assert answer["text"] == "".join(text_of(token) for token in answer["token_ids"])
-    assert (answer["finish_reason"], answer["policy"]) == ("length", "flowspec")
+    assert (answer["finish_reason"], answer["policy"]) == ("length", "adaptive")
     assert (answer["draft"], answer["stages"]) == ("fake", 2)
     assert (answer["prompt_tokens"], answer["new_tokens"]) == (5, 25)
     assert answer["tokens_per_second"] == pytest.approx(25 / answer["seconds"])

@@ -60,7 +60,7 @@ def test_an_answer_in_json(ring: Processes) -> None:
     tokenizer = Tokenizer.from_file(str(Path(bundled("base")) / "tokenizer.json"))
     assert answer["text"] == tokenizer.decode(answer["token_ids"])
     assert answer["new_tokens"] == len(answer["token_ids"]) <= 24
-    assert (answer["stages"], answer["policy"]) == (2, "flowspec")
+    assert (answer["stages"], answer["policy"]) == (2, "adaptive")
     for stage in ring.stages.values():
         assert "the ring is up" in stage.err
     again = ring.ask(PROMPT, "--max-new-tokens", "24")

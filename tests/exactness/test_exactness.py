@@ -8,6 +8,7 @@ codec); tests/daemon shows the same for processes.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -21,17 +22,45 @@ from support.torch_rings import (
     transformers_model,
 )
 
+from edgespec.policy.registry import POLICIES as ALL
+
 STAGES = (1, 2, 3, 4, 8)
-POLICIES = ("autoregressive", "naive_tree", "flowspec")
+POLICIES = tuple(sorted(ALL))
+THOROUGH = ("autoregressive", "naive_tree", "flowspec", "adaptive")
+FEW_STAGES = (1, 3, 8)
+FEW_PROMPTS = 4
 NEW_TOKENS = 24
 SMALLEST_CLEAR_MARGIN = 1e-3  # in logits; float32 rounding through eight layers is some 1e-5
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("stages", STAGES)
+def cases(stages: tuple[int, ...]) -> list[Any]:
+    """Every policy and stage count: those of `stages`, or of a thorough policy, by default."""
+    return [
+        pytest.param(
+            count,
+            policy,
+            marks=() if policy in THOROUGH or count in stages else pytest.mark.slow,
+        )
+        for policy in POLICIES
+        for count in STAGES
+    ]
+
+
+@pytest.mark.parametrize(("stages", "policy"), cases(FEW_STAGES))
 def test_greedy_is_what_transformers_generates(stages: int, policy: str) -> None:
+    _greedy(stages, policy, len(prompts()) if policy in THOROUGH else FEW_PROMPTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", sorted(set(POLICIES).difference(THOROUGH)))
+@pytest.mark.parametrize("stages", STAGES)
+def test_greedy_is_what_transformers_generates_for_every_prompt(stages: int, policy: str) -> None:
+    _greedy(stages, policy, len(prompts()))
+
+
+def _greedy(stages: int, policy: str, count: int) -> None:
     ring = torch_ring(stages)
-    for tag, (name, prompt) in enumerate(prompts().items()):
+    for tag, (name, prompt) in enumerate(list(prompts().items())[:count]):
         ring.replies.clear()
         answer = ring.ask(request(prompt, policy, NEW_TOKENS, tag=tag))
         assert answer.token_ids == generated(prompt, NEW_TOKENS), name
@@ -42,8 +71,7 @@ def test_greedy_is_what_transformers_generates(stages: int, policy: str) -> None
 SAMPLED = ("gsm8k-test-3", "help-1", "code-3")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize(("stages", "policy"), cases((3,)))
 def test_sampled_tokens_depend_on_seed_and_prompt_alone(stages: int, policy: str) -> None:
     ring = torch_ring(stages)
     answers = set()
@@ -130,7 +158,7 @@ def test_stop_string_ends_at_once_whatever_the_policy() -> None:
 
 def test_flowspec_needs_fewer_trips_than_naive_tree_than_autoregressive() -> None:
     trips = {}
-    for policy in POLICIES:
+    for policy in ("autoregressive", "naive_tree", "flowspec"):
         ring = torch_ring(3)
         total = tokens = 0.0
         for tag, prompt in enumerate(prompts().values()):

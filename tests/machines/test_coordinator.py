@@ -29,6 +29,7 @@ from edgespec.machines.events import (
     RingDown,
     RingUp,
 )
+from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.runtime.local import CLIENT
 from edgespec.wire.messages import (
@@ -42,6 +43,12 @@ from edgespec.wire.messages import (
 
 ASK = submit(1, "hello", 5)
 POLICY_NAMES = sorted(POLICIES)
+
+
+@pytest.fixture(autouse=True)
+def _small_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing costs anything, as here, the adaptive policy would guess without end."""
+    monkeypatch.setitem(POLICIES, "adaptive", Adaptive(width=3, most_rows=6))
 
 
 def situation(fake: FakeRing, tag: int) -> str:
@@ -360,7 +367,7 @@ def test_max_new_tokens_is_exact(policy: str, limit: int) -> None:
     assert_one_end(fake.ring.replies, 1)
 
 
-@pytest.mark.parametrize("policy", ["naive_tree", "flowspec"])
+@pytest.mark.parametrize("policy", ["naive_tree", "pruned", "flowspec"])
 def test_the_last_token_is_guessed_like_any_other(policy: str) -> None:
     fake = FakeRing(3, accuracy=1.0)
     end = fake.ring.ask(submit(1, "hello", 5, policy))

@@ -21,6 +21,7 @@ from edgespec.machines.events import (
     SegmentArrived,
     Tick,
 )
+from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.flowspec import FlowSpec
 from edgespec.policy.registry import POLICIES
 from edgespec.runtime.local import CLIENT
@@ -63,31 +64,34 @@ def test_the_accepted_list_reaches_back_to_what_all_have_applied(acknowledged: b
     assert lengths == ([1, 1, 1, 1, 1, 1] if acknowledged else [1, 2, 3, 4, 5, 6])
 
 
-def test_with_every_retained_set_lost_the_answer_is_exact_and_memory_is_bounded() -> None:
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_with_every_retained_set_lost_the_answer_is_exact_and_memory_is_bounded(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stage then holds every row it ever computed, and a set all accepted rows: no more."""
-    for policy in POLICY_NAMES:
-        fake = FakeRing(3)
-        ask = submit(1, "hello", 60, policy)
-        fake.ring.submit(ask)
-        most_rows = most_accepted = 0
-        while steps := list(fake.ring.steps()):
-            for step in steps:
-                node = step.node if step.kind == "control" else 0
-                waiting = fake.ring.waiting_control(node) if node else []
-                lost = bool(waiting) and isinstance(waiting[0], Retain)
-                if lost:
-                    assert isinstance(waiting[0], Retain)
-                    most_accepted = max(most_accepted, len(waiting[0].accepted))
-                fake.ring.take(step, lose=lost)
-            held = [len(x) for m in fake.machines for x in m.ledgers().values()]
-            most_rows = max(most_rows, *held, 0)
-        end = assert_one_end(fake.ring.replies, 1)
-        assert isinstance(end, Finished)
-        assert end.token_ids == fake.expected(ask).token_ids
-        assert most_accepted <= 60
-        assert most_rows <= end.prompt_tokens + end.rows_sent
-        assert most_accepted > 50, "nothing was lost"
-        fake.assert_nothing_left()
+    monkeypatch.setitem(POLICIES, "adaptive", Adaptive(width=3, most_rows=6))
+    fake = FakeRing(3)
+    ask = submit(1, "hello", 60, policy)
+    fake.ring.submit(ask)
+    most_rows = most_accepted = 0
+    while steps := list(fake.ring.steps()):
+        for step in steps:
+            node = step.node if step.kind == "control" else 0
+            waiting = fake.ring.waiting_control(node) if node else []
+            lost = bool(waiting) and isinstance(waiting[0], Retain)
+            if lost:
+                assert isinstance(waiting[0], Retain)
+                most_accepted = max(most_accepted, len(waiting[0].accepted))
+            fake.ring.take(step, lose=lost)
+        held = [len(x) for m in fake.machines for x in m.ledgers().values()]
+        most_rows = max(most_rows, *held, 0)
+    end = assert_one_end(fake.ring.replies, 1)
+    assert isinstance(end, Finished)
+    assert end.token_ids == fake.expected(ask).token_ids
+    assert most_accepted <= 60
+    assert most_rows <= end.prompt_tokens + end.rows_sent
+    assert most_accepted > 50, "nothing was lost"
+    fake.assert_nothing_left()
 
 
 def test_with_every_retained_set_lost_a_small_stage_says_so() -> None:

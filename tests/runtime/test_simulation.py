@@ -17,16 +17,21 @@ from support.rings import (
 )
 
 from edgespec.backends.fake import toy_next
+from edgespec.policy.adaptive import Adaptive
+from edgespec.policy.base import Policy
 from edgespec.policy.flowspec import FlowSpec
 from edgespec.policy.naive_tree import NaiveTree
+from edgespec.policy.pipedec import PipeDec
+from edgespec.policy.pruned import Pruned
 from edgespec.policy.registry import POLICIES
+from edgespec.policy.specpipe import SpecPipe
 from edgespec.wire.messages import Failed, Finished, Submit
 
 RUNS = 1_200
 CHUNK = 100
 SLOW_RUNS = 40_000
 
-SMALL = {
+SMALL: dict[str, Policy] = {
     "naive_small": NaiveTree(nodes=10, depth=3, width=3),
     "flowspec_small": FlowSpec(
         nodes=10, depth=3, width=3, longest=3, merge_nodes=7, merge_depth=3, deepen_nodes=5
@@ -34,14 +39,18 @@ SMALL = {
     "flowspec_tiny": FlowSpec(
         nodes=3, depth=2, width=2, longest=1, merge_nodes=2, merge_depth=1, deepen_nodes=1
     ),
+    "pruned_small": Pruned(nodes=10, depth=3, width=3, longest=2),
+    "pipedec_small": PipeDec(width=3, children=2),
+    "specpipe_small": SpecPipe(width=4, children=3),
+    "adaptive_small": Adaptive(width=3, most_rows=5),
 }
 """Policies with small trees: a run costs little, and crowds every limit."""
 
 POLICY_NAMES = [
-    *["autoregressive", "naive_small", "flowspec_tiny"] * 4,
-    *["flowspec_small"] * 10,
-    "naive_tree",
-    "flowspec",
+    *["autoregressive", "naive_small", "flowspec_tiny"] * 6,
+    *["pruned_small", "pipedec_small", "specpipe_small"] * 6,
+    *["flowspec_small", "adaptive_small"] * 15,
+    *sorted(POLICIES),
 ]
 
 

@@ -100,6 +100,10 @@ class Wire:
         )
         self.take(self.machine.handle(Expanded(self.drafts.pop(0).job, found), self.now))
 
+    def take_draft_of_the_prompt(self) -> None:
+        """The draft source has read the prompt."""
+        self.drafted(DraftedTree.empty())
+
     def credit(self, seq: int) -> None:
         """The first stage has handed on that segment."""
         self.take(self.machine.handle(MessageArrived(b"stage", Credit(seq)), self.now))

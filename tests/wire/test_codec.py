@@ -19,6 +19,7 @@ from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.wire.codec import MAGIC, VERSION, Frame, Limits, decode, encode
 from edgespec.wire.messages import (
     TAGS,
+    Credit,
     Fault,
     Heartbeat,
     Message,
@@ -82,6 +83,9 @@ def segments(draw: st.DrawFn) -> Segment:
         draw(arrays(rows, least=0)),
         draw(arrays(0 if hidden is not None and draw(st.booleans()) else rows)),
         hidden,
+        draw(st.floats(0.0)),
+        draw(whole),
+        draw(st.floats(0.0)),
     )
 
 
@@ -287,6 +291,9 @@ def test_another_version_is_named() -> None:
         {"epoch": -1},
         {"reserve": -1},
         {"wanted": -1},
+        {"busiest_seconds": -1e-9},
+        {"busiest_rows": -1},
+        {"total_seconds": -1e-9},
         {"hidden": Tensor("float32", (3, 1), bytes(12))},
         {"hidden": Tensor("float32", (2,), bytes(8))},
         {"hidden": Tensor("float32", (2, 1), bytes(8)), "tokens": np.zeros(1, np.int64)},
@@ -369,7 +376,8 @@ def test_one_field_replaced(data: st.DataObject) -> None:
 
 
 EXAMPLES: list[Message] = [
-    _segment(),
+    _segment(busiest_seconds=0.25, busiest_rows=3, total_seconds=0.5),
+    Credit(7),
     _segment(hidden=Tensor("float16", (2, 3), bytes(12)), tokens=np.zeros(0, np.int64)),
     Retain(1, 2, 300, (1, 2), (5, 6, 70_000)),
     Submit(1, "a prompt", 10, 0.5, 4, 1.0, 0.0, 2**64 - 1, ("stop", "é"), "flowspec"),

@@ -1,0 +1,193 @@
+"""Credits of the first stage, and what the coordinator learns of its ring, over requests too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.rings import submit
+from support.wires import Wire
+
+from edgespec.machines.events import MessageArrived, RingDown, RingUp
+from edgespec.policy.adaptive import Adaptive
+from edgespec.policy.registry import POLICIES
+from edgespec.tree.drafted import DraftedTree
+from edgespec.wire.messages import Cancel, Failed
+from edgespec.wire.tensor import Tensor
+
+COST = {"busiest_seconds": 1.0, "busiest_rows": 5, "total_seconds": 2.0}
+
+
+@pytest.fixture(autouse=True)
+def _starts_with_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "adaptive", Adaptive(width=3, starts_with_prompt=False))
+
+
+def queued(wire: Wire) -> set[int]:
+    """Segments that the first stage is believed to have."""
+    return wire.machine._queued
+
+
+def rooted(policy: str = "adaptive") -> Wire:
+    """A request whose first root is on its way, while the draft source expands it."""
+    wire = Wire()
+    wire.submit(submit(1, "hello", 50, policy))
+    wire.now = 1.0
+    wire.take_draft_of_the_prompt()
+    wire.back(wire.segments.pop(), **COST)
+    wire.head(7)
+    return wire
+
+
+def test_a_policy_that_waits_for_the_first_stage_sends_on_its_credit() -> None:
+    wire = rooted()
+    (root,) = wire.segments
+    assert queued(wire) == {root.seq}
+    wire.expanded((0, 11, -0.1), (0, 12, -3.0))
+    assert len(wire.segments) == 1, "the first stage is busy"
+    wire.credit(root.seq)
+    assert [s.tokens.tolist()[0] for s in wire.segments] == [7, 11]
+    assert queued(wire) == {wire.segments[-1].seq}
+
+
+def test_a_result_is_a_credit_too() -> None:
+    """Its own credit may come behind it, on another channel, or be lost."""
+    wire = rooted()
+    (root,) = wire.segments
+    wire.expanded((0, 11, -0.1))
+    wire.back(root)
+    assert queued(wire) == set()
+    wire.head(11)
+    sent = len(wire.segments)
+    wire.credit(root.seq)
+    assert len(wire.segments) == sent, "an old credit"
+
+
+@pytest.mark.parametrize("seq", [0, 99, 2**63])
+def test_a_credit_for_nothing_is_ignored(seq: int) -> None:
+    wire = rooted()
+    wire.expanded((0, 11, -0.1))
+    before = repr(vars(wire.machine))
+    wire.credit(seq)
+    assert repr(vars(wire.machine)) == before
+    assert len(wire.segments) == 1
+
+
+def test_a_credit_counts_once() -> None:
+    wire = rooted()
+    wire.expanded((0, 11, -0.1))
+    for _ in range(3):
+        wire.credit(wire.segments[0].seq)
+    assert len(wire.segments) == 2
+
+
+def test_a_credit_of_a_request_that_is_over_serves_the_next_one() -> None:
+    wire = rooted()
+    (old,) = wire.segments
+    wire.take(wire.machine.handle(MessageArrived(b"client", Cancel(1)), 2.0))
+    wire.submit(submit(2, "hello", 50, "adaptive"))
+    prompt = wire.segments[-1]
+    assert queued(wire) == {old.seq, prompt.seq}
+    wire.credit(old.seq)
+    wire.credit(prompt.seq)
+    assert queued(wire) == set()
+
+
+def test_a_ring_that_is_gone_holds_nothing() -> None:
+    wire = rooted()
+    (old,) = wire.segments
+    wire.take(wire.machine.handle(RingDown("stage 1 is gone"), 2.0))
+    assert isinstance(wire.replies[-1], Failed)
+    assert queued(wire) == set()
+    wire.take(wire.machine.handle(RingUp(), 3.0))
+    wire.submit(submit(2, "hello", 50, "adaptive"))
+    busy = set(queued(wire))
+    assert busy
+    assert old.seq not in busy
+    wire.credit(old.seq)
+    wire.back(old)
+    assert queued(wire) == busy
+
+
+def test_a_policy_in_step_sends_nothing_on_a_credit_within_its_step() -> None:
+    """FlowSpec §3.1: a result is verified and its draft merged before anything else leaves."""
+    wire = Wire()
+    wire.first_token("flowspec")
+    wire.drafted(_chain(70))
+    segments = list(wire.segments)
+    assert len(segments) == 3
+    wire.back(segments[0])
+    wire.credit(segments[0].seq)
+    wire.credit(segments[1].seq)
+    assert wire.segments == segments, "a segment left before the result was verified"
+    assert len(wire.heads) == 1
+
+
+def _chain(length: int) -> DraftedTree:
+    at = np.arange(length)
+    return DraftedTree(at - 1, at + 10, -0.1 * (at + 1.0))
+
+
+# --- what is learnt -------------------------------------------------------------------------------
+
+
+def test_what_is_learnt_outlives_its_request_and_its_ring() -> None:
+    wire = rooted()
+    experience = wire.machine._experience
+    assert experience.step.seconds(5) == 1.0
+    assert experience.spread == 2.0
+    assert experience.draft.seconds(5) == 1.0
+    wire.take(wire.machine.handle(RingDown("stage 1 is gone"), 2.0))
+    wire.take(wire.machine.handle(RingUp(), 3.0))
+    wire.submit(submit(2, "hello", 50, "adaptive"))
+    assert wire.machine._experience is experience
+    assert experience.step.seconds(5) == 1.0
+
+
+def test_a_repeated_result_and_one_of_a_ring_that_is_gone_teach_nothing() -> None:
+    wire = rooted()
+    (root,) = wire.segments
+    slow = {"busiest_seconds": 9.0, "busiest_rows": 1, "total_seconds": 9.0}
+    wire.back(root, **COST)
+    known = wire.machine._experience.step.seconds(1)
+    wire.back(root, **slow)
+    assert wire.machine._experience.step.seconds(1) == known
+
+
+def test_a_result_of_a_request_that_is_over_still_teaches() -> None:
+    wire = rooted()
+    (root,) = wire.segments
+    wire.take(wire.machine.handle(MessageArrived(b"client", Cancel(1)), 2.0))
+    wire.back(root, busiest_seconds=0.5, busiest_rows=1, total_seconds=1.0)
+    assert wire.machine._experience.step.seconds(1) == 0.5
+
+
+def test_guesses_teach_what_scores_are_worth() -> None:
+    wire = rooted()
+    wire.expanded((0, 11, -0.1), (0, 12, -3.0))
+    wire.back(wire.segments[0])
+    wire.head(12)
+    experience = wire.machine._experience
+    assert dict(experience.ranks) == {1: 1}
+    calibration = experience.calibration(wire.request.sampling.shape)
+    assert calibration.score(-0.1) < -0.1
+    assert calibration.score(-3.0) > -3.0
+
+
+def test_an_emptied_result_never_reaches_the_head() -> None:
+    """It gives its credit back and is verified as nothing."""
+    wire = rooted()
+    wire.expanded((0, 11, -0.1))
+    wire.credit(wire.segments[0].seq)
+    root, guess = wire.segments
+    wire.back(root)
+    wire.head(12)  # the guess was wrong: its row is dropped on the way
+    nothing = np.zeros(0, np.int64)
+    wire.back(
+        guess,
+        ids=nothing,
+        parents=nothing,
+        positions=nothing,
+        hidden=Tensor("float32", (0, 1), b""),
+    )
+    assert not wire.heads
+    assert wire.request.in_flight == 1, "the new root"
