@@ -10,8 +10,9 @@ Stages = Annotated[int, typer.Option(help="Number of stages in the ring.")]
 Policy = Annotated[
     str,
     typer.Option(
-        help="What to send when: adaptive, autoregressive, flowspec, naive_tree, pipedec, pipedec16, "
-        "pruned or specpipe. Default: adaptive, or autoregressive where there is no draft model."
+        help="What to send when: adaptive, autoregressive, flowspec, naive_tree, pipedec, "
+        "pipedec16, pruned or specpipe. Default: adaptive, or autoregressive where there is no "
+        "draft model."
     ),
 ]
 MaxNewTokens = Annotated[int, typer.Option(help="Tokens to generate at most.")]

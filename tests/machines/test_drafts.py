@@ -32,6 +32,7 @@ class Greedy:
     drafts: bool = True
     verifies_each_result: bool = True
     drafts_in_step: bool = False
+    waits_for_credit: bool = True
     starts_with_prompt: bool = False
 
     def window(self, stages: int) -> int:
@@ -159,7 +160,7 @@ def test_there_must_be_a_tree_to_deepen() -> None:
 
 def test_drafting_is_timed() -> None:
     wire = rooted()
-    known = wire.machine._experience.draft
+    known = wire.request.experience.draft
     assert known.seconds(5) == pytest.approx(1.0), "reading the prompt"
     wire.now += 0.25
     wire.expanded((0, 11, -0.1), (0, 12, -0.2))
@@ -180,10 +181,10 @@ def test_a_draft_that_shared_its_time_with_the_head_tells_no_time() -> None:
     wire.now += 100.0
     wire.head(11)  # and ends while 12 is
     wire.expanded((0, 13, -0.1))
-    assert wire.machine._experience.draft.seconds(1) == pytest.approx(0.25)
+    assert wire.request.experience.draft.seconds(1) == pytest.approx(0.25)
     wire.now += 0.25
     wire.expanded((0, 14, -0.1))
-    assert wire.machine._experience.draft.seconds(1) == pytest.approx(0.25)
+    assert wire.request.experience.draft.seconds(1) == pytest.approx(0.25)
 
 
 # --- how they count -------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ def test_a_policy_that_calibrates_counts_guesses_for_what_they_are_worth() -> No
         wire = rooted(policy)
         shape = wire.request.sampling.shape
         for _ in range(1_000):
-            wire.machine._experience.calibration(shape).learn(math.log(0.5), False)
+            wire.request.experience.calibration(shape).learn(math.log(0.5), False)
         wire.expanded((0, 11, math.log(0.5)))
         (guess,) = [i for i in wire.tree.ids if i != wire.tree.root]
         share = math.exp(wire.tree.score(guess))

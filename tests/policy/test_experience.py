@@ -156,7 +156,7 @@ def test_costs_are_known_before_the_first_token(policy: str) -> None:
     fake.ring.submit(submit(1, "hello", 5, policy))
     request = fake.coordinator.accepts(1)
     assert request is not None
-    experience = fake.coordinator._experience
+    experience = request.experience
     while fake.take_turns(1) and fake.coordinator.accepts(1):
         if request.answer.token_ids:
             assert experience.step.known

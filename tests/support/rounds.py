@@ -169,10 +169,11 @@ class Round:
         """To the answer's end."""
         self.decide()
         for _ in range(most):
-            self.happen()
+            what = self.happen()
             if self.over:
                 return
-            self.decide()
+            if what != "credit" or self.policy.waits_for_credit:
+                self.decide()
         raise AssertionError("it does not end")
 
     # --- what is decided ----------------------------------------------------------------------
