@@ -42,11 +42,11 @@ class Adaptive:
 
     def decide(self, view: View) -> list[Decision]:
         """Send if the first stage is free, expand if the draft source is."""
-        decisions: list[Decision] = []
-        if not view.experience.known:
-            return decisions  # the very first prompt is not back yet: no idea what anything costs
         root_waits = not view.tree[view.tree.root].sent
-        if root_waits or (not view.queued and view.in_flight < self.window(view.stages)):
+        if not view.experience.known:  # the very first prompt: no idea yet what anything costs
+            return [Send((view.tree.root,))] if root_waits else []
+        decisions: list[Decision] = []
+        if view.in_flight < self.window(view.stages) and (root_waits or not view.queued):
             rows = self._rows(view)
             if rows:
                 decisions.append(Send(rows))

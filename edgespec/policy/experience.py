@@ -51,6 +51,11 @@ class RowTimes:
         """Whether anything was recorded."""
         return bool(self._line)
 
+    @property
+    def sloped(self) -> bool:
+        """Whether more than one class is known, so that what a row adds is more than a guess."""
+        return len(self._line) > 1
+
     def seconds(self, rows: float) -> float:
         """Expected seconds; raises ValueError while nothing is known.
 
@@ -144,7 +149,7 @@ class Experience:
         back after stages + C - 1 steps.
         """
         sizes = [most >> halvings for halvings in range(4) if most >> halvings]
-        if not self.step.known:
+        if not self.step.sloped:
             return most
         return min(sizes, key=lambda c: (stages - 1 - rows // -c) * self.step.seconds(c))
 

@@ -133,7 +133,8 @@ def _check_segment(segment: Segment, limits: Limits) -> None:
         _need(len(segment.tokens) in (0, rows), "tokens and ids differ in length")
     _need(min(segment.request, segment.seq, segment.epoch) >= 0, "negative number")
     _need(min(segment.reserve, segment.wanted, segment.busiest_rows) >= 0, "negative number")
-    _need(min(segment.busiest_seconds, segment.total_seconds) >= 0.0, "negative time")
+    times = (segment.busiest_seconds, segment.total_seconds)
+    _need(all(0.0 <= seconds < math.inf for seconds in times), "a time that cannot be")
     if rows:
         _need(int(segment.ids.min()) >= 0, "negative id")
         _need(int(segment.positions.min()) >= 0, "negative position")

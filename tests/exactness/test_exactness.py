@@ -7,6 +7,7 @@ codec); tests/daemon shows the same for processes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -26,7 +27,7 @@ from edgespec.policy.registry import POLICIES as ALL
 
 STAGES = (1, 2, 3, 4, 8)
 POLICIES = tuple(sorted(ALL))
-PROMPTS = {"autoregressive": 20, "flowspec": 20, "naive_tree": 10, "adaptive": 8}
+PROMPTS = {"flowspec": 20, "autoregressive": 8, "naive_tree": 6, "adaptive": 6}
 """How many prompts each policy answers by default, at every stage count; other policies a few, at
 a few stage counts. All of it is marked slow."""
 FEW_PROMPTS = 4
@@ -34,18 +35,18 @@ NEW_TOKENS = 24
 SMALLEST_CLEAR_MARGIN = 1e-3  # in logits; float32 rounding through eight layers is some 1e-5
 
 
-def cases(stages: tuple[int, ...]) -> list[Any]:
-    """Every policy and stage count; by default those of `stages` or of a policy in PROMPTS."""
+def cases(stages: tuple[int, ...], everywhere: Collection[str]) -> list[Any]:
+    """Every policy and stage count; by default those of `stages` or of a policy in `everywhere`."""
     return [
         pytest.param(
-            count, policy, marks=() if policy in PROMPTS or count in stages else pytest.mark.slow
+            count, policy, marks=() if policy in everywhere or count in stages else pytest.mark.slow
         )
         for policy in POLICIES
         for count in STAGES
     ]
 
 
-@pytest.mark.parametrize(("stages", "policy"), cases((1, 3, 8)))
+@pytest.mark.parametrize(("stages", "policy"), cases((1, 3, 8), PROMPTS))
 def test_greedy_is_what_transformers_generates(stages: int, policy: str) -> None:
     _greedy(stages, policy, PROMPTS.get(policy, FEW_PROMPTS))
 
@@ -70,7 +71,7 @@ def _greedy(stages: int, policy: str, count: int) -> None:
 SAMPLED = ("gsm8k-test-3", "help-1", "code-3")
 
 
-@pytest.mark.parametrize(("stages", "policy"), cases((3,)))
+@pytest.mark.parametrize(("stages", "policy"), cases((3,), ("flowspec",)))
 def test_sampled_tokens_depend_on_seed_and_prompt_alone(stages: int, policy: str) -> None:
     ring = torch_ring(stages)
     answers = set()
@@ -117,7 +118,7 @@ def test_an_answer_may_fill_the_context() -> None:
     room = CONTEXT - len(tokenizer().encode(filler))
     assert 0 < room < 64
     expected = generated(filler, room)
-    for policy in POLICIES:
+    for policy in PROMPTS:
         ring = torch_ring(2)
         ring.replies.clear()
         answer = ring.ask(request(filler, policy, 4 * room))
@@ -130,7 +131,7 @@ def test_an_end_token_ends_the_answer_at_once() -> None:
     prompt += "pencils does he have left?\nAnswer:"
     wanted = generated(prompt, 128)
     assert wanted[-1] in tokenizer().eos_ids, "the example no longer ends by itself"
-    for policy in POLICIES:
+    for policy in PROMPTS:
         ring = torch_ring(3)
         ring.replies.clear()
         answer = ring.ask(request(prompt, policy, 128))
