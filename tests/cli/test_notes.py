@@ -9,7 +9,7 @@ from edgespec.cli.notes import Notes
 from edgespec.wire.messages import Finished, Progress, Tokens
 
 EVIL = "stage 1: [/bold] [red]board :smile: loading 1 of 2 layers"
-END = Finished(1, "héllo", (1, 2), "stop", "p", "d", 2, 3, 2, 1.0, 0.5, 2.0, (1, 1), 4, 3, 0.25)
+END = Finished(1, "héllo", (1, 2), "stop", "p", "d", 2, 3, 2, 1.0, 0.5, 2.0, (1, 1), 4, 3, 1, 0.25)
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

@@ -95,7 +95,7 @@ def test_json_is_one_object_with_every_figure(ring: NodeRing, here: Here) -> Non
 
 def test_the_manual_defines_every_figure(here: Here) -> None:
     manual = Path(__file__).parents[2] / "docs" / "commands.md"
-    section = manual.read_text(encoding="utf-8").partition("## JSON")[2]
+    section = manual.read_text(encoding="utf-8").partition("\n## JSON\n")[2]
     defined = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert defined == list(dict.fromkeys(defined))
     assert set(defined) == set(json.loads(here("hello", "--json").out))
@@ -183,7 +183,7 @@ def test_an_output_that_lacks_characters_is_no_traceback(ring: NodeRing) -> None
     code = (
         "import sys; from edgespec.cli import answering; from edgespec.wire.messages import *;"
         "from edgespec.cli import main; from edgespec.cli.notes import Notes;"
-        "f = Finished(1, 'né', (1,), 'stop', 'p', 'd', 1, 1, 1, 1.0, 1.0, 1.0, (), 0, 0, 0.0);"
+        "f = Finished(1, 'né', (1,), 'stop', 'p', 'd', 1, 1, 1, 1.0, 1.0, 1.0, (), 0, 0, 0, 0.0);"
         "main.app = lambda: answering.show([Tokens(1, (1,), 'né'), f], sys.argv[1] == 'json', "
         "Notes()); main.main()"
     )
@@ -283,7 +283,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "seed huge": (["x", "--seed", str(2**64)], "seed is"),
     "no tokens": (["x", "--max-new-tokens", "0"], "max-new-tokens is 0"),
     "huge max-new-tokens": (["x", "--max-new-tokens", str(2**70)], "max_new_tokens"),
-    "policy": (["x", "--policy", "magic"], "unknown policy 'magic'; choose one of: autoregressive"),
+    "policy": (["x", "--policy", "magic"], "unknown policy 'magic'; choose one of: adaptive"),
     "empty stop": (["x", "--stop", ""], "stop[0] is empty"),
     "too many stops": (["x", *["--stop", "y"] * 300], "cannot be sent"),
     "too long": (["x" * (DEFAULT_LIMITS.text_chars + 1)], "characters; at most"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 import time
@@ -83,9 +84,9 @@ def segments(draw: st.DrawFn) -> Segment:
         draw(arrays(rows, least=0)),
         draw(arrays(0 if hidden is not None and draw(st.booleans()) else rows)),
         hidden,
-        draw(st.floats(0.0)),
+        draw(st.floats(0.0, allow_infinity=False)),
         draw(whole),
-        draw(st.floats(0.0)),
+        draw(st.floats(0.0, allow_infinity=False)),
     )
 
 
@@ -292,6 +293,7 @@ def test_another_version_is_named() -> None:
         {"reserve": -1},
         {"wanted": -1},
         {"busiest_seconds": -1e-9},
+        {"busiest_seconds": math.inf},
         {"busiest_rows": -1},
         {"total_seconds": -1e-9},
         {"hidden": Tensor("float32", (3, 1), bytes(12))},
