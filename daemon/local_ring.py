@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.process import EXIT_USAGE, PARENT
@@ -49,8 +49,12 @@ class LocalRing:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs = tempfile.TemporaryDirectory(prefix="edgespec-")
         self.address = config.address
+        self._interrupted = False
+        self._before: Any = None  # what Ctrl-C did before
 
     def __enter__(self) -> LocalRing:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._on_interrupt)
         try:
             self._start()
         except BaseException:
@@ -58,7 +62,14 @@ class LocalRing:
             raise
         return self
 
+    def _on_interrupt(self, number: int, frame: object) -> None:
+        """Ctrl-C; noted as well, as an exception that meets a destructor is printed and lost."""
+        self._interrupted = True
+        raise KeyboardInterrupt
+
     def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
         for process in self._processes.values():
             if process.poll() is None:
                 process.terminate()
@@ -82,8 +93,11 @@ class LocalRing:
     def check(self) -> None:
         """Raise if a process has ended: PeerLost, naming it and its last words.
 
-        ConfigError if it ended because of a wrong setting.
+        ConfigError if it ended because of a wrong setting. KeyboardInterrupt if Ctrl-C was pressed
+        and has not ended this process.
         """
+        if self._interrupted:
+            raise KeyboardInterrupt
         codes = {name: process.poll() for name, process in self._processes.items()}
         ended = [(name, code) for name, code in codes.items() if code is not None]
         if ended:
