@@ -50,7 +50,7 @@ GIB = 2**30
 
 FLOWSPEC_ORIGIN = (
     "fitted to FlowSpec Table 1 (arXiv 2507.02620: LLaMA2-7B on five Jetson Orin Nano 8GB, PyTorch "
-    "1.11, T = 0, GSM8K, tokens/s: naive pipeline 6.24, PipeDec 7.12, FlowSpec 8.71) by "
+    "1.11, T = 0, GSM8K, tokens/s: naive pipeline 6.24, PipeDec 7.12, FlowSpec 8.71) as in "
     "tools/fit_paper_profile.py with the bundled pair, whose draft guesses better than theirs"
 )
 FLOWSPEC_STAGE_SECONDS = 0.100  # 8 layers of llama-2-7b, 1 row

@@ -18,7 +18,7 @@ class View:
     `drafted_root`: the root below which the last finished draft grew. `exhausted`: growing that
     draft deeper gave nothing new. `depth_left`: levels below the root whose verdicts could still
     be used. `queued`: segments that the first stage has not handed on yet. `ahead`: rows of the
-    segment sent last, 0 if it is back or a miss made it worthless. `experience`: what is known of
+    segment sent last, 0 after a miss and while the root is unsent. `experience`: what is known of
     the ring and the draft source.
     """
 
