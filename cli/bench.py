@@ -35,11 +35,11 @@ from edgespec.bench.workloads import DEFAULT_WORKLOAD, Prompt, default_prompts, 
 from edgespec.cli import options
 from edgespec.cli.demo import await_ring
 from edgespec.cli.notes import Notes
-from edgespec.cli.serve import coordinator_config
 from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
 from edgespec.daemon.emulation import described, emulated_costs
 from edgespec.daemon.local_ring import LOAD_S, LocalRing
 from edgespec.daemon.process import EXIT_FAILED
+from edgespec.daemon.settings import coordinator_config
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.runtime.client import Client
 from edgespec.verify.sampling import Sampling
@@ -63,6 +63,8 @@ def bench(
     seed: options.Seed = 0,
     model: options.Model = "",
     draft: options.Draft = "",
+    quant: options.Quant = "",
+    draft_quant: options.DraftQuant = "none",
     dtype: options.Dtype = "float32",
     out: Annotated[
         str, typer.Option(help="Folder for results, answers and pictures.")
@@ -75,7 +77,16 @@ def bench(
     device of a profile would. Every answer is compared with plain decoding's.
     """
     emulation = Emulation.parse(emulate, cost_model)
-    config = coordinator_config(model, draft, stages, dtype, Address(LOOPBACK, 0), emulation)
+    config = coordinator_config(
+        model,
+        draft,
+        stages,
+        dtype,
+        Address(LOOPBACK, 0),
+        emulation,
+        quant=quant,
+        draft_quant=draft_quant,
+    )
     names = chosen_policies([name.strip() for name in policy.split(",")], config.draft)
     settings = Settings(
         tuple(dict.fromkeys((REFERENCE, *names))),
@@ -97,6 +108,8 @@ def bench(
             "cost_model": ring.cost_model,
             "model": model or BUNDLED,
             "draft": draft or (BUNDLED if config.draft else ""),
+            "quantisation": config.quantisation.name,
+            "draft_quantisation": config.draft_quantisation.name,
             "dtype": dtype,
             "workload": prompts or DEFAULT_WORKLOAD,
             "prompts": len(workload),

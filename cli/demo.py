@@ -13,11 +13,11 @@ from edgespec.cli import options
 from edgespec.cli.answering import cancelling, make_submit, show
 from edgespec.cli.notes import Notes
 from edgespec.cli.prompt import read_prompt
-from edgespec.cli.serve import coordinator_config
 from edgespec.config import LOOPBACK, Address, Emulation
 from edgespec.daemon.emulation import described, emulated_costs
 from edgespec.daemon.local_ring import LOAD_S, LocalRing
 from edgespec.daemon.process import EXIT_CANCELLED
+from edgespec.daemon.settings import coordinator_config
 from edgespec.errors import EdgespecError
 from edgespec.runtime.client import Client
 
@@ -41,6 +41,9 @@ def demo(
     stop: options.Stop = None,
     model: options.Model = "",
     draft: options.Draft = "",
+    quant: options.Quant = "",
+    draft_quant: options.DraftQuant = "none",
+    layers: options.Layers = "",
     dtype: options.Dtype = "float32",
     emulate: options.Emulate = "",
     cost_model: options.CostModel = "",
@@ -54,7 +57,17 @@ def demo(
         read_prompt(prompt), max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, policy
     )
     emulation = Emulation.parse(emulate, cost_model)
-    config = coordinator_config(model, draft, stages, dtype, Address(LOOPBACK, 0), emulation)
+    config = coordinator_config(
+        model,
+        draft,
+        stages,
+        dtype,
+        Address(LOOPBACK, 0),
+        emulation,
+        quant=quant,
+        draft_quant=draft_quant,
+        layers=layers,
+    )
     notes = Notes()
     if emulation is not None:
         notes.say(described(emulated_costs(emulation, stages)))

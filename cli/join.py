@@ -18,13 +18,14 @@ def join(
     model: Annotated[
         str,
         typer.Option(
-            help="Folder of the base model on this device. Default: the path that the coordinator "
-            "names."
+            help="The base model on this device: a folder, or one that `edgespec shard` made. "
+            "Default: what is at hand; what is not, the coordinator sends."
         ),
     ] = "",
     wait: Annotated[
         float, typer.Option(help="Seconds to wait for a coordinator that does not answer.")
     ] = 60.0,
+    cache: options.Cache = "",
     emulate: options.Emulate = "",
     cost_model: options.CostModel = "",
     trace: options.Trace = "",
@@ -34,6 +35,12 @@ def join(
     start_logging()
     emulation = Emulation.parse(emulate, cost_model)
     config = StageConfig(
-        stage, Address.parse(coordinator), model, wait, emulation=emulation, trace=trace
+        stage,
+        Address.parse(coordinator),
+        model,
+        wait,
+        emulation=emulation,
+        trace=trace,
+        cache=cache,
     )
     leave(run_stage(config))

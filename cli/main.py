@@ -10,9 +10,13 @@ import typer
 from edgespec import __version__
 from edgespec.cli.bench import bench
 from edgespec.cli.demo import demo
+from edgespec.cli.doctor import doctor
 from edgespec.cli.join import join
+from edgespec.cli.plan import plan
+from edgespec.cli.profile import profile
 from edgespec.cli.prompt import prompt
 from edgespec.cli.serve import serve
+from edgespec.cli.shard import shard
 from edgespec.cli.simulate import simulate
 from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_USAGE
 from edgespec.errors import ConfigError, EdgespecError
@@ -26,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, serve, join, prompt, bench, simulate):
+for command in (demo, serve, join, prompt, bench, simulate, shard, plan, profile, doctor):
     app.command()(command)
 
 

@@ -28,13 +28,45 @@ Stop = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Model = Annotated[
-    str, typer.Option(help="Folder of the base model. Default: the bundled demo model.")
+    str,
+    typer.Option(
+        help="The base model: a folder in Hugging Face format, a hub id (ORG/NAME), or a folder "
+        "that `edgespec shard` made. Default: the bundled demo model."
+    ),
 ]
 Draft = Annotated[
     str,
     typer.Option(
         help="Folder of a draft model with the same tokenizer. Default: the bundled one, if the "
         "base model is bundled too."
+    ),
+]
+Quant = Annotated[
+    str,
+    typer.Option(
+        help="How the stages hold the layers' matrices: none, int8, int4, int4-g32, int4-g128, nf4 "
+        "or nf4-dq."
+    ),
+]
+DraftQuant = Annotated[str, typer.Option(help="The same for the draft model.")]
+Layers = Annotated[
+    str,
+    typer.Option(
+        metavar="N[,N...]",
+        help="Layers of stage 1, 2, ..., as `edgespec plan` advises. Default: equal shares.",
+    ),
+]
+Context = Annotated[
+    int,
+    typer.Option(
+        help="Tokens that prompt and answer may have together. Default: what the model takes."
+    ),
+]
+Cache = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR",
+        help="Folder that keeps finished blocks. Default: ~/.cache/edgespec/blocks.",
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float64 or (CUDA) float16.")]

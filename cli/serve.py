@@ -7,19 +7,27 @@ from typing import Annotated
 import typer
 
 from edgespec.cli import options
-from edgespec.config import DEFAULT_PORT, LOOPBACK, Address, CoordinatorConfig, Emulation
-from edgespec.daemon.bundled import bundled
+from edgespec.config import DEFAULT_PORT, LOOPBACK, Address, Emulation
 from edgespec.daemon.coordinator import run_coordinator
 from edgespec.daemon.process import end_with_parent, leave, start_logging
+from edgespec.daemon.settings import coordinator_config
 
 
 def serve(
-    stages: options.Stages,
+    stages: Annotated[
+        int,
+        typer.Option(help="Number of stages in the ring. Default: as --layers or the model has."),
+    ] = 0,
     model: options.Model = "",
     draft: options.Draft = "",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK,
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free.")] = DEFAULT_PORT,
+    quant: options.Quant = "",
+    draft_quant: options.DraftQuant = "none",
+    layers: options.Layers = "",
+    context: options.Context = 0,
     dtype: options.Dtype = "float32",
+    cache: options.Cache = "",
     emulate: options.Emulate = "",
     cost_model: options.CostModel = "",
     trace: options.Trace = "",
@@ -32,20 +40,18 @@ def serve(
     end_with_parent()
     start_logging()
     emulation = Emulation.parse(emulate, cost_model)
-    config = coordinator_config(model, draft, stages, dtype, Address(host, port), emulation, trace)
+    config = coordinator_config(
+        model,
+        draft,
+        stages,
+        dtype,
+        Address(host, port),
+        emulation,
+        trace,
+        quant=quant,
+        draft_quant=draft_quant,
+        layers=layers,
+        context=context,
+        cache=cache,
+    )
     leave(run_coordinator(config))
-
-
-def coordinator_config(
-    model: str,
-    draft: str,
-    stages: int,
-    dtype: str,
-    address: Address,
-    emulation: Emulation | None = None,
-    trace: str = "",
-) -> CoordinatorConfig:
-    """Settings with the bundled pair filled in where no model is named."""
-    if not model:
-        model, draft = bundled("base"), draft or bundled("draft")
-    return CoordinatorConfig(model, draft, stages, dtype, address, emulation=emulation, trace=trace)

@@ -7,16 +7,18 @@ import logging
 from pathlib import Path
 
 from edgespec.backends.compute import CoordinatorCompute
-from edgespec.config import CoordinatorConfig
+from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.process import exit_code
 from edgespec.errors import ModelError
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.membership import MembershipMachine
+from edgespec.model.hub import is_hub_id
+from edgespec.net.block_server import BlockServer
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.planning.costs import RingCosts
-from edgespec.planning.partition import split_layers
+from edgespec.planning.partition import blocks_of
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.equipment import Equipment
 from edgespec.runtime.trace import Trace
@@ -43,31 +45,35 @@ def run_coordinator(config: CoordinatorConfig) -> int:
             log.warning("anyone who reaches %s can use this ring: there are no keys yet", address)
         if costs is not None:
             log.warning(described(costs))
-        node = _build(config, transport, costs, trace)
+        node, blocks = _build(config, transport, costs, trace)
     except BaseException:
         transport.close()
         raise
     log.info(
         "waiting for %d stage(s): edgespec join --stage N --coordinator %s", config.stages, address
     )
-    return exit_code(node.run())
+    blocks.start()
+    try:
+        return exit_code(node.run())
+    finally:
+        blocks.stop()
 
 
 def _look_at_models(config: CoordinatorConfig) -> None:
     """Find the commonest mistakes at once: before anything is imported, and stages are started."""
     for path in filter(None, (config.model, config.draft)):
-        if not Path(path).is_dir():
+        if not Path(path).is_dir() and not is_hub_id(path):
             raise ModelError(
                 f"there is no model folder {path}; give a folder with config.json, a tokenizer and "
                 "*.safetensors files, such as `huggingface-cli download MODEL --local-dir DIR` "
-                "makes"
+                "makes, or ORGANISATION/NAME of a model on the Hugging Face Hub"
             )
     try:
         settings = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
         layers = int(settings["num_hidden_layers"])
     except (OSError, ValueError, KeyError, TypeError):
         return  # the loader knows what to say
-    split_layers(layers, config.stages)
+    blocks_of(layers, config.stages, config.layers)
 
 
 def _build(
@@ -75,42 +81,62 @@ def _build(
     transport: PacedTransport,
     costs: RingCosts | None,
     trace: Trace | None,
-) -> CoordinatorNode:
-    """Load head, draft and tokenizer, and put the node together."""
+) -> tuple[CoordinatorNode, BlockServer]:
+    """Load head, draft and tokenizer; put the node and its block server together."""
     # torch and transformers take seconds to import: not before the address is taken.
     from edgespec.backends.torch_backend import TorchHead
+    from edgespec.daemon.ring_model import RingModel, quantising
     from edgespec.drafting.independent import IndependentDraft
     from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
-    from edgespec.model.loader import Checkpoint, fingerprint
+    from edgespec.model.hub import local_folder
+    from edgespec.model.loader import Checkpoint
     from edgespec.model.tokenizer import Tokenizer, require_same_tokenizer
 
+    model = RingModel(config)
     log.info("loading the output head of %s", config.model)
-    checkpoint = Checkpoint(config.model)
-    blocks = split_layers(checkpoint.layers, config.stages)
     device = best_device()
-    head = OutputHead(checkpoint, config.dtype, device)
+    head = OutputHead(model.head, config.dtype, device)
     draft = None
     if config.draft:
-        require_same_tokenizer(config.model, config.draft)
+        require_same_tokenizer(model.tokenizer, local_folder(config.draft))
         log.info("loading the draft model %s", config.draft)
-        draft = IndependentDraft(
-            Checkpoint(config.draft), config.dtype, device, vocab_size=head.vocab_size
-        )
-    context_length = int(checkpoint.config.max_position_embeddings)
-    mark = fingerprint(config.model)
-    path = str(Path(config.model).resolve())
-    key = transport.ring_key.decode()
-    places = [
-        Assign(stage, config.stages, first, end, path, mark, config.dtype, context_length, key)
-        for stage, (first, end) in enumerate(blocks, start=1)
-    ]
+        source = quantising(Checkpoint(config.draft), config.draft_quantisation)
+        draft = IndependentDraft(source, config.dtype, device, vocab_size=head.vocab_size)
+    context_length = model.context_length(config.context)
     ring = Ring(config.stages, context_length, draft.name if draft else "")
+    machine = CoordinatorMachine(ring, Tokenizer(model.tokenizer))
+    places: list[Assign] = []
+    blocks = BlockServer(
+        Address(config.address.host, 0),
+        transport.ring_key,
+        model.serving(places),
+        busy=lambda: not machine.idle,
+    )
+    split = blocks_of(model.layers, config.stages, config.layers)
+    key = transport.ring_key.decode()
+    places += [
+        Assign(
+            stage,
+            config.stages,
+            first,
+            end,
+            model.name,
+            model.fingerprint,
+            config.dtype,
+            config.quantisation.name,
+            context_length,
+            blocks.port,
+            key,
+        )
+        for stage, (first, end) in enumerate(split, start=1)
+    ]
     pace = None if costs is None else lambda _: coordinator_pace(costs, draft)
-    return CoordinatorNode(
+    node = CoordinatorNode(
         transport,
         CoordinatorCompute(TorchHead(head), draft),
-        CoordinatorMachine(ring, Tokenizer(config.model)),
+        machine,
         MembershipMachine(places, transport.data_port, config.timing),
         Equipment(transport, pace, trace),
     )
+    return node, blocks

@@ -47,7 +47,7 @@ class LocalRing:
         self._config = config
         self._trace = trace
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._logs = tempfile.TemporaryDirectory(prefix="edgespec-")
+        self._folder = tempfile.TemporaryDirectory(prefix="edgespec-")
         self.address = config.address
         self._interrupted = False
         self._before: Any = None  # what Ctrl-C did before
@@ -83,7 +83,7 @@ class LocalRing:
                 process.wait()
             if process.stdout is not None:
                 process.stdout.close()
-        self._logs.cleanup()
+        self._folder.cleanup()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -108,14 +108,18 @@ class LocalRing:
         config = self._config
         serve = ["serve", "--model", config.model, "--stages", str(config.stages)]
         serve += ["--draft", config.draft, "--dtype", config.dtype]
+        serve += ["--quant", config.quantisation.name, "--context", str(config.context)]
+        serve += ["--draft-quant", config.draft_quantisation.name]
+        serve += ["--layers", ",".join(map(str, config.layers))]
         serve += ["--host", config.address.host, "--port", str(config.address.port)]
+        cache = ["--cache", config.cache or str(Path(self._folder.name) / "blocks")]
         emulate = config.emulation.options if config.emulation else []
-        coordinator = self._spawn("coordinator", serve + emulate, subprocess.PIPE)
+        coordinator = self._spawn("coordinator", serve + cache + emulate, subprocess.PIPE)
         self.address = self._read_address(coordinator)
         for stage in range(1, config.stages + 1):
             join = ["join", "--stage", str(stage), "--coordinator", str(self.address)]
             join += ["--wait", str(LOAD_S)]
-            self._spawn(f"stage {stage}", join + emulate, subprocess.DEVNULL)
+            self._spawn(f"stage {stage}", join + cache + emulate, subprocess.DEVNULL)
 
     def _spawn(self, name: str, arguments: list[str], stdout: int) -> subprocess.Popen[bytes]:
         # One thread each: several processes with a pool of threads each would wait for one
@@ -151,7 +155,7 @@ class LocalRing:
         return Address.parse(text)
 
     def _log(self, name: str) -> Path:
-        return Path(self._logs.name) / f"{name.replace(' ', '-')}.log"
+        return Path(self._folder.name) / f"{name.replace(' ', '-')}.log"
 
     def _end_of(self, name: str, code: int) -> EdgespecError:
         """What to say about a process that ended by itself."""

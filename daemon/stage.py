@@ -11,12 +11,11 @@ from edgespec.backends.base import BlockBackend
 from edgespec.config import Emulation, StageConfig
 from edgespec.daemon.emulation import check_profiles, emulated_costs, stage_pace
 from edgespec.daemon.process import exit_code
-from edgespec.errors import ModelError
 from edgespec.machines.member import MemberMachine
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.net.zmq_transport import own_address_towards
 from edgespec.runtime.equipment import Equipment, NodePace
-from edgespec.runtime.stage_node import StageNode
+from edgespec.runtime.stage_node import Loader, StageNode
 from edgespec.runtime.trace import Trace
 from edgespec.wire.messages import Assign, Join
 
@@ -32,7 +31,8 @@ def run_stage(config: StageConfig) -> int:
     host = own_address_towards(config.coordinator)
     # Imported before the node's loop runs: half a second inside a shared library's start-up with
     # Python's lock held would look like a dead stage.
-    import edgespec.backends.torch_backend  # noqa: F401
+    import edgespec.backends.torch_backend
+    import edgespec.daemon.obtaining  # noqa: F401
 
     pace = None
     if config.emulation is not None:
@@ -42,7 +42,7 @@ def run_stage(config: StageConfig) -> int:
     join = Join(config.stage, socket.gethostname(), os.getpid(), host, transport.data_port)
     member = MemberMachine(join, str(config.coordinator), config.wait, config.timing)
     equipment = Equipment(transport, pace, trace)
-    node = StageNode(transport, member, config.coordinator, _loader(config.model), equipment)
+    node = StageNode(transport, member, config.coordinator, _loader(config), equipment)
     return exit_code(node.run())
 
 
@@ -56,23 +56,23 @@ def _pace(emulation: Emulation) -> Callable[[Assign | None], NodePace]:
     return pace
 
 
-def _loader(model: str) -> Callable[[Assign, Callable[[int, int], None]], BlockBackend]:
-    def load(assign: Assign, progress: Callable[[int, int], None]) -> BlockBackend:
+def _loader(config: StageConfig) -> Loader:
+    def load(assign: Assign, say: Callable[[str], None], stop: Callable[[], bool]) -> BlockBackend:
         from edgespec.backends.torch_backend import TorchBlock
+        from edgespec.daemon.obtaining import Wanted, obtain
         from edgespec.model.block import Block
         from edgespec.model.device import best_device
-        from edgespec.model.loader import Checkpoint, fingerprint
 
-        path = model or assign.model
-        checkpoint = Checkpoint(path)
-        if fingerprint(path) != assign.fingerprint:
-            raise ModelError(
-                f"the model in {path} is not the one that the coordinator runs ({assign.model}); "
-                "give the same model with --model"
-            )
+        wanted = Wanted(assign, config.coordinator, say, stop)
+        source = obtain(wanted, config.model, config.cache)
         return TorchBlock(
             Block(
-                checkpoint, assign.first, assign.end, assign.dtype, best_device(), progress=progress
+                source,
+                assign.first,
+                assign.end,
+                assign.dtype,
+                best_device(),
+                lambda done, total: say(f"loading {done} of {total} layers"),
             )
         )
 

@@ -13,6 +13,46 @@ MOST_STAGES = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Quantisation:
+    """How the matrices of a block's layers are held; everything else of it stays as it is.
+
+    `kind`: "none" (as the model has them), "int8" (one scale a row), "int4" (a scale and a zero
+    for each `group` of columns) or "nf4" (QLoRA's NormalFloat, a scale for each `group`; with
+    `double` the scales are quantised too).
+    """
+
+    kind: str = "none"
+    group: int = 0
+    double: bool = False
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+        return next(name for name, one in QUANTISATIONS.items() if one == self)
+
+    @staticmethod
+    def parse(name: str) -> Quantisation:
+        """The one of this name; raises ConfigError, with all names, if there is none."""
+        if name not in QUANTISATIONS:
+            raise ConfigError(
+                f"unknown quantisation {name!r}; choose one of: {', '.join(QUANTISATIONS)}"
+            )
+        return QUANTISATIONS[name]
+
+
+QUANTISATIONS = {
+    "none": Quantisation(),
+    "int8": Quantisation("int8"),
+    "int4": Quantisation("int4", 64),
+    "int4-g32": Quantisation("int4", 32),
+    "int4-g128": Quantisation("int4", 128),
+    "nf4": Quantisation("nf4", 64),
+    "nf4-dq": Quantisation("nf4", 64, double=True),
+}
+"""All that can be chosen, by name."""
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """How long to wait, in seconds.
 
@@ -108,9 +148,13 @@ class Emulation:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """What `edgespec serve` runs. Paths are folders in Hugging Face format; draft "" means none.
+    """What `edgespec serve` runs.
 
-    `trace`: the file that says what this node did when; "" means none.
+    `model`: a folder in Hugging Face format, a hub id or a folder that `edgespec shard` made;
+    `draft`: one of the first two, "" means none. `layers`: how many each stage gets; empty means
+    equal shares. `context`: tokens of prompt and answer together; 0 means as many as the model
+    takes. `cache`: the folder that keeps finished blocks; "" means the user's own. `trace`: the
+    file that says what this node did when; "" means none.
     """
 
     model: str
@@ -121,6 +165,11 @@ class CoordinatorConfig:
     timing: Timing = Timing()
     emulation: Emulation | None = None
     trace: str = ""
+    quantisation: Quantisation = Quantisation()
+    draft_quantisation: Quantisation = Quantisation()
+    layers: tuple[int, ...] = ()
+    context: int = 0
+    cache: str = ""
 
     def __post_init__(self) -> None:
         _check_dtype(self.dtype)
@@ -128,13 +177,24 @@ class CoordinatorConfig:
         _check_path("draft", self.draft)
         if not 1 <= self.stages <= MOST_STAGES:
             raise ConfigError(f"{self.stages} stages; a ring has 1 to {MOST_STAGES}")
+        if self.layers and len(self.layers) != self.stages:
+            raise ConfigError(
+                f"layers for {len(self.layers)} stages, but {self.stages} stages; give one number "
+                "of layers for each stage"
+            )
+        if min(self.layers, default=1) < 1:
+            raise ConfigError(f"{min(self.layers)} layers; a stage needs at least one layer")
+        if self.context != 0 and self.context < 2:
+            raise ConfigError(f"context is {self.context}; it must be at least 2 tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """What `edgespec join` runs. `model` "" means the path that the coordinator names.
+    """What `edgespec join` runs.
 
-    `trace`: the file that says what this node did when; "" means none.
+    `model` "" means what is at hand: a block in the cache, the folder that the coordinator names,
+    or else the block that the coordinator sends. `cache`: the folder that keeps finished blocks;
+    "" means the user's own. `trace`: the file that says what this node did when; "" means none.
     """
 
     stage: int
@@ -144,6 +204,7 @@ class StageConfig:
     timing: Timing = Timing()
     emulation: Emulation | None = None
     trace: str = ""
+    cache: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.stage <= MOST_STAGES:

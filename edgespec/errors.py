@@ -3,6 +3,7 @@
     EdgespecError
     ├── ConfigError            a setting, option, file or prompt that cannot be used as given
     │   └── ModelError         a model, tokenizer or checkpoint that cannot be used as given
+    │       └── BlockDamaged       a block file or its manifest that is not what was written
     ├── CapacityError          a limit (context, memory, queue) that a request would exceed
     ├── ProtocolError          somebody broke the rules of a protocol
     │   ├── LocalProtocolError     we did: a bug in this program
@@ -26,6 +27,10 @@ class ConfigError(EdgespecError):
 
 class ModelError(ConfigError):
     """A model, tokenizer or checkpoint that cannot be used as given."""
+
+
+class BlockDamaged(ModelError):
+    """A block file or its manifest that is not what was written: missing, cut off or changed."""
 
 
 class CapacityError(EdgespecError):

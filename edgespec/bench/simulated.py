@@ -47,7 +47,8 @@ class Setup:
     """Everything that the runs follow from, but the policies.
 
     `model`, `draft` (none: ""): folders. `profiles`: D0's, then those of V1 … VN. `link`: every
-    link of the ring, instead of the profiles' own. Raises ConfigError for what cannot be run.
+    link of the ring, instead of the profiles' own. `split`: layers of the cost model that each
+    stage is charged for; none given: evenly. Raises ConfigError for what cannot be run.
     """
 
     model: str
@@ -59,6 +60,7 @@ class Setup:
     prompts: tuple[Prompt, ...]
     max_new_tokens: int
     sampling: Sampling
+    split: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -75,7 +77,7 @@ class Setup:
     def costs(self) -> RingCosts:
         """What the ring charges. Raises ConfigError if the model does not fit the devices."""
         try:
-            return ring_costs(self.profiles, self.cost_model)
+            return ring_costs(self.profiles, self.cost_model, self.split)
         except CapacityError as problem:
             raise ConfigError(str(problem)) from None
 

@@ -13,7 +13,7 @@ from edgespec.drafting.guess_cache import GuessCache, TokenPath
 from edgespec.errors import LocalProtocolError
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
-from edgespec.model.loader import Checkpoint
+from edgespec.model.source import TensorSource
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.tree.ledger import IntArray
 from edgespec.verify.sampling import Sampling, guess_log_scores
@@ -88,16 +88,16 @@ class IndependentDraft:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        source: TensorSource,
         dtype: str = "float32",
         device: torch.device | str = "cpu",
         vocab_size: int | None = None,
     ) -> None:
         """Load the draft model. `vocab_size`: tokens that the base model knows; no others are
         guessed (embeddings may be padded to different sizes). Raises ModelError."""
-        self._block = Block(checkpoint, 0, checkpoint.layers, dtype, device)
-        self._head = OutputHead(checkpoint, dtype, device, share=self._block)
-        self._max_rows = int(checkpoint.config.max_position_embeddings)
+        self._block = Block(source, 0, source.layers, dtype, device)
+        self._head = OutputHead(source, dtype, device, share=self._block)
+        self._max_rows = int(source.config.max_position_embeddings)
         self._vocab_size = min(vocab_size or self._head.vocab_size, self._head.vocab_size)
         self._requests: dict[int, _Request] = {}
         self._work: list[int] = []

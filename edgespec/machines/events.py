@@ -98,10 +98,9 @@ class BlockLoaded:
 
 @dataclass(frozen=True, slots=True)
 class BlockLoading:
-    """How far a stage's block is: layers done of all."""
+    """How far a stage's block is, in words: "loading 3 of 10 layers"."""
 
-    done: int
-    total: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

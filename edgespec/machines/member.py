@@ -67,8 +67,8 @@ class MemberMachine:
                     self._next = now  # from now on it beats, instead of asking
                 self._heard = now
                 return self._on_message(message, now)
-            case BlockLoading(done, total):
-                return self._on_loading(done, total, now)
+            case BlockLoading(text):
+                return self._on_loading(text, now)
             case BlockLoaded(seconds):
                 loaded = f"layers loaded in {seconds:.1f} s; waiting for the other stages"
                 return [SendCoordinator(Ready(seconds)), Report(loaded)]
@@ -93,11 +93,11 @@ class MemberMachine:
                 return [Stop(f"the coordinator ended the ring: {reason}", failed=True)]
         return []
 
-    def _on_loading(self, done: int, total: int, now: float) -> list[Effect]:
-        effects: list[Effect] = [SendCoordinator(Loading(done, total))]
+    def _on_loading(self, text: str, now: float) -> list[Effect]:
+        effects: list[Effect] = [SendCoordinator(Loading(text))]
         if now - self._reported >= REPORT_S:
             self._reported = now
-            effects.append(Report(f"loaded {done} of {total} layers"))
+            effects.append(Report(text))
         return effects
 
     def _on_tick(self, now: float) -> list[Effect]:

@@ -34,6 +34,9 @@ from edgespec.wire.messages import (
 ALL_REQUESTS = -1
 """The request number of a Fault that means the whole stage."""
 
+STATE_CHARS = 120
+"""Of what a stage says about its loading that are shown."""
+
 
 @dataclass(slots=True)
 class _Member:
@@ -116,8 +119,9 @@ class MembershipMachine:
         if member is None:
             return []  # a stranger, or a stage that was refused
         match message:
-            case Loading(done, total):
-                member.state = f"loading {done} of {total} layers"
+            case Loading(text):
+                # A peer's words go to people's terminals: one short line.
+                member.state = "".join(c for c in text[:STATE_CHARS] if c.isprintable())
                 return []
             case Ready(seconds):
                 return self._on_ready(member, seconds)

@@ -8,13 +8,16 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from torch.nn.functional import embedding
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import ModelError
+from edgespec.model.experts import separate_experts
+from edgespec.model.families import angle_kinds, embedding_scale
 from edgespec.model.kv_cache import TwoRegionCache
-from edgespec.model.loader import Checkpoint
+from edgespec.model.quantised.linear import linear_from
+from edgespec.model.source import TensorSource
 from edgespec.model.tensors import TORCH_DTYPES
-from edgespec.model.tree_attention import ATTENTION
+from edgespec.model.tree_attention import ATTENTION, Visibility
 
 EMBEDDING = "model.embed_tokens.weight"
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -31,20 +34,37 @@ def compute_dtype(name: str, device: torch.device | str) -> torch.dtype:
 
 
 def load_parameter(
-    checkpoint: Checkpoint,
+    source: TensorSource,
     name: str,
     shape: torch.Size,
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> nn.Parameter:
-    """Read one tensor into memory of its own. Raises ModelError if it has another shape."""
-    stored = checkpoint.tensor(name)
+    """Read one tensor, into memory of its own unless it may be kept mapped.
+
+    Raises ModelError if it has another shape.
+    """
+    stored = source.tensor(name)
     if stored.shape != shape:
         raise ModelError(
-            f"{name!r} in {checkpoint.path} has shape {list(stored.shape)}, config.json says "
+            f"{name!r} in {source.path} has shape {list(stored.shape)}, config.json says "
             f"{list(shape)}; download the model again"
         )
-    return nn.Parameter(stored.to(device, dtype, copy=True), requires_grad=False)
+    return nn.Parameter(stored.to(device, dtype, copy=not source.mapped), requires_grad=False)
+
+
+def skeleton(config: PretrainedConfig, first: int, end: int) -> PreTrainedModel:
+    """The whole model on the meta device, layers [first, end) with one module for each matrix.
+
+    It has a configuration of its own, in which edgespec's attention is chosen.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), attn_implementation=ATTENTION
+        ).model
+        for layer in model.layers[first:end]:
+            separate_experts(layer, model.config)
+    return model
 
 
 class Block:
@@ -56,7 +76,7 @@ class Block:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        source: TensorSource,
         first: int,
         end: int,
         dtype: str = "float32",
@@ -65,21 +85,18 @@ class Block:
     ) -> None:
         """Read the block's tensors, telling `progress` how many layers of all are done.
 
-        Raises ModelError if checkpoint and block do not fit.
+        Raises ModelError if source and block do not fit.
         """
-        if not 0 <= first < end <= checkpoint.layers:
+        if not 0 <= first < end <= source.layers:
             raise ModelError(
-                f"layers {first} to {end - 1} are not a block of {checkpoint.path}, which has "
-                f"{checkpoint.layers} layers, numbered from 0"
+                f"layers {first} to {end - 1} are not a block of {source.path}, which has "
+                f"{source.layers} layers, numbered from 0"
             )
         self.first, self.end = first, end
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype, device)
-        self.config = copy.deepcopy(checkpoint.config)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                self.config, attn_implementation=ATTENTION
-            ).model
+        model = skeleton(source.config, first, end)
+        self.config = model.config
         self.hidden_size = int(self.config.hidden_size)
         self.vocab_size = int(self.config.vocab_size)
         self._kv_heads = int(self.config.num_key_value_heads)
@@ -87,40 +104,61 @@ class Block:
         self.embedding: nn.Parameter | None = None
         if first == 0:
             self.embedding = load_parameter(
-                checkpoint, EMBEDDING, model.embed_tokens.weight.shape, self.dtype, device
+                source, EMBEDDING, model.embed_tokens.weight.shape, self.dtype, device
             )
+        scale = embedding_scale(self.config, self.dtype)
+        self._scale = None if scale is None else scale.to(self.device)
         self._layers = list(model.layers[first:end])
         for index, layer in enumerate(self._layers, start=first):
-            self._load(checkpoint, layer, f"model.layers.{index}.")
+            self._load(source, layer, f"model.layers.{index}.")
             if progress is not None:
                 progress(index + 1 - first, end - first)
         self._norm: nn.Module | None = None
-        if end == checkpoint.layers:
+        if end == source.layers:
             self._norm = model.norm
-            self._load(checkpoint, model.norm, "model.norm.")
+            self._load(source, model.norm, "model.norm.")
         # Made anew, as the one on the meta device has no frequencies; they stay float32.
         self._rotary = type(model.rotary_emb)(self.config).to(self.device)
+        self._angles = angle_kinds(self.config)[first:end]
 
-    def _load(self, checkpoint: Checkpoint, module: nn.Module, prefix: str) -> None:
+    def _load(self, source: TensorSource, module: nn.Module, prefix: str) -> None:
         """Replace a module's meta parameters by the checkpoint's tensors."""
         wanted = {prefix + name for name, _ in module.named_parameters()}
-        stored = {name for name in checkpoint.names if name.startswith(prefix)}
+        stored = {name for name in source.names if name.startswith(prefix)}
         strange = {n for n in stored - wanted if not n.endswith("rotary_emb.inv_freq")}
         if strange:
             # Leaving a bias or norm out would compute something else than the model.
             raise ModelError(
-                f"{checkpoint.path} holds {min(strange)!r}, which its config.json does not provide "
+                f"{source.path} holds {min(strange)!r}, which its config.json does not provide "
                 "for; download the model again"
             )
         # One tensor at a time, so that loading never needs more than the finished block and one
-        # tensor as stored: this loop is where quantisation goes.
+        # tensor as stored.
+        if source.quantisation.kind != "none":
+            self._load_quantised(source, module, prefix)
         for name, parameter in list(module.named_parameters()):
             owner_path, _, leaf = name.rpartition(".")
-            loaded = load_parameter(
-                checkpoint, prefix + name, parameter.shape, self.dtype, self.device
-            )
+            loaded = load_parameter(source, prefix + name, parameter.shape, self.dtype, self.device)
             setattr(module.get_submodule(owner_path), leaf, loaded)
         module.eval()
+
+    def _load_quantised(self, source: TensorSource, module: nn.Module, prefix: str) -> None:
+        """Replace every linear layer of a module by one with packed weights."""
+        for name, linear in list(module.named_modules()):
+            if not isinstance(linear, nn.Linear):
+                continue
+            bias = None
+            if linear.bias is not None:
+                bias = load_parameter(
+                    source, f"{prefix}{name}.bias", linear.bias.shape, self.dtype, self.device
+                )
+            shape = linear.weight.shape
+            packed = source.packed(f"{prefix}{name}.weight", shape)
+            replacement = linear_from(
+                packed, bias, shape, source.quantisation, self.dtype, self.device
+            )
+            owner_path, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(owner_path), leaf, replacement)
 
     def new_cache(self, reserve: int) -> TwoRegionCache:
         """An empty cache for this block's layers with room for `reserve` rows."""
@@ -151,22 +189,38 @@ class Block:
         true before one of the layers; the R slots are taken in either case.
         """
         rows = inputs.shape[0]
-        hidden = inputs if self.embedding is None else embedding(inputs, self.embedding)
-        hidden = hidden.unsqueeze(0)
+        hidden = self._embed(inputs).unsqueeze(0)
         place = positions.unsqueeze(0)
-        turns = self._rotary(hidden, place)
-        for layer in self._layers:
+        turns = self._turns(hidden, place)
+        visible = Visibility(mask, positions, cache.place(positions))
+        for layer, kind in zip(self._layers, self._angles, strict=True):
             if stop is not None and stop():
                 cache.advance(rows)
                 return None
             hidden = layer(
                 hidden,
-                attention_mask=mask,
+                attention_mask=visible,
                 position_ids=place,
                 past_key_values=cache,
-                position_embeddings=turns,
+                position_embeddings=turns[kind],
             )
         cache.advance(rows)
         if self._norm is not None:
             hidden = self._norm(hidden)
         return hidden.squeeze(0)
+
+    def _embed(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Hidden rows [R, hidden_size] of tokens; hidden rows stay what they are."""
+        if self.embedding is None:
+            return inputs
+        hidden = embedding(inputs, self.embedding)
+        return hidden if self._scale is None else hidden * self._scale
+
+    def _turns(
+        self, hidden: torch.Tensor, place: torch.Tensor
+    ) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
+        """Cosines and sines of the positions' angles, for each kind that the layers use."""
+        return {
+            kind: self._rotary(hidden, place, *(() if kind is None else (kind,)))
+            for kind in dict.fromkeys(self._angles)
+        }

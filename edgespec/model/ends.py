@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import linear
 
 from edgespec.model.block import EMBEDDING, Block, compute_dtype, load_parameter
-from edgespec.model.loader import Checkpoint
+from edgespec.model.families import logit_cap
+from edgespec.model.source import TensorSource
 
 
 class OutputHead:
@@ -15,7 +16,7 @@ class OutputHead:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        source: TensorSource,
         dtype: str = "float32",
         device: torch.device | str = "cpu",
         *,
@@ -23,18 +24,19 @@ class OutputHead:
     ) -> None:
         """Read the matrix, or where it is tied take that of the block `share`, which embeds.
 
-        Raises ModelError if the checkpoint does not have it.
+        Raises ModelError if the source does not have it.
         """
-        config = checkpoint.config
+        config = source.config
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype, device)
         self.vocab_size, self.hidden_size = int(config.vocab_size), int(config.hidden_size)
+        self._cap = logit_cap(config)
         if config.tie_word_embeddings and share is not None and share.embedding is not None:
             self._weight = share.embedding
             return
         name = EMBEDDING if config.tie_word_embeddings else "lm_head.weight"
         shape = torch.Size((self.vocab_size, self.hidden_size))
-        self._weight = load_parameter(checkpoint, name, shape, self.dtype, device)
+        self._weight = load_parameter(source, name, shape, self.dtype, device)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> np.ndarray:
@@ -42,6 +44,9 @@ class OutputHead:
 
         float64 if the head computes in it, else float32 (numpy has no bfloat16).
         """
-        logits = linear(hidden, self._weight).cpu()
+        logits = linear(hidden, self._weight)
+        if self._cap is not None:
+            logits = torch.tanh(logits / self._cap) * self._cap
+        logits = logits.cpu()
         array: np.ndarray = (logits if self.dtype == torch.float64 else logits.float()).numpy()
         return array

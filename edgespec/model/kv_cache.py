@@ -12,8 +12,8 @@ from edgespec.tree.ledger import IntArray
 
 
 class TwoRegionCache:
-    """Keys and values of a block's layers in preallocated slots; which slot holds which row is
-    the RowLedger's knowledge.
+    """Keys and values of a block's layers in preallocated slots, and the position of each slot's
+    row; which slot holds which row is the RowLedger's knowledge.
 
     Keys carry their positions (rotary embedding at the absolute position), so rows may be moved
     freely. Takes the place of transformers' Cache: attention calls `update` with its own layer
@@ -34,7 +34,9 @@ class TwoRegionCache:
         """Room for `reserve` rows in each of `layers` layers from `first_layer` on."""
         self._first_layer = first_layer
         self._length = 0
-        self._use(_zeros((layers, 2, kv_heads, max(1, reserve), head_dim), dtype, device))
+        capacity = max(1, reserve)
+        self._use(_zeros((layers, 2, kv_heads, capacity, head_dim), dtype, device))
+        self._positions = _zeros((capacity,), torch.int64, device)
 
     @property
     def length(self) -> int:
@@ -45,6 +47,19 @@ class TwoRegionCache:
     def capacity(self) -> int:
         """Slots that there is memory for."""
         return self._store.shape[3]
+
+    @torch.inference_mode()
+    def place(self, positions: torch.Tensor) -> torch.Tensor:
+        """Note where the R rows that come next stand; return the positions of all rows.
+
+        `positions` int64 [R]; returns int64 [length + R], in the order of the slots, which behind
+        the committed rows is not that of the positions. Like keys, they count once `advance` is
+        called.
+        """
+        rows = positions.shape[0]
+        self._make_room(rows)
+        self._positions.narrow(0, self._length, rows).copy_(positions)
+        return self._positions.narrow(0, 0, self._length + rows)
 
     @torch.inference_mode()
     def update(
@@ -88,6 +103,8 @@ class TwoRegionCache:
             # index_select copies, so rows may move onto slots that others still have to leave.
             tail = self._store.index_select(3, source)
             self._store.narrow(3, start + skip, count - skip).copy_(tail)
+            places = self._positions.index_select(0, source)
+            self._positions.narrow(0, start + skip, count - skip).copy_(places)
         self._length = start + count
 
     def _use(self, store: torch.Tensor) -> None:
@@ -102,11 +119,15 @@ class TwoRegionCache:
         if needed <= self.capacity:
             return
         layers, two, heads, capacity, dim = self._store.shape
-        shape = (layers, two, heads, max(needed, 2 * capacity), dim)
-        grown = _zeros(shape, self._store.dtype, self._store.device)
+        larger = max(needed, 2 * capacity)
+        device = self._store.device
+        grown = _zeros((layers, two, heads, larger, dim), self._store.dtype, device)
         # All old slots, not only those in use: a block may be between two of its layers.
         grown.narrow(3, 0, capacity).copy_(self._store)
         self._use(grown)
+        places = _zeros((larger,), torch.int64, device)
+        places.narrow(0, 0, capacity).copy_(self._positions)
+        self._positions = places
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:

@@ -1,10 +1,11 @@
-"""Checkpoint folders in Hugging Face's format, opened lazily: one tensor is read at a time."""
+"""Checkpoints in Hugging Face's format, opened lazily: one tensor is read at a time."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig
 
+from edgespec.config import Quantisation
 from edgespec.errors import ModelError
+from edgespec.model.families import check_config, check_settings
+from edgespec.model.hub import HubFiles, ModelFiles, model_files
 
-SUPPORTED = ("llama", "mistral", "qwen2")
-"""Values of `model_type` that are accepted; Llama is the one whose behaviour is promised."""
-
-_FULL_ROPE = ("default", "linear", "llama3", "yarn")
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 _MAX_HEADER = 100_000_000  # bytes; safetensors' own limit
 _SAMPLE = 256  # bytes of each tensor that enter the fingerprint
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -28,25 +29,29 @@ _WRITERS_FIELDS = frozenset({"_name_or_path", "transformers_version", "torch_dty
 
 
 class Checkpoint:
-    """One model folder: its configuration, and its tensors on request.
+    """One model, a folder or a hub id: its configuration, and its tensors on request.
 
-    Opening it reads config.json and the index or header, no weights. Raises ModelError for a
-    folder that cannot be used, saying where and what to do.
+    Opening it reads config.json and the index or header, no weights. A hub's file of weights is
+    downloaded when the first of its tensors is asked for. Raises ModelError for a model that
+    cannot be used, saying where and what to do.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        settings = _read_config(self.path)
-        try:
-            self.config: PretrainedConfig = AutoConfig.from_pretrained(
-                str(self.path), local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:  # transformers raises many kinds for a value it cannot use
-            raise ModelError(
-                f"cannot use {self.path / 'config.json'} ({error}); download the model again"
-            ) from error
-        _check_config(self.path, settings, self.config)
-        self._file_of = _find_tensors(self.path)
+        self._files = model_files(path)
+        self.config = open_config(self._files.file("config.json"))
+        self.quantisation = Quantisation()
+        self.mapped = False
+        self._listed = _read_index(self._files)
+        if not isinstance(self._files, HubFiles):
+            _ = self._file_of  # damaged files of a folder are found at once
+
+    @cached_property
+    def _file_of(self) -> dict[str, str]:
+        """Tensor name → file name."""
+        if self._listed is not None:
+            return self._listed
+        return dict.fromkeys(_read_header(self._files.file(_SINGLE_FILE))[1], _SINGLE_FILE)
 
     @property
     def names(self) -> frozenset[str]:
@@ -69,7 +74,7 @@ class Checkpoint:
                 f"the model in {self.path} has no tensor {name!r}: its files and its config.json "
                 "do not belong together; download the model again"
             )
-        file = self.path / self._file_of[name]
+        file = self._files.file(self._file_of[name])
         try:
             with safe_open(str(file), framework="pt", device="cpu") as tensors:
                 tensor: torch.Tensor = tensors.get_tensor(name)
@@ -91,61 +96,53 @@ def fingerprint(path: str | Path) -> str:
     Covers what the configuration computes, the names, dtypes and shapes of all tensors and a few
     bytes from the middle of each (two fine-tunes of one model differ in nothing else), but not how
     they are spread over files. Reads some hundred bytes a tensor, whatever the model's size.
+    A hub id's covers the configuration and the hub's own hash of the revision, as its weights may
+    not be here: it is another one than that of a folder with the same files.
     Raises ModelError like Checkpoint.
     """
-    folder = Path(path)
-    config = {k: v for k, v in _read_config(folder).items() if k not in _WRITERS_FIELDS}
+    files = model_files(path)
+    settings = _read_settings(files.file("config.json"))
+    config = {k: v for k, v in settings.items() if k not in _WRITERS_FIELDS}
+    if isinstance(files, HubFiles):
+        return _hash([config, files.commit])
     tensors: dict[str, list[Any]] = {}
-    for file in sorted(set(_find_tensors(folder).values())):
-        start, header = _read_header(folder / file)
-        with open(folder / file, "rb") as weights:
+    for file in _weight_files(files):
+        start, header = _read_header(file)
+        with open(file, "rb") as weights:
             for name, entry in header.items():
                 begin, end = entry["data_offsets"]
                 weights.seek(start + begin + max(0, end - begin - _SAMPLE) // 2)
                 sample = weights.read(min(_SAMPLE, end - begin))
                 tensors[name] = [entry["dtype"], entry["shape"], sample.hex()]
-    canonical = json.dumps([config, tensors], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return _hash([config, tensors])
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model that edgespec can run."""
-    if not folder.is_dir():
-        raise ModelError(
-            f"there is no model folder {folder}; give a folder with config.json, a tokenizer and "
-            "*.safetensors files, such as `huggingface-cli download MODEL --local-dir DIR` makes"
+def open_config(file: Path) -> PretrainedConfig:
+    """The configuration in a config.json.
+
+    Raises ModelError if it is missing, damaged, or of a model that edgespec does not run.
+    """
+    settings = _read_settings(file)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            str(file.parent), local_files_only=True, trust_remote_code=False
         )
-    config = _read_json(folder / "config.json")
-    kind = config.get("model_type")
-    if kind not in SUPPORTED:
-        raise ModelError(
-            f"the model in {folder} is of type {kind!r}, which edgespec does not run; it runs "
-            f"{', '.join(SUPPORTED)}"
-        )
-    if config.get("quantization_config"):
-        raise ModelError(
-            f"the model in {folder} is already quantised (quantization_config in config.json); "
-            "use its original float16, bfloat16 or float32 release"
-        )
+    except Exception as error:  # transformers raises many kinds for a value it cannot use
+        raise ModelError(f"cannot use {file} ({error}); download the model again") from error
+    check_config(file.parent, settings, config)
     return config
 
 
-def _check_config(folder: Path, settings: dict[str, Any], config: PretrainedConfig) -> None:
-    angles = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    rope = angles.get("rope_type", "default")
-    if rope not in _FULL_ROPE:
-        # Dynamic kinds turn keys by an angle that depends on the sequence's length so far, so a
-        # cached key would not be what one machine computes.
-        raise ModelError(
-            f"the model in {folder} uses rotary embeddings of type {rope!r}, which edgespec does "
-            f"not run; it runs {', '.join(_FULL_ROPE)}"
-        )
-    windowed = settings.get("sliding_window") and settings.get("use_sliding_window", True)
-    if windowed or set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
-        raise ModelError(
-            f"the model in {folder} uses sliding-window attention, which edgespec does not "
-            "compute; use a model with full attention in all layers"
-        )
+def _hash(content: list[Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    """config.json of a model that edgespec can run."""
+    settings = _read_json(file)
+    check_settings(file.parent, settings)
+    return settings
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -162,27 +159,40 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _find_tensors(folder: Path) -> dict[str, str]:
-    """Tensor name → file name in `folder`."""
-    if (folder / _SINGLE_FILE).is_file():
-        return dict.fromkeys(_read_header(folder / _SINGLE_FILE)[1], _SINGLE_FILE)
-    if (folder / _INDEX_FILE).is_file():
-        listed = _read_json(folder / _INDEX_FILE).get("weight_map")
+def _weight_files(files: ModelFiles) -> list[Path]:
+    """Every file of weights, in the order of their names."""
+    listed = _read_index(files)
+    names = [_SINGLE_FILE] if listed is None else sorted(set(listed.values()))
+    return [files.file(name) for name in names]
+
+
+def _read_index(files: ModelFiles) -> dict[str, str] | None:
+    """Tensor name → file name, or None where one file holds them all.
+
+    Raises ModelError if there are no weights that can be read.
+    """
+    if files.present(_SINGLE_FILE):
+        return None
+    index = files.optional(_INDEX_FILE)
+    if index is not None:
+        listed = _read_json(index).get("weight_map")
         if not isinstance(listed, dict) or not all(
             isinstance(file, str) and file == os.path.basename(file) for file in listed.values()
         ):
             raise ModelError(
-                f"{folder / _INDEX_FILE} has no weight_map of plain file names; "
-                "download the model again"
+                f"{index} has no weight_map of plain file names; download the model again"
             )
         return listed
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+    if files.offers(_SINGLE_FILE):
+        return None
+    if any(files.offers(name) for name in _PICKLED):
         raise ModelError(
-            f"{folder} holds pickled weights (*.bin, *.pt) alone, which edgespec never opens as "
-            "they can run code; download the model's *.safetensors files"
+            f"{files.path} holds pickled weights (*.bin, *.pt) alone, which edgespec never opens "
+            "as they can run code; download the model's *.safetensors files, or choose a model "
+            "that has them"
         )
     raise ModelError(
-        f"{folder} holds neither {_SINGLE_FILE} nor {_INDEX_FILE}; download the model again"
+        f"{files.path} holds neither {_SINGLE_FILE} nor {_INDEX_FILE}; download the model again"
     )
 
 

@@ -26,42 +26,91 @@ def tree_mask(committed: int, sees: BoolArray, device: torch.device | str = "cpu
     return mask.to(device)
 
 
+class Visibility:
+    """Which slots the R rows of one forward pass see; every layer asks for its own kind of mask.
+
+    A mask is made once, for the first of the layers that need it.
+    """
+
+    def __init__(self, mask: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
+        """`mask` bool [1, 1, R, T], true where a row may see a slot; `rows` int64 [R] and `slots`
+        int64 [T]: the positions of the rows, and of what the slots hold."""
+        self._mask = mask
+        self._rows, self._slots = rows, slots
+        self._made: dict[tuple[int | None, int], torch.Tensor] = {}
+
+    def mask(self, window: int | None = None, group: int = 1) -> torch.Tensor:
+        """The mask, `group` times below each other: bool [1, 1, group * R, T].
+
+        With a `window`, a row sees itself and the window - 1 positions before its own alone.
+        """
+        kind = window, group
+        if kind not in self._made:
+            self._made[kind] = self._make(window, group)
+        return self._made[kind]
+
+    def _make(self, window: int | None, group: int) -> torch.Tensor:
+        if group > 1:
+            return self.mask(window).repeat(1, 1, group, 1)
+        if window is None:
+            return self._mask
+        return self._mask & (self._rows[:, None] - self._slots[None, :] < window)
+
+
 def tree_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor,
+    attention_mask: Visibility,
     scaling: float,
     dropout: float = 0.0,
     softcap: float | None = None,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of R new rows over T cached rows, in the tensors' own dtype.
 
-    `query` [1, heads, R, head_dim]; `key`, `value` [1, kv_heads, T, head_dim]; `attention_mask`
-    bool [1, 1, R, T], true where a row sees a slot; every row must see at least one. Returns
-    [1, R, heads, head_dim], and None in the place of the weights. Raises ModelError for variants
-    of attention that it would otherwise silently leave out.
+    `query` [1, heads, R, head_dim]; `key`, `value` [1, kv_heads, T, head_dim]; every row must see
+    at least one of the T slots. `softcap` c turns each score x into c · tanh(x / c). The layers
+    pass their own cap and window. Returns [1, R, heads, head_dim], and None in the place of the
+    weights. Raises ModelError for variants of attention that it would otherwise silently leave out.
     """
-    if softcap is not None or sliding_window is not None or dropout:
+    if s_aux is not None or dropout:
         raise ModelError(
-            "this model's attention uses a soft cap, a sliding window or dropout, which edgespec "
-            "does not compute; use a model with plain full attention"
+            "this model's attention uses sinks or dropout, which edgespec does not compute; use a "
+            "model of another family"
         )
     heads, rows, head_dim = query.shape[1:]
     kv_heads = key.shape[1]
     group = heads // kv_heads
-    if group > 1:
-        # The queries that share a key head become rows of that head: no kernel needs to know of
-        # grouped heads then, and the cache is never copied to repeat it for each of them.
-        query = query.reshape(1, kv_heads, group * rows, head_dim)
-        slots = attention_mask.shape[3]
-        attention_mask = attention_mask.expand(1, group, rows, slots)
-        attention_mask = attention_mask.reshape(1, 1, group * rows, slots)
-    out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+    # The queries that share a key head become rows of that head: no kernel needs to know of
+    # grouped heads then, and the cache is never copied to repeat it for each of them.
+    query = query.reshape(1, kv_heads, group * rows, head_dim)
+    mask = attention_mask.mask(sliding_window, group)
+    if softcap is None:
+        out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    else:
+        out = _capped_attention(query, key, value, mask, scaling, softcap)
     return out.reshape(1, heads, rows, value.shape[3]).transpose(1, 2).contiguous(), None
+
+
+def _capped_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float,
+    softcap: float,
+) -> torch.Tensor:
+    """Attention with capped scores, step by step as transformers' own eager form takes them."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask, float("-inf"))
+    # transformers takes the softmax in float32 whatever the dtype.
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.matmul(weights, value)
 
 
 AttentionInterface.register(ATTENTION, tree_attention)

@@ -1,10 +1,12 @@
-"""Cost models: how many bytes the parts of published models have, for charging devices."""
+"""Cost models: how many bytes the parts of models have, for charging devices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
+from edgespec.planning.architecture import Architecture
 
 GROUP = 64
 """Weights in 4 bits that share one scale of 16 bits."""
@@ -12,45 +14,13 @@ GROUP = 64
 DEFAULT_COST_MODEL = "llama-2-13b"
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """The numbers of a published config.json that decide the sizes of a Llama-like model."""
-
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    vocab: int
-
-    @property
-    def kv_width(self) -> int:
-        """Numbers in the keys (or the values) of one row in one layer."""
-        return self.kv_heads * self.hidden // self.heads
-
-    @property
-    def layer_weights(self) -> int:
-        """Weights of the matrices of one layer.
-
-        Attention has two of hidden × hidden (queries, output) and two of hidden × kv_width, the
-        gated MLP three of hidden × intermediate. Norms and biases, below 0.1 %, are left out.
-        """
-        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_width
-        return attention + 3 * self.hidden * self.intermediate
-
-    @property
-    def head_weights(self) -> int:
-        """Weights of the output head, vocab × hidden; as many as of the input embedding."""
-        return self.vocab * self.hidden
-
-
 ARCHITECTURES = {
     "llama-2-7b": Architecture(32, 4096, 11008, 32, 32, 32000),
     "llama-2-13b": Architecture(40, 5120, 13824, 40, 40, 32000),
     "llama-3.1-8b": Architecture(32, 4096, 14336, 32, 8, 128256),
     "llama-3.1-70b": Architecture(80, 8192, 28672, 64, 8, 128256),
-    "llama-3.2-1b": Architecture(16, 2048, 8192, 32, 8, 128256),
-    "qwen2.5-0.5b": Architecture(24, 896, 4864, 14, 2, 151936),
+    "llama-3.2-1b": Architecture(16, 2048, 8192, 32, 8, 128256, tied=True),
+    "qwen2.5-0.5b": Architecture(24, 896, 4864, 14, 2, 151936, tied=True),
     "qwen2.5-32b": Architecture(64, 5120, 27648, 40, 8, 152064),
     "tinyllama-1.1b": Architecture(22, 2048, 5632, 32, 4, 32000),
 }
@@ -68,9 +38,10 @@ def packed_bytes(weights: int, bits: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DraftCosts:
-    """The draft model on D0: its layers at `bits` (4 or 16), its head at `head_bits`.
+    """The draft model on D0: its layers at `bits` (4, 8 or 16), its head at `head_bits`.
 
     `layer_bytes` as held; `kv_bytes`: keys and values of one row in one layer, 16 bit.
+    `ends_bytes`: what D0 holds of the draft's embedding and head, beside the base's head.
     """
 
     name: str
@@ -80,14 +51,27 @@ class DraftCosts:
     head_bytes: int
     head_bits: int
     kv_bytes: int
+    ends_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        """All its weights on D0."""
+        return self.layers * self.layer_bytes + self.ends_bytes
+
+
+NO_DRAFT = DraftCosts("", 0, 0, 16, 0, 16, 0, 0)
+"""A ring without a draft model."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """The model whose costs are charged, whatever model really runs.
 
-    `layer_bytes`: one layer in 4 bits, scales included. `kv_bytes`: keys and values of one row in
-    one layer, 16 bit. `head_bytes`: the output head in 16 bit; the input embedding has as many.
+    `layer_bytes`: one layer, held in `bits` (4, 8 or 16) a weight, scales included; `quantisation`:
+    its name, "" where only the bits are known. `kv_bytes`: keys and values of one row in one
+    layer, 16 bit. `head_bytes`: the output head in 16 bit; the input embedding has as many.
+    `expert_bytes`: what the `experts` of a mixture have of `layer_bytes`; each row goes through
+    `active` of them.
     """
 
     name: str
@@ -97,11 +81,69 @@ class CostModel:
     kv_bytes: int
     head_bytes: int
     draft: DraftCosts
+    bits: int = 4
+    quantisation: str = ""
+    expert_bytes: int = 0
+    experts: int = 0
+    active: int = 0
 
     @property
     def activation_bytes(self) -> int:
         """Bytes of one row's hidden state on the wire, 16 bit."""
         return 2 * self.hidden_size
+
+    def experts_of(self, rows: int) -> float:
+        """How many experts of a layer `rows` rows go through, if each chooses by chance.
+
+        One is missed by a row with probability 1 - active / experts, so E (1 - (1 - A / E)^R).
+        Rows that follow each other choose alike more often, so this is rather too many.
+        """
+        return self.experts * (1.0 - (1.0 - self.active / self.experts) ** rows)
+
+
+def cost_model_of(
+    name: str, of: Architecture, quantisation: Quantisation, draft: DraftCosts = NO_DRAFT
+) -> CostModel:
+    """The costs of any model whose layers' matrices are held in this quantisation."""
+    return CostModel(
+        name=name,
+        layers=of.layers,
+        hidden_size=of.hidden,
+        layer_bytes=of.layer_bytes(quantisation),
+        kv_bytes=2 * 2 * of.kv_width,
+        head_bytes=2 * of.head_weights,
+        draft=draft,
+        bits=_bits(quantisation),
+        quantisation=quantisation.name,
+        expert_bytes=of.mlp_bytes(quantisation) if of.experts else 0,
+        experts=of.experts,
+        active=of.active,
+    )
+
+
+def _bits(quantisation: Quantisation) -> int:
+    """Bits of a weight, without its share of the scales."""
+    return {"none": 16, "int8": 8}.get(quantisation.kind, 4)
+
+
+def draft_costs_of(name: str, of: Architecture, quantisation: Quantisation) -> DraftCosts:
+    """The costs of any model as the draft.
+
+    A mixture is charged for the experts of one row only, as most passes have few rows.
+    """
+    mlp = of.mlp_bytes(quantisation) * (of.active if of.experts else 1) // max(1, of.experts)
+    unused = of.mlp_bytes(quantisation) - mlp
+    head = 2 * of.head_weights
+    return DraftCosts(
+        name=name,
+        layers=of.layers,
+        layer_bytes=of.attention_bytes(quantisation) + mlp,
+        bits=_bits(quantisation),
+        head_bytes=head,
+        head_bits=16,
+        kv_bytes=2 * 2 * of.kv_width,
+        ends_bytes=(1 if of.tied else 2) * head + of.layers * unused,
+    )
 
 
 def _independent(name: str) -> DraftCosts:
@@ -115,6 +157,7 @@ def _independent(name: str) -> DraftCosts:
         head_bytes=packed_bytes(of.head_weights, 16),
         head_bits=16,
         kv_bytes=2 * 2 * of.kv_width,
+        ends_bytes=packed_bytes(of.head_weights, 16) * (1 if of.tied else 2),
     )
 
 
@@ -122,7 +165,7 @@ def _eagle(base: str) -> DraftCosts:
     """EAGLE-2's head: one layer like the base's, in 16 bit, and the base's own output head.
 
     In front of the layer a matrix of 2 hidden × hidden joins a token's embedding and the base's
-    hidden state.
+    hidden state. The head is there anyway, the base's embedding is not.
     """
     of = ARCHITECTURES[base]
     weights = of.layer_weights + 2 * of.hidden * of.hidden
@@ -134,6 +177,7 @@ def _eagle(base: str) -> DraftCosts:
         head_bytes=packed_bytes(of.head_weights, 16),
         head_bits=16,
         kv_bytes=2 * 2 * of.kv_width,
+        ends_bytes=packed_bytes(of.head_weights, 16),
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.planning.cost_model import CostModel
-from edgespec.planning.partition import split_layers
+from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import Profile
 
 _SEGMENT_BYTES = 150  # the ring's key, and the header of a segment, whatever it holds
@@ -23,6 +24,7 @@ class NodeCosts:
     table's time for the layer's bytes, and the reading of the `seen` cache rows. They are read
     once for all R rows, as an attention kernel does whose rows share a tile. Arithmetic of the
     attention itself is left out: at a thousand cached rows it is a few percent of the layer's.
+    Of a mixture, only the experts are charged that the rows go through, each for its own rows.
     """
 
     profile: Profile
@@ -35,7 +37,12 @@ class NodeCosts:
 
     def layer_seconds(self, rows: int, seen: int) -> float:
         """One layer of `block_seconds`."""
-        return self._layer(rows, seen, self.model.layer_bytes, 4, self.model.kv_bytes)
+        if rows == 0:
+            return 0.0
+        model = self.model
+        dense_bytes = model.layer_bytes - model.expert_bytes
+        dense = self._weights(rows, dense_bytes, model.bits, model.quantisation)
+        return self._layer(dense + self._experts(rows), seen, model.kv_bytes)
 
     def gather_seconds(self, rows: int) -> float:
         """Moving `rows` cache rows of all its layers: each is read once and written once."""
@@ -49,20 +56,40 @@ class NodeCosts:
     def draft_seconds(self, rows: int, seen: int) -> float:
         """One forward pass of the draft model, its head included."""
         draft = self.model.draft
-        layer = self._layer(rows, seen, draft.layer_bytes, draft.bits, draft.kv_bytes)
+        if rows == 0:
+            return 0.0
+        weights = self._weights(rows, draft.layer_bytes, draft.bits)
+        layer = self._layer(weights, seen, draft.kv_bytes)
         return draft.layers * layer + self._weights(rows, draft.head_bytes, draft.head_bits)
 
-    def _layer(self, rows: int, seen: int, weight_bytes: int, bits: int, kv_bytes: int) -> float:
-        if rows == 0:
-            return 0.0
+    def _layer(self, weights: float, seen: int, kv_bytes: int) -> float:
+        """A layer whose weights take so many seconds."""
         cache = seen * kv_bytes / self.profile.copy_bandwidth.value
-        return self.profile.layer_seconds.value + self._weights(rows, weight_bytes, bits) + cache
+        return self.profile.layer_seconds.value + weights + cache
 
-    def _weights(self, rows: int, weight_bytes: int, bits: int) -> float:
+    def _experts(self, rows: int) -> float:
+        model = self.model
+        if not model.expert_bytes:
+            return 0.0
+        used = model.experts_of(rows)
+        each = ceil(rows * model.active / used - 1e-9)  # one row is one, whatever is rounded
+        used_bytes = model.expert_bytes * used / model.experts
+        return self._weights(each, used_bytes, model.bits, model.quantisation)
+
+    def _weights(self, rows: int, weight_bytes: float, bits: int, quantisation: str = "") -> float:
+        """By the device's table for this very quantisation if it has one, else by the bits."""
         if rows == 0:
             return 0.0
-        table = self.profile.four_bit if bits == 4 else self.profile.sixteen_bit
-        return weight_bytes / 1e9 * table.at(rows)
+        profile = self.profile
+        if quantisation in profile.quantisations:
+            seconds = profile.quantisations[quantisation].at(rows)
+        elif bits == 4:
+            seconds = profile.four_bit.at(rows)
+        else:
+            # A byte holds twice as many weights in 8 bits as in 16, so it costs the arithmetic of
+            # twice the rows, and the same reading.
+            seconds = profile.sixteen_bit.at(rows if bits == 16 else 2 * rows)
+        return weight_bytes / 1e9 * seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +121,31 @@ class RingCosts:
         return _SEGMENT_BYTES + rows * (_ROW_BYTES + row)
 
 
-def ring_costs(profiles: Sequence[Profile], model: CostModel) -> RingCosts:
+def link_between(near: Profile, far: Profile) -> LinkCosts:
+    """The link of two devices: the larger latency and the smaller bandwidth of the two."""
+    return LinkCosts(
+        latency=max(near.link_latency.value, far.link_latency.value),
+        bytes_per_second=min(near.link_bandwidth.value, far.link_bandwidth.value),
+    )
+
+
+def ring_costs(
+    profiles: Sequence[Profile], model: CostModel, split: Sequence[int] = ()
+) -> RingCosts:
     """The costs of a ring of these devices: profiles[0] is D0's, then those of V1 … VN.
 
-    Layers are split as `split_layers` does. A link has the larger latency and the smaller
-    bandwidth of its two ends. Memory: a stage needs room for its block, and V1 for the input
-    embedding too (16 bit). KV caches, and what D0 holds, are not counted.
+    `split`: how many layers each stage has; none given: as `split_layers` does. Memory: a stage
+    needs room for its block, and V1 for the input embedding too (16 bit). KV caches, and what D0
+    holds, are not counted here (see planning.plan).
 
-    Raises ConfigError without a stage or with more stages than layers, and CapacityError if a
-    stage's block does not fit its device.
+    Raises ConfigError without a stage, with more stages than layers or a split that does not fit
+    them, and CapacityError if a stage's block does not fit its device.
     """
     if len(profiles) < 2:
         raise ConfigError(
             f"{len(profiles)} devices make no ring; it needs a coordinator and at least one stage"
         )
-    blocks = split_layers(model.layers, len(profiles) - 1)
+    blocks = blocks_of(model.layers, len(profiles) - 1, split)
     stages = []
     for stage, (profile, (first, end)) in enumerate(zip(profiles[1:], blocks, strict=True), 1):
         needed = (end - first) * model.layer_bytes + (model.head_bytes if stage == 1 else 0)
@@ -120,10 +157,7 @@ def ring_costs(profiles: Sequence[Profile], model: CostModel) -> RingCosts:
             )
         stages.append(NodeCosts(profile, model, end - first))
     links = tuple(
-        LinkCosts(
-            latency=max(near.link_latency.value, far.link_latency.value),
-            bytes_per_second=min(near.link_bandwidth.value, far.link_bandwidth.value),
-        )
+        link_between(near, far)
         for near, far in zip(profiles, [*profiles[1:], profiles[0]], strict=True)
     )
     return RingCosts(NodeCosts(profiles[0], model, 0), tuple(stages), links)

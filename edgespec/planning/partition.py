@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edgespec.errors import ConfigError
+
+
+def blocks_of(layers: int, stages: int, split: Sequence[int] = ()) -> list[tuple[int, int]]:
+    """The layers of every stage as (first, end): so many each as `split` says, or evenly.
+
+    Raises ConfigError if the split is not one of these layers over these stages, and for fewer
+    layers than stages.
+    """
+    if not split:
+        return split_layers(layers, stages)
+    if len(split) != stages or min(split) < 1 or sum(split) != layers:
+        raise ConfigError(
+            f"layers {','.join(map(str, split))} are no split of {layers} layers over {stages} "
+            f"stage(s); give {stages} whole number(s) of at least 1 that add up to {layers}"
+        )
+    ends = [sum(split[: stage + 1]) for stage in range(stages)]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def split_layers(layers: int, stages: int) -> list[tuple[int, int]]:

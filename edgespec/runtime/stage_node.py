@@ -33,8 +33,12 @@ from edgespec.runtime.node import Node, ring_address
 from edgespec.runtime.worker import Perform
 from edgespec.wire.messages import Assign, End, Goodbye, Retain
 
-Loader = Callable[[Assign, Callable[[int, int], None]], BlockBackend]
-"""Builds the assigned block; the second argument takes progress: layers done of all."""
+Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], BlockBackend]
+"""Builds the assigned block. The second argument takes how far it is, in words, and raises
+EdgespecError once the block is not wanted any more; the third says whether that is so."""
+
+PROGRESS_S = 0.2
+"""Seconds between two reports of how far loading is."""
 
 SPECULATIVE_LIMIT = 4_096
 """Speculative rows of one request that a stage holds at most, beside a full context."""
@@ -101,13 +105,18 @@ class StageNode(Node):
         return self._compute(effect, stop)
 
     def _load_block(self, assign: Assign, stop: Callable[[], bool]) -> Event:
-        def progress(done: int, total: int) -> None:
+        said = float("-inf")
+
+        def progress(text: str) -> None:
+            nonlocal said
             if stop():
                 raise EdgespecError("loading was given up")
-            self.worker.post(BlockLoading(done, total))
+            if time.monotonic() - said >= PROGRESS_S:
+                said = time.monotonic()
+                self.worker.post(BlockLoading(text))
 
         started = time.monotonic()
-        block = self._load(assign, progress)
+        block = self._load(assign, progress, stop)
         self._compute = StageCompute(block).perform
         if self._equipment is not None:
             self._compute = self._equipment.equip(assign, self._compute, self)

@@ -18,11 +18,11 @@ import msgpack
 import numpy as np
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.wire.messages import TAGS, Message, Segment
+from edgespec.wire.messages import TAGS, BlockOffer, Message, Piece, PieceRequest, Segment
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
 
 MAGIC = "edgespec"
-VERSION = 2
+VERSION = 3
 
 Frame = bytes | memoryview
 
@@ -42,6 +42,17 @@ class Limits:
     numbers: int = 1 << 17
     rows: int = 1 << 16
 
+
+SMALLEST_CHUNK, LARGEST_CHUNK = 64 << 10, 4 << 20
+"""Bytes of a chunk of a block file, whose bounds are multiples of CHUNK_STEP."""
+
+CHUNK_STEP = 4096
+
+MOST_CHUNKS = 1 << 17
+"""Of a block file: 128 GiB in chunks of 1 MiB, whose hashes take 4 MiB."""
+
+HASH_BYTES = 32
+"""Of a SHA-256."""
 
 DEFAULT_LIMITS = Limits()
 
@@ -100,8 +111,15 @@ def _decode(frames: Sequence[Frame], limits: Limits) -> Message:
     }
     _need(next(raw, None) is None, "a frame too many")
     message = message_type(**values)
-    if isinstance(message, Segment):
-        _check_segment(message, limits)
+    match message:
+        case Segment():
+            _check_segment(message, limits)
+        case BlockOffer():
+            _check_offer(message)
+        case PieceRequest():
+            _check_piece_request(message)
+        case Piece():
+            _check_piece(message)
     return message
 
 
@@ -138,6 +156,34 @@ def _check_segment(segment: Segment, limits: Limits) -> None:
     if rows:
         _need(int(segment.ids.min()) >= 0, "negative id")
         _need(int(segment.positions.min()) >= 0, "negative position")
+
+
+def _check_offer(offer: BlockOffer) -> None:
+    _need(_is_sha256(offer.sha256), "a hash is no SHA-256")
+    fits = SMALLEST_CHUNK <= offer.chunk_bytes <= LARGEST_CHUNK
+    _need(fits and offer.chunk_bytes % CHUNK_STEP == 0, "a chunk's size is bad")
+    chunks = -(-offer.size // offer.chunk_bytes)
+    _need(0 < chunks <= MOST_CHUNKS, "a block file's size is bad")
+    hashes = offer.chunk_hashes
+    fits = hashes.dtype == "uint8" and hashes.shape == (chunks, HASH_BYTES)
+    _need(fits, "a block file's hashes and size differ")
+
+
+def _check_piece_request(request: PieceRequest) -> None:
+    _need(_is_sha256(request.sha256), "a hash is no SHA-256")
+    _need(min(request.offset, request.length, request.have) >= 0, "negative number")
+    _need(request.length <= LARGEST_CHUNK, "a piece is too long")
+
+
+def _check_piece(piece: Piece) -> None:
+    _need(_is_sha256(piece.sha256), "a hash is no SHA-256")
+    _need(piece.offset >= 0, "negative number")
+    _need(piece.data.dtype == "uint8" and len(piece.data.shape) == 1, "a piece is no bytes")
+    _need(0 < len(piece.data.data) <= LARGEST_CHUNK, "a piece's length is bad")
+
+
+def _is_sha256(text: str) -> bool:
+    return len(text) == 2 * HASH_BYTES and all(c in "0123456789abcdef" for c in text)
 
 
 def _need(condition: bool, problem: str) -> None:
@@ -272,6 +318,7 @@ _KINDS: dict[Any, _Kind] = {
     tuple[str, ...]: _Kind(_pack_texts, _read_texts),
     tuple[int, ...]: _Kind(_pack_numbers, _read_numbers),
     IntArray: _Kind(_pack_array, _read_array),
+    Tensor: _Kind(_pack_tensor, _read_tensor),
     Tensor | None: _Kind(_pack_tensor, _read_optional_tensor),
 }
 

@@ -1,6 +1,7 @@
 """Messages: everything that nodes say to each other, as frozen dataclasses with explicit types.
 
-On the data ring only `Segment` travels. All others use the control channel, between the
+On the data ring only `Segment` travels. Block files have a channel of their own, between a node
+that holds one and a node that wants it. All others use the control channel, between the
 coordinator and one stage or one client. Every message about a request carries its id, so that
 several requests may be interleaved without changing the protocol.
 """
@@ -72,8 +73,10 @@ class Assign:
     """Answer to Join: what this stage shall run, layers `first` to `end` - 1 of the model.
 
     `model` is the folder's path on the coordinator; `fingerprint` tells whether a folder on the
-    stage holds the same model. `ring_key` (hex) opens every message on the data ring, so that
-    only members of this ring can put one there.
+    stage holds the same model. `quantisation` names how the block's matrices are held. A stage
+    that has neither the model nor the block asks for it at `blocks_port` of the coordinator.
+    `ring_key` (hex) opens every message on the data ring, so that only members of this ring can
+    put one there.
     """
 
     stage: int
@@ -83,7 +86,9 @@ class Assign:
     model: str
     fingerprint: str
     dtype: str
+    quantisation: str
     context_length: int
+    blocks_port: int
     ring_key: str
 
 
@@ -128,10 +133,9 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How much of its block a stage has loaded: layers done of all."""
+    """How far a stage's block is, in words for a person: "loading 3 of 10 layers"."""
 
-    done: int
-    total: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +255,73 @@ class Status:
     lines: tuple[str, ...]
 
 
+# --- block transfer: receiver → sender ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRequest:
+    """Asks for the block file of a stage; answered by BlockPreparing, BlockOffer, BlockRefused."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class PieceRequest:
+    """Asks for `length` bytes of the file with this hash (hex), from `offset` on.
+
+    `have`: how many bytes of the file, from its start, the receiver holds by now, so that the
+    sender knows what has arrived. With `length` 0 it says only that.
+    """
+
+    sha256: str
+    offset: int
+    length: int
+    have: int
+
+
+# --- block transfer: sender → receiver ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPreparing:
+    """The block is not ready yet; the text says how far it is, fit for a user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOffer:
+    """The block file is ready to be fetched.
+
+    `manifest` and `config`: the texts of manifest.json and config.json of its folder. `size` in
+    bytes and `sha256` (hex) are of the whole file. It is hashed in chunks of `chunk_bytes` (the
+    last may be shorter) too: `chunk_hashes` uint8 [chunks, 32] are their SHA-256.
+    """
+
+    manifest: str
+    config: str
+    size: int
+    sha256: str
+    chunk_bytes: int
+    chunk_hashes: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRefused:
+    """There is no such block to be had; the reason is fit for a user."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of the file with this hash (hex), from `offset` on: `data` uint8 [length]."""
+
+    sha256: str
+    offset: int
+    data: Tensor
+
+
 Message = (
     Segment
     | Retain
@@ -273,6 +344,12 @@ Message = (
     | Failed
     | StatusRequest
     | Status
+    | BlockRequest
+    | PieceRequest
+    | BlockPreparing
+    | BlockOffer
+    | BlockRefused
+    | Piece
 )
 
 TAGS: dict[int, type[Message]] = {
@@ -297,5 +374,11 @@ TAGS: dict[int, type[Message]] = {
     45: Failed,
     46: StatusRequest,
     47: Status,
+    60: BlockRequest,
+    61: PieceRequest,
+    62: BlockPreparing,
+    63: BlockOffer,
+    64: BlockRefused,
+    65: Piece,
 }
 """The fixed table of message tags. A peer names a number in it, never a type."""

@@ -10,7 +10,15 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 
-ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "uint64": 8}
+ITEM_SIZES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "uint64": 8,
+    "uint8": 1,
+}
 """Bytes of one element of every dtype that may cross the wire."""
 
 

@@ -6,7 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.checkpoints import plain_hidden, plain_logits, reference, write_checkpoint
+from support.checkpoints import (
+    WINDOW,
+    plain_hidden,
+    plain_logits,
+    reference,
+    write_checkpoint,
+    write_family,
+)
 from transformers import PreTrainedModel
 
 from edgespec.backends.base import BlockBackend, Head
@@ -100,6 +107,40 @@ def test_two_requests_side_by_side_with_a_retain(
         hidden = to_torch(through(stages, RunBlock(2, request, rows, None, ledger.committed, sees)))
         exact = plain_hidden(model, [*prompt, 21, 22, 23])[-1]
         assert torch.allclose(hidden[0], exact, rtol=0, atol=1e-5)
+
+
+def test_windows_caps_and_scales_reach_the_machines(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "m", "gemma2")
+    model, checkpoint = reference(folder), Checkpoint(folder)
+    stages = [TorchBlock(Block(checkpoint, a, b, "float64")) for a, b in [(0, 1), (1, 4)]]
+    prompt, ledger = list(range(20, 20 + WINDOW)), RowLedger()
+    opened(stages, 1, prompt)
+    ledger.commit(chain(prompt))
+    n = len(prompt)
+    # A wrong child of the root, then the right one, and a chain of rows below that.
+    ids = np.arange(n, n + 2 + WINDOW)
+    places = np.array([n, *range(n, n + 1 + WINDOW)])
+    rows = Rows(ids, np.array([n - 1, n - 1, *ids[1:-1]]), ids, places)
+    hidden = through(stages, RunBlock(1, 1, rows, None, n, ledger.append(rows)))
+    path = [*prompt, *ids[1:].tolist()]
+    exact = plain_hidden(model, path)
+    assert torch.allclose(to_torch(hidden)[1:], exact[n:], rtol=0, atol=1e-5)
+    order = ledger.retain(RetainSet(1, int(ids[-1]), (n + 1,), frozenset(ids[2:].tolist())))
+    assert order is not None
+    for stage in stages:
+        stage.gather(1, n, order)
+    last = Rows(ids[-1:] + 1, ids[-1:], np.array([7]), places[-1:] + 1)
+    job = RunBlock(2, 1, last, None, ledger.committed, ledger.append(last))
+    hidden = through(stages, job)
+    exact = plain_hidden(model, [*path, 7])[-1:]
+    assert torch.allclose(to_torch(hidden), exact, rtol=0, atol=1e-5)
+    choice = TorchHead(OutputHead(checkpoint, "float64")).choose(
+        hidden, last.positions + 1, Sampling(temperature=1.0, seed=3)
+    )
+    logits = plain_logits(model, [*path, 7]).numpy()[None]
+    known = choose(logits, last.positions + 1, Sampling(temperature=1.0, seed=3))
+    assert choice.tokens.tolist() == known.tokens.tolist()
+    assert np.allclose(choice.log_probs, known.log_probs, atol=1e-4)
 
 
 def test_a_stopped_job_returns_none_and_its_slots_can_be_dropped(

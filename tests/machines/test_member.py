@@ -37,7 +37,7 @@ from edgespec.wire.messages import (
 
 TIMING = Timing(beat=0.5, silence=4.0, retry=1.0)
 JOIN = Join(2, "board", 7, "10.0.0.2", 5002)
-PLACE = Assign(2, 3, 4, 8, "/models/big", "mark", "bfloat16", 4096, "key")
+PLACE = Assign(2, 3, 4, 8, "/models/big", "mark", "bfloat16", "int4", 4096, 7, "key")
 WAIT = 10.0
 
 
@@ -147,11 +147,11 @@ def test_loading_is_told_to_the_coordinator_always_and_to_the_person_now_and_the
     said = []
     for done in range(1, 101):
         member.now += REPORT_S / 10
-        effects = member.machine.handle(BlockLoading(done, 100), member.now)
-        assert sent(effects) == [Loading(done, 100)]
+        effects = member.machine.handle(BlockLoading(f"loading {done} of 100 layers"), member.now)
+        assert sent(effects) == [Loading(f"loading {done} of 100 layers")]
         said += reports(effects)
     assert 9 <= len(said) <= 10
-    assert said[0] == "loaded 10 of 100 layers"
+    assert said[0] == "loading 10 of 100 layers"
 
 
 def test_loaded_it_says_ready() -> None:
@@ -195,7 +195,7 @@ def test_a_silent_coordinator_is_given_up_after_the_silence_and_not_before(
     begun = member.now
     while True:
         if is_loading:  # its own progress is no sign of life of the coordinator
-            member.machine.handle(BlockLoading(1, 9), member.now)
+            member.machine.handle(BlockLoading("loading 1 of 9 layers"), member.now)
         effects = member.tick()
         if any(isinstance(e, Stop) for e in effects):
             break

@@ -38,7 +38,7 @@ class Membership:
 
     def __init__(self, stages: int) -> None:
         self.places = [
-            Assign(s, stages, s - 1, s, "model", "mark", "float32", 100, "key")
+            Assign(s, stages, s - 1, s, "model", "mark", "float32", "none", 100, 7, "key")
             for s in range(1, stages + 1)
         ]
         self.machine = MembershipMachine(self.places, DATA_PORT, TIMING)
@@ -184,7 +184,7 @@ def test_status_tells_who_is_missing_loading_and_ready() -> None:
     ring.join(1)
     ring.join(2)
     ring.say(address(1), Ready(1.0))
-    ring.say(address(2), Loading(3, 8))
+    ring.say(address(2), Loading("loading 3 of 8 layers"))
     (status,) = to(ring.say(b"client", StatusRequest()), b"client")
     assert isinstance(status, Status)
     assert status.lines == (
@@ -192,6 +192,15 @@ def test_status_tells_who_is_missing_loading_and_ready() -> None:
         "stage 2: layers 1 to 1: board2 loading 3 of 8 layers",
         "stage 3: layers 2 to 2: missing",
     )
+
+
+def test_what_a_stage_says_about_itself_is_one_short_line() -> None:
+    ring = Membership(1)
+    ring.join(1)
+    ring.say(address(1), Loading("\x1b[2J\n" + "x" * 5000))
+    (line,) = ring.machine.status().lines
+    assert line.isprintable()
+    assert len(line) < 200
 
 
 # --- stages go ------------------------------------------------------------------------------------
@@ -255,7 +264,7 @@ def test_a_silent_stage_is_lost_after_the_silence_and_not_before(lost: int) -> N
 
 
 @pytest.mark.parametrize(
-    "message", [Heartbeat(), Loading(1, 2), asks(1), Fault(3, "x"), StatusRequest()]
+    "message", [Heartbeat(), Loading("x"), asks(1), Fault(3, "x"), StatusRequest()]
 )
 def test_whatever_a_stage_says_shows_that_it_lives(message: Message) -> None:
     ring = Membership(1)
@@ -271,7 +280,7 @@ def test_whatever_a_stage_says_shows_that_it_lives(message: Message) -> None:
     [
         Ready(1.0),
         Goodbye("bye"),
-        Loading(1, 2),
+        Loading("x"),
         Fault(ALL_REQUESTS, "dead"),
         Fault(1, "dead"),
         Heartbeat(),

@@ -35,7 +35,14 @@ def stacked(labels: list[int], layer: int, kind: int) -> torch.Tensor:
     return torch.stack([row(label, layer, kind) for label in labels], dim=1).unsqueeze(0)
 
 
+def position(label: int) -> int:
+    """A position that is neither the row's slot nor in the order of labels."""
+    return label * 7 % 50
+
+
 def write(cache: TwoRegionCache, held: list[int], labels: list[int]) -> None:
+    places = cache.place(torch.tensor([position(label) for label in labels], dtype=torch.int64))
+    assert places.tolist() == [position(label) for label in held + labels]
     for layer in range(LAYERS):
         keys, values = cache.update(
             stacked(labels, layer, 0), stacked(labels, layer, 1), FIRST + layer
@@ -108,6 +115,7 @@ def test_a_stopped_block_leaves_finite_garbage() -> None:
     cache.advance(5)
     keys, values = cache.update(stacked([1], 0, 0), stacked([1], 0, 1), FIRST)
     assert keys.shape[2] == 6
+    assert cache.place(torch.tensor([5])).tolist()[5:] == [5]
     assert keys.isfinite().all()
     assert values.isfinite().all()
 

@@ -1,6 +1,7 @@
 """The attention function against the formula, for every kind of mask."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,11 +9,21 @@ import torch
 from torch import nn
 
 from edgespec.errors import ModelError
-from edgespec.model.tree_attention import tree_attention, tree_mask
+from edgespec.model.tree_attention import Visibility, tree_attention, tree_mask
+
+
+def seen_by(mask: torch.Tensor) -> Visibility:
+    """Of rows and slots whose positions nobody asks for."""
+    return Visibility(mask, torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
 
 
 def by_formula(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """One row and head at a time, over the visible slots alone."""
     _, heads, rows, dim = query.shape
@@ -22,16 +33,19 @@ def by_formula(
         for index in range(rows):
             seen = mask[0, 0, index].nonzero()[:, 0]
             scores = (key[0, head // group, seen] @ query[0, head, index]) * scaling
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
             weights = torch.softmax(scores, dim=0)
             out[0, index, head] = weights @ value[0, head // group, seen]
     return out
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize(("rows", "slots"), [(1, 1), (1, 40), (7, 7), (9, 60), (64, 64)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_every_row_attends_to_what_it_sees(
-    heads: tuple[int, int], rows: int, slots: int, dtype: torch.dtype
+    heads: tuple[int, int], rows: int, slots: int, dtype: torch.dtype, softcap: float | None
 ) -> None:
     generator = torch.Generator().manual_seed(rows * 100 + slots)
     query = torch.randn(1, heads[0], rows, 16, generator=generator, dtype=torch.float64)
@@ -44,12 +58,16 @@ def test_every_row_attends_to_what_it_sees(
     mask[0, 0, 0] = False
     mask[0, 0, 0, own[0]] = True  # one row sees itself alone
     scaling = 0.9 / math.sqrt(16)
-    out, weights = tree_attention(nn.Module(), query, key, value, mask, scaling)
+    out, weights = tree_attention(
+        nn.Module(), query, key, value, seen_by(mask), scaling, softcap=softcap
+    )
     assert weights is None
     assert out.dtype == dtype
     assert out.shape == (1, rows, heads[0], 16)
-    exact = by_formula(query.double(), key.double(), value.double(), mask, scaling)
+    exact = by_formula(query.double(), key.double(), value.double(), mask, scaling, softcap)
     tolerance = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 3e-2}[dtype]
+    if softcap is not None:  # the softmax is taken in float32, and scores pass through tanh
+        tolerance = {torch.float64: 1e-6, torch.float32: 5e-6, torch.bfloat16: 5e-2}[dtype]
     assert (out.double() - exact).abs().max() < tolerance
     assert torch.equal(out[0, 0, 0], value[0, 0, own[0]])
 
@@ -57,18 +75,67 @@ def test_every_row_attends_to_what_it_sees(
 def test_views_into_a_larger_store_are_read_correctly() -> None:
     store = torch.randn(2, 100, 8)
     key = store.unsqueeze(0)[:, :, :30]
-    query, mask = torch.randn(1, 4, 3, 8), torch.ones(1, 1, 3, 30, dtype=torch.bool)
-    out, _ = tree_attention(nn.Module(), query, key, key, mask, 0.3)
-    whole, _ = tree_attention(nn.Module(), query, key.contiguous(), key.contiguous(), mask, 0.3)
-    assert torch.allclose(out, whole, atol=1e-6)
+    query, seen = torch.randn(1, 4, 3, 8), seen_by(torch.ones(1, 1, 3, 30, dtype=torch.bool))
+    for cap in (None, 2.0):
+        out, _ = tree_attention(nn.Module(), query, key, key, seen, 0.3, softcap=cap)
+        dense = key.contiguous()
+        whole, _ = tree_attention(nn.Module(), query, dense, dense, seen, 0.3, softcap=cap)
+        assert torch.allclose(out, whole, atol=1e-6)
 
 
-@pytest.mark.parametrize("extra", [{"softcap": 30.0}, {"sliding_window": 128}, {"dropout": 0.1}])
-def test_what_it_would_leave_out_is_refused(extra: dict[str, float]) -> None:
+def test_slots_that_nobody_sees_may_hold_anything_finite() -> None:
+    key = torch.randn(1, 2, 5, 8)
+    query, mask = torch.randn(1, 4, 1, 8), torch.ones(1, 1, 1, 5, dtype=torch.bool)
+    mask[..., 2] = False
+    spoilt = key.clone()
+    spoilt[:, :, 2] = 1e30
+    for cap in (None, 2.0):
+        one, _ = tree_attention(nn.Module(), query, key, key, seen_by(mask), 0.3, softcap=cap)
+        other, _ = tree_attention(
+            nn.Module(), query, spoilt, spoilt, seen_by(mask), 0.3, softcap=cap
+        )
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("extra", [{"s_aux": torch.zeros(4)}, {"dropout": 0.1}])
+def test_what_it_would_leave_out_is_refused(extra: dict[str, Any]) -> None:
     some = torch.zeros(1, 1, 1, 4)
-    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    seen = seen_by(torch.ones(1, 1, 1, 1, dtype=torch.bool))
     with pytest.raises(ModelError, match="does not compute"):
-        tree_attention(nn.Module(), some, some, some, mask, 1.0, **extra)  # type: ignore[arg-type]
+        tree_attention(nn.Module(), some, some, some, seen, 1.0, **extra)
+
+
+def test_a_window_counts_positions_and_not_slots() -> None:
+    # Slots: three committed rows, two children of the last, a child of the first child.
+    slots = torch.tensor([0, 1, 2, 3, 3, 4])
+    mask = tree_mask(3, np.array([[True, False, True]]))
+    seen = Visibility(mask, slots[-1:], slots)
+    assert seen.mask().tolist() == [[[[True, True, True, True, False, True]]]]
+    assert seen.mask(3).tolist() == [[[[False, False, True, True, False, True]]]]
+    assert seen.mask(2).tolist() == [[[[False, False, False, True, False, True]]]]
+    assert seen.mask(1).tolist() == [[[[False, False, False, False, False, True]]]]
+    assert torch.equal(seen.mask(99), seen.mask())
+
+
+def test_a_window_of_the_attention_is_that_of_its_mask() -> None:
+    slots = torch.arange(9)
+    key, query = torch.randn(1, 2, 9, 8), torch.randn(1, 4, 2, 8)
+    mask = tree_mask(7, np.tri(2, dtype=np.bool_))
+    seen = Visibility(mask, slots[-2:], slots)
+    near = mask & (slots[-2:, None] - slots[None, :] < 4)
+    out, _ = tree_attention(nn.Module(), query, key, key, seen, 0.3, sliding_window=4)
+    assert torch.allclose(out, by_formula(query, key, key, near, 0.3), atol=1e-6)
+    assert not torch.allclose(out, by_formula(query, key, key, mask, 0.3), atol=1e-3)
+
+
+def test_every_kind_of_mask_is_made_once() -> None:
+    seen = Visibility(
+        tree_mask(2, np.eye(2, dtype=np.bool_)), torch.tensor([2, 2]), torch.arange(4)
+    )
+    assert seen.mask(2, group=3) is seen.mask(2, group=3)
+    assert seen.mask(2, group=3).shape == (1, 1, 6, 4)
+    assert torch.equal(seen.mask(2, group=3)[:, :, 4:], seen.mask(2))
+    assert seen.mask(None, group=3) is not seen.mask(2, group=3)
 
 
 def test_the_mask_shows_committed_slots_and_what_sees_says() -> None:

@@ -159,3 +159,70 @@ def test_between_the_entries_it_is_linear_and_beyond_them_the_slope_goes_on() ->
 def test_more_rows_never_take_less(seconds: list[float], rows: int, more: int) -> None:
     table = RowTable(tuple(seconds), "made up")
     assert table.at(rows) <= table.at(rows + more)
+
+
+def measured() -> dict[str, Any]:
+    """What a device's own profile has on top."""
+    data = fresh()
+    table = {"seconds": {str(rows): 0.02 * rows for rows in ROWS}, "origin": "made up"}
+    return {
+        **data,
+        "cost_model": "",
+        "quantisation": "int4",
+        "quantisations": {"int4": table, "int8": copy.deepcopy(table)},
+        "unusable": {"nf4": "not installed"},
+        "disk_bandwidth": {"value": 5e8, "origin": "made up"},
+        "draft_seconds": copy.deepcopy(table),
+        "board": {"CPU": "6 × Cortex-A78AE"},
+    }
+
+
+def test_what_only_a_device_can_tell_comes_back_too() -> None:
+    data = measured()
+    profile = Profile.from_dict(copy.deepcopy(data), "board.json")
+    assert profile.quantisations["int8"].at(3) == pytest.approx(0.06)
+    assert profile.draft_seconds is not None
+    assert profile.disk_bandwidth is not None
+    assert (profile.quantisation, profile.unusable) == ("int4", {"nf4": "not installed"})
+    assert profile.to_dict() == data
+    assert hash(profile) == hash(Profile.from_dict(measured(), "other.json"))
+
+
+@pytest.mark.parametrize("key", [key for key in measured() if key not in fresh()])
+def test_each_of_these_keys_may_be_missing(key: str) -> None:
+    data = measured()
+    del data[key]
+    if key == "quantisations":
+        del data["quantisation"]
+    again = Profile.from_dict(data, "x").to_dict()
+    assert again == {**data, "cost_model": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("quantisations.none", {}, r"quantisations has unknown keys: 'none'; known ones: int8"),
+        ("quantisations.int5", {}, "quantisations has unknown keys: 'int5'"),
+        ("quantisations.int4", 1, r"quantisations\.int4 must be an object"),
+        ("quantisations.int4.seconds.8", 0, r"quantisations\.int4\.seconds\.8 is 0"),
+        ("quantisations.int4.origin", "", r"quantisations\.int4\.origin is ''"),
+        ("quantisations", [], "quantisations must be an object"),
+        ("quantisation", "nf4", "quantisation is 'nf4', which has no table of its own"),
+        ("quantisation", 4, "quantisation is 4"),
+        ("unusable.fp4", "x", "unusable has unknown keys: 'fp4'"),
+        ("unusable.nf4", "", r"unusable\.nf4 is ''"),
+        ("disk_bandwidth.value", 0, r"disk_bandwidth\.value is 0"),
+        ("draft_seconds.seconds.1", 9.0, r"draft_seconds\.seconds\.2 is 0\.04, less"),
+        ("board", ["x"], "board must be an object"),
+        ("board.CPU", 6, r"board\.CPU is 6"),
+    ],
+)
+def test_a_mistake_in_these_is_named(path: str, value: object, message: str) -> None:
+    data = measured()
+    *folders, last = path.split(".")
+    inner = data
+    for key in folders:
+        inner = inner[key]
+    inner[last] = value
+    with pytest.raises(ConfigError, match=f"^board.json: {message}"):
+        Profile.from_dict(data, "board.json")

@@ -418,7 +418,7 @@ STRANGE: list[Message] = [
     Fault(-1, "forged"),
     Ready(0.0),
     Goodbye("forged"),
-    Loading(1, 1),
+    Loading("x"),
     Retain(1, 2**40, 2**40, (), ()),
     End(1),
     Cancel(1),
@@ -428,7 +428,7 @@ STRANGE: list[Message] = [
     Join(99, "thief", 1, HOST, 9),
     Join(2, "\x1b[31m", 1, "evil host", 99999999),
     Heartbeat(),
-    Assign(1, 1, 0, 1, "m", "f", "float32", 1, ""),
+    Assign(1, 1, 0, 1, "m", "f", "float32", "none", 1, 7, ""),
     forged(1),
     forged(2**40),
 ]
@@ -493,7 +493,7 @@ def test_a_stage_may_not_speak_for_requests_of_the_past() -> None:
         for _ in range(3):
             stage.send_control(b"", Fault(999, "unknown"))
             stage.send_control(b"", Ready(1.0))
-            stage.send_control(b"", Loading(1, 1))
+            stage.send_control(b"", Loading("x"))
             ring.assert_right(ask, ring.ask(ask))
 
 
@@ -505,9 +505,11 @@ def test_a_stage_that_ends_while_loading_gives_up_loading() -> None:
     ring.start_coordinator()
     loading = threading.Event()
 
-    def load(assign: Assign, progress: Callable[[int, int], None]) -> FakeBlock:
+    def load(
+        assign: Assign, progress: Callable[[str], None], stop: Callable[[], bool]
+    ) -> FakeBlock:
         for done in range(2000):
-            progress(done, 2000)
+            progress(f"loading {done} of 2000 layers")
             loading.set()
             time.sleep(0.005)
         return FakeBlock(0)

@@ -20,7 +20,7 @@ from edgespec.wire.messages import Assign
 
 PATIENCE_S = 10.0
 NONE = np.zeros(0, np.int64)
-ASSIGN = Assign(1, 1, 0, 1, "m", "f", "float32", 100, "key")
+ASSIGN = Assign(1, 1, 0, 1, "m", "f", "float32", "none", 100, 7, "key")
 
 
 def block(job: int, request: int = 1) -> RunBlock:
@@ -136,13 +136,13 @@ def test_events_may_come_while_an_effect_runs(start: Callable[[Perform], Worker]
     go_on = threading.Event()
 
     def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
-        worker.post(BlockLoading(1, 2))
+        worker.post(BlockLoading("half"))
         go_on.wait(PATIENCE_S)
         return BlockDone(1, None)
 
     worker = start(perform)
     worker.submit(LoadBlock(ASSIGN))
-    assert collect(worker, 1) == [BlockLoading(1, 2)]
+    assert collect(worker, 1) == [BlockLoading("half")]
     go_on.set()
     assert collect(worker, 1) == [BlockDone(1, None)]
 

@@ -31,17 +31,80 @@ CORPUS = [
 ] * 4
 
 
+WINDOW = 5
+"""Positions that a sliding window of FAMILY_SETTINGS reaches back, a row's own included."""
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_GEMMA = {
+    "head_dim": 16,
+    "query_pre_attn_scalar": 12,
+    "sliding_window": WINDOW,
+    "final_logit_softcapping": 4.0,
+    "tie_word_embeddings": True,
+}
+FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-rope": {"rope_parameters": _LLAMA3_ROPE},
+    "llama-biases": {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": WINDOW},
+    "qwen2": {},
+    "qwen2-windows": {
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "max_window_layers": 2,
+        "tie_word_embeddings": True,
+    },
+    "qwen3": {"head_dim": 16},
+    "gemma2": _GEMMA | {"attn_logit_softcapping": 2.0},
+    "gemma3_text": _GEMMA
+    | {
+        "sliding_window_pattern": 2,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e2,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "phi3": {"sliding_window": WINDOW, "partial_rotary_factor": 0.5},
+    "qwen3_moe": {
+        "head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+    },
+}
+"""A small model of every family and variant that runs: settings by model type, then "-variant"."""
+
+
+def write_family(folder: Path, name: str, **settings: Any) -> Path:
+    """Save a random model of FAMILY_SETTINGS, norms and biases random too; returns `folder`."""
+    kind = name.partition("-")[0]
+    chosen = FAMILY_SETTINGS[name] | settings
+    return write_checkpoint(folder, kind=kind, random_vectors=True, **chosen)
+
+
 def write_checkpoint(
     folder: Path,
     *,
     kind: str = "llama",
     seed: int = 0,
     shard_size: int | None = None,
+    random_vectors: bool = False,
     **settings: Any,
 ) -> Path:
     """Save a random model of 4 small layers with grouped-query attention; returns `folder`.
 
     `settings` override the configuration; `shard_size` (bytes) splits the weights over files.
+    Norms and biases do nothing to a new model: `random_vectors` gives them something to do.
     """
     chosen = {
         "vocab_size": 96,
@@ -62,6 +125,11 @@ def write_checkpoint(
     config = AutoConfig.for_model(kind, **chosen)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if random_vectors:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 1:
+                    parameter += 0.3 * torch.randn_like(parameter)
     model.save_pretrained(folder, max_shard_size=shard_size or "5GB")
     return folder
 
@@ -69,8 +137,14 @@ def write_checkpoint(
 def reference(folder: Path, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     """The whole model as transformers itself runs it."""
     torch.set_num_threads(1)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        folder,
+        dtype=dtype,
+        # No other form of it computes a soft cap.
+        attn_implementation="eager" if config.model_type == "gemma2" else "sdpa",
+        experts_implementation="eager",
+        local_files_only=True,
     ).eval()
 
 

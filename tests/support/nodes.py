@@ -156,7 +156,7 @@ class NodeRing:
         draft = FakeDraft(self.stages, VOCABULARY, 0.7) if self._draft else None
         key = self.transport.ring_key.decode()
         places = [
-            Assign(s, self.stages, s - 1, s, "toy", "toy", "float64", CONTEXT, key)
+            Assign(s, self.stages, s - 1, s, "toy", "toy", "float64", "none", CONTEXT, 7, key)
             for s in range(1, self.stages + 1)
         ]
         self.machine = CoordinatorMachine(
@@ -182,9 +182,11 @@ class NodeRing:
         transport = ZmqTransport.stage(self.address, HOST)
         join = Join(stage, "toybox", 1000 + stage, HOST, transport.data_port)
 
-        def load(assign: Assign, progress: Callable[[int, int], None]) -> SlowBlock:
+        def load(
+            assign: Assign, progress: Callable[[str], None], stop: Callable[[], bool]
+        ) -> SlowBlock:
             self._loads.get(stage, lambda: None)()
-            progress(1, 1)
+            progress("loading 1 of 1 layers")
             return self.blocks[assign.stage - 1]
 
         member = MemberMachine(join, str(self.address), wait, self.timing)

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
+from edgespec.config import Quantisation
 from edgespec.daemon.bundled import bundled
 from edgespec.drafting.independent import IndependentDraft
 from edgespec.machines.admission import Ring
@@ -19,6 +20,8 @@ from edgespec.machines.stage import StageMachine
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
+from edgespec.model.quantised.linear import dequantised, pack
+from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.planning.partition import split_layers
 from edgespec.runtime.local import LocalRing
@@ -45,10 +48,11 @@ def tokenizer() -> Tokenizer:
 
 
 @lru_cache
-def torch_ring(stages: int, dtype: str = "float64") -> LocalRing:
+def torch_ring(stages: int, dtype: str = "float64", quant: str = "none") -> LocalRing:
     """A ring of the bundled pair; it is empty again after every answer, so it may be shared."""
     checkpoint = Checkpoint(BASE)
-    blocks = [Block(checkpoint, a, b, dtype) for a, b in split_layers(checkpoint.layers, stages)]
+    source = QuantisingSource(checkpoint, Quantisation.parse(quant))
+    blocks = [Block(source, a, b, dtype) for a, b in split_layers(checkpoint.layers, stages)]
     draft = IndependentDraft(Checkpoint(DRAFT), dtype)
     return LocalRing(
         CoordinatorMachine(Ring(stages, CONTEXT, draft.name), tokenizer()),
@@ -64,16 +68,26 @@ def torch_ring(stages: int, dtype: str = "float64") -> LocalRing:
 
 
 @lru_cache
-def transformers_model(dtype: str = "float64") -> torch.nn.Module:
-    """The whole base model as transformers runs it."""
-    return AutoModelForCausalLM.from_pretrained(BASE, dtype=getattr(torch, dtype)).eval()
+def transformers_model(dtype: str = "float64", quant: str = "none") -> torch.nn.Module:
+    """The whole base model as transformers runs it, its layers' matrices rounded as `quant` does."""
+    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=getattr(torch, dtype)).eval()
+    if quant == "none":
+        return model
+    kind = Quantisation.parse(quant)
+    for layer in model.model.layers:
+        for module in layer.modules():
+            if isinstance(module, torch.nn.Linear):
+                shape = module.weight.shape
+                packed = pack(module.weight.detach(), kind)
+                module.weight.data = dequantised(packed, shape, kind, module.weight.dtype)
+    return model
 
 
 @lru_cache
-def generated(prompt: str, new_tokens: int) -> tuple[int, ...]:
+def generated(prompt: str, new_tokens: int, quant: str = "none") -> tuple[int, ...]:
     """What transformers' own greedy generate gives in float64, without the prompt."""
     ids = torch.tensor([tokenizer().encode(prompt)])
-    model = transformers_model()
+    model = transformers_model(quant=quant)
     with torch.inference_mode():
         out = model.generate(ids, max_new_tokens=new_tokens, do_sample=False)  # type: ignore[operator]
     return tuple(out[0, ids.shape[1] :].tolist())

@@ -17,13 +17,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.wire.codec import MAGIC, VERSION, Frame, Limits, decode, encode
+from edgespec.wire.codec import (
+    LARGEST_CHUNK,
+    MAGIC,
+    MOST_CHUNKS,
+    VERSION,
+    Frame,
+    Limits,
+    decode,
+    encode,
+)
 from edgespec.wire.messages import (
     TAGS,
+    BlockOffer,
     Credit,
     Fault,
     Heartbeat,
     Message,
+    Piece,
+    PieceRequest,
     Progress,
     Retain,
     Segment,
@@ -90,10 +102,39 @@ def segments(draw: st.DrawFn) -> Segment:
     )
 
 
+SHA256 = st.text("0123456789abcdef", min_size=64, max_size=64)
+WHOLE = st.integers(0, 2**64 - 1)
+
+
+def raw_bytes(data: bytes, *shape: int) -> Tensor:
+    """Bytes as they cross the wire."""
+    return Tensor("uint8", shape or (len(data),), data)
+
+
+@st.composite
+def offers(draw: st.DrawFn) -> BlockOffer:
+    """Offers whose parts agree."""
+    chunk_bytes = draw(st.integers(16, 1024)) * 4096
+    chunks = draw(st.integers(1, 5))
+    size = (chunks - 1) * chunk_bytes + draw(st.integers(1, chunk_bytes))
+    hashes = raw_bytes(draw(st.binary(min_size=32 * chunks, max_size=32 * chunks)), chunks, 32)
+    texts = st.text(max_size=20)
+    return BlockOffer(draw(texts), draw(texts), size, draw(SHA256), chunk_bytes, hashes)
+
+
+CHECKED: dict[type[Message], st.SearchStrategy[Any]] = {
+    Segment: segments(),
+    BlockOffer: offers(),
+    PieceRequest: st.builds(PieceRequest, SHA256, WHOLE, st.integers(0, LARGEST_CHUNK), WHOLE),
+    Piece: st.builds(Piece, SHA256, WHOLE, st.binary(min_size=1, max_size=99).map(raw_bytes)),
+}
+"""Messages whose fields have to agree with each other, or to lie within limits."""
+
+
 def messages_of(kind: type[Message]) -> st.SearchStrategy[Any]:
     """Any message of a type."""
-    if kind is Segment:
-        return segments()
+    if kind in CHECKED:
+        return CHECKED[kind]
     hints = get_type_hints(kind)
     return st.builds(kind, **{f.name: VALUES[hints[f.name]] for f in fields(kind)})
 
@@ -305,6 +346,61 @@ def test_segments_whose_parts_disagree_are_refused(changes: dict[str, object]) -
     refused(encode(_segment(**changes)))
 
 
+def _offer(**changes: object) -> BlockOffer:
+    offer = BlockOffer("{}", "{}", 200_000, "0a" * 32, 1 << 16, raw_bytes(bytes(128), 4, 32))
+    return replace(offer, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": 0},
+        {"size": -1},
+        {"size": 3 * (1 << 16)},
+        {"size": 4 * (1 << 16) + 1},
+        {"size": 2**63},
+        {"sha256": "0a" * 31},
+        {"sha256": "0A" * 32},
+        {"sha256": "../" + "a" * 61},
+        {"chunk_bytes": 0},
+        {"chunk_bytes": 1 << 15},
+        {"chunk_bytes": (1 << 16) + 1},
+        {"chunk_bytes": 2 * LARGEST_CHUNK, "chunk_hashes": raw_bytes(bytes(32), 1, 32)},
+        {"chunk_hashes": raw_bytes(bytes(128))},
+        {"chunk_hashes": raw_bytes(bytes(128), 2, 64)},
+        {"chunk_hashes": raw_bytes(bytes(96), 3, 32)},
+        {"chunk_hashes": Tensor("int64", (4, 32), bytes(8 * 128))},
+        {
+            "size": (MOST_CHUNKS + 1) << 16,
+            "chunk_hashes": raw_bytes(bytes((MOST_CHUNKS + 1) * 32), MOST_CHUNKS + 1, 32),
+        },
+    ],
+)
+def test_offers_whose_parts_disagree_are_refused(changes: dict[str, object]) -> None:
+    assert isinstance(decode(encode(_offer())), BlockOffer)
+    refused(encode(_offer(**changes)))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        PieceRequest("0" * 63, 0, 1, 0),
+        PieceRequest("0" * 64, -1, 1, 0),
+        PieceRequest("0" * 64, 0, -1, 0),
+        PieceRequest("0" * 64, 0, LARGEST_CHUNK + 1, 0),
+        PieceRequest("0" * 64, 0, 1, -1),
+        Piece("g" * 64, 0, raw_bytes(b"x")),
+        Piece("0" * 64, -1, raw_bytes(b"x")),
+        Piece("0" * 64, 0, raw_bytes(b"")),
+        Piece("0" * 64, 0, raw_bytes(b"xy", 1, 2)),
+        Piece("0" * 64, 0, raw_bytes(bytes(LARGEST_CHUNK + 1))),
+        Piece("0" * 64, 0, Tensor("int64", (1,), bytes(8))),
+    ],
+)
+def test_pieces_that_cannot_be_are_refused(message: Message) -> None:
+    refused(encode(message))
+
+
 def test_limits_hold() -> None:
     many = Retain(1, 1, 1, tuple(range(100)), ())
     assert decode(encode(many), Limits(numbers=100)) == many
@@ -384,6 +480,9 @@ EXAMPLES: list[Message] = [
     Retain(1, 2, 300, (1, 2), (5, 6, 70_000)),
     Submit(1, "a prompt", 10, 0.5, 4, 1.0, 0.0, 2**64 - 1, ("stop", "é"), "flowspec"),
     Heartbeat(),
+    _offer(),
+    PieceRequest("0f" * 32, 2**40, 1 << 18, 0),
+    Piece("0f" * 32, 2**40, raw_bytes(b"some bytes")),
 ]
 
 

@@ -1,0 +1,51 @@
+"""edgespec doctor: whether edgespec can run on this device, and if not, why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from edgespec.cli import options
+from edgespec.cli.notes import Notes
+from edgespec.cli.profile import cache_folder
+from edgespec.daemon.doctor import BLOCKED, OK, WARNING, Finding, examine
+from edgespec.daemon.process import EXIT_FAILED
+
+_MARKS = {OK: ("ok", "green"), WARNING: ("warning", "yellow"), BLOCKED: ("blocked", "bold red")}
+
+
+def doctor(cache: options.Cache = "", as_json: options.Json = False) -> None:
+    """Look whether edgespec can run on this device: software, kernels, memory, disk, ports.
+
+    Exit code 0 if it can, warnings or not; 1 if something blocks it.
+    """
+    notes = Notes()
+    with notes.waiting("looking") as waiting:
+        findings = []
+        for finding in examine(cache_folder(cache)):
+            findings.append(finding)
+            waiting(f"looked at {finding.name}")
+    blocked = [finding for finding in findings if finding.state == BLOCKED]
+    if as_json:
+        entries = [asdict(finding) for finding in findings]
+        print(json.dumps({"can_run": not blocked, "findings": entries}))
+    else:
+        _show(findings)
+    if blocked:
+        names = ", ".join(finding.name for finding in blocked)
+        notes.say(f"edgespec cannot run here yet: {names}")
+        raise typer.Exit(EXIT_FAILED)
+    notes.say("edgespec can run here")
+
+
+def _show(findings: list[Finding]) -> None:
+    table = Table.grid(padding=(0, 2))
+    for finding in findings:
+        mark, style = _MARKS[finding.state]
+        table.add_row(Text(mark, style=style), Text(finding.name), Text(finding.text))
+    Console(markup=False, highlight=False, emoji=False).print(table)

@@ -1,0 +1,235 @@
+"""edgespec plan: which devices run which layers, what fits, and how fast it would be."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from edgespec.cli import options
+from edgespec.cli.notes import Notes
+from edgespec.config import DEFAULT_PORT
+from edgespec.daemon.planning import (
+    DISCOVERED,
+    Asked,
+    asked_model,
+    chosen_context,
+    devices_of,
+    measured_share,
+    speculative_speed,
+)
+from edgespec.planning.memory import GIB
+from edgespec.planning.plan import Place, Plan
+from edgespec.planning.plan import plan as make_plan
+from edgespec.planning.problem import SEGMENT_ROWS, Problem
+
+SHORT_CONTEXT = 256
+"""Cached rows at which plain decoding is told beside that at a full context."""
+
+_COLUMNS = ("node", "device", "layers", "weights", "KV", "overhead", "total", "of GiB")
+
+
+def plan(
+    model: Annotated[
+        str,
+        typer.Option(
+            help="The base model: a folder in Hugging Face format (its config.json is enough), one "
+            "that `edgespec shard` made, or the name of a cost model."
+        ),
+    ],
+    devices: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|PROFILE[,PROFILE...]",
+            help="The devices, the coordinator's first: a JSON file, or names or files of "
+            f"profiles; N*PROFILE stands for N of them. ({DISCOVERED}: not built yet.)",
+        ),
+    ],
+    draft: Annotated[
+        str,
+        typer.Option(help="Folder of the draft model. Default: none, or that of the cost model."),
+    ] = "",
+    quant: Annotated[
+        str,
+        typer.Option(
+            help="How the stages hold the layers' matrices: none, int8, int4, int4-g32, int4-g128, "
+            "nf4 or nf4-dq. Default: int4, or as the block files have it."
+        ),
+    ] = "",
+    draft_quant: options.DraftQuant = "none",
+    context: Annotated[
+        int,
+        typer.Option(
+            help="Tokens that prompt and answer may have together. Default: 4096, or what the "
+            "model takes."
+        ),
+    ] = 0,
+    requests: Annotated[int, typer.Option(help="Requests that are open at once.")] = 1,
+    as_json_object: options.Json = False,
+) -> None:
+    """Plan a ring: which devices, in which order, with how many layers each.
+
+    It minimises the predicted time of a token within the memory of each device, leaves out devices
+    that would not help, and says what is measured and what is estimated. docs/planning.md has the
+    problem and the formula.
+    """
+    asked = asked_model(model, quant, draft, draft_quant)
+    coordinator, others = devices_of(devices)
+    problem = Problem(asked.model, coordinator, others, chosen_context(asked, context), requests)
+    made = make_plan(problem)
+    with Notes().waiting("playing the plan in virtual time"):
+        speed = speculative_speed(made)
+    commands = list(_commands(made, model, draft, draft_quant))
+    if as_json_object:
+        print(json.dumps(_as_json(made, speed, commands), ensure_ascii=False))
+        return
+    console = Console(markup=False, highlight=False, emoji=False)
+    table = _table(made)
+    # Not cut to the width of a narrow terminal or of a pipe: figures that are missing mislead.
+    wide = console.options.update(width=1000)
+    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
+    console.print(table)
+    for line in (*_remarks(made, speed), *_other_cut(asked, made), "", *commands):
+        console.print(line, soft_wrap=True)
+
+
+# --- showing ------------------------------------------------------------------------------------
+
+
+def _table(made: Plan) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate((*_COLUMNS, "ms, 1 row", f"ms, {SEGMENT_ROWS} rows")):
+        table.add_column(name, justify="left" if number < 3 else "right")
+    for place in made.places:
+        need = place.need
+        sizes = (need.weights, need.cache, need.overhead, need.total, place.device.memory)
+        table.add_row(
+            "D0" if not place.stage else f"V{place.stage}",
+            Text(place.device.name),
+            f"{place.first}-{place.end - 1}" if place.stage else "head, draft",
+            *(f"{size / GIB:.2f}" for size in sizes),
+            *(f"{_seconds(made, place, rows) * 1e3:.1f}" for rows in (1, SEGMENT_ROWS)),
+        )
+    return table
+
+
+def _seconds(made: Plan, place: Place, rows: int) -> float:
+    """What a segment takes on a node, at half the context."""
+    if not place.stage:
+        return made.costs.coordinator.head_seconds(rows)
+    return made.costs.stages[place.stage - 1].block_seconds(rows, made.problem.context // 2)
+
+
+def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
+    problem = made.problem
+    of, draft = problem.model, problem.model.draft
+    yield (
+        f"{of.name}, {of.quantisation.name}, head and embedding in 16 bit; {problem.requests} "
+        f"request(s) of {problem.context} tokens; memory in GiB, times at half the context"
+    )
+    for device, reason in made.left_out:
+        yield f"left out: {device.name} ({reason})"
+    yield (
+        f"plain decoding: {1 / made.trip_seconds(SHORT_CONTEXT):.2f} tokens/s at "
+        f"{SHORT_CONTEXT} cached rows, {1 / made.trip_seconds(problem.context):.2f} at "
+        f"{problem.context}; by the cost model, exactly"
+    )
+    if not draft.layers:
+        yield "with speculation: not predicted, as there is no draft; name one with --draft"
+    else:
+        how = f"{1 / made.seconds:.1f} tokens/s by the formula, at half the context"
+        if speed is not None:
+            how = f"{speed:.1f} tokens/s in virtual time (adaptive, short questions); " + how
+        yield f"with speculation: {how}"
+        yield (
+            f"  charged as {draft.name}, but the guesses are those of the bundled pair: how often "
+            "yours are right decides"
+        )
+    yield from _sureness(made)
+
+
+def _sureness(made: Plan) -> Iterator[str]:
+    """Of each kind of device in the ring: how many of its figures were measured."""
+    profiles = {place.device.profile.name: place.device.profile for place in made.places}
+    for name, profile in profiles.items():
+        measured, all_of_them = measured_share(profile)
+        rest = "" if measured == all_of_them else "; the others are estimates, not measurements"
+        yield f"figures of {name}: {measured} of {all_of_them} measured on a device{rest}"
+
+
+def _other_cut(asked: Asked, made: Plan) -> Iterator[str]:
+    if asked.split and asked.split != made.split:
+        yield (
+            f"the block files are cut into {_joined(asked.split)} layers; for this plan make them "
+            f"anew: edgespec shard MODEL --stages {len(made.split)} --layers {_joined(made.split)}"
+        )
+
+
+def _commands(made: Plan, model: str, draft: str, draft_quant: str) -> Iterator[str]:
+    """How to start the ring, one line a device; a name of a cost model has no folder yet."""
+    of, draft_name = made.problem.model, made.problem.model.draft.name
+    folder = shlex.quote(model) if Path(model).is_dir() else "MODEL_FOLDER"
+    drafting = f" --draft {shlex.quote(draft)}" if draft else ""
+    if draft_name and not draft:
+        drafting = " --draft DRAFT_FOLDER"
+    if drafting and draft_quant != "none":
+        drafting += f" --draft-quant {draft_quant}"
+    yield (
+        f"{made.places[0].device.name}: edgespec serve --model {folder}{drafting} --quant "
+        f"{of.quantisation.name} --stages {len(made.split)} --layers {_joined(made.split)} "
+        f"--context {made.problem.context} --dtype bfloat16 --host 0.0.0.0"
+    )
+    for place in made.places[1:]:
+        yield (
+            f"{place.device.name}: edgespec join --stage {place.stage} --coordinator "
+            f"COORDINATOR:{DEFAULT_PORT}"
+        )
+
+
+def _joined(split: tuple[int, ...]) -> str:
+    return ",".join(map(str, split))
+
+
+def _as_json(made: Plan, speed: float | None, commands: list[str]) -> dict[str, object]:
+    problem = made.problem
+    profiles = {place.device.profile.name: place.device.profile for place in made.places}
+    return {
+        "model": problem.model.name,
+        "quantisation": problem.model.quantisation.name,
+        "draft": problem.model.draft.name,
+        "context": problem.context,
+        "requests": problem.requests,
+        "layers": list(made.split),
+        "nodes": [
+            {
+                "stage": place.stage,
+                "device": place.device.name,
+                "profile": place.device.profile.name,
+                "first": place.first,
+                "end": place.end,
+                "weight_bytes": place.need.weights,
+                "cache_bytes": place.need.cache,
+                "overhead_bytes": place.need.overhead,
+                "needed_bytes": place.need.total,
+                "memory_bytes": place.device.memory,
+                "seconds": {str(rows): _seconds(made, place, rows) for rows in (1, SEGMENT_ROWS)},
+            }
+            for place in made.places
+        ],
+        "left_out": [{"device": d.name, "reason": reason} for d, reason in made.left_out],
+        "plain_tokens_per_second": 1 / made.trip_seconds(SHORT_CONTEXT),
+        "plain_tokens_per_second_full": 1 / made.trip_seconds(problem.context),
+        "speculative_tokens_per_second": speed,
+        "formula_tokens_per_second": 1 / made.seconds,
+        "figures_measured": {n: list(measured_share(p)) for n, p in profiles.items()},
+        "commands": commands,
+    }

@@ -1,0 +1,226 @@
+"""edgespec profile: measure this device, write its profile, show what is fast on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from edgespec.cli import options
+from edgespec.cli.notes import Notes
+from edgespec.config import Address
+from edgespec.daemon.process import EXIT_FAILED
+from edgespec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgespec.daemon.measure import Measured
+
+_LEAST_SECONDS, _MOST_SECONDS = 0.01, 3600.0
+
+
+def profile(
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Folder of the model whose layers are measured, with random weights. Default: "
+            "Llama 2 7B, or a smaller one where memory is short."
+        ),
+    ] = "",
+    draft: Annotated[str, typer.Option(help="Folder of a draft model to measure too.")] = "",
+    coordinator: Annotated[
+        str, typer.Option(help="HOST:PORT of a running coordinator: measure the way to it too.")
+    ] = "",
+    seconds: Annotated[
+        float, typer.Option(help="About how long to measure; more takes less chance.")
+    ] = 60.0,
+    name: Annotated[
+        str, typer.Option(help="Name of the profile. Default: that of --out, or of this machine.")
+    ] = "",
+    out: Annotated[
+        str, typer.Option(metavar="FILE.json", help="Where to write it. Default: NAME.json.")
+    ] = "",
+    plot: Annotated[
+        str, typer.Option(metavar="FILE.png", help="Draw the time of a layer by rows.")
+    ] = "",
+    cache: options.Cache = "",
+    as_json: options.Json = False,
+) -> None:
+    """Measure this device and write its profile, for simulate, --emulate and plan.
+
+    Times a decoder layer with every quantisation that runs here, memory, disk, and, if asked, a
+    draft model and the way to a coordinator. Nothing else should run meanwhile.
+    """
+    if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
+        raise ConfigError(
+            f"{seconds} seconds; --seconds goes from {_LEAST_SECONDS} to {_MOST_SECONDS:.0f}"
+        )
+    name = name or _default_name(out)
+    file = Path(out or f"{name}.json")
+    for path in (file, *([Path(plot)] if plot else [])):
+        _check_writable(path)
+    address = Address.parse(coordinator) if coordinator else None
+    notes = Notes()
+    measured = _measured(notes, name, cache, model, draft, address, seconds)
+    content = json.dumps(measured.profile.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    file.write_text(content, encoding="utf-8")
+    if plot:
+        _plot(Path(plot), measured)
+    if as_json:
+        print(json.dumps(_as_json(measured, file)))
+    else:
+        _show(measured)
+    for note in measured.notes:
+        notes.say(f"note: {note}")
+    notes.say(
+        f"the profile is in {file}: edgespec simulate --profile {_as_path(file)}, or --emulate "
+        f"{_as_path(file)}"
+    )
+
+
+def _measured(
+    notes: Notes,
+    name: str,
+    cache: str,
+    model: str,
+    draft: str,
+    coordinator: Address | None,
+    seconds: float,
+) -> Measured:
+    """Look which quantisations run here, then measure; exit code 1 if no 4-bit one does."""
+    from edgespec.daemon.kernels import tried_kernels
+    from edgespec.daemon.measure import Request, measure
+
+    with notes.waiting("trying the quantisations") as waiting:
+        waiting("trying the quantisations")
+        kernels = tried_kernels()
+        for kernel, reason in kernels.unusable.items():
+            notes.say(f"{kernel} is not measured: {reason}")
+        if not kernels.has_four_bit:
+            notes.say(
+                "edgespec: error: no 4-bit quantisation runs here, and a profile needs the times "
+                "of one; see above for each, and run `edgespec doctor`"
+            )
+            raise typer.Exit(EXIT_FAILED)
+        request = Request(
+            name=name,
+            cache=cache_folder(cache),
+            model=model,
+            draft=draft,
+            coordinator=coordinator,
+            seconds=seconds,
+        )
+        return measure(request, kernels.usable, kernels.unusable, waiting)
+
+
+def cache_folder(cache: str) -> Path:
+    """The folder that finished blocks are kept in."""
+    return Path(cache or "~/.cache/edgespec/blocks").expanduser()
+
+
+def _default_name(out: str) -> str:
+    if out:
+        return Path(out).stem
+    return re.sub(r"[^a-z0-9.-]+", "-", platform.node().lower()).strip("-.") or "device"
+
+
+def _check_writable(path: Path) -> None:
+    """Raises ConfigError now rather than after a minute of measuring."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise ConfigError(f"cannot write {path}: there is no folder {folder}; make it first")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"cannot write {path}; name another file with --out or --plot")
+
+
+def _as_path(file: Path) -> str:
+    """How an option that takes names and files must be given this file."""
+    text = str(file)
+    return text if "/" in text or text.endswith(".json") else f"./{text}"
+
+
+# --- showing ------------------------------------------------------------------------------------
+
+
+def _as_json(measured: Measured, file: Path) -> dict[str, object]:
+    return {
+        "file": str(file),
+        "profile": measured.profile.to_dict(),
+        "layer": {
+            "of": measured.shape,
+            "bytes": dict(measured.stored),
+            "seconds": {
+                name: {str(rows): seconds for rows, seconds in column.items()}
+                for name, column in measured.layer.items()
+            },
+        },
+        "notes": list(measured.notes),
+    }
+
+
+def _show(measured: Measured) -> None:
+    table = _table(measured)
+    console = Console(markup=False, highlight=False, emoji=False)
+    # Not cut to the width of a narrow terminal or of a pipe: figures that are missing mislead.
+    wide = console.options.update(width=1000)
+    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
+    console.print(table)
+    of = measured.profile
+    draft = ""
+    if of.draft_seconds is not None:
+        draft = f"; draft {of.draft_seconds.at(1) * 1e3:.3g} ms a pass of 1 row"
+    disk = "not measured" if of.disk_bandwidth is None else _rate(of.disk_bandwidth.value)
+    for line in (
+        f"one layer of {measured.shape}: ms, and GB/s of its packed bytes; * the fastest",
+        f"four_bit is {of.quantisation}; a layer costs {of.layer_seconds.value * 1e6:.0f} µs "
+        "whatever its size",
+        f"memory {of.memory_bytes.value / 2**30:.1f} GiB free, read at "
+        f"{_rate(of.memory_bandwidth.value)}; cache rows {_rate(of.copy_bandwidth.value)}; disk "
+        f"{disk}{draft}",
+        f"link {of.link_latency.value * 1e3:.3g} ms one way, {_rate(of.link_bandwidth.value)} "
+        f"({of.link_latency.origin.partition(':')[0].partition(' on ')[0]})",
+        *(f"{name}: {fact}" for name, fact in of.board.items()),
+    ):
+        console.print(line, soft_wrap=True)
+
+
+def _table(measured: Measured) -> Table:
+    """Rows down, quantisations across; each cell: milliseconds and gigabytes a second."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("rows", justify="right")
+    for name in measured.layer:
+        table.add_column("16 bit" if name == "none" else name, justify="right")
+    for rows in next(iter(measured.layer.values())):
+        best = min(measured.layer, key=lambda name: measured.layer[name][rows])
+        cells = []
+        for name, column in measured.layer.items():
+            speed = measured.stored[name] / column[rows] / 1e9
+            mark = "*" if name == best else " "
+            cells.append(f"{column[rows] * 1e3:.3g} ms, {speed:.3g} GB/s{mark}")
+        table.add_row(str(rows), *cells)
+    return table
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e9:.3g} GB/s"
+
+
+def _plot(path: Path, measured: Measured) -> None:
+    from edgespec.bench.profile_plot import plot_profile
+
+    plot_profile(
+        path,
+        measured.layer,
+        measured.stored,
+        measured.profile.memory_bandwidth.value,
+        f"{measured.profile.title}: one layer of {measured.shape}",
+        "measured by edgespec profile; below its dashed line no line can lie, unless weights stay "
+        "in a cache",
+    )

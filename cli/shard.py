@@ -1,0 +1,128 @@
+"""edgespec shard: a model as block files, quantised once, for stages to start from."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgespec.cli import options
+from edgespec.cli.notes import Notes
+from edgespec.config import MOST_STAGES, Quantisation
+from edgespec.errors import ConfigError
+from edgespec.planning.partition import split_layers
+
+if TYPE_CHECKING:
+    from edgespec.model.manifest import Manifest
+
+
+def shard(
+    model: Annotated[str, typer.Argument(help="Folder of the model, or its hub id.")],
+    stages: options.Stages,
+    layers: options.Layers = "",
+    quant: options.Quant = "int4",
+    out: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="Folder to write. Default: ./NAME-QUANT-Nstages."),
+    ] = "",
+    as_json_object: options.Json = False,
+) -> None:
+    """Write a model as one file for each stage, quantised, and one for the head.
+
+    One tensor at a time is in memory, however large the model. A run that was interrupted goes on
+    where it stopped.
+    """
+    if not 1 <= stages <= MOST_STAGES:
+        raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
+    quantisation = Quantisation.parse(quant)
+    counts = parse_layers(layers, stages) if layers else []
+    notes = Notes()
+    with notes.waiting("opening the model") as waiting:
+        # torch takes seconds to import: not for an option that is wrong.
+        from edgespec.model.sharding import Sharding
+
+        sharding = Sharding(model, quantisation)
+        split = cut(counts, sharding.layers) if counts else split_layers(sharding.layers, stages)
+        name = f"{Path(model).resolve().name}-{quantisation.name}-{stages}stages"
+        folder = Path(out or name)
+        manifest = sharding.into(folder, split, progress_line(waiting))
+    if as_json_object:
+        print(json.dumps(summary(folder, manifest)))
+    else:
+        _show(folder, manifest)
+
+
+def parse_layers(text: str, stages: int) -> list[int]:
+    """The layers of every stage. Raises ConfigError unless it is a number from 1 for each."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--layers {text!r} is no list of numbers from 1, such as 10,12,10")
+    if len(parts) != stages:
+        raise ConfigError(f"--layers {text!r} is for {len(parts)} stage(s), not for {stages}")
+    return [int(part) for part in parts]
+
+
+def cut(counts: list[int], layers: int) -> list[tuple[int, int]]:
+    """(first, end) of every stage. Raises ConfigError if the counts are not those of `layers`."""
+    if sum(counts) != layers:
+        raise ConfigError(
+            f"--layers {','.join(map(str, counts))} gives out {sum(counts)} layers; the model has "
+            f"{layers}"
+        )
+    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def progress_line(
+    say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> Callable[[str, int, int], None]:
+    """A function that hears what `Sharding` does, and says it with the time that a layer takes."""
+    task, layers_before, start = "", 0, 0.0
+
+    def news(what: str, done: int, layers: int) -> None:
+        nonlocal task, layers_before, start
+        if what != task:
+            task, layers_before, start = what, done, clock()
+        rate = ""
+        if done > layers_before:
+            rate = f", {(clock() - start) / (done - layers_before):.2g} s a layer"
+        say(f"{what}: {done} of {layers} layers{rate}")
+
+    return news
+
+
+def summary(folder: Path, manifest: Manifest) -> dict[str, object]:
+    """What --json prints: the manifest without its small files, and where it is."""
+    return {
+        "folder": str(folder.resolve()),
+        "model": manifest.model,
+        "fingerprint": manifest.fingerprint,
+        "quantisation": manifest.quantisation.name,
+        "dtype": manifest.dtype,
+        "layers": manifest.layers,
+        "split": [[first, end] for first, end in manifest.split],
+        "bytes": sum(entry.bytes for entry in manifest.entries),
+        "blocks": [
+            {"name": block.name, "bytes": block.bytes, "sha256": block.sha256}
+            for block in manifest.blocks
+        ],
+    }
+
+
+def _show(folder: Path, manifest: Manifest) -> None:
+    for stage, block in enumerate(manifest.blocks, start=1):
+        print(
+            f"stage {stage}: layers {block.first} to {block.end - 1}, {gibibytes(block.bytes)}, "
+            f"{block.name}"
+        )
+    total = sum(entry.bytes for entry in manifest.entries)
+    print(f"{manifest.model} as {manifest.quantisation.name}: {gibibytes(total)} in {folder}")
+
+
+def gibibytes(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,233 @@
+"""Block library: finished blocks that a daemon keeps on disk, so that a restart makes none anew."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgespec import __version__
+from edgespec.config import Quantisation
+from edgespec.errors import BlockDamaged, ConfigError
+from edgespec.model.block_file import Progress, plain_dtype, stored_bytes, write_block
+from edgespec.model.block_folder import (
+    CONFIG,
+    BlockFolder,
+    copy_file,
+    put_manifest,
+    require_room,
+    verify,
+)
+from edgespec.model.hub import model_files
+from edgespec.model.inventory import block_inventory
+from edgespec.model.locks import locked
+from edgespec.model.manifest import FORMAT, MANIFEST, Manifest
+from edgespec.model.source import TensorSource
+
+log = logging.getLogger("edgespec")
+
+BLOCK = "block.safetensors"
+"""The file of a block that was made here; one that was sent keeps its name."""
+
+
+def default_folder() -> Path:
+    """Where a user's programs keep what they can make again."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
+    return root / "edgespec" / "blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKey:
+    """What tells blocks apart: layers [first, end) of the model with this fingerprint, and how."""
+
+    fingerprint: str
+    first: int
+    end: int
+    quantisation: Quantisation
+
+    @property
+    def name(self) -> str:
+        """A name for a folder, the same for the same block."""
+        parts = [FORMAT, self.fingerprint, self.first, self.end, self.quantisation.name]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+    def fits(self, manifest: Manifest) -> bool:
+        """Whether a folder with this manifest has the block."""
+        return (
+            manifest.fingerprint == self.fingerprint
+            and manifest.quantisation == self.quantisation
+            and (self.first, self.end) in manifest.split
+        )
+
+
+class Incoming:
+    """A block that is being received: `folder` is for its files, and keeps them until it is whole.
+
+    `found`: the block, if another process finished it meanwhile; then there is nothing to do.
+    """
+
+    def __init__(self, key: BlockKey, folder: Path, home: Path, found: BlockFolder | None) -> None:
+        self.folder = folder
+        self.found = found
+        self._key, self._home = key, home
+
+    def finish(self, manifest: Manifest, progress: Progress | None = None) -> BlockFolder:
+        """Verify what was received against the sender's manifest, and keep it.
+
+        The block's file and config.json must be in `folder` under the names that the manifest
+        gives them. Raises BlockDamaged for a file that is not what the manifest says, which is
+        removed, so that it is fetched again; ConfigError if the disk refuses.
+        """
+        if not self._key.fits(manifest):
+            raise BlockDamaged(
+                f"the sender's manifest is of other layers or another model than layers "
+                f"{self._key.first} to {self._key.end - 1}; start the ring again"
+            )
+        place = manifest.split.index((self._key.first, self._key.end))
+        own = replace(
+            manifest,
+            blocks=(manifest.blocks[place],),
+            head=None,
+            files=tuple(file for file in manifest.files if file.name == CONFIG),
+        )
+        for entry in own.entries:
+            try:
+                verify(self.folder, entry, progress)
+            except BlockDamaged:
+                (self.folder / entry.name).unlink(missing_ok=True)
+                raise
+        put_manifest(own, self.folder / MANIFEST)
+        os.replace(self.folder, self._home)
+        return BlockFolder(self._home)
+
+
+class BlockLibrary:
+    """A folder of finished blocks, each a block folder of its own; processes may share it."""
+
+    def __init__(self, folder: str | Path = "") -> None:
+        """`folder`: "" means the user's own."""
+        self.folder = Path(folder) if folder else default_folder()
+
+    def find(self, key: BlockKey, progress: Progress | None = None) -> BlockFolder | None:
+        """The block, verified (`progress` hears of bytes), or None.
+
+        A damaged one is logged with the reason, and removed.
+        """
+        if not self._home(key).is_dir():
+            return None
+        with self._locked(key):
+            return self._sound(key, progress)
+
+    def make(
+        self, source: TensorSource, key: BlockKey, progress: Progress | None = None
+    ) -> BlockFolder:
+        """Write the block from a source (`progress` hears of layers), unless it is there.
+
+        `source` is of the model of the key, and quantises as the key says. Raises ModelError for
+        what it cannot give, ConfigError if the disk is full or refuses.
+        """
+        assert source.quantisation == key.quantisation
+        with self._locked(key):
+            found = self._sound(key)
+            if found is not None:
+                return found
+            home = self._home(key)
+            making = home.with_suffix(".making")
+            try:
+                self._write(source, key, making, progress)
+                os.replace(making, home)
+            finally:
+                shutil.rmtree(making, ignore_errors=True)
+            return BlockFolder(home)
+
+    @contextmanager
+    def begin(self, key: BlockKey, size: int) -> Iterator[Incoming]:
+        """A folder for a block of `size` bytes that is being received; see Incoming.
+
+        What an earlier transfer of the same block left is still in it. Other processes that want
+        the same block wait meanwhile. Raises ConfigError if the disk is full or refuses.
+        """
+        with self._locked(key):
+            home = self._home(key)
+            folder = home.with_suffix(".incoming")
+            found = self._sound(key)
+            if found is None:
+                self._make_folder(folder)
+                here = sum(file.stat().st_size for file in folder.iterdir())
+                require_room(folder, max(0, size - here))
+            yield Incoming(key, folder, home, found)
+
+    def _write(
+        self, source: TensorSource, key: BlockKey, folder: Path, progress: Progress | None
+    ) -> None:
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+        self._make_folder(folder)
+        needed = block_inventory(source, key.first, key.end)
+        dtype = plain_dtype(source, needed)
+        require_room(folder, stored_bytes(source, needed, dtype))
+        manifest = Manifest(
+            model=source.path.resolve().name,
+            fingerprint=key.fingerprint,
+            quantisation=key.quantisation,
+            dtype=str(dtype).removeprefix("torch."),
+            layers=source.layers,
+            blocks=(write_block(source, key.first, key.end, folder / BLOCK, progress),),
+            head=None,
+            files=(copy_file(model_files(source.path).file(CONFIG), folder),),
+            version=__version__,
+        )
+        put_manifest(manifest, folder / MANIFEST)
+
+    def _sound(self, key: BlockKey, progress: Progress | None = None) -> BlockFolder | None:
+        """The block, verified; a damaged one is removed. The key's lock is held."""
+        home = self._home(key)
+        if not home.is_dir():
+            return None
+        try:
+            block = BlockFolder(home)
+            if not key.fits(block.manifest):
+                raise BlockDamaged(f"{home} holds another block than its name says")
+            for entry in block.manifest.entries:
+                block.verify(entry, progress)
+        except ConfigError as error:
+            log.warning("a block on disk is of no use and is removed: %s", error)
+            shutil.rmtree(home, ignore_errors=True)
+            return None
+        return block
+
+    def _home(self, key: BlockKey) -> Path:
+        return self.folder / key.name
+
+    @contextmanager
+    def _locked(self, key: BlockKey) -> Iterator[None]:
+        self._make_folder(self.folder)
+        lock = self._home(key).with_suffix(".lock")
+
+        def busy() -> None:
+            log.info("waiting for another process that makes the same block")
+
+        try:
+            lock.touch()
+        except OSError as error:
+            raise self._refusal(lock, error) from error
+        with locked(lock, busy):
+            yield
+
+    def _make_folder(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._refusal(folder, error) from error
+
+    def _refusal(self, path: Path, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"cannot keep blocks in {self.folder}: {error.strerror or error} ({path}); choose "
+            "another folder with --cache"
+        )

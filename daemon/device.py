@@ -1,0 +1,270 @@
+"""What this device says of itself: board, power mode, temperatures, clocks, network, caches.
+
+Everything is read below a root folder, which is "/" but in tests. What a system does not tell is
+left out, never guessed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
+HOT = 85.0
+"""Degrees Celsius from which a zone without trip points counts as hot; boards throttle above."""
+NEAR_TRIP = 5.0
+"""Degrees below its own trip point at which a zone counts as hot."""
+
+_MODEL_FILES = ("proc/device-tree/model", "sys/firmware/devicetree/base/model")
+_NVPMODEL_FILES = ("usr/sbin/nvpmodel", "usr/bin/nvpmodel")
+_NVPMODEL_SECONDS = 5.0
+_CORES = {
+    ("0x41", "0xd03"): "Cortex-A53",
+    ("0x41", "0xd05"): "Cortex-A55",
+    ("0x41", "0xd07"): "Cortex-A57",
+    ("0x41", "0xd08"): "Cortex-A72",
+    ("0x41", "0xd0b"): "Cortex-A76",
+    ("0x41", "0xd42"): "Cortex-A78AE",
+    ("0x4e", "0x004"): "NVIDIA Carmel",
+}
+"""(implementer, part) in /proc/cpuinfo of an Arm core → its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """A temperature sensor. `limit`: the trip point from which the board slows down, if told."""
+
+    name: str
+    celsius: float
+    limit: float | None
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether throttling is likely. The PMIC's zone of old Jetsons always says 100."""
+        if self.name.startswith("PMIC"):
+            return False
+        return self.celsius >= (HOT if self.limit is None else self.limit - NEAR_TRIP)
+
+
+@dataclass(frozen=True, slots=True)
+class PowerMode:
+    """A Jetson's nvpmodel mode, and the fastest one that its configuration offers ("" unknown)."""
+
+    name: str
+    fastest: str
+    fastest_id: str
+
+
+def is_jetson(root: Path = ROOT) -> bool:
+    """Whether this is a Jetson, whose GPU has no memory of its own."""
+    model = _model(root).lower()
+    return (root / "etc/nv_tegra_release").exists() or "jetson" in model or "tegra" in model
+
+
+def board_facts(root: Path = ROOT) -> dict[str, str]:
+    """What is known of this device, by name, in the order in which people ask for it."""
+    facts = {
+        "board": _model(root),
+        "L4T": system_text(root / "etc/nv_tegra_release").partition("\n")[0].lstrip("# "),
+        "power mode": _power_mode_text(power_mode(root)),
+        "CPU": _cpu(root),
+        "CPU clock": _cpu_clock(root),
+        "GPU clock": _gpu_clock(root),
+        "RAM": _ram(root),
+        "temperatures": ", ".join(f"{zone.name} {zone.celsius:.0f} °C" for zone in zones(root)),
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def gpu_facts() -> dict[str, str]:
+    """Name, compute capability and memory of the GPU that torch would use; empty without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    of = torch.cuda.get_device_properties(0)
+    return {
+        "GPU": of.name,
+        "compute capability": f"{of.major}.{of.minor}",
+        "GPU memory": f"{of.total_memory / 2**30:.1f} GiB",
+    }
+
+
+def warnings(root: Path = ROOT) -> list[str]:
+    """Why this device may be slower than it could be, and what to do."""
+    found = [
+        f"{zone.name} is at {zone.celsius:.0f} °C: the device probably slows itself down; cool it "
+        "(fan, heat sink) and measure again"
+        for zone in zones(root)
+        if zone.is_hot
+    ]
+    mode = power_mode(root)
+    if mode is not None and mode.fastest and mode.name != mode.fastest:
+        found.append(
+            f"the power mode is {mode.name}, not {mode.fastest}: `sudo nvpmodel -m "
+            f"{mode.fastest_id}`, then `sudo jetson_clocks`, makes the board faster"
+        )
+    return found
+
+
+# --- temperatures and power ---------------------------------------------------------------------
+
+
+def zones(root: Path = ROOT) -> list[Zone]:
+    """The temperature sensors that can be read now, by name."""
+    found = []
+    for folder in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
+        milli = _number(folder / "temp")
+        name = system_text(folder / "type")
+        # Zones of parts without power say -256 °C, or nothing.
+        if name and milli is not None and -40_000 < milli < 150_000:
+            found.append(Zone(name, milli / 1000, _trip(folder)))
+    return sorted(found, key=lambda zone: zone.name)
+
+
+def _trip(zone: Path) -> float | None:
+    """The lowest temperature at which this zone makes its device slower, or ends it."""
+    trips = []
+    for file in zone.glob("trip_point_*_type"):
+        milli = _number(file.with_name(file.name.replace("_type", "_temp")))
+        plausible = milli is not None and 40_000 < milli < 130_000
+        if plausible and system_text(file) in ("passive", "hot", "critical"):
+            assert milli is not None
+            trips.append(milli / 1000)
+    return min(trips, default=None)
+
+
+def power_mode(root: Path = ROOT) -> PowerMode | None:
+    """What `nvpmodel -q` says; None where there is no nvpmodel, or it does not answer."""
+    program = next((root / file for file in _NVPMODEL_FILES if (root / file).is_file()), None)
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [str(program), "-q"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_NVPMODEL_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r"NV Power Mode:\s*(\S+)", done.stdout)
+    if found is None:
+        return None
+    modes = re.findall(
+        r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)", system_text(root / "etc/nvpmodel.conf")
+    )
+    number, name = max(modes, key=lambda mode: _mode_rank(mode[1]), default=("", ""))
+    return PowerMode(found[1], name, number)
+
+
+def _mode_rank(name: str) -> tuple[bool, bool, float]:
+    """Order of modes: MAXN has no limit of power (MAXN_SUPER higher clocks), others name theirs."""
+    watts = re.search(r"(\d+)W", name)
+    return name.startswith("MAXN"), "SUPER" in name, float(watts[1]) if watts else 0.0
+
+
+def _power_mode_text(mode: PowerMode | None) -> str:
+    if mode is None:
+        return ""
+    return mode.name + (f" (fastest: {mode.fastest})" if mode.fastest else "")
+
+
+# --- processor and memory -----------------------------------------------------------------------
+
+
+def last_level_cache(root: Path = ROOT) -> int:
+    """Bytes of the largest cache of the first core; 0 if unknown."""
+    sizes = [0]
+    for file in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        found = re.fullmatch(r"(\d+)([KMG]?)", system_text(file))
+        if found:
+            sizes.append(int(found[1]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[found[2]])
+    return max(sizes)
+
+
+def _model(root: Path) -> str:
+    return next((text for file in _MODEL_FILES if (text := system_text(root / file))), "")
+
+
+def _cpu(root: Path) -> str:
+    entries = re.findall(
+        r"^([^:\n]+?)[ \t]*:[ \t]*(.*)$", system_text(root / "proc/cpuinfo"), re.MULTILINE
+    )
+    cores = sum(name == "processor" for name, _ in entries)
+    first = dict(reversed(entries))
+    part = (first.get("CPU implementer", ""), first.get("CPU part", ""))
+    name = first.get("model name") or _CORES.get(part) or " ".join(filter(None, part))
+    return f"{cores} × {name}" if cores and name else name
+
+
+def _cpu_clock(root: Path) -> str:
+    folders = list((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
+    now = [khz for folder in folders if (khz := _number(folder / "scaling_cur_freq"))]
+    most = [khz for folder in folders if (khz := _number(folder / "cpuinfo_max_freq"))]
+    return _clock(max(now, default=0) * 1e3, max(most, default=0) * 1e3)
+
+
+def _gpu_clock(root: Path) -> str:
+    """The GPU's clock of a Jetson, where it is one of the devices whose clock is scaled."""
+    for folder in sorted((root / "sys/class/devfreq").glob("*")):
+        if re.search(r"gpu|ga10b|gv11b|gp10b|gm20b", folder.name):
+            return _clock(_number(folder / "cur_freq") or 0, _number(folder / "max_freq") or 0)
+    return ""
+
+
+def _clock(now: float, most: float) -> str:
+    parts = []
+    if now:
+        parts.append(f"{now / 1e6:.0f} MHz now")
+    if most:
+        parts.append(f"{most / 1e6:.0f} MHz at most")
+    return ", ".join(parts)
+
+
+def _ram(root: Path) -> str:
+    found = re.search(r"^MemTotal:\s*(\d+) kB", system_text(root / "proc/meminfo"), re.MULTILINE)
+    return f"{int(found[1]) / 2**20:.1f} GiB" if found else ""
+
+
+# --- network ------------------------------------------------------------------------------------
+
+
+def interface_speed(name: str = "", root: Path = ROOT) -> tuple[str, float] | None:
+    """(interface, bits a second) of `name`, or of the one that leads to the default route.
+
+    None if there is none, or its driver does not tell (Wi-Fi, virtual interfaces).
+    """
+    name = name or next(_default_routes(root), "")
+    megabits = _number(root / "sys/class/net" / name / "speed") if name else None
+    return (name, megabits * 1e6) if megabits and megabits > 0 else None
+
+
+def _default_routes(root: Path) -> Iterator[str]:
+    for line in system_text(root / "proc/net/route").splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 1 and fields[1] == "00000000":
+            yield fields[0]
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def system_text(file: Path) -> str:
+    """What a file of the system says; "" if it is not there or does not answer."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip("\0 \n\t")
+    except OSError:
+        return ""
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(system_text(file))
+    except ValueError:
+        return None

@@ -1,0 +1,193 @@
+"""Looks whether edgespec can run on this device, and what would make it run better."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from edgespec import __version__
+from edgespec.config import DEFAULT_PORT, LOOPBACK
+from edgespec.daemon.device import ROOT, board_facts, gpu_facts, is_jetson, warnings
+from edgespec.daemon.memory import available_memory
+
+OK, WARNING, BLOCKED = "ok", "warning", "blocked"
+GIB = 2**30
+
+_LEAST_MEMORY = GIB // 2  # the interpreter, torch, and nothing of a model
+_FEW_MEMORY = 2 * GIB
+_LEAST_DISK = 4 * GIB  # a 4-bit block of some layers
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `state`: OK, WARNING (it runs all the same) or BLOCKED."""
+
+    name: str
+    state: str
+    text: str
+
+
+def examine(cache: Path, port: int = DEFAULT_PORT, root: Path = ROOT) -> Iterator[Finding]:
+    """Look at everything, one thing after the other; it takes some seconds."""
+    yield from _versions()
+    broken = _import_problem()
+    if broken:
+        yield Finding("import", BLOCKED, broken)
+        return
+    yield from _device(root)
+    for name, fact in board_facts(root).items():
+        yield Finding(name, OK, fact)
+    for warning in warnings(root):
+        yield Finding("speed", WARNING, warning)
+    yield _memory(root)
+    yield from _quantisations()
+    yield _cache(cache)
+    yield _port(port)
+
+
+# --- software -----------------------------------------------------------------------------------
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("python", OK, f"{platform.python_version()} ({sys.executable})")
+    yield Finding("edgespec", OK, __version__)
+    for requirement in metadata.requires("edgespec") or ():
+        found = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:; extra == \W([\w-]+)\W)?", requirement)
+        if found and found[3] in (None, "four-bit"):
+            yield _version(found[1], found[2], is_optional=found[3] is not None)
+
+
+def _version(name: str, least: str, is_optional: bool) -> Finding:
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        if is_optional:
+            return Finding(name, OK, "not installed; nf4 and nf4-dq need it, nothing else does")
+        return Finding(name, BLOCKED, f"not installed; pip install '{name}>={least}'")
+    if _numbers(version) < _numbers(least):
+        state = WARNING if is_optional else BLOCKED
+        return Finding(name, state, f"{version} is too old; pip install '{name}>={least}'")
+    return Finding(name, OK, version)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: (2, 13, 0) of "2.13.0+cpu"."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def _import_problem() -> str:
+    """Why the libraries that compute cannot be loaded; "" if they can."""
+    for name in ("torch", "transformers"):
+        try:
+            importlib.import_module(name)
+        except Exception as problem:  # a wheel for another system fails in many ways
+            return (
+                f"{name} is installed but cannot be loaded ({problem}); install a build for this "
+                "system (on a Jetson: NVIDIA's, for its JetPack)"
+            )
+    return ""
+
+
+# --- device -------------------------------------------------------------------------------------
+
+
+def _device(root: Path) -> Iterator[Finding]:
+    from edgespec.daemon.kernels import sixteen_bit_type
+    from edgespec.model.device import best_device
+
+    device = best_device()
+    yield Finding("device", OK, f"{device.type}, 16 bit is {sixteen_bit_type(device)}")
+    for name, fact in gpu_facts().items():
+        yield Finding(name, OK, fact)
+    if device.type == "cpu" and is_jetson(root):
+        yield Finding(
+            "GPU",
+            WARNING,
+            "torch does not see this Jetson's GPU and computes on the CPU; install NVIDIA's torch "
+            "wheel for this JetPack",
+        )
+
+
+def _memory(root: Path) -> Finding:
+    from edgespec.model.device import best_device
+
+    found = available_memory(best_device().type, root)
+    text = f"{found.bytes / GIB:.1f} GiB available to models ({found.source})"
+    if found.bytes < _LEAST_MEMORY:
+        return Finding(
+            "memory", BLOCKED, f"{text}: less than edgespec itself takes; end other programs"
+        )
+    if found.bytes < _FEW_MEMORY:
+        return Finding("memory", WARNING, f"{text}: enough for few layers; end other programs")
+    return Finding("memory", OK, text)
+
+
+def _quantisations() -> Iterator[Finding]:
+    from edgespec.daemon.kernels import tried_kernels
+
+    kernels = tried_kernels()
+    for name in kernels.usable:
+        if name != "none":
+            yield Finding(name, OK, "runs here")
+    for name, reason in kernels.unusable.items():
+        yield Finding(name, WARNING, reason)
+    if not kernels.has_four_bit:
+        yield Finding(
+            "4 bit",
+            WARNING,
+            "no 4-bit quantisation runs here: models have to fit in 8 or 16 bits, and `edgespec "
+            "profile` has nothing to measure",
+        )
+
+
+# --- surroundings -------------------------------------------------------------------------------
+
+
+def _cache(folder: Path) -> Finding:
+    where = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not where.is_dir() or not os.access(where, os.W_OK | os.X_OK):
+        return Finding(
+            "cache",
+            BLOCKED,
+            f"{folder} cannot be written ({where} is not yours to write); name another folder with "
+            "--cache, here and for `edgespec join`",
+        )
+    free = shutil.disk_usage(where).free
+    text = f"{folder}, {free / GIB:.1f} GiB free"
+    if free < _LEAST_DISK:
+        return Finding(
+            "cache", WARNING, f"{text}: too little for the block of a large model; free some"
+        )
+    return Finding("cache", OK, text)
+
+
+def _port(port: int) -> Finding:
+    with socket.socket() as probe:
+        try:
+            probe.bind((LOOPBACK, 0))
+        except OSError as problem:
+            return Finding(
+                "port", BLOCKED, f"no TCP port can be opened on {LOOPBACK}: {problem.strerror}"
+            )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an ended one does not count
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as problem:
+            return Finding(
+                "port",
+                WARNING,
+                f"{port} cannot be opened ({problem.strerror}): a coordinator may be running here; "
+                "give a second one another --port",
+            )
+    return Finding("port", OK, f"{port} is free for a coordinator")

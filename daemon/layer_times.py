@@ -1,0 +1,326 @@
+"""How long a decoder layer takes by rows, with each quantisation, on the way that a stage goes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+
+from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.daemon.timing import Sample, timed
+from edgespec.errors import CapacityError, ConfigError, ModelError
+from edgespec.model.block import Block
+from edgespec.model.ends import OutputHead
+from edgespec.model.loader import Checkpoint
+from edgespec.model.quantised.linear import pack, stored_parts
+from edgespec.model.tree_attention import tree_mask
+from edgespec.planning.cost_model import ARCHITECTURES
+from edgespec.planning.profile import ROWS
+
+SEEN = 1024
+"""Cached rows at which attention's reading is measured."""
+TINY = (1, 9)
+"""Layers of the two blocks of tiny matrices that tell what a layer and a pass cost anyway."""
+
+_DEFAULTS = ("llama-2-7b", "tinyllama-1.1b", "qwen2.5-0.5b")
+_TINY_WIDTH = 128
+_GPU_DEPTH = 4  # a GPU is given the next layer's work while it computes this one's
+_MOST_COPIES = 16
+_SPARE = 4  # layers in 16 bit that making one may need beside the finished ones
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The layer that is measured: a model's name and configuration."""
+
+    name: str
+    config: PretrainedConfig
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of one row in one layer, 16 bit."""
+        return 2 * 2 * int(self.config.num_key_value_heads) * head_dim(self.config)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """What was measured with one quantisation.
+
+    `stored`: bytes of a layer's matrices as packed; `weights`: how many weights they have.
+    `passes`: by rows, a pass through `depth` layers; `tiny`: one row through so many layers of
+    tiny matrices; `seen`: one row that attends to SEEN cached rows, else as `passes[1]`.
+    """
+
+    stored: int
+    weights: int
+    depth: int
+    passes: dict[int, Sample]
+    tiny: dict[int, Sample]
+    seen: Sample
+
+
+def head_dim(config: PretrainedConfig) -> int:
+    """Numbers of one attention head's keys."""
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+
+
+def default_shape(room: int, depth: int) -> Shape:
+    """A layer of a 7B model, or the largest smaller one of which a measurement fits into `room`.
+
+    Raises CapacityError if not even the smallest fits.
+    """
+    shapes = [Shape(name, _llama(name)) for name in _DEFAULTS]
+    for shape in shapes:
+        if _needed(shape, depth) <= room:
+            return shape
+    raise _too_little(shapes[-1], depth, room)
+
+
+def check_room(shape: Shape, room: int, depth: int) -> None:
+    """Raises CapacityError if measuring this layer needs more than `room` bytes."""
+    if _needed(shape, depth) > room:
+        raise _too_little(shape, depth, room)
+
+
+def depth_on(device: torch.device) -> int:
+    """Layers of the block that is timed."""
+    return _GPU_DEPTH if device.type == "cuda" else 1
+
+
+def measure_layer(
+    shape: Shape,
+    quantisation: Quantisation,
+    dtype: str,
+    device: torch.device,
+    *,
+    beyond_cache: int,
+    room: int,
+    seconds: Callable[[], float],
+) -> LayerTimes:
+    """Time a layer of random weights; `seconds()` says, once it is made, how long that may take.
+
+    Copies of it, `beyond_cache` bytes of weights or as much as `room` has, are used by turns: in a
+    block, too, the weights of a layer have left the processor's caches when it is its turn again.
+    Raises ModelError for a layer that edgespec cannot run.
+    """
+    depth = depth_on(device)
+    source = RandomLayers(_deeper(shape.config, depth), quantisation)
+    weights, stored = source.size
+    wanted = math.ceil(beyond_cache / (stored * depth))
+    copies = max(1, min(wanted, _MOST_COPIES, room // (stored * depth)))
+    blocks = [_block(source, depth, dtype, device) for _ in range(copies)]
+    first_pass = _passes(blocks, 1, 0)
+    for _ in blocks:  # each one's first pass may still prepare something
+        first_pass()
+    tiny = RandomLayers(_deeper(_shrunk(shape.config), max(TINY)), quantisation)
+    works: dict[tuple[str, int], Callable[[], object]] = {
+        ("tiny", layers): _passes([_block(tiny, layers, dtype, device)], 1, 0) for layers in TINY
+    }
+    works |= {("rows", rows): _passes(blocks, rows, 0) for rows in ROWS}
+    works["seen", SEEN] = _passes(blocks, 1, SEEN)
+    found = timed(works, seconds())
+    del works, blocks, first_pass
+    _free(device)
+    return LayerTimes(
+        stored=stored,
+        weights=weights,
+        depth=depth,
+        passes={rows: found["rows", rows] for rows in ROWS},
+        tiny={layers: found["tiny", layers] for layers in TINY},
+        seen=found["seen", SEEN],
+    )
+
+
+def measure_draft(
+    folder: str, dtype: str, device: torch.device, seconds: float
+) -> dict[int, Sample]:
+    """By rows, a pass through the whole model in a folder and its output head, from an empty cache.
+
+    Raises ModelError for a folder that cannot be used.
+    """
+    checkpoint = Checkpoint(folder)
+    block = Block(checkpoint, 0, checkpoint.layers, dtype, device)
+    head = OutputHead(checkpoint, dtype, device, share=block)
+    found = timed({rows: _passes([block], rows, 0, head) for rows in ROWS}, seconds)
+    del block, head
+    _free(device)
+    return found
+
+
+def settled(device: torch.device) -> None:
+    """Wait until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class RandomLayers:
+    """A TensorSource (see model.source) of random weights: equal matrices are drawn once."""
+
+    path = Path("random weights")
+    mapped = False
+
+    def __init__(self, config: PretrainedConfig, quantisation: Quantisation) -> None:
+        """Layers of this configuration. Raises ModelError for one that no profile describes."""
+        self.config = config
+        self.quantisation = quantisation
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        self._shapes = {name: weight.shape for name, weight in model.named_parameters()}
+        if any(".experts." in name for name in self._shapes):
+            raise ModelError(
+                "a mixture of experts does not read all its weights in a pass, so its times are "
+                "no times a byte; measure with a dense model, or without --model"
+            )
+        self._linear = [
+            module.weight.shape
+            for module in model.model.layers[0].modules()
+            if isinstance(module, nn.Linear)
+        ]
+        self._plain: dict[torch.Size, torch.Tensor] = {}
+        self._packed: dict[torch.Size, dict[str, torch.Tensor]] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all parameters."""
+        return frozenset(self._shapes)
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers of the whole model."""
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(weights, bytes as packed) of the matrices of one layer."""
+        weights = sum(shape.numel() for shape in self._linear)
+        if self.quantisation.kind == "none":
+            return weights, 2 * weights
+        parts = [
+            part
+            for shape in self._linear
+            for part in stored_parts(self.quantisation, shape).values()
+        ]
+        return weights, sum(shape.numel() * dtype.itemsize for shape, dtype in parts)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A random tensor of the shape that the model has for `name`."""
+        shape = self._shapes[name]
+        if shape not in self._plain:
+            self._plain[shape] = _random(shape)
+        return self._plain[shape]
+
+    def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
+        """A random matrix in packed form; every caller gets memory of his own."""
+        if shape not in self._packed:
+            self._packed[shape] = pack(_random(shape), self.quantisation)
+        return {part: tensor.clone() for part, tensor in self._packed[shape].items()}
+
+
+def _random(shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16) * 0.02
+
+
+def _block(source: RandomLayers, layers: int, dtype: str, device: torch.device) -> Block:
+    """A block from the middle of the model: without embedding and final norm."""
+    return Block(source, 1, 1 + layers, dtype, device)
+
+
+def _passes(
+    blocks: list[Block], rows: int, seen: int, head: OutputHead | None = None
+) -> Callable[[], object]:
+    """One pass of `rows` rows behind `seen` cached ones, through the next block at each call."""
+    first = blocks[0]
+    device = first.device
+    inputs = torch.randn(rows, first.hidden_size).to(device, first.dtype)
+    if first.embedding is not None:
+        inputs = torch.zeros(rows, dtype=torch.int64, device=device)
+    places = torch.arange(seen, seen + rows, device=device)
+    mask = tree_mask(seen, torch.tril(torch.ones(rows, rows, dtype=torch.bool)).numpy(), device)
+    nothing = torch.zeros(0, dtype=torch.int64).numpy()
+    caches = [block.new_cache(seen + rows) for block in blocks]
+    for cache in caches:
+        cache.advance(seen)
+    turns: Iterator[int] = itertools.cycle(range(len(blocks)))
+
+    def work() -> None:
+        turn = next(turns)
+        caches[turn].gather(seen, nothing)
+        hidden = blocks[turn].forward(inputs, places, caches[turn], mask)
+        if head is not None:
+            assert hidden is not None, "nobody stopped it"
+            head.logits(hidden)
+        settled(device)
+
+    return work
+
+
+def _llama(name: str) -> LlamaConfig:
+    of = ARCHITECTURES[name]
+    return LlamaConfig(
+        vocab_size=1,
+        hidden_size=of.hidden,
+        intermediate_size=of.intermediate,
+        num_hidden_layers=of.layers,
+        num_attention_heads=of.heads,
+        num_key_value_heads=of.kv_heads,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def _deeper(config: PretrainedConfig, layers: int) -> PretrainedConfig:
+    """The configuration with room for a block of so many layers that is not at an end."""
+    config = copy.deepcopy(config)
+    kinds = getattr(config, "layer_types", None)
+    config.num_hidden_layers = layers + 2
+    if kinds:
+        config.layer_types = list(itertools.islice(itertools.cycle(kinds), layers + 2))
+    return config
+
+
+def _shrunk(config: PretrainedConfig) -> PretrainedConfig:
+    """The same kind of layer with matrices so small that reading them takes no time."""
+    config = copy.deepcopy(config)
+    grouped = config.num_key_value_heads < config.num_attention_heads
+    config.head_dim = head_dim(config)
+    config.hidden_size = config.intermediate_size = _TINY_WIDTH
+    config.num_attention_heads = 2
+    config.num_key_value_heads = 1 if grouped else 2
+    return config
+
+
+def _needed(shape: Shape, depth: int) -> int:
+    """Bytes that measuring this layer may take at once."""
+    _, stored = RandomLayers(_deeper(shape.config, 1), QUANTISATIONS["none"]).size
+    return (depth + _SPARE) * stored
+
+
+def _too_little(shape: Shape, depth: int, room: int) -> CapacityError:
+    return CapacityError(
+        f"measuring a layer of {shape.name} needs {_needed(shape, depth) / 2**30:.2f} GiB, and "
+        f"{room / 2**30:.2f} GiB are free; end other programs, or give a smaller model with --model"
+    )
+
+
+def shape_of(config: PretrainedConfig, name: str) -> Shape:
+    """A layer of this model. Raises ConfigError for a model that no layer can be cut out of."""
+    if not getattr(config, "num_key_value_heads", None):
+        raise ConfigError(f"{name} is no decoder whose layers edgespec runs")
+    return Shape(name, config)
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,427 @@
+"""Measures this device and makes a profile of it that says, figure by figure, how."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+
+import psutil
+import torch
+
+from edgespec import __version__
+from edgespec.config import Address, Quantisation
+from edgespec.daemon.bandwidths import (
+    CACHE_ROWS,
+    Rate,
+    disk_rate,
+    gather_rate,
+    memory_rate,
+    round_trips,
+)
+from edgespec.daemon.device import (
+    board_facts,
+    gpu_facts,
+    interface_speed,
+    last_level_cache,
+    warnings,
+)
+from edgespec.daemon.fitting import Fit, anyway, best_four_bit, by_layer, disturbed, fit
+from edgespec.daemon.kernels import sixteen_bit_type
+from edgespec.daemon.layer_times import (
+    SEEN,
+    TINY,
+    LayerTimes,
+    Shape,
+    check_room,
+    default_shape,
+    depth_on,
+    head_dim,
+    measure_draft,
+    measure_layer,
+    shape_of,
+)
+from edgespec.daemon.memory import Available, available_memory
+from edgespec.daemon.timing import shown
+from edgespec.errors import ConfigError
+from edgespec.model.block import compute_dtype
+from edgespec.model.device import best_device
+from edgespec.model.loader import Checkpoint
+from edgespec.net.zmq_transport import own_address_towards
+from edgespec.planning.cost_model import GROUP, packed_bytes
+from edgespec.planning.profile import ROWS, Figure, Profile, RowTable
+
+PAYLOAD = 0.936
+"""The share of an Ethernet's bits that TCP has for its payload."""
+ASSUMED_LATENCY = 0.25e-3
+ASSUMED_BITS = 1e9
+
+_SIXTEEN = "none"
+_MEMORY_SHARE = 0.03  # of the time that is there, for each of the two kinds of copying
+_DRAFT_SHARE = 0.15
+_MISLEADING = 0.5  # of a file in memory: reading it says nothing about the disk
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to measure. `model`, `draft`: folders, "" for none; `seconds`: about how long."""
+
+    name: str
+    cache: Path
+    model: str = ""
+    draft: str = ""
+    coordinator: Address | None = None
+    seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A device's profile, and what it was made of.
+
+    `shape`: the name of the model whose layer was measured. `stored`: bytes of the layer, and
+    `layer`: seconds of it by rows, for each quantisation ("none": 16 bit). `notes`: what a reader
+    of the figures should know.
+    """
+
+    profile: Profile
+    shape: str
+    stored: Mapping[str, int]
+    layer: Mapping[str, Mapping[int, float]]
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Session:
+    """What every step of one measurement needs."""
+
+    request: Request
+    say: Callable[[str], None]
+    device: torch.device = field(default_factory=best_device)
+    facts: dict[str, str] = field(default_factory=lambda: {**board_facts(), **gpu_facts()})
+    notes: list[str] = field(default_factory=list)
+    start: float = field(default_factory=time.perf_counter)
+    room: Available = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.room = available_memory(self.device.type)  # before anything is loaded
+
+    @property
+    def beyond_cache(self) -> int:
+        """Bytes of which most have left the caches when the last of them were used."""
+        return 2 * last_level_cache()
+
+    @property
+    def dtype(self) -> str:
+        """The 16-bit type that this device computes in."""
+        return sixteen_bit_type(self.device)
+
+    @property
+    def title(self) -> str:
+        """What people call the device."""
+        parts = ("board", "GPU") if "board" in self.facts else ("CPU", "GPU", "RAM")
+        found = ", ".join(self.facts[part] for part in parts if part in self.facts)
+        return found + (" of RAM" if "RAM" in parts else "")
+
+    @property
+    def conditions(self) -> str:
+        """How each origin begins."""
+        on = "CUDA" if self.device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+        more = [self.facts[name] for name in ("power mode", "GPU clock") if name in self.facts]
+        setting = ", ".join((f"torch {torch.__version__}", on, self.dtype, *more))
+        today = datetime.date.today().isoformat()
+        return (
+            f"measured on {today} by `edgespec profile` {__version__} on {self.title} ({setting}; "
+            "wall clock)"
+        )
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` for torch."""
+        return compute_dtype(self.dtype, self.device)
+
+    def left(self) -> float:
+        """Seconds of the time that was given."""
+        return _until(self.start + self.request.seconds)
+
+    def rate(self, measured: Callable[..., Rate], *what: object) -> Rate:
+        """One of the two kinds of copying."""
+        return measured(
+            self.device,
+            *what,
+            room=self.room.bytes,
+            beyond_cache=self.beyond_cache,
+            seconds=_MEMORY_SHARE * self.request.seconds,
+        )
+
+
+def measure(
+    request: Request,
+    usable: Sequence[str],
+    unusable: Mapping[str, str],
+    say: Callable[[str], None],
+) -> Measured:
+    """Measure this device, telling `say` what is being done.
+
+    `usable`: names of the quantisations that run here, one of 4 bits among them; `unusable`: why
+    the others do not. Raises ModelError for models that cannot be used, CapacityError if there is
+    too little memory, PeerLost if the coordinator does not answer.
+    """
+    session = _Session(request, say)
+    depth = depth_on(session.device)
+    room = session.room.bytes
+    if request.model:
+        shape = shape_of(Checkpoint(request.model).config, Path(request.model).name)
+        check_room(shape, room, depth)
+    else:
+        shape = default_shape(room, depth)
+    latency, bandwidth = _link(session)
+    say("reading memory")
+    memory = session.rate(memory_rate)
+    say("moving cache rows")
+    heads = int(shape.config.num_key_value_heads)
+    gather = session.rate(gather_rate, session.torch_dtype, heads, head_dim(shape.config))
+    say("reading the disk")
+    disk = _disk(session)
+    draft = _draft(session)
+    times = _layers(session, shape, usable)
+    chosen = best_four_bit(times)
+    found = fit(times, chosen, memory.per_second)
+    session.notes += warnings()
+    if ratio := disturbed(times):
+        session.notes.append(
+            f"some passes took {ratio:.1f} times as long as the fastest of their kind: something "
+            "else ran here; end it and measure again, or take more --seconds"
+        )
+    profile = Profile(
+        name=request.name,
+        title=session.title,
+        memory_bytes=Figure(room, f"{session.conditions}: {session.room.source}"),
+        memory_bandwidth=Figure(
+            _tidy(memory.per_second),
+            f"{session.conditions}, not that of a data sheet: the sum of {memory.bytes / 1e9:.3g} "
+            f"GB of float32; {memory.sample}",
+        ),
+        four_bit=_four_bit(session, shape, times, found, chosen),
+        sixteen_bit=_table(session, shape, times, found, _SIXTEEN),
+        layer_seconds=_layer_seconds(session, shape, times, found, chosen),
+        copy_bandwidth=_copy_bandwidth(session, shape, times, gather),
+        link_latency=latency,
+        link_bandwidth=bandwidth,
+        quantisation=chosen,
+        quantisations={
+            name: _table(session, shape, times, found, name) for name in times if name != _SIXTEEN
+        },
+        unusable=dict(unusable),
+        disk_bandwidth=disk,
+        draft_seconds=draft,
+        board=session.facts,
+    )
+    stored = {name: one.stored for name, one in times.items()}
+    layer = {name: by_layer(one) for name, one in times.items()}
+    return Measured(profile, shape.name, stored, layer, tuple(session.notes))
+
+
+# --- steps --------------------------------------------------------------------------------------
+
+
+def _layers(session: _Session, shape: Shape, usable: Sequence[str]) -> dict[str, LayerTimes]:
+    """A layer with each quantisation; what time is left is shared equally."""
+    names = (_SIXTEEN, *(name for name in usable if name != _SIXTEEN))
+    times = {}
+    for number, name in enumerate(names):
+        session.say(f"a layer of {shape.name}, {_called(name)} ({number + 1} of {len(names)})")
+        end = time.perf_counter() + session.left() / (len(names) - number)
+        times[name] = measure_layer(
+            shape,
+            Quantisation.parse(name),
+            session.dtype,
+            session.device,
+            beyond_cache=session.beyond_cache,
+            room=session.room.bytes // 4,
+            seconds=partial(_until, end),
+        )
+    return times
+
+
+def _until(end: float) -> float:
+    return max(0.0, end - time.perf_counter())
+
+
+def _disk(session: _Session) -> Figure | None:
+    try:
+        found = disk_rate(session.request.cache)
+    except ConfigError as problem:
+        session.notes.append(str(problem))
+        return None
+    if found.cached > _MISLEADING:
+        session.notes.append(
+            f"no figure for the disk: {found.cached:.0%} of a file just written in {found.folder} "
+            "stayed in memory, so that reading it says nothing (is that folder in RAM?)"
+        )
+        return None
+    rate = found.rate
+    origin = (
+        f"{session.conditions}: one reading of {rate.bytes / 1e6:.0f} MB, just written to "
+        f"{found.folder}, after the kernel was asked to forget them; {found.cached:.0%} of it "
+        "was still in memory"
+    )
+    return Figure(_tidy(rate.per_second), origin)
+
+
+def _draft(session: _Session) -> RowTable | None:
+    folder = session.request.draft
+    if not folder:
+        return None
+    session.say("the draft model")
+    seconds = _DRAFT_SHARE * session.request.seconds
+    found = measure_draft(folder, session.dtype, session.device, seconds)
+    origin = (
+        f"{session.conditions}: one forward pass of {Path(folder).name}, output head included, "
+        f"from an empty cache; at 1 row {found[1]}; at 64 rows {found[64]}; more rows taken to "
+        "last no less than fewer"
+    )
+    return _row_table(accumulate((found[rows].median for rows in ROWS), max), origin)
+
+
+def _link(session: _Session) -> tuple[Figure, Figure]:
+    """(latency, bandwidth) of the link to the coordinator; what was not measured is assumed."""
+    coordinator = session.request.coordinator
+    if coordinator is None:
+        latency = Figure(
+            ASSUMED_LATENCY,
+            "assumed, not measured: one TCP message over 1 Gbit/s Ethernet and one switch; give "
+            "--coordinator HOST:PORT to measure it",
+        )
+        return latency, _link_bandwidth("")
+    session.say(f"the link to {coordinator}")
+    trips = round_trips(coordinator)
+    own = own_address_towards(coordinator)
+    if own.startswith("127."):
+        session.notes.append(
+            f"the coordinator at {coordinator} is on this machine: link_latency says nothing about "
+            "a network"
+        )
+    origin = (
+        f"{session.conditions}: half of the way there and back of a status request to the "
+        f"coordinator at {coordinator}; there and back: {trips}"
+    )
+    return Figure(_tidy(trips.median / 2), origin), _link_bandwidth(interface_of(own))
+
+
+def _link_bandwidth(interface: str) -> Figure:
+    told = interface_speed(interface)
+    if told is None:
+        what = "1 Gbit/s Ethernet, as the network interface does not tell its speed"
+        bits = ASSUMED_BITS
+    else:
+        what, bits = f"the {told[1] / 1e6:.0f} Mbit/s of {told[0]}", told[1]
+    return Figure(round(PAYLOAD * bits / 8), f"assumed, not measured: what TCP carries over {what}")
+
+
+def interface_of(own: str) -> str:
+    """The network interface that has this address; "" if none has."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == own for address in addresses):
+            return str(name)
+    return ""
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+
+def _tidy(value: float) -> float:
+    """Four significant digits, more than a measurement deserves; whole if they are."""
+    rounded = float(f"{value:.4g}")
+    return int(rounded) if rounded >= 1 and rounded.is_integer() else rounded
+
+
+def _row_table(seconds: Iterable[float], origin: str) -> RowTable:
+    return RowTable(tuple(map(_tidy, seconds)), origin)
+
+
+def _called(name: str) -> str:
+    return "16 bit" if name == _SIXTEEN else name
+
+
+def _table(
+    session: _Session, shape: Shape, times: Mapping[str, LayerTimes], found: Fit, name: str
+) -> RowTable:
+    one = times[name]
+    copies = f"{one.depth} layers at a time" if one.depth > 1 else "by turns with copies of it"
+    raised = ", ".join(map(str, found.raised[name]))
+    origin = (
+        f"{session.conditions}: a layer of {shape.name} with random weights, {_called(name)}, "
+        f"{one.stored} bytes, {copies}, without layer_seconds; passes at 1 row: {one.passes[1]}, "
+        f"at 64 rows: {one.passes[64]}"
+        + (f"; raised to what fewer rows took: {raised} rows" if raised else "")
+    )
+    return _row_table(found.tables[name], origin)
+
+
+def _four_bit(
+    session: _Session,
+    shape: Shape,
+    times: Mapping[str, LayerTimes],
+    found: Fit,
+    chosen: str,
+) -> RowTable:
+    """The chosen quantisation's table, for bytes as cost models count them."""
+    own = _table(session, shape, times, found, chosen)
+    one = times[chosen]
+    ratio = one.stored / packed_bytes(one.weights, 4)
+    origin = (
+        f"{chosen}, the fastest of 4 bits over 1 to 16 rows, which segments have, times "
+        f"{ratio:.4f}: it stores {8 * one.stored / one.weights:.2f} bits a weight where cost "
+        f"models charge {8 * packed_bytes(GROUP, 4) / GROUP:.2f}; {own.origin}"
+    )
+    return _row_table((seconds * ratio for seconds in found.tables[chosen]), origin)
+
+
+def _layer_seconds(
+    session: _Session,
+    shape: Shape,
+    times: Mapping[str, LayerTimes],
+    found: Fit,
+    chosen: str,
+) -> Figure:
+    few, many = TINY
+    tiny = times[chosen].tiny
+    slope, _ = anyway(times[chosen])
+    origin = (
+        f"{session.conditions}: 1 row through blocks of {few} and of {many} layers like those of "
+        f"{shape.name} with tiny matrices, {chosen}: the difference of the fastest runs, divided "
+        f"by {many - few} ({few}: {tiny[few]}; {many}: {tiny[many]})"
+    )
+    if found.layer_seconds < slope:
+        origin += (
+            f"; {shown(slope)} a layer, lowered to what the measured layers leave when their "
+            "bytes have been read at memory_bandwidth, as the two overlap"
+        )
+    return Figure(_tidy(found.layer_seconds), origin)
+
+
+def _copy_bandwidth(
+    session: _Session, shape: Shape, times: Mapping[str, LayerTimes], gather: Rate
+) -> Figure:
+    """The slower one of gathering rows and attending to them, as one figure stands for both."""
+    of = times[_SIXTEEN]
+    more = (of.seen.median - of.passes[1].median) / of.depth
+    slowest = gather.per_second
+    attention = "attention over cached rows took no time that could be measured"
+    if more > 0:
+        read = SEEN * shape.kv_bytes / more
+        slowest = min(slowest, read)
+        attention = (
+            f"attention of 1 row reads {SEEN} cached rows of a layer of {shape.name} at "
+            f"{read / 1e9:.3g} GB/s (a pass with them: {of.seen})"
+        )
+    origin = (
+        f"{session.conditions}: the slower one of two: a gather moves cache rows at "
+        f"{gather.per_second / 1e9:.3g} GB/s, bytes read and bytes written counted (every second "
+        f"of {CACHE_ROWS} rows; {gather.sample}); {attention}"
+    )
+    return Figure(_tidy(slowest), origin)

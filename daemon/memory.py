@@ -1,0 +1,74 @@
+"""How much memory models can really have here: from the system, its control groups, or the GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from edgespec.daemon.device import ROOT, is_jetson, system_text
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """Bytes that can be had now, and who says so."""
+
+    bytes: int
+    source: str
+
+
+def available_memory(device_type: str = "cpu", root: Path = ROOT) -> Available:
+    """What a model on a device of this type ("cpu" or "cuda") can take now.
+
+    A GPU that shares the RAM (Jetson) has what the system has: its driver counts pages that the
+    system would give back as taken. A GPU with memory of its own is asked itself.
+    """
+    if device_type == "cuda" and not _is_unified(root):
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        return Available(free, f"free of the GPU's {total / 2**30:.1f} GiB, by its driver")
+    return min(_limits(root), key=lambda limit: limit.bytes)
+
+
+def _is_unified(root: Path) -> bool:
+    import torch
+
+    integrated = getattr(torch.cuda.get_device_properties(0), "is_integrated", 0)
+    return bool(integrated) or is_jetson(root)
+
+
+def _limits(root: Path) -> Iterator[Available]:
+    found = re.search(
+        r"^MemAvailable:\s*(\d+) kB", system_text(root / "proc/meminfo"), re.MULTILINE
+    )
+    if found:
+        yield Available(int(found[1]) * 1024, "MemAvailable of /proc/meminfo")
+    else:
+        yield Available(int(psutil.virtual_memory().available), "the system's available memory")
+    for line in system_text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers == "":
+            names = ("memory.max", "memory.current", "inactive_file")
+            yield from _group_limits(root / "sys/fs/cgroup", path, *names)
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _group_limits(root / "sys/fs/cgroup/memory", path, *names)
+
+
+def _group_limits(
+    mount: Path, path: str, limit_file: str, usage_file: str, cached: str
+) -> Iterator[Available]:
+    """What each control group from this one up to the root leaves; file cache is given back."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    for depth in range(len(parts), -1, -1):
+        folder = mount.joinpath(*parts[:depth])
+        limit, usage = system_text(folder / limit_file), system_text(folder / usage_file)
+        if not limit.isdecimal() or not usage.isdecimal():
+            continue  # "max", or a group that this container does not show
+        cache = re.search(rf"^{cached} (\d+)$", system_text(folder / "memory.stat"), re.MULTILINE)
+        free = int(limit) - int(usage) + (int(cache[1]) if cache else 0)
+        yield Available(max(0, free), f"{limit_file} of the control group {path} less its use")

@@ -1,0 +1,148 @@
+"""Obtaining a block: from the cache, from a model on this machine, or from the coordinator."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.config import Address, Quantisation
+from edgespec.daemon.blocks import BlockKey, BlockLibrary
+from edgespec.daemon.ring_model import Say, quantising
+from edgespec.errors import ModelError, RemoteProtocolError
+from edgespec.machines.transfer import TransferProgress
+from edgespec.model.block_folder import CONFIG, BlockFolder, put_file
+from edgespec.model.loader import Checkpoint, fingerprint
+from edgespec.model.manifest import Manifest, manifest_of
+from edgespec.model.source import TensorSource
+from edgespec.net.block_transfer import fetch_block
+from edgespec.wire.messages import Assign, BlockOffer
+
+log = logging.getLogger("edgespec")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The block that this stage was assigned, and whom to tell how far it is.
+
+    `coordinator`: where it is reached. `stop()`: whether nobody wants the block any more.
+    """
+
+    assign: Assign
+    coordinator: Address
+    say: Say
+    stop: Callable[[], bool]
+
+    @property
+    def key(self) -> BlockKey:
+        """What tells the block from others."""
+        place = self.assign
+        quantisation = Quantisation.parse(place.quantisation)
+        return BlockKey(place.fingerprint, place.first, place.end, quantisation)
+
+    def checked(self, done: int, total: int) -> None:
+        """Progress of reading a file again."""
+        self.say(f"checking the block on disk: {done * 100 // max(total, 1)} %")
+
+
+def obtain(wanted: Wanted, model: str, cache: str) -> TensorSource:
+    """The tensors of a block. `model`: where the user says it is, "" for wherever it is found.
+
+    Looked for in this order: the cache (folder `cache`, "" for the user's own), the folder that
+    the coordinator names, if it is here too and holds the same model, and the coordinator itself.
+    Raises ModelError for a model that cannot be used or is another one; ConfigError and
+    CapacityError for what the disk refuses; PeerLost if the coordinator stops sending.
+    """
+    library = BlockLibrary(cache)
+    if model:
+        return _from_model(wanted, model, library)
+    kept = library.find(wanted.key, wanted.checked)
+    if kept is not None:
+        log.info("the block is in %s", kept.path)
+        return _block(wanted, kept)
+    named = wanted.assign.model
+    if Path(named).is_dir():
+        try:
+            return _from_model(wanted, named, library)
+        except ModelError as problem:
+            log.info("not using %s here: %s", named, problem)
+    return _from_coordinator(wanted, library)
+
+
+def _from_model(wanted: Wanted, model: str, library: BlockLibrary) -> TensorSource:
+    """From a model folder, hub id or folder of block files on this machine."""
+    key = wanted.key
+    made = manifest_of(model)
+    if made is not None:
+        if not key.fits(made):
+            raise ModelError(
+                f"{model} does not hold layers {key.first} to {key.end - 1} in "
+                f"{key.quantisation.name} of the model that the coordinator runs "
+                f"({wanted.assign.model}); leave --model out, and the coordinator sends them"
+            )
+        return _block(wanted, BlockFolder(Path(model)))
+    if fingerprint(model) != key.fingerprint:
+        raise ModelError(
+            f"the model in {model} is not the one that the coordinator runs "
+            f"({wanted.assign.model}); leave --model out, and the coordinator sends the layers"
+        )
+    source = quantising(Checkpoint(model), key.quantisation)
+    if key.quantisation.kind == "none":
+        return source
+    how = key.quantisation.name
+    return _block(
+        wanted,
+        library.make(
+            source,
+            key,
+            lambda done, total: wanted.say(f"quantising to {how}: {done} of {total} layers"),
+        ),
+    )
+
+
+def _from_coordinator(wanted: Wanted, library: BlockLibrary) -> TensorSource:
+    key, place = wanted.key, wanted.assign
+    source = Address(wanted.coordinator.host, place.blocks_port)
+    with library.begin(key, 0) as incoming:
+        if incoming.found is not None:
+            return _block(wanted, incoming.found)
+        fetched = fetch_block(
+            source,
+            place.ring_key.encode(),
+            place.stage,
+            lambda offer: incoming.folder / _file_of(offer, key),
+            lambda progress: wanted.say(described(progress)),
+            wanted.stop,
+        )
+        put_file(fetched.config_text.encode(), incoming.folder / CONFIG)
+        manifest = Manifest.from_dict(json.loads(fetched.manifest_text))
+        return _block(wanted, incoming.finish(manifest, wanted.checked))
+
+
+def _file_of(offer: BlockOffer, key: BlockKey) -> str:
+    """The name of the offered file, which must be of the block that is wanted."""
+    try:
+        manifest = Manifest.from_dict(json.loads(offer.manifest))
+        place = manifest.split.index((key.first, key.end))
+    except (ValueError, RecursionError, ModelError) as problem:
+        raise RemoteProtocolError(f"the coordinator offered no usable block: {problem}") from None
+    if not key.fits(manifest):
+        raise RemoteProtocolError("the coordinator offered a block of another model")
+    return manifest.blocks[place].name
+
+
+def _block(wanted: Wanted, folder: BlockFolder) -> TensorSource:
+    return folder.block(wanted.key.first, wanted.key.end, wanted.checked)
+
+
+def described(progress: TransferProgress) -> str:
+    """How far a transfer is, for a person."""
+    if not progress.total:
+        return progress.text
+    left = f", {progress.left:.0f} s left" if progress.left < 1e6 else ""
+    return (
+        f"receiving the block: {progress.done / 1e6:.0f} of {progress.total / 1e6:.0f} MB, "
+        f"{progress.rate / 1e6:.1f} MB/s{left}"
+    )

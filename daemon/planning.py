@@ -1,0 +1,268 @@
+"""Planning: from the names and files that a user gives to a problem; a plan's speed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgespec.config import Quantisation
+from edgespec.daemon.bundled import bundled
+from edgespec.daemon.profiles import profile_named
+from edgespec.errors import ConfigError
+from edgespec.model.manifest import manifest_of
+from edgespec.planning.architecture import Architecture, architecture_of, longest_context
+from edgespec.planning.cost_model import (
+    ARCHITECTURES,
+    COST_MODELS,
+    NO_DRAFT,
+    DraftCosts,
+    draft_costs_of,
+)
+from edgespec.planning.memory import Device, PlannedModel
+from edgespec.planning.plan import Plan
+from edgespec.planning.profile import Figure, Profile, RowTable
+
+DEFAULT_QUANTISATION = "int4"
+DEFAULT_CONTEXT = 4096
+DISCOVERED = "discovered"
+"""Reserved: the devices that a running cluster knows of."""
+
+_KEYS = ("name", "profile", "memory_bytes", "coordinator")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A model as asked for. `context`: the most that it takes, 0 if nobody knows.
+
+    `split`: layers of the stages that a folder of block files is cut into, () for other models.
+    """
+
+    model: PlannedModel
+    context: int
+    split: tuple[int, ...]
+
+
+def asked_model(model: str, quant: str, draft: str, draft_quant: str) -> Asked:
+    """A model folder, a folder of block files or the name of a cost model, with its draft.
+
+    `quant` "": as the block files have it, or int4. `draft` "": none, or that of the cost model.
+    Raises ConfigError for what cannot be read or is not known.
+    """
+    drafting = _draft(draft, draft_quant)
+    if Path(model).is_dir():
+        return _folder(Path(model), quant, drafting)
+    if model not in COST_MODELS:
+        raise ConfigError(
+            f"there is no model folder {model!r}, and no cost model of that name; give a folder "
+            f"with a config.json, or one of: {', '.join(COST_MODELS)}"
+        )
+    of = ARCHITECTURES[model.removesuffix("-eagle")]
+    quantisation = Quantisation.parse(quant or DEFAULT_QUANTISATION)
+    published = COST_MODELS[model].draft
+    return Asked(PlannedModel(model, of, quantisation, drafting or published), 0, ())
+
+
+def chosen_context(asked: Asked, context: int) -> int:
+    """`context`, or the default for 0. Raises ConfigError for more than the model takes."""
+    if asked.context and context > asked.context:
+        raise ConfigError(
+            f"context is {context} and {asked.model.name} takes {asked.context} tokens; give at "
+            "most that"
+        )
+    return context or min(DEFAULT_CONTEXT, asked.context or DEFAULT_CONTEXT)
+
+
+def devices_of(text: str) -> tuple[Device, tuple[Device, ...]]:
+    """The coordinator and the other devices, from a devices file or names of profiles.
+
+    A path (with a "/" or ending in .json) to a JSON list is a devices file; everything else is
+    PROFILE or N*PROFILE, with commas between them, the coordinator's first. Raises ConfigError.
+    """
+    if text.strip() == DISCOVERED:
+        raise ConfigError(
+            "this version cannot discover devices; write them into a JSON file: "
+            '[{"name": ..., "profile": ...}, ...], or name their profiles'
+        )
+    listed = _listed(text)
+    devices, coordinator = _named(text) if listed is None else _described(listed, text)
+    return devices[coordinator], tuple(devices[:coordinator] + devices[coordinator + 1 :])
+
+
+def measured_share(profile: Profile) -> tuple[int, int]:
+    """How many of a profile's figures were measured on a device, of how many."""
+    figures = [
+        entry
+        for entry in (getattr(profile, name) for name in profile.__slots__)
+        if isinstance(entry, Figure | RowTable)
+    ]
+    return sum(figure.origin.startswith("measured") for figure in figures), len(figures)
+
+
+def speculative_speed(plan: Plan) -> float | None:
+    """Tokens a second that `adaptive` reaches on the plan in virtual time, with the bundled pair.
+
+    None without a draft, and for more stages than the bundled model has layers. Takes seconds.
+    """
+    from edgespec.bench.simulated import Setup, play
+    from edgespec.bench.workloads import Prompt
+    from edgespec.verify.sampling import Sampling
+
+    base = bundled("base")
+    layers = architecture_of(_read_object(Path(base) / "config.json"), base).layers
+    if not plan.problem.model.draft.layers or len(plan.split) > layers:
+        return None
+    prompts = tuple(Prompt(str(n), "", (text,)) for n, text in enumerate(QUESTIONS))
+    setup = Setup(
+        model=base,
+        draft=bundled("draft"),
+        dtype="float64",
+        profiles=tuple(place.device.profile for place in plan.places),
+        cost_model=plan.problem.model.costs,
+        link=None,
+        prompts=prompts,
+        max_new_tokens=40,
+        sampling=Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0),
+        split=plan.split,
+    )
+    return play(setup, "adaptive").speed
+
+
+QUESTIONS = (
+    "Question: Nina buys 4 bags of apples with 6 apples in each bag. She eats 5 apples. How many "
+    "apples are left?\nAnswer:",
+    "Question: A bus has 40 seats. 3 groups of 9 children get on. How many seats stay free?\n"
+    "Answer:",
+    "Question: Paul saves 7 dollars a week for 8 weeks and then spends 20 dollars on a book. How "
+    "much money does he have?\nAnswer:",
+    "Question: A baker makes 5 trays of 12 rolls and sells 38 rolls. He packs the rest in bags of "
+    "2. How many bags does he fill?\nAnswer:",
+)
+"""Written for this; no benchmark reports on them."""
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+def _folder(folder: Path, quant: str, drafting: DraftCosts | None) -> Asked:
+    of, config, where = _architecture(folder)
+    made = manifest_of(folder)
+    if made is not None and quant and quant != made.quantisation.name:
+        raise ConfigError(
+            f"{folder} holds block files in {made.quantisation.name}, not {quant}; leave --quant "
+            "out, or give the folder of the original model"
+        )
+    quantisation = made.quantisation if made else Quantisation.parse(quant or DEFAULT_QUANTISATION)
+    split = made.layers_of_stages if made else ()
+    name = folder.resolve().name
+    model = PlannedModel(name, of, quantisation, drafting or NO_DRAFT)
+    return Asked(model, longest_context(config, where), split)
+
+
+def _draft(folder: str, quant: str) -> DraftCosts | None:
+    if not folder:
+        return None
+    if not Path(folder).is_dir():
+        raise ConfigError(f"there is no draft folder {folder!r}; give one with a config.json")
+    of, _, _ = _architecture(Path(folder))
+    return draft_costs_of(Path(folder).resolve().name, of, Quantisation.parse(quant))
+
+
+def _architecture(folder: Path) -> tuple[Architecture, dict[str, object], str]:
+    file = folder / "config.json"
+    config = _read_object(file)
+    return architecture_of(config, str(file)), config, str(file)
+
+
+def _read_object(file: Path) -> dict[str, object]:
+    content = _read_json(file)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} does not hold a JSON object; download the model again")
+    return content
+
+
+def _read_json(file: Path) -> object:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise ConfigError(f"cannot read {file}: {problem.strerror}") from None
+    except (ValueError, RecursionError) as problem:
+        raise ConfigError(f"{file} is not JSON in UTF-8: {problem}") from None
+
+
+# --- devices ------------------------------------------------------------------------------------
+
+
+def _listed(text: str) -> list[object] | None:
+    """The content of a devices file; None if `text` is no path, or that of a profile."""
+    if "," in text or not ("/" in text or text.endswith(".json")):
+        return None
+    if "*" in text and not Path(text).is_file():
+        return None  # N*PATH
+    content = _read_json(Path(text))
+    return content if isinstance(content, list) else None
+
+
+def _named(text: str) -> tuple[list[Device], int]:
+    """Devices from names of profiles; what occurs more than once is numbered."""
+    profiles: list[Profile] = []
+    for part in text.split(","):
+        count, star, name = part.strip().partition("*")
+        if not star:
+            count, name = "1", count
+        if not (count.isascii() and count.isdecimal() and 0 < int(count[:4]) < 1000):
+            raise ConfigError(f"{part.strip()!r} names no devices; give PROFILE or N*PROFILE")
+        profiles += [profile_named(name.strip())] * int(count)
+    total = Counter(profile.name for profile in profiles)
+    seen: Counter[str] = Counter()
+    devices = []
+    for profile in profiles:
+        seen[profile.name] += 1
+        number = f"#{seen[profile.name]}" if total[profile.name] > 1 else ""
+        devices.append(Device(profile.name + number, profile))
+    return devices, 0
+
+
+def _described(listed: list[object], file: str) -> tuple[list[Device], int]:
+    """Devices from a file's list, and which of them is the coordinator."""
+    devices: list[Device] = []
+    coordinators: list[int] = []
+    for number, entry in enumerate(listed):
+        where = f"{file}: device {number + 1}"
+        device, coordinator = _device(entry, where)
+        if any(device.name == other.name for other in devices):
+            raise ConfigError(f"{where}: the name {device.name!r} is taken; name each differently")
+        devices.append(device)
+        coordinators += [number] * coordinator
+    if not devices or len(coordinators) > 1:
+        raise ConfigError(
+            f"{file}: {len(devices)} devices, {len(coordinators)} of them the coordinator; give at "
+            "least two, at most one of them with coordinator true"
+        )
+    return devices, coordinators[0] if coordinators else 0
+
+
+def _device(entry: object, where: str) -> tuple[Device, bool]:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where} is {entry!r}; it must be an object with: {', '.join(_KEYS)}")
+    unknown = [repr(key) for key in entry if key not in _KEYS]
+    if unknown:
+        raise ConfigError(
+            f"{where} has unknown keys: {', '.join(unknown)}; known ones: {', '.join(_KEYS)}"
+        )
+    for key in ("name", "profile"):
+        if not isinstance(entry.get(key), str) or not entry[key].strip():
+            raise ConfigError(f"{where}: {key} is {entry.get(key)!r}; it must be a text")
+    coordinator = entry.get("coordinator", False)
+    if not isinstance(coordinator, bool):
+        raise ConfigError(f"{where}: coordinator is {coordinator!r}; it must be true or false")
+    profile = profile_named(entry["profile"])
+    if "memory_bytes" in entry:
+        memory = entry["memory_bytes"]
+        if not isinstance(memory, int) or isinstance(memory, bool) or not 0 < memory < 2**60:
+            raise ConfigError(
+                f"{where}: memory_bytes is {memory!r}; it must be a whole number of bytes"
+            )
+        profile = replace(profile, memory_bytes=Figure(memory, f"given in {where}"))
+    return Device(entry["name"], profile), coordinator

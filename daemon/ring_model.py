@@ -1,0 +1,97 @@
+"""Ring model: what the coordinator knows of the model that it runs, and the blocks it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edgespec.config import CoordinatorConfig, Quantisation
+from edgespec.daemon.blocks import BlockKey, BlockLibrary
+from edgespec.errors import ConfigError
+from edgespec.model.block_folder import CONFIG, BlockFolder
+from edgespec.model.hub import local_folder
+from edgespec.model.loader import Checkpoint, fingerprint
+from edgespec.model.manifest import MANIFEST, manifest_of
+from edgespec.model.quantised.source import QuantisingSource
+from edgespec.model.source import TensorSource
+from edgespec.net.block_server import ServedBlock
+from edgespec.wire.messages import Assign
+
+Say = Callable[[str], None]
+
+
+class RingModel:
+    """A model folder, a hub id, or a folder of block files: where head, tokenizer, blocks are."""
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        """Raises ModelError if it cannot be used."""
+        self._quantisation = config.quantisation
+        self._library = BlockLibrary(config.cache)
+        self._made = BlockFolder(Path(config.model)) if manifest_of(config.model) else None
+        self._checkpoint: Checkpoint | None = None
+        if self._made is not None:
+            self.fingerprint = self._made.manifest.fingerprint
+            self.head: TensorSource = self._made.head()
+        else:
+            self._checkpoint = Checkpoint(config.model)
+            self.fingerprint = fingerprint(config.model)
+            self.head = self._checkpoint
+        self.tokenizer = local_folder(config.model)
+        """The folder with the tokenizer's files."""
+        here = Path(config.model)
+        self.name = str(here.resolve()) if here.is_dir() else config.model
+        """What stages are told: a path that they may have too, or the hub id."""
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers of the model."""
+        return int(self.head.config.num_hidden_layers)
+
+    def context_length(self, wanted: int) -> int:
+        """Tokens that a request may have: `wanted`, or 0 for as many as the model takes.
+
+        Raises ConfigError if the model takes fewer.
+        """
+        most = int(self.head.config.max_position_embeddings)
+        if wanted > most:
+            raise ConfigError(
+                f"a context of {wanted} tokens is more than {self.name} takes; the most is {most}"
+            )
+        return wanted or most
+
+    def serving(self, places: Sequence[Assign]) -> Callable[[int, Say], ServedBlock]:
+        """What makes or finds the block of a stage, counted from 1, for a BlockServer."""
+
+        def prepare(stage: int, say: Say) -> ServedBlock:
+            if not 1 <= stage <= len(places):
+                raise ConfigError(f"this ring has no stage {stage}, only 1 to {len(places)}")
+            return self._block(places[stage - 1], say)
+
+        return prepare
+
+    def _block(self, place: Assign, say: Say) -> ServedBlock:
+        folder = self._made or self._found_or_made(place, say)
+        (entry,) = (
+            block
+            for block in folder.manifest.blocks
+            if (block.first, block.end) == (place.first, place.end)
+        )
+        folder.verify(entry, lambda done, total: say(f"checking it: {done * 100 // total} %"))
+        texts = [(folder.path / name).read_text(encoding="utf-8") for name in (MANIFEST, CONFIG)]
+        return ServedBlock(folder.path / entry.name, *texts, entry.sha256, entry.bytes)
+
+    def _found_or_made(self, place: Assign, say: Say) -> BlockFolder:
+        assert self._checkpoint is not None, "it is a checkpoint, or it was made"
+        key = BlockKey(self.fingerprint, place.first, place.end, self._quantisation)
+        return self._library.make(
+            quantising(self._checkpoint, self._quantisation),
+            key,
+            lambda done, total: say(f"preparing layer {done} of {total}"),
+        )
+
+
+def quantising(checkpoint: Checkpoint, quantisation: Quantisation) -> TensorSource:
+    """The checkpoint, quantised on the way if that is wanted."""
+    if quantisation.kind == "none":
+        return checkpoint
+    return QuantisingSource(checkpoint, quantisation)

@@ -1,0 +1,83 @@
+"""Timing work: several runs of each piece in turn, within a budget of time; medians and spreads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
+
+LEAST_RUNS = 3
+"""Runs of each piece of work behind the one that warms it up, if OVERRUN allows it."""
+OVERRUN = 2
+"""Times the budget after which fewer runs, but at least one, have to do."""
+MOST_RUNS = 1000
+BURST_SECONDS = 0.02
+"""Short work is repeated for so long before it is the next piece's turn."""
+
+Clock = Callable[[], float]
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How long the runs of one piece of work took, in seconds."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def least(self) -> float:
+        """The one that nothing disturbed, as far as that happened at all."""
+        return min(self.seconds)
+
+    @property
+    def median(self) -> float:
+        """The middle one: a run that something else disturbed does not count."""
+        return median(self.seconds)
+
+    def __str__(self) -> str:
+        return (
+            f"median of {len(self.seconds)} runs, {shown(self.least)} to {shown(max(self.seconds))}"
+        )
+
+
+def timed(
+    works: Mapping[Key, Callable[[], object]], seconds: float, clock: Clock = time.perf_counter
+) -> dict[Key, Sample]:
+    """Run every piece of work by turns for about `seconds` in all.
+
+    By turns, so that what changes while they are measured (clocks, heat, other processes) meets
+    all of them. Each piece must be done when it returns. One run of each comes first and does not
+    count.
+    """
+    start = clock()
+    runs: dict[Key, list[float]] = {key: [] for key in works}
+    for work in works.values():
+        work()
+    while True:
+        for key, work in works.items():
+            runs[key] += _burst(work, clock)
+        fewest, elapsed = min(map(len, runs.values())), clock() - start
+        limit = seconds if fewest >= LEAST_RUNS else OVERRUN * seconds
+        if elapsed >= limit or fewest >= MOST_RUNS:
+            break
+    return {key: Sample(tuple(measured)) for key, measured in runs.items()}
+
+
+def _burst(work: Callable[[], object], clock: Clock) -> list[float]:
+    found: list[float] = []
+    start = before = clock()
+    while not found or before - start < BURST_SECONDS:
+        work()
+        after = clock()
+        found.append(after - before)
+        before = after
+    return found
+
+
+def shown(seconds: float) -> str:
+    """A time with its unit, three digits."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"

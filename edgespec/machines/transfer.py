@@ -1,0 +1,440 @@
+"""Block receiver: fetches a block file piece by piece, verifies it, goes on after any cut.
+
+A file is hashed in chunks and travels in pieces of a chunk. See docs/transfer.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+from edgespec.errors import ConfigError, EdgespecError, PeerLost, RemoteProtocolError
+from edgespec.machines.events import Tick
+from edgespec.wire.codec import HASH_BYTES
+from edgespec.wire.messages import (
+    BlockOffer,
+    BlockPreparing,
+    BlockRefused,
+    BlockRequest,
+    Message,
+    Piece,
+    PieceRequest,
+)
+
+WINDOW = 4
+"""Pieces of a chunk, and the most that are asked for at once: a cut costs one chunk at most."""
+
+ASK_S = 2.0
+"""A receiver without an offer asks again after this, which also shows that it still waits."""
+
+RETRY_S = 8.0
+"""Without a new piece for this long, a receiver asks again. A cut connection is noticed at once:
+this is for pieces that a sender dropped. The wait doubles until the next piece comes."""
+
+SILENCE_S = 30.0
+"""A sender that brought a transfer no further for this long is lost."""
+
+TRIES = 3
+"""A chunk whose hash was wrong so often in a row is wrong at the sender."""
+
+BLOCKS = 3
+"""A sender that offers more different blocks than this during one transfer is refused."""
+
+SHOW_S = 0.25
+"""Seconds between two notes of progress."""
+
+SMOOTH_S = 3.0
+"""Over how long a rate is smoothed."""
+
+# --- what the receiver is told, and what it wants done --------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """There is a connection to the sender (again)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The connection broke: what was on its way is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The sender said this."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PartRead:
+    """The next bytes of the part file, at most up to the end of a chunk."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PartEnded:
+    """All of the part file was read, or all up to what is wrong in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send this to the sender."""
+
+    message: BlockRequest | PieceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPart:
+    """Open the part file of this block and read it: PartRead …, PartEnded."""
+
+    offer: BlockOffer
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write to the part file, whose length is `offset`."""
+
+    offset: int
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Cut the part file down to this length."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The part file is whole and verified: it may take its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The transfer ends with this error."""
+
+    error: EdgespecError
+
+
+@dataclass(frozen=True, slots=True)
+class TransferProgress:
+    """How far a transfer is: bytes `done` of `total`, `rate` bytes a second, seconds `left`.
+
+    `total` is 0 until the block is offered. `left` is infinite while nothing arrives.
+    """
+
+    text: str
+    done: int = 0
+    total: int = 0
+    rate: float = 0.0
+    left: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """Tell the person at the terminal how far it is."""
+
+    progress: TransferProgress
+
+
+ReceiverEvent = Tick | Connected | Cut | Heard | PartRead | PartEnded
+ReceiverEffect = Ask | OpenPart | Write | Truncate | Complete | GiveUp | Show
+
+# --- the receiver ---------------------------------------------------------------------------------
+
+
+class _Prefix:
+    """The first `size` bytes of a block, with the hashes over them."""
+
+    def __init__(self, offer: BlockOffer) -> None:
+        self.offer = offer
+        self._whole = hashlib.sha256()
+        self._verified = self._whole.copy()
+        self._chunk = hashlib.sha256()
+        self.size = 0
+
+    def feed(self, data: bytes | memoryview) -> bool:
+        """Add bytes, at most up to the end of a chunk; False if that chunk is wrong.
+
+        A wrong chunk is dropped: the prefix then ends where it began.
+        """
+        self._whole.update(data)
+        self._chunk.update(data)
+        self.size += len(data)
+        if self.size % self.offer.chunk_bytes and self.size < self.offer.size:
+            return True
+        chunk = (self.size - 1) // self.offer.chunk_bytes
+        good = self._chunk.digest() == self._hash_of(chunk)
+        if good:
+            self._verified = self._whole.copy()
+        else:
+            self._whole = self._verified.copy()
+            self.size = chunk * self.offer.chunk_bytes
+        self._chunk = hashlib.sha256()
+        return good
+
+    def _hash_of(self, chunk: int) -> bytes:
+        return bytes(self.offer.chunk_hashes.data[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all bytes are there."""
+        return self.size == self.offer.size
+
+    @property
+    def sha256(self) -> str:
+        """Of all bytes so far, in hex."""
+        return self._whole.hexdigest()
+
+
+class _Rate:
+    """Bytes a second, smoothed."""
+
+    def __init__(self, done: int, now: float) -> None:
+        self._done, self._at = done, now
+        self.value = 0.0
+
+    def note(self, done: int, now: float) -> bool:
+        """`done` bytes are there now; whether it was time to look."""
+        passed = now - self._at
+        if passed < SHOW_S:
+            return False
+        latest = max(done - self._done, 0) / passed
+        weight = 1.0 if self.value == 0.0 else 1.0 - math.exp(-passed / SMOOTH_S)
+        self.value += weight * (latest - self.value)
+        self._done, self._at = done, now
+        return True
+
+
+class BlockReceiver:
+    """Fetches the block file of one stage from one sender into a part file, front to back."""
+
+    def __init__(self, stage: int, source: str, silence: float = SILENCE_S) -> None:
+        """`source`: the sender's address, for messages; `silence`: seconds without progress."""
+        self._stage = stage
+        self._source = source
+        self._silence = silence
+        self._connected = False
+        self._fetching = False
+        self._opened: _Prefix | None = None
+        self._offers = 0
+        self._reading = False
+        self._asked = 0
+        self._early: dict[int, bytes | memoryview] = {}
+        self._wrong = 0
+        self._rate = _Rate(0, 0.0)
+        self._heard: float | None = None
+        self._next = 0.0
+        self._retry = RETRY_S
+
+    def deadline(self) -> float:
+        """When to call with Tick next."""
+        return 0.0 if self._heard is None else min(self._next, self._heard + self._silence)
+
+    def handle(self, event: ReceiverEvent, now: float) -> list[ReceiverEffect]:
+        """React to one event; the first Tick starts it."""
+        if self._heard is None:
+            self._heard = self._next = now
+        match event:
+            case Tick():
+                return self._on_tick(now)
+            case Connected():
+                self._connected = True
+                return self._ask_block(now)
+            case Cut():
+                self._connected = self._fetching = False
+                return []
+            case Heard(message):
+                return self._on_message(message, now)
+            case PartRead(data):
+                return self._on_part(data)
+            case PartEnded():
+                return self._on_part_ended(now)
+
+    @property
+    def _prefix(self) -> _Prefix:
+        assert self._opened is not None, "there was an offer"
+        return self._opened
+
+    @property
+    def _chunk_bytes(self) -> int:
+        return self._prefix.offer.chunk_bytes
+
+    # --- asking for the block ---------------------------------------------------------------------
+
+    def _on_tick(self, now: float) -> list[ReceiverEffect]:
+        assert self._heard is not None
+        if now - self._heard >= self._silence:
+            return [GiveUp(self._lost(now - self._heard))]
+        if now < self._next:
+            return []
+        if self._fetching:
+            self._fetching = False
+            self._retry *= 2.0
+        return self._ask_block(now)
+
+    def _ask_block(self, now: float) -> list[ReceiverEffect]:
+        """An offer may have come already: the sender may be another one since, without it."""
+        self._next = now + ASK_S
+        return [Ask(BlockRequest(self._stage))] if self._connected else []
+
+    def _lost(self, silent: float) -> PeerLost:
+        what = f"the block of stage {self._stage} from {self._source}"
+        if self._connected:
+            return PeerLost(
+                f"{what} came no further for {silent:.0f} s; does the program that listens there "
+                "belong to this ring, and does it still run?"
+            )
+        return PeerLost(
+            f"{what} cannot be fetched: no connection for {silent:.0f} s; does it still run, and "
+            "is the port open?"
+        )
+
+    def _on_message(self, message: Message, now: float) -> list[ReceiverEffect]:
+        match message:
+            case BlockPreparing(text):
+                self._heard = now
+                return [Show(TransferProgress(text))]
+            case BlockOffer():
+                return self._on_offer(message, now)
+            case BlockRefused(reason):
+                return [GiveUp(ConfigError(f"{self._source} has no block for us: {reason}"))]
+            case Piece():
+                return self._on_piece(message, now)
+        name = type(message).__name__
+        problem = f"{self._source} sent a {name} instead of stage {self._stage}'s block"
+        return [GiveUp(RemoteProtocolError(problem))]
+
+    def _on_offer(self, offer: BlockOffer, now: float) -> list[ReceiverEffect]:
+        if self._opened is not None and offer == self._opened.offer:
+            return self._start_fetching(now)
+        self._offers += 1
+        if self._offers > BLOCKS:
+            problem = f"{self._source} offered {self._offers} different blocks for one stage"
+            return [GiveUp(RemoteProtocolError(f"{problem}; ask whoever runs it"))]
+        self._heard = now
+        self._opened = _Prefix(offer)
+        self._reading = True
+        self._fetching = False
+        self._early.clear()
+        self._wrong = 0
+        looking = TransferProgress("looking for what is here already", 0, offer.size)
+        return [Show(looking), OpenPart(offer)]
+
+    # --- what an earlier transfer left ------------------------------------------------------------
+
+    def _on_part(self, data: bytes) -> list[ReceiverEffect]:
+        if not self._reading or self._prefix.feed(data):
+            return []
+        self._reading = False
+        return [Truncate(self._prefix.size)]
+
+    def _on_part_ended(self, now: float) -> list[ReceiverEffect]:
+        self._reading = False
+        self._heard = now
+        self._rate = _Rate(self._prefix.size, now)
+        return [self._progress(), *self._start_fetching(now)]
+
+    # --- pieces -----------------------------------------------------------------------------------
+
+    def _start_fetching(self, now: float) -> list[ReceiverEffect]:
+        if self._reading:
+            return []
+        if self._prefix.is_whole:
+            return self._finish()
+        if self._fetching or not self._connected:
+            return []
+        self._asked = self._prefix.size
+        self._fetching = True
+        self._next = now + self._retry
+        return self._ask_pieces()
+
+    def _ask_pieces(self) -> list[ReceiverEffect]:
+        """Ask for what the window allows; if it is nothing, still say what has arrived."""
+        if not self._fetching:  # an offer has to come first, again
+            return []
+        have, sha256 = self._prefix.size, self._prefix.offer.sha256
+        effects: list[ReceiverEffect] = []
+        self._asked = max(self._asked, have)
+        while (length := self._length(self._asked)) and (
+            self._asked + length <= have + self._chunk_bytes
+        ):
+            if self._asked not in self._early:
+                effects.append(Ask(PieceRequest(sha256, self._asked, length, have)))
+            self._asked += length
+        return effects or [Ask(PieceRequest(sha256, self._asked, 0, have))]
+
+    def _length(self, offset: int) -> int:
+        """Of the piece that begins there: up to the next multiple of a piece, or the end."""
+        piece = self._chunk_bytes // WINDOW
+        return min(piece - offset % piece, self._prefix.offer.size - offset)
+
+    def _on_piece(self, piece: Piece, now: float) -> list[ReceiverEffect]:
+        if not self._is_wanted(piece):
+            return []
+        self._early[piece.offset] = piece.data.data
+        self._heard = now
+        self._retry = RETRY_S
+        effects: list[ReceiverEffect] = []
+        while (data := self._early.pop(self._prefix.size, None)) is not None:
+            effects.append(Write(self._prefix.size, data))
+            if not self._prefix.feed(data):
+                return [*effects, *self._drop_chunk(now)]
+            if self._prefix.size % self._chunk_bytes == 0:
+                self._wrong = 0
+        if self._rate.note(self._prefix.size, now):
+            effects.append(self._progress())
+        if self._prefix.is_whole:
+            return [*effects, *self._finish()]
+        if self._fetching:
+            self._next = now + self._retry
+        return [*effects, *self._ask_pieces()]
+
+    def _is_wanted(self, piece: Piece) -> bool:
+        """Whether it is one that we asked for and do not have: another one is no news."""
+        if self._opened is None or self._reading or piece.sha256 != self._opened.offer.sha256:
+            return False
+        begin, chunk_bytes = self._prefix.size, self._chunk_bytes
+        if not begin <= piece.offset < min(begin + chunk_bytes, self._prefix.offer.size):
+            return False
+        if piece.offset != begin and piece.offset % (chunk_bytes // WINDOW):
+            return False
+        fits = len(piece.data.data) == self._length(piece.offset)
+        return fits and piece.offset not in self._early
+
+    def _drop_chunk(self, now: float) -> list[ReceiverEffect]:
+        """The chunk that just ended is wrong: fetch it again, or give up."""
+        self._wrong += 1
+        begin = self._prefix.size
+        if self._wrong >= TRIES:
+            problem = (
+                f"chunk {begin // self._chunk_bytes} of the block of stage {self._stage} from "
+                f"{self._source} had a wrong hash {self._wrong} times; the file there, or the way "
+                "from there, is damaged"
+            )
+            return [Truncate(begin), GiveUp(RemoteProtocolError(problem))]
+        self._asked = begin
+        return [Truncate(begin), *self._ask_pieces()]
+
+    def _finish(self) -> list[ReceiverEffect]:
+        if self._prefix.sha256 != self._prefix.offer.sha256:
+            problem = (
+                f"the block of stage {self._stage} from {self._source} has another hash than it "
+                "was offered with, though each chunk is right; fetch it from another node"
+            )
+            return [Truncate(0), GiveUp(RemoteProtocolError(problem))]
+        return [*self._ask_pieces(), self._progress(), Complete()]
+
+    def _progress(self) -> Show:
+        done, total, rate = self._prefix.size, self._prefix.offer.size, self._rate.value
+        left = 0.0 if done == total else (total - done) / rate if rate else math.inf
+        text = f"{done / 1e6:.1f} of {total / 1e6:.1f} MB"
+        if rate:
+            text += f", {rate / 1e6:.1f} MB/s"
+        if rate and left:
+            text += f", {left:.0f} s left"
+        return Show(TransferProgress(text, done, total, rate, left))

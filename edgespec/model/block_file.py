@@ -1,0 +1,178 @@
+"""Block files: a block, or the output matrix, as one safetensors file that is computed from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import PretrainedConfig
+
+from edgespec.config import Quantisation
+from edgespec.errors import BlockDamaged, ConfigError, ModelError
+from edgespec.model.inventory import Needed, block_inventory, head_inventory, packed_slots
+from edgespec.model.manifest import REMEDY, BlockEntry, FileEntry
+from edgespec.model.quantised.linear import stored_parts
+from edgespec.model.safetensors_writer import PADDING, OpenFile, SafetensorsWriter, Slot
+from edgespec.model.source import TensorSource
+
+Progress = Callable[[int, int], None]
+"""Hears how much is done, and of how much."""
+
+_PART = re.compile(r"(.*\.weight)\.[^.]+")
+
+
+def write_block(
+    source: TensorSource,
+    first: int,
+    end: int,
+    path: Path,
+    progress: Progress | None = None,
+) -> BlockEntry:
+    """Write layers [first, end) into a file as the source has them: packed, or plain.
+
+    The first block has the embedding too, the last one the final norm. One tensor at a time is
+    read, packed and written, so that memory holds one of them and its packed form, however large
+    the block. `progress` hears of layers. Raises ModelError for what the source cannot give, and
+    ConfigError if the file cannot be written.
+    """
+    needed = block_inventory(source, first, end)
+    about = {"layers": f"{first}-{end - 1}", "quantisation": source.quantisation.name}
+    count, sha256 = _write(source, needed, path, about, progress)
+    return BlockEntry(path.name, count, sha256, first, end)
+
+
+def write_head(source: TensorSource, path: Path) -> FileEntry:
+    """Write the output matrix (the embedding, where the two are tied). Raises as `write_block`."""
+    count, sha256 = _write(source, head_inventory(source.config), path, {"layers": "head"}, None)
+    return FileEntry(path.name, count, sha256)
+
+
+def stored_bytes(source: TensorSource, needed: Sequence[Needed], dtype: torch.dtype) -> int:
+    """What the data of these tensors takes, if those that are not packed are of `dtype`.
+
+    Raises ModelError if one does not fit the source's quantisation.
+    """
+    slots = [
+        slot
+        for one in needed
+        for slot in (
+            packed_slots(one, source.quantisation)
+            if one.packed
+            else [Slot(one.name, one.shape, dtype)]
+        )
+    ]
+    return sum(slot.bytes for slot in slots)
+
+
+def plain_dtype(source: TensorSource, needed: Sequence[Needed]) -> torch.dtype:
+    """The dtype of the first tensor that is not packed (every layer has such norms)."""
+    return source.tensor(next(one.name for one in needed if not one.packed)).dtype
+
+
+def _write(
+    source: TensorSource,
+    needed: Sequence[Needed],
+    path: Path,
+    about: dict[str, str],
+    progress: Progress | None,
+) -> tuple[int, str]:
+    """Bytes and SHA-256 of the file that these tensors make."""
+    slots = [_slots(source, one) for one in needed]
+    layers = sorted({one.layer for one in needed if one.layer >= 0})
+    writer = SafetensorsWriter([slot for some in slots for slot in some], {"format": "pt", **about})
+    try:
+        with writer.into(path) as file:
+            for index, (one, some) in enumerate(zip(needed, slots, strict=True)):
+                _append(source, one, some, file)
+                last = index + 1 == len(needed) or needed[index + 1].layer != one.layer
+                if last and one.layer >= 0 and progress is not None:
+                    progress(layers.index(one.layer) + 1, len(layers))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}, which needs {writer.bytes / 2**30:.2f} GiB "
+            f"({error.strerror or error}); make room, or choose another folder"
+        ) from error
+    return writer.bytes, file.sha256
+
+
+def _slots(source: TensorSource, one: Needed) -> list[Slot]:
+    if one.packed:
+        return packed_slots(one, source.quantisation)
+    stored = source.tensor(one.name)
+    if stored.shape != one.shape:
+        raise ModelError(
+            f"{one.name!r} in {source.path} has shape {list(stored.shape)}, config.json says "
+            f"{list(one.shape)}; download the model again"
+        )
+    return [Slot(one.name, one.shape, stored.dtype)]
+
+
+def _append(source: TensorSource, one: Needed, slots: Sequence[Slot], file: OpenFile) -> None:
+    """Write one tensor. A function of its own, so that it is freed before the next is read."""
+    if not one.packed:
+        file.append(one.name, source.tensor(one.name))
+        return
+    packed = source.packed(one.name, one.shape)
+    for slot in slots:
+        file.append(slot.name, packed[slot.name[len(one.name) + 1 :]])
+
+
+class BlockFile:
+    """A TensorSource over one block file, or over the head's, that stays mapped.
+
+    Nothing is copied: tensors are views of the file, which the system reads as they are used. It
+    is for BlockFolder to open one, as only a file that was verified may be loaded.
+    """
+
+    mapped = True
+
+    def __init__(self, path: Path, config: PretrainedConfig, quantisation: Quantisation) -> None:
+        """Raises BlockDamaged if it cannot be opened."""
+        self.path = path
+        self.config = config
+        self.quantisation = quantisation
+        try:
+            # Kept open: the header has some hundred entries, and each opening reads them all.
+            self._tensors = safe_open(str(path), framework="pt", device="cpu")
+        except (OSError, SafetensorError) as error:
+            raise BlockDamaged(f"cannot open {path} ({error}); {REMEDY}") from error
+        names = self._tensors.keys()
+        self._stored = {name for name in names if not name.startswith(PADDING)}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all tensors, packed ones under the name of the weight that they stand for."""
+        parts = ((name, _PART.fullmatch(name)) for name in self._stored)
+        return frozenset(name if part is None else part[1] for name, part in parts)
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers of the whole model."""
+        return int(self.config.num_hidden_layers)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A plain tensor, a view of the file. Raises ModelError if there is none of this name."""
+        if name not in self._stored:
+            raise ModelError(f"{self.path} has no tensor {name!r}; {REMEDY}")
+        tensor: torch.Tensor = self._tensors.get_tensor(name)
+        return tensor
+
+    def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
+        """The parts of a packed weight, views of the file.
+
+        Raises ModelError if one is missing, or is not what a weight of this shape has.
+        """
+        parts = {}
+        for part, expected in stored_parts(self.quantisation, shape).items():
+            tensor = self.tensor(f"{name}.{part}")
+            if (tensor.shape, tensor.dtype) != expected:
+                raise ModelError(
+                    f"'{name}.{part}' in {self.path} is {tensor.dtype} of {list(tensor.shape)}, "
+                    f"but {self.quantisation.name} has {expected[1]} of {list(expected[0])}; "
+                    f"{REMEDY}"
+                )
+            parts[part] = tensor
+        return parts

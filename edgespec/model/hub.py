@@ -1,0 +1,212 @@
+"""Model files: a folder's, or those of a hub id, each downloaded only when it is asked for."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from edgespec.errors import ModelError
+
+TOKENIZER_FILES = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+"""What a tokenizer may consist of, and the file that names the tokens which end an answer."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class ModelFiles(Protocol):
+    """The files of one model, wherever they are kept. `path` is for messages."""
+
+    path: Path
+
+    def file(self, name: str) -> Path:
+        """Where the file `name` is, or would be; a hub's is downloaded if it is not there yet."""
+
+    def optional(self, name: str) -> Path | None:
+        """Like `file`, but None if the model has no such file."""
+
+    def offers(self, name: str) -> bool:
+        """Whether the model has this file; nothing is downloaded."""
+
+    def present(self, name: str) -> bool:
+        """Whether the file is on this machine; nobody is asked."""
+
+
+class FolderFiles:
+    """A model folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def file(self, name: str) -> Path:
+        """The path of that name in the folder; whoever opens it finds out whether it exists."""
+        return self.path / name
+
+    def optional(self, name: str) -> Path | None:
+        """The path, or None if there is no such file."""
+        return self.path / name if self.offers(name) else None
+
+    def offers(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return self.present(name)
+
+    def present(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return (self.path / name).is_file()
+
+
+class HubFiles:
+    """A model by its hub id. Files go into huggingface_hub's own cache, all of one revision."""
+
+    def __init__(self, hub_id: str) -> None:
+        """Find the newest revision, or offline the last one known, and its config.json.
+
+        Raises ModelError if the hub cannot be asked, has no such model, or keeps it from us.
+        """
+        self.path = Path(hub_id)
+        self._id = hub_id
+        with self._explained("config.json"):
+            from huggingface_hub import hf_hub_download
+
+            config = Path(hf_hub_download(hub_id, "config.json"))
+        self.folder = config.parent
+        self.commit = config.parent.name  # huggingface_hub names a revision's folder by its commit
+
+    def file(self, name: str) -> Path:
+        """Download a file unless that was done before. Raises ModelError if it cannot be had."""
+        with self._explained(name):
+            from huggingface_hub import hf_hub_download
+
+            return Path(hf_hub_download(self._id, name, revision=self.commit))
+
+    def optional(self, name: str) -> Path | None:
+        """Like `file`, but None if the model has no such file.
+
+        The cache remembers that as well: what was asked for once is known without a network.
+        """
+        from huggingface_hub import errors, try_to_load_from_cache
+        from huggingface_hub.constants import HF_HUB_OFFLINE
+
+        known = try_to_load_from_cache(self._id, name, revision=self.commit)
+        if known is not None:
+            return Path(known) if isinstance(known, str) else None
+        try:
+            return self.file(name)
+        except ModelError as error:
+            absent = isinstance(error.__cause__, errors.EntryNotFoundError)
+            unknown = isinstance(error.__cause__, errors.LocalEntryNotFoundError)
+            # Who works offline on purpose has downloaded all that there is.
+            if absent and (HF_HUB_OFFLINE or not unknown):
+                return None
+            raise
+
+    def offers(self, name: str) -> bool:
+        """Whether the model has this file; offline, whether it was downloaded."""
+        if self.present(name):
+            return True
+        with self._explained(name):
+            from huggingface_hub import HfApi
+            from huggingface_hub.constants import HF_HUB_OFFLINE
+
+            return not HF_HUB_OFFLINE and HfApi().file_exists(self._id, name, revision=self.commit)
+
+    def present(self, name: str) -> bool:
+        """Whether the file was downloaded."""
+        return (self.folder / name).is_file()
+
+    @contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        """Turn what huggingface_hub raises into a ModelError that says what to do."""
+        try:
+            yield
+        except Exception as error:  # its network library's errors are not part of its promises
+            raise _refusal(self._id, name, error) from error
+
+
+def is_hub_id(model: str | Path) -> bool:
+    """Whether `model` is written like a hub id (ORGANISATION/NAME) and is no folder here."""
+    return _HUB_ID.fullmatch(str(model)) is not None and not Path(model).exists()
+
+
+def model_files(model: str | Path) -> ModelFiles:
+    """The files of a model folder or hub id.
+
+    Raises ModelError if it is neither, or the hub does not give it to us.
+    """
+    if Path(model).is_dir():
+        return FolderFiles(Path(model))
+    if is_hub_id(model):
+        return _hub_files(str(model))
+    raise ModelError(
+        f"there is no model folder {model}; give a folder with config.json, a tokenizer and "
+        "*.safetensors files, such as `huggingface-cli download MODEL --local-dir DIR` makes, or "
+        "the ORGANISATION/NAME of a model on the Hugging Face Hub"
+    )
+
+
+@functools.cache
+def _hub_files(hub_id: str) -> HubFiles:
+    """Once a process, so that all that it reads of a model is of one revision."""
+    return HubFiles(hub_id)
+
+
+def local_folder(model: str | Path) -> Path:
+    """A folder with the model's config.json and tokenizer files; a hub id's are downloaded.
+
+    Raises ModelError as `model_files` does.
+    """
+    files = model_files(model)
+    for name in TOKENIZER_FILES:
+        files.optional(name)
+    return files.file("config.json").parent
+
+
+def _refusal(hub_id: str, name: str, error: Exception) -> ModelError:
+    from huggingface_hub import errors
+
+    # The first that fits: a gated model is one that is not found, too.
+    explained = (
+        (
+            errors.GatedRepoError,
+            f"the Hugging Face Hub gives {hub_id} only to those who accepted its licence; accept "
+            f"it at https://huggingface.co/{hub_id}, then run `huggingface-cli login`",
+        ),
+        (
+            errors.RepositoryNotFoundError,
+            f"there is no folder {hub_id}, and the Hugging Face Hub has no model of this name, or "
+            "keeps it private; check the spelling, or run `huggingface-cli login` with an account "
+            "that may read it",
+        ),
+        (
+            errors.LocalEntryNotFoundError,
+            f"there is no folder {hub_id}; {name} of the model of this name on the Hugging Face "
+            "Hub was not downloaded before, and the hub cannot be reached; connect this machine to "
+            "the internet (without HF_HUB_OFFLINE=1), or copy a folder with the model here",
+        ),
+        (
+            errors.EntryNotFoundError,
+            f"{hub_id} on the Hugging Face Hub has no {name}; choose a model with config.json, a "
+            "tokenizer and *.safetensors files",
+        ),
+    )
+    for kind, words in explained:
+        if isinstance(error, kind):
+            return ModelError(words)
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ModelError(
+        f"cannot get {name} of {hub_id} from the Hugging Face Hub ({reason}); try again, or copy a "
+        "folder with the model here"
+    )

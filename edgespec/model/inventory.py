@@ -1,0 +1,107 @@
+"""Inventory: which tensors a block or the head consists of, and what each takes when stored."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from edgespec.config import Quantisation
+from edgespec.errors import ModelError
+from edgespec.model.block import EMBEDDING
+from edgespec.model.experts import separate_experts
+from edgespec.model.quantised.linear import stored_parts
+from edgespec.model.safetensors_writer import Slot
+from edgespec.model.source import TensorSource
+from edgespec.model.tree_attention import ATTENTION
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A tensor that a block or the head is made of, as the checkpoint has it.
+
+    `packed`: it is the weight of a linear layer, [out, in], and may be stored in packed form.
+    `layer`: the decoder layer that it belongs to, -1 for embedding, final norm and head.
+    """
+
+    name: str
+    shape: torch.Size
+    packed: bool
+    layer: int
+
+
+def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
+    """The tensors of layers [first, end), layer by layer, with embedding or norm at the ends.
+
+    Raises ModelError if the source has no such layers, or holds something for one of them that
+    its configuration does not provide for, which a block without it would silently lack.
+    """
+    if not 0 <= first < end <= source.layers:
+        raise ModelError(
+            f"layers {first} to {end - 1} are not a block of {source.path}, which has "
+            f"{source.layers} layers, numbered from 0"
+        )
+    model = _skeleton(source.config, first, end)
+    quantised = source.quantisation.kind != "none"
+    needed = []
+    if first == 0:
+        needed.append(Needed(EMBEDDING, model.embed_tokens.weight.shape, False, -1))
+    for index in range(first, end):
+        prefix = f"model.layers.{index}."
+        needed += _needed(model.layers[index], prefix, index, quantised)
+    if end == source.layers:
+        needed += _needed(model.norm, "model.norm.", -1, False)
+    _refuse_strange(source, {one.name for one in needed}, first, end)
+    return needed
+
+
+def head_inventory(config: PretrainedConfig) -> list[Needed]:
+    """The output matrix, under the name that it has in the checkpoint."""
+    name = EMBEDDING if config.tie_word_embeddings else "lm_head.weight"
+    shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
+    return [Needed(name, shape, False, -1)]
+
+
+def packed_slots(one: Needed, quantisation: Quantisation) -> list[Slot]:
+    """How a packed weight is stored: each part of it as a tensor called NAME.PART.
+
+    Raises ModelError if its shape does not fit the quantisation.
+    """
+    try:
+        parts = stored_parts(quantisation, one.shape)
+    except ModelError as error:
+        raise ModelError(f"cannot hold {one.name!r} as {quantisation.name}: {error}") from error
+    return [Slot(f"{one.name}.{part}", *stored) for part, stored in parts.items()]
+
+
+def _skeleton(config: PretrainedConfig, first: int, end: int) -> nn.Module:
+    """The model as Block has it, without memory."""
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), attn_implementation=ATTENTION
+        ).model
+        for layer in model.layers[first:end]:
+            separate_experts(layer, config)
+    return model
+
+
+def _needed(module: nn.Module, prefix: str, layer: int, quantised: bool) -> Iterator[Needed]:
+    for name, parameter in module.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        linear = leaf == "weight" and isinstance(module.get_submodule(owner), nn.Linear)
+        yield Needed(prefix + name, parameter.shape, linear and quantised, layer)
+
+
+def _refuse_strange(source: TensorSource, needed: set[str], first: int, end: int) -> None:
+    prefixes = {f"model.layers.{index}." for index in range(first, end)}
+    for name in sorted(source.names - needed):
+        prefix = "".join(part + "." for part in name.split(".")[:3])
+        if prefix in prefixes and not name.endswith("rotary_emb.inv_freq"):
+            raise ModelError(
+                f"{source.path} holds {name!r}, which its config.json does not provide for; "
+                "download the model again"
+            )

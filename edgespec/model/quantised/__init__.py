@@ -1,0 +1,1 @@
+"""Quantised linear layers: how weights are packed, stored and multiplied."""

@@ -1,0 +1,160 @@
+"""int4 kernels: the forms in which torch's kernels want 4-bit codes, and which one works here."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from edgespec.model.quantised.kernels import agrees
+
+TILE = 64
+"""Rows of a stored tile, which is what torch's AVX-512 kernel works on."""
+
+MIDDLE, MOST = 8, 15
+"""The code that stands for a group's zero, and the greatest one."""
+
+_AVX2_TILE = 32
+_AVX512_ROWS, _AVX2_ROWS = 48, 32
+"""Rows up to which the kernel is the faster way on a CPU, in bfloat16: its time grows with the
+rows, that of slices hardly does (measured for 11008 x 4096, one thread; docs/quantisation.md). In
+float32 the kernel is not vectorised, and slices are faster even for one row."""
+
+_CUDA_CAPABILITY = (8, 0)  # torch compiles the kernel for nothing older
+
+
+def store(codes: torch.Tensor, tiles: torch.Tensor) -> None:
+    """Write codes, uint8 [rows, columns], into `tiles`, zeros [tiles, columns, half a tile].
+
+    Of a tile, row j is in the low nibbles of byte j of each column, row j + half in the high ones.
+    """
+    half = tiles.shape[2]
+    for tile in range(-(-codes.shape[0] // (2 * half))):
+        rows = codes[tile * 2 * half : (tile + 1) * 2 * half]
+        low, high = rows[:half], rows[half:]
+        tiles[tile, :, : low.shape[0]] = low.T
+        tiles[tile, :, : high.shape[0]] |= (high << 4).T
+
+
+def codes_of(tiles: torch.Tensor) -> torch.Tensor:
+    """The codes, uint8 [rows, columns], that `store` wrote."""
+    both = torch.cat((tiles & MOST, tiles >> 4), dim=2)
+    return both.transpose(1, 2).reshape(-1, tiles.shape[1])
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of the codes and the kernel that multiplies by it.
+
+    `convert` makes it from stored tiles, on the kernel's device. `multiply` takes rows [R, in], the
+    form, the group, scales and zeros. Above `most_rows` rows, tiles are to be dequantised instead.
+    """
+
+    name: str
+    most_rows: int
+    convert: Callable[[torch.Tensor, torch.device], torch.Tensor]
+    multiply: Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor], torch.Tensor]
+
+
+def _keep(tiles: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tiles.to(device)
+
+
+def _halve(tiles: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Tiles of 32 rows from stored ones, one after the other, to need little memory beside."""
+    count, columns, half = tiles.shape
+    narrow = torch.empty(count, 2, columns, half // 2, dtype=torch.uint8)
+    for tile in range(count):
+        for part in range(2):
+            nibbles = tiles[tile] >> 4 if part else tiles[tile] & MOST
+            low, high = nibbles[:, : half // 2], nibbles[:, half // 2 :]
+            narrow[tile, part] = low | (high << 4)
+    return narrow.view(2 * count, columns, half // 2)
+
+
+def _for_cuda(tiles: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """torch's CUDA form, int32 [rows / 8, columns / (16 k), 32, k / 2], tile by tile."""
+    count, columns, _ = tiles.shape
+    inner = next(k for k in (8, 4, 2) if columns % (16 * k) == 0)
+    form = torch.empty(
+        count, TILE // 8, columns // (16 * inner), 32, inner // 2, dtype=torch.int32, device=device
+    )
+    for tile in range(count):
+        codes = codes_of(tiles[tile : tile + 1].to(device))
+        pairs = (codes[:, ::2] << 4) | codes[:, 1::2]  # the even column in the high nibble
+        form[tile] = torch.ops.aten._convert_weight_to_int4pack(pairs.contiguous(), inner)
+    return form.flatten(0, 1)
+
+
+def _cpu_multiply(
+    rows: torch.Tensor, tiles: torch.Tensor, group: int, scales: torch.Tensor
+) -> torch.Tensor:
+    count, columns, half = tiles.shape
+    packed = tiles.view(count * 2 * half, columns // 2)
+    return torch.ops.aten._weight_int4pack_mm_for_cpu(rows.contiguous(), packed, group, scales)
+
+
+def _cuda_multiply(
+    rows: torch.Tensor, form: torch.Tensor, group: int, scales: torch.Tensor
+) -> torch.Tensor:
+    brain = rows.to(torch.bfloat16).contiguous()
+    result = torch.ops.aten._weight_int4pack_mm(brain, form, group, scales)
+    return result.to(rows.dtype)
+
+
+PLAIN = Form("plain", 0, _keep, _cpu_multiply)
+"""Tiles as they are stored, for slices alone."""
+
+_AVX512 = Form("avx512", _AVX512_ROWS, _keep, _cpu_multiply)
+AVX2 = Form("avx2", _AVX2_ROWS, _halve, _cpu_multiply)
+# The tiles are not kept beside the CUDA form, so there the kernel takes any number of rows.
+_CUDA = Form("cuda", sys.maxsize, _for_cuda, _cuda_multiply)
+
+
+@functools.cache
+def best_form(dtype: torch.dtype, device: torch.device, group: int) -> Form:
+    """The form whose kernel is there, gave the right result, and is worth using; else PLAIN."""
+    candidate = _candidate(dtype, device)
+    if candidate is PLAIN:
+        return PLAIN
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(MOST + 1, (TILE, 256), generator=generator).to(torch.uint8)
+    tiles = torch.zeros(1, 256, TILE // 2, dtype=torch.uint8)
+    store(codes, tiles)
+    scales = torch.rand(256 // group, TILE, 2, generator=generator).to(torch.bfloat16)
+    wide = scales.double().repeat_interleave(group, 0)
+    weight = ((codes.double() - MIDDLE).T * wide[..., 0] + wide[..., 1]).T
+    try:
+        form = candidate.convert(tiles, device)
+    except (RuntimeError, NotImplementedError):
+        return PLAIN
+    works = agrees(
+        lambda rows: candidate.multiply(rows, form, group, scales.to(device)),
+        weight,
+        dtype,
+        device,
+    )
+    return candidate if works else PLAIN
+
+
+def _candidate(dtype: torch.dtype, device: torch.device) -> Form:
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        recent = torch.cuda.get_device_capability(device) >= _CUDA_CAPABILITY
+        return _CUDA if recent else PLAIN
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return PLAIN
+    # torch's layout depends on the CPU and is documented nowhere but in its source, so look.
+    codes = torch.arange(TILE * 32).view(TILE, 32) * 7 % 16
+    try:
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
+    except (RuntimeError, NotImplementedError):
+        return PLAIN
+    for form, rows in ((_AVX512, TILE), (AVX2, _AVX2_TILE)):
+        tiles = torch.zeros(TILE // rows, 32, rows // 2, dtype=torch.uint8)
+        store(codes.to(torch.uint8), tiles)
+        if torch.equal(packed.view(tiles.shape), tiles):
+            return form
+    return PLAIN  # a CPU without a vectorised kernel, where slices are faster

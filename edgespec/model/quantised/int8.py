@@ -1,0 +1,96 @@
+"""int8: a scale for each row of the weight."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from edgespec.config import Quantisation
+from edgespec.model.quantised.kernels import agrees
+from edgespec.model.quantised.rounding import Packed, Parts, inverse, row_chunks
+from edgespec.model.quantised.slices import SlicedLinear
+
+_MOST = 127
+_KERNEL_ROWS = 16
+"""Rows up to which torch's kernel is the faster way on an AVX-512 CPU, in bfloat16: its time grows
+with the rows, that of slices hardly does (measured for 11008 x 4096, one thread;
+docs/quantisation.md). In float32 it is not vectorised, and slices are faster even for one row."""
+
+
+def stored_parts(quantisation: Quantisation, shape: torch.Size) -> Parts:
+    """`codes`: int8 [out, in]; `scales`: bfloat16 [out]."""
+    return {
+        "codes": (torch.Size(shape), torch.int8),
+        "scales": (torch.Size(shape[:1]), torch.bfloat16),
+    }
+
+
+def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
+    """Round to the nearest of 255 evenly spaced values per row; w ≈ code * scale."""
+    packed = {
+        name: torch.empty(shape, dtype=dtype)
+        for name, (shape, dtype) in stored_parts(quantisation, weight.shape).items()
+    }
+    for first, chunk in row_chunks(weight):
+        end = first + chunk.shape[0]
+        # Codes are chosen against the scale as it is stored, so that they make up for its rounding.
+        scale = (chunk.abs().amax(1) / _MOST).to(torch.bfloat16).float()
+        codes = chunk.mul_(inverse(scale).unsqueeze(1)).round_().clamp_(-_MOST, _MOST)
+        packed["codes"][first:end] = codes
+        packed["scales"][first:end] = scale
+    return packed
+
+
+class Int8Linear(SlicedLinear):
+    """Multiplies by torch's packed kernel for few rows, by slices for many."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    def __init__(
+        self,
+        packed: Packed,
+        bias: torch.Tensor | None,
+        shape: torch.Size,
+        quantisation: Quantisation,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__(bias, shape, dtype)
+        self.register_buffer("codes", packed["codes"].to(device), persistent=False)
+        self.register_buffer("scales", packed["scales"].to(device, dtype), persistent=False)
+        self.kernel_rows = _KERNEL_ROWS if kernel_works(dtype, torch.device(device)) else 0
+
+    def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """By torch's kernel, as long as that is the faster way."""
+        if rows.shape[0] > self.kernel_rows:
+            return None
+        return _multiply(rows, self.codes, self.scales)
+
+    def slice_product(self, rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        """By codes, the result scaled, as that has fewer numbers than the weight."""
+        codes = self.codes[first:end].to(self.dtype)
+        return (rows @ codes.T).mul_(self.scales[first:end])
+
+    def weight_rows(self, first: int, end: int) -> torch.Tensor:
+        """code * scale."""
+        return self.codes[first:end].to(self.dtype).mul_(self.scales[first:end].unsqueeze(1))
+
+
+def _multiply(rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten._weight_int8pack_mm(rows.contiguous(), codes, scales)
+
+
+@functools.cache
+def kernel_works(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch's kernel is there for `dtype` on `device`, right, and worth using."""
+    if dtype != torch.bfloat16:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(-_MOST, _MOST + 1, (64, 128), generator=generator).to(torch.int8)
+    scales = torch.rand(64, generator=generator).to(torch.bfloat16)
+    weight = codes.double() * scales.double().unsqueeze(1)
+    return agrees(
+        lambda rows: _multiply(rows, codes.to(device), scales.to(device)), weight, dtype, device
+    )

@@ -1,0 +1,163 @@
+"""nf4: bitsandbytes' NormalFloat, a scale for each 64 columns, which may be quantised too."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from types import ModuleType
+
+import torch
+
+from edgespec.config import Quantisation
+from edgespec.errors import ModelError
+from edgespec.model.quantised.rounding import Packed, Parts, row_chunks
+from edgespec.model.quantised.slices import SlicedLinear
+
+_NESTED = 256  # scales that share a scale, where they are quantised too
+_LEAST = 1e-38  # as the library has it; a group of zeros is divided by this
+_DEQUANTISES = (torch.bfloat16, torch.float16, torch.float32)  # what the library computes in
+
+
+@functools.cache
+def library() -> ModuleType:
+    """bitsandbytes, imported when it is first needed. Raises ModelError where it is unusable."""
+    # It announces an optional package of faster CPU kernels as a warning.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    try:
+        return importlib.import_module("bitsandbytes")
+    except ModuleNotFoundError as error:
+        if error.name != "bitsandbytes":
+            raise ModelError(_broken(error)) from error
+        raise ModelError(
+            "nf4 needs bitsandbytes, which is not installed; run `pip install bitsandbytes`, or "
+            "choose int4"
+        ) from None
+    except Exception as error:  # it looks for compilers, drivers and libraries while it is imported
+        raise ModelError(_broken(error)) from error
+
+
+def _broken(error: Exception) -> str:
+    return (
+        f"nf4 needs bitsandbytes, which cannot be imported ({error}); reinstall it, or choose int4"
+    )
+
+
+def stored_parts(quantisation: Quantisation, shape: torch.Size) -> Parts:
+    """`codes`: two a byte, the first in the high nibble; `scales`: the greatest of each group.
+
+    With double quantisation a scale is a code of 8 bit: `nested_map[code]` times the one of
+    `nested_scales` that it shares with 256 others, plus `nested_mean`.
+    """
+    out, columns = shape
+    group = quantisation.group
+    if columns % group:
+        raise ModelError(
+            f"nf4 with groups of {group} columns does not fit a weight of {columns} columns; "
+            "choose int8"
+        )
+    scales = torch.Size((out, columns // group))
+    parts = {
+        "codes": (torch.Size((out, columns // 2)), torch.uint8),
+        "scales": (scales, torch.uint8 if quantisation.double else torch.float32),
+    }
+    if quantisation.double:
+        parts["nested_scales"] = (torch.Size((-(-scales.numel() // _NESTED),)), torch.float32)
+        parts["nested_map"] = (torch.Size((256,)), torch.float32)
+        parts["nested_mean"] = (torch.Size((1,)), torch.float32)
+    return parts
+
+
+def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
+    """The codes and scales of bitsandbytes' own quantisation, bit for bit.
+
+    Raises ModelError where the library is unusable.
+    """
+    parts = stored_parts(quantisation, weight.shape)
+    functional = library().functional
+    levels = functional.get_4bit_type("nf4", device="cpu")
+    middles = ((levels[1:] + levels[:-1]) / 2).tolist()
+    codes = torch.empty(parts["codes"][0], dtype=torch.uint8)
+    scales = torch.empty(parts["scales"][0], dtype=torch.float32)
+    for first, chunk in row_chunks(weight):
+        end = first + chunk.shape[0]
+        grouped = chunk.view(chunk.shape[0], -1, quantisation.group)
+        scales[first:end] = grouped.abs().amax(2)
+        grouped.mul_((1 / scales[first:end].clamp(min=_LEAST)).unsqueeze(2))
+        codes[first:end] = _nearest(chunk, middles)
+    if not quantisation.double:
+        return {"codes": codes, "scales": scales}
+    mean = scales.mean()
+    nested, state = functional.quantize_blockwise(scales.flatten() - mean, blocksize=_NESTED)
+    return {
+        "codes": codes,
+        "scales": nested.view(scales.shape),
+        "nested_scales": state.absmax,
+        "nested_map": state.code.clone(),  # in some releases it is one for all
+        "nested_mean": mean.view(1),
+    }
+
+
+def _nearest(scaled: torch.Tensor, middles: list[float]) -> torch.Tensor:
+    """Codes of the nearest levels, two a byte. Faster than the library's own search on a CPU."""
+    codes = torch.zeros(scaled.shape, dtype=torch.uint8)
+    for middle in middles:
+        codes += scaled > middle
+    return (codes[:, ::2] << 4) | codes[:, 1::2]
+
+
+class Nf4Linear(SlicedLinear):
+    """Multiplies by slices that bitsandbytes dequantises."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    nested_scales: torch.Tensor
+    nested_map: torch.Tensor
+    nested_mean: torch.Tensor
+
+    def __init__(
+        self,
+        packed: Packed,
+        bias: torch.Tensor | None,
+        shape: torch.Size,
+        quantisation: Quantisation,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__(bias, shape, dtype)
+        self.group, self.double = quantisation.group, quantisation.double
+        self._library = library()
+        for name, part in packed.items():
+            self.register_buffer(name, part.to(device), persistent=False)
+
+    def weight_rows(self, first: int, end: int) -> torch.Tensor:
+        """As bitsandbytes dequantises them."""
+        functional = self._library.functional
+        state = functional.QuantState(
+            self._plain_scales(first, end),
+            shape=torch.Size((end - first, self.in_features)),
+            code=functional.get_4bit_type("nf4", device=self.codes.device),
+            blocksize=self.group,
+            quant_type="nf4",
+            dtype=self.dtype if self.dtype in _DEQUANTISES else torch.float32,
+        )
+        rows = functional.dequantize_4bit(self.codes[first:end].reshape(-1, 1), state)
+        return rows.to(self.dtype)
+
+    def _plain_scales(self, first: int, end: int) -> torch.Tensor:
+        """Scales of rows [first, end), float32, flat."""
+        scales = self.scales.flatten()
+        begin, end = (row * self.in_features // self.group for row in (first, end))
+        if not self.double:
+            return scales[begin:end]
+        # Quantised scales share one of theirs by 256, whatever the rows: begin where one begins.
+        shared = begin // _NESTED
+        state = self._library.functional.QuantState(
+            self.nested_scales[shared : -(-end // _NESTED)],
+            code=self.nested_map,
+            blocksize=_NESTED,
+            dtype=torch.float32,
+        )
+        codes = scales[shared * _NESTED : end]
+        plain = self._library.functional.dequantize_blockwise(codes, state) + self.nested_mean
+        return plain[begin - shared * _NESTED :]

@@ -1,0 +1,109 @@
+"""Self-test: which quantisations work here, found out by multiplying with each of them."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import subprocess
+import sys
+
+import torch
+
+from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.errors import ConfigError, ModelError
+from edgespec.model.block import compute_dtype
+from edgespec.model.quantised.kernels import complaint
+from edgespec.model.quantised.linear import dequantised, linear_from, pack
+
+_SHAPE = torch.Size((200, 256))  # not whole tiles of rows; columns that every group divides
+_FARTHEST = {"int8": 0.02, "int4": 0.2, "nf4": 0.2}
+"""Root mean square of the rounding of normally distributed weights, above which it is wrong:
+twice what int4 with groups of 128 was measured to have, and more than that for int8."""
+
+_VERDICT = "verdict:"  # what the line of a process that tried begins with
+_PATIENCE = 180.0  # seconds; the first CUDA kernel of a process may be compiled for the device
+
+
+def usable_quantisations(dtype: str, device: torch.device | str) -> dict[str, str]:
+    """`usable` of every quantisation, by its name."""
+    return {name: usable(one, dtype, device) for name, one in QUANTISATIONS.items()}
+
+
+def usable(quantisation: Quantisation, dtype: str, device: torch.device | str) -> str:
+    """The empty string if `quantisation` computes rightly in `dtype` on `device`, else why not.
+
+    Quantises a small matrix, and multiplies by it with one, few and many rows. On CUDA another
+    library's kernels are tried in a process of their own, as those that were not built for the
+    device may end it: that takes seconds. The verdict is kept for this process.
+    """
+    try:
+        compute_dtype(dtype, device)
+    except ConfigError as error:
+        return str(error)
+    return _verdict(quantisation, dtype, str(device))
+
+
+@functools.cache
+def _verdict(quantisation: Quantisation, dtype: str, device: str) -> str:
+    if quantisation.kind == "nf4" and torch.device(device).type == "cuda":
+        return _tried_apart(quantisation, dtype, device)
+    return tried(quantisation, dtype, device)
+
+
+def tried(quantisation: Quantisation, dtype: str, device: str) -> str:
+    """What `usable` says, tried in this process."""
+    if quantisation.kind == "none":
+        return ""
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(_SHAPE, generator=generator) / 16
+    compute, place = compute_dtype(dtype, device), torch.device(device)
+    try:
+        packed = pack(weight, quantisation)
+        exact = dequantised(packed, _SHAPE, quantisation, torch.float64)
+        layer = linear_from(packed, None, _SHAPE, quantisation, compute, device)
+    except ModelError as error:
+        return str(error)
+    except Exception as error:  # what a library raises that does not fit this machine
+        return f"it failed while it was set up: {error}"
+    rounding = float((exact - weight).norm() / weight.norm())
+    if not rounding <= _FARTHEST[quantisation.kind]:
+        return f"its weights are wrong: they are off by {rounding:.0%}"
+    return complaint(layer, exact, compute, place)
+
+
+def _tried_apart(quantisation: Quantisation, dtype: str, device: str) -> str:
+    """`tried` in a process of its own, whose death is a verdict too."""
+    command = [sys.executable, "-m", __name__, quantisation.name, dtype, device]
+    try:
+        run = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"its first kernel did not end within {_PATIENCE:.0f} s"
+    except OSError as error:
+        return f"it could not be tried: {error}"
+    if run.returncode < 0:
+        return f"its first kernel ended the process ({_signal_name(-run.returncode)})"
+    verdict = run.stdout.strip().splitlines()
+    if run.returncode or not verdict or not verdict[-1].startswith(_VERDICT):
+        said = (run.stderr.strip().splitlines() or ["no message"])[-1]
+        return f"its first kernel failed: {said}"
+    return verdict[-1].removeprefix(_VERDICT).strip()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def main(arguments: list[str]) -> None:
+    """Print the verdict on NAME DTYPE DEVICE, on one line."""
+    name, dtype, device = arguments
+    reason = tried(Quantisation.parse(name), dtype, device)
+    print(_VERDICT, " ".join(reason.split()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,78 @@
+"""Sliced linear: multiplying by a weight that exists dequantised only a few rows at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+CPU_SLICE = 1 << 20
+"""Weights dequantised at a time, on a CPU: of 2^17 to 2^21 the best in bfloat16 by measurement
+(docs/quantisation.md), as one slice stays in the second-level cache."""
+
+CUDA_SLICE = 1 << 24
+"""The same on CUDA, where a launch costs more than the memory's round trip."""
+
+
+class SlicedLinear(nn.Module):
+    """y = x Wᵀ + bias with a packed W [out, in]; each kind says how slices of W are multiplied.
+
+    All it holds are buffers. A kind with a kernel for its packed form also says for which rows
+    that is the faster way. Both ways compute the same up to rounding in `dtype`.
+    """
+
+    bias: torch.Tensor | None
+
+    def __init__(self, bias: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.out_features, self.in_features = shape
+        self.dtype = dtype
+        self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+
+    def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """x Wᵀ [R, out] by the packed form itself, or None where slices are to be used."""
+        return None
+
+    def slice_product(self, rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        """Columns [first, end) of x Wᵀ, [R, end - first]."""
+        return rows @ self.weight_rows(first, end).T
+
+    def weight_rows(self, first: int, end: int) -> torch.Tensor:
+        """Rows [first, end) of W, dequantised, [end - first, in] in `dtype`."""
+        raise NotImplementedError
+
+    def slice_rows(self, device: torch.device) -> int:
+        """Rows of W that are dequantised at a time; a slice begins at a multiple of it."""
+        weights = CPU_SLICE if device.type == "cpu" else CUDA_SLICE
+        return max(1, weights // self.in_features)
+
+    def slices(self, device: torch.device) -> list[tuple[int, int]]:
+        """First row and end of each slice."""
+        step = self.slice_rows(device)
+        return [
+            (first, min(first + step, self.out_features))
+            for first in range(0, self.out_features, step)
+        ]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in] in `dtype` to [..., out]."""
+        rows = x.reshape(-1, self.in_features)
+        result = self.kernel(rows)
+        if result is None:
+            result = self.by_slices(rows)
+        if self.bias is not None:
+            result = result + self.bias
+        return result.reshape(*x.shape[:-1], self.out_features)
+
+    def by_slices(self, rows: torch.Tensor) -> torch.Tensor:
+        """x Wᵀ [R, out], one slice after the other."""
+        result = rows.new_empty(rows.shape[0], self.out_features)
+        for first, end in self.slices(rows.device):
+            result[:, first:end] = self.slice_product(rows, first, end)
+        return result
+
+    def whole_weight(self) -> torch.Tensor:
+        """W, dequantised, [out, in] in `dtype`, on the CPU."""
+        weight = torch.empty(self.out_features, self.in_features, dtype=self.dtype)
+        for first, end in self.slices(weight.device):
+            weight[first:end] = self.weight_rows(first, end)
+        return weight

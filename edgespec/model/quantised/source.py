@@ -1,0 +1,68 @@
+"""Quantising source: a model's tensors, packed one at a time as they are asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig
+
+from edgespec.config import Quantisation
+from edgespec.errors import ModelError
+from edgespec.model.quantised.linear import pack
+from edgespec.model.source import TensorSource
+
+
+class QuantisingSource:
+    """A TensorSource over a plain one: what the plain one has, layers' weights packed on request.
+
+    Packs anew at each request and keeps nothing, so that memory holds one tensor at a time.
+    """
+
+    def __init__(self, plain: TensorSource, quantisation: Quantisation) -> None:
+        self._plain = plain
+        self.quantisation = quantisation
+
+    @property
+    def path(self) -> Path:
+        """Where the plain source lies."""
+        return self._plain.path
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The model's configuration."""
+        return self._plain.config
+
+    @property
+    def mapped(self) -> bool:
+        """Whether plain tensors may be kept as they are."""
+        return self._plain.mapped
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        return self._plain.names
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers of the whole model."""
+        return self._plain.layers
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A plain tensor, as stored. Raises ModelError as the plain source does."""
+        return self._plain.tensor(name)
+
+    def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
+        """The weight `name`, packed. Raises ModelError if it is missing or cannot be packed."""
+        weight = self._plain.tensor(name)
+        if weight.shape != shape:
+            raise ModelError(
+                f"{name!r} in {self.path} has shape {list(weight.shape)}, config.json says "
+                f"{list(shape)}; download the model again"
+            )
+        try:
+            return pack(weight, self.quantisation)
+        except ModelError as error:
+            raise ModelError(
+                f"cannot hold {name!r} of {self.path} as {self.quantisation.name}: {error}"
+            ) from error

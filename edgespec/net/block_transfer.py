@@ -1,0 +1,333 @@
+"""Block transfer: fetches the block of a stage from a node that serves it, into a file here."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from edgespec.config import Address
+from edgespec.errors import CapacityError, ConfigError, EdgespecError, RemoteProtocolError
+from edgespec.machines.events import Tick
+from edgespec.machines.transfer import (
+    SILENCE_S,
+    Ask,
+    BlockReceiver,
+    Complete,
+    Connected,
+    Cut,
+    GiveUp,
+    Heard,
+    OpenPart,
+    PartEnded,
+    PartRead,
+    ReceiverEffect,
+    ReceiverEvent,
+    Show,
+    TransferProgress,
+    Truncate,
+    Write,
+)
+from edgespec.net.block_server import BULK, LOST_MS, QUEUED, BlockServer, ServedBlock
+from edgespec.net.zmq_transport import HEARTBEAT_MS, _connect, _Dropped, _waiting
+from edgespec.wire.codec import LARGEST_CHUNK, Limits, decode, encode
+from edgespec.wire.messages import BlockOffer
+
+__all__ = ["BlockServer", "FetchedBlock", "ServedBlock", "fetch_block"]
+
+LIMITS = Limits(header_bytes=LARGEST_CHUNK, frame_bytes=LARGEST_CHUNK)
+"""Of what a sender says: an offer's texts and hashes are the largest."""
+
+LOOK_S = 0.2
+"""Seconds after which a transfer looks up even if nothing came, so that `stop` is asked."""
+
+ROOM = 64 << 20
+"""Bytes of the disk that stay free."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedBlock:
+    """A block file that is whole and verified, and the texts that belong beside it."""
+
+    path: Path
+    manifest_text: str
+    config_text: str
+
+
+def fetch_block(
+    source: Address,
+    ring_key: bytes,
+    stage: int,
+    place: Callable[[BlockOffer], Path],
+    progress: Callable[[TransferProgress], None],
+    stop: Callable[[], bool],
+    silence: float = SILENCE_S,
+) -> FetchedBlock:
+    """Fetch the block of `stage` from a BlockServer at `source`; returns when it is there.
+
+    `place(offer)` says where the file shall lie (its folder must be there); until it is whole it
+    is `<name>.part` beside it, and whatever is in there already is used. `stop()` true ends it.
+
+    Raises PeerLost after `silence` seconds without progress; ConfigError if the sender refuses,
+    or the address cannot be used; RemoteProtocolError for a sender that breaks the protocol;
+    CapacityError if the disk is full; EdgespecError if it was stopped; and what `place` raises.
+    """
+    machine = BlockReceiver(stage, str(source), silence)
+    with _Fetch(source, ring_key, machine, place, progress, stop) as fetch:
+        return fetch.run()
+
+
+class _Fetch:
+    """One transfer: a socket, a part file, and the machine between them."""
+
+    def __init__(
+        self,
+        source: Address,
+        ring_key: bytes,
+        machine: BlockReceiver,
+        place: Callable[[BlockOffer], Path],
+        progress: Callable[[TransferProgress], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        self._source = source
+        self._key = ring_key
+        self._machine = machine
+        self._place = place
+        self._progress = progress
+        self._stop = stop
+        self._part: _PartFile | None = None
+        self._dropped = _Dropped()
+        self._fetched: FetchedBlock | None = None
+        self._context = zmq.Context()
+        self._context.linger = 0
+        self._dealer = self._open()
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._monitor: zmq.Socket[bytes] = self._dealer.get_monitor_socket(events)
+
+    def _open(self) -> zmq.Socket[bytes]:
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.MAXMSGSIZE, LARGEST_CHUNK)
+        dealer.setsockopt(zmq.RCVHWM, QUEUED)
+        dealer.setsockopt(zmq.TOS, BULK)
+        dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, LOST_MS)
+        dealer.setsockopt(zmq.RECONNECT_IVL, 100)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
+        return dealer
+
+    def __enter__(self) -> _Fetch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._part is not None:
+            self._part.close()
+        self._dealer.disable_monitor()
+        self._monitor.close()
+        self._dealer.close()
+        self._context.term()
+
+    def run(self) -> FetchedBlock:
+        """Until it is there, or an error."""
+        _connect(self._dealer, self._source)
+        poller = zmq.Poller()
+        poller.register(self._dealer, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        self._handle(Tick())
+        while self._fetched is None:
+            self._check_stop()
+            wait = self._machine.deadline() - time.monotonic()
+            poller.poll(round(1000 * min(max(wait, 0.0), LOOK_S)) + 1)
+            self._take()
+            if time.monotonic() >= self._machine.deadline():
+                self._handle(Tick())
+        return self._fetched
+
+    def _check_stop(self) -> None:
+        if self._stop():
+            raise EdgespecError("the transfer of the block was stopped")
+
+    def _take(self) -> None:
+        """What happened to the connection, then what came: pieces that a cut left are used too."""
+        for frames in _waiting(self._monitor):
+            event = parse_monitor_message(frames)["event"]
+            self._handle(Connected() if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else Cut())
+        for frames in _waiting(self._dealer):
+            if not hmac.compare_digest(frames.pop(0), self._key):
+                self._dropped.note("it came with a block from outside of the ring")
+                continue
+            try:
+                message = decode(frames, LIMITS)
+            except RemoteProtocolError as problem:
+                raise RemoteProtocolError(f"{self._source} sent a {problem}") from None
+            self._handle(Heard(message))
+
+    def _handle(self, event: ReceiverEvent) -> None:
+        if self._fetched is None:
+            for effect in self._machine.handle(event, time.monotonic()):
+                self._carry_out(effect)
+
+    def _carry_out(self, effect: ReceiverEffect) -> None:
+        match effect:
+            case Ask(message):
+                # A full queue means a dead connection: it is asked for again behind the next one.
+                with contextlib.suppress(zmq.Again):
+                    self._dealer.send_multipart([self._key, *encode(message)], zmq.NOBLOCK)
+            case Show(progress):
+                self._progress(progress)
+            case GiveUp(error):
+                raise error
+            case OpenPart(offer):
+                self._open_part(offer)
+            case Write() | Truncate() | Complete():
+                self._change_part(effect)
+
+    # --- the part file ------------------------------------------------------------------------
+
+    def _open_part(self, offer: BlockOffer) -> None:
+        path = self._place(offer)
+        if self._part is not None:
+            self._part.close()
+        self._part = _PartFile(path, offer)
+        if self._part.is_needless(self._check_stop):
+            self._part.discard()
+            self._fetched = FetchedBlock(path, offer.manifest, offer.config)
+            return
+        for data in self._part.read():
+            self._check_stop()
+            effects = self._machine.handle(PartRead(data), time.monotonic())
+            for effect in effects:
+                self._change_part(effect)
+            if effects:  # the rest of it is wrong
+                break
+        self._part.check_room()
+        self._handle(PartEnded())
+
+    def _change_part(self, effect: ReceiverEffect) -> None:
+        assert self._part is not None, "it was opened for the offer"
+        match effect:
+            case Write(offset, data):
+                self._part.write(offset, data)
+            case Truncate(size):
+                self._part.truncate(size)
+            case Complete():
+                self._part.complete()
+                offer = self._part.offer
+                self._fetched = FetchedBlock(self._part.path, offer.manifest, offer.config)
+
+
+@contextlib.contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """What the disk refuses is a CapacityError that names the file."""
+    try:
+        yield
+    except OSError as problem:
+        raise CapacityError(
+            f"cannot write {path} ({problem.strerror or problem}); make room there, or choose "
+            "another folder"
+        ) from None
+
+
+class _PartFile:
+    """A block file on its way: `<name>.part`, locked, always a prefix of the block."""
+
+    def __init__(self, path: Path, offer: BlockOffer) -> None:
+        """Raises ConfigError if another process fetches it, CapacityError if it cannot be made."""
+        self.path = path
+        self.offer = offer
+        self._part = path.with_name(path.name + ".part")
+        with _disk(self._part):
+            self._file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise ConfigError(
+                f"another program fetches {path} already; wait for it, or end it"
+            ) from None
+
+    def close(self) -> None:
+        """Let go of it; what is in it serves the next transfer."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def discard(self) -> None:
+        """Delete it: it is not needed."""
+        self._part.unlink(missing_ok=True)
+        self.close()
+
+    def is_needless(self, check_stop: Callable[[], None]) -> bool:
+        """Whether the finished file is there already: an earlier transfer may just have ended."""
+        whole = hashlib.sha256()
+        try:
+            with self.path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size != self.offer.size:
+                    return False
+                while data := file.read(self.offer.chunk_bytes):
+                    check_stop()
+                    whole.update(data)
+        except OSError:
+            return False
+        return whole.hexdigest() == self.offer.sha256
+
+    def read(self) -> Iterator[bytes]:
+        """What it holds already, a chunk at a time; beyond the block's size it is cut off."""
+        with _disk(self._part):
+            if os.fstat(self._file).st_size > self.offer.size:
+                os.ftruncate(self._file, self.offer.size)
+            at = 0
+            while data := os.pread(self._file, self.offer.chunk_bytes, at):
+                yield data
+                at += len(data)
+
+    def check_room(self) -> None:
+        """Raises CapacityError if the disk has no room for what is missing."""
+        with _disk(self._part):
+            missing = self.offer.size - os.fstat(self._file).st_size
+            free = shutil.disk_usage(self._part.parent).free
+        if missing and missing + ROOM > free:
+            raise CapacityError(
+                f"{self._part.parent} has {free / 1e6:.0f} MB free, the rest of the block needs "
+                f"{(missing + ROOM) / 1e6:.0f} MB; make room there, or choose another folder"
+            )
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write at `offset`, which is its length."""
+        with _disk(self._part):
+            rest = memoryview(data)
+            while rest:
+                written = os.pwrite(self._file, rest, offset)
+                rest, offset = rest[written:], offset + written
+
+    def truncate(self, size: int) -> None:
+        """Cut it down to `size` bytes."""
+        with _disk(self._part):
+            os.ftruncate(self._file, size)
+
+    def complete(self) -> None:
+        """It is whole: give it its name, so that it is there even if the power fails now."""
+        with _disk(self.path):
+            os.fsync(self._file)
+            self._part.replace(self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        self.close()

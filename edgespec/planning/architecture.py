@@ -1,0 +1,196 @@
+"""Architecture: the numbers of a config.json that decide how many bytes a model's parts have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgespec.config import Quantisation
+from edgespec.errors import ConfigError
+
+_DEFAULT_HEAD_DIM = ("llama", "mistral", "qwen2", "phi3")
+"""Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
+_DEFAULT_KV_HEADS = ("llama", "phi3")
+"""Families whose config.json may leave num_key_value_heads out: as many as heads."""
+_TIED = ("gemma2", "gemma3_text")
+"""Families whose head is the embedding unless config.json says otherwise."""
+FAMILIES = (*_DEFAULT_HEAD_DIM, "qwen3", *_TIED, "qwen3_moe")
+"""Values of `model_type` whose sizes are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """The sizes of a decoder-only model whose layers are all alike.
+
+    `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
+    `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
+    through `active` of them.
+    """
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    head_dim: int = 0
+    tied: bool = False
+    experts: int = 0
+    active: int = 0
+
+    @property
+    def width(self) -> int:
+        """Numbers in the queries of one row."""
+        return self.heads * (self.head_dim or self.hidden // self.heads)
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers in the keys (or the values) of one row in one layer."""
+        return self.kv_heads * (self.head_dim or self.hidden // self.heads)
+
+    @property
+    def attention_matrices(self) -> tuple[tuple[int, int], ...]:
+        """Shapes [out, in] of the queries', keys', values' and output matrices."""
+        kv = (self.kv_width, self.hidden)
+        return ((self.width, self.hidden), kv, kv, (self.hidden, self.width))
+
+    @property
+    def mlp_matrices(self) -> tuple[tuple[int, int], ...]:
+        """Shapes [out, in] of the three matrices of the gated MLP, or of one expert."""
+        up = (self.intermediate, self.hidden)
+        return (up, up, (self.hidden, self.intermediate))
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of the matrices of one layer, all experts included.
+
+        Norms, biases and a mixture's router, together below 0.1 %, are left out.
+        """
+        attention = sum(rows * columns for rows, columns in self.attention_matrices)
+        mlp = sum(rows * columns for rows, columns in self.mlp_matrices)
+        return attention + mlp * max(1, self.experts)
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the output head, vocab × hidden; as many as of the input embedding."""
+        return self.vocab * self.hidden
+
+    @property
+    def largest_matrix(self) -> int:
+        """Weights of the largest matrix of a layer."""
+        return max(r * c for r, c in (*self.attention_matrices, *self.mlp_matrices))
+
+    def attention_bytes(self, quantisation: Quantisation) -> int:
+        """Bytes of one layer's attention."""
+        return sum(matrix_bytes(r, c, quantisation) for r, c in self.attention_matrices)
+
+    def mlp_bytes(self, quantisation: Quantisation) -> int:
+        """Bytes of one layer's MLP; of all its experts, if it is a mixture."""
+        one = sum(matrix_bytes(r, c, quantisation) for r, c in self.mlp_matrices)
+        return one * max(1, self.experts)
+
+    def layer_bytes(self, quantisation: Quantisation) -> int:
+        """Bytes of one layer's matrices, scales included."""
+        return self.attention_bytes(quantisation) + self.mlp_bytes(quantisation)
+
+
+def matrix_bytes(rows: int, columns: int, quantisation: Quantisation) -> int:
+    """Bytes of a matrix [rows, columns] as a block holds it, scales included.
+
+    none: 16 bits a weight. int8: 8, and 16 a row. int4: 4, and a scale and a zero of 16 bits each
+    for every `group` columns of a row. nf4: 4, and a scale of 32 bits for every `group` weights;
+    with `double` these scales take 8 bits, and one of 32 for 256 of them, beside their mean.
+    """
+    weights = rows * columns
+    if quantisation.kind == "none":
+        return 2 * weights
+    if quantisation.kind == "int8":
+        return weights + 2 * rows
+    if quantisation.kind == "int4":
+        return -(-weights // 2) + 4 * rows * -(-columns // quantisation.group)
+    scales = -(-weights // quantisation.group)
+    if quantisation.double:
+        return -(-weights // 2) + scales + 4 * -(-scales // 256) + 4
+    return -(-weights // 2) + 4 * scales
+
+
+def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
+    """The sizes in a config.json; `where` is its path, for messages.
+
+    Raises ConfigError for a family that is not known, and for a field that is missing or wrong.
+    """
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise ConfigError(
+            f"{where}: model_type is {family!r}, whose sizes are not known; known ones: "
+            f"{', '.join(FAMILIES)}"
+        )
+    heads = _count(config, where, "num_attention_heads")
+    hidden = _count(config, where, "hidden_size")
+    kv_default = heads if family in _DEFAULT_KV_HEADS else 0
+    kv_heads = _count(config, where, "num_key_value_heads", kv_default)
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{where}: num_key_value_heads is {kv_heads}, which does not divide the "
+            f"num_attention_heads, {heads}"
+        )
+    head_dim = _count(
+        config, where, "head_dim", hidden // heads if family in _DEFAULT_HEAD_DIM else 0
+    )
+    mixture = family == "qwen3_moe"
+    experts, active = _experts(config, where) if mixture else (0, 0)
+    return Architecture(
+        layers=_count(config, where, "num_hidden_layers"),
+        hidden=hidden,
+        intermediate=_count(
+            config, where, "moe_intermediate_size" if mixture else "intermediate_size"
+        ),
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab=_count(config, where, "vocab_size"),
+        head_dim=head_dim,
+        tied=_flag(config, where, "tie_word_embeddings", family in _TIED),
+        experts=experts,
+        active=active,
+    )
+
+
+def longest_context(config: Mapping[str, object], where: str) -> int:
+    """Tokens that a model can hold. Raises ConfigError if config.json does not say it."""
+    return _count(config, where, "max_position_embeddings")
+
+
+def _experts(config: Mapping[str, object], where: str) -> tuple[int, int]:
+    """All experts of a layer, and those that a row goes through."""
+    experts = _count(config, where, "num_experts")
+    active = _count(config, where, "num_experts_per_tok")
+    if active > experts:
+        raise ConfigError(
+            f"{where}: num_experts_per_tok is {active}, more than the num_experts, {experts}"
+        )
+    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
+        raise ConfigError(
+            f"{where}: decoder_sparse_step or mlp_only_layers leave some layers without experts; "
+            "only models whose layers are all alike can be planned"
+        )
+    return experts, active
+
+
+def _count(config: Mapping[str, object], where: str, field: str, default: int = 0) -> int:
+    """A positive integer; `default` > 0 stands for one that is missing or null."""
+    value = config.get(field)
+    if value is None and default > 0:
+        return default
+    if value is None:
+        raise ConfigError(f"{where}: {field} is missing; download the model again")
+    # The upper limit keeps out what no model has, so that no sum of sizes can grow absurd.
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
+        raise ConfigError(f"{where}: {field} is {value!r}; it must be a whole number of at least 1")
+    return value
+
+
+def _flag(config: Mapping[str, object], where: str, field: str, default: bool) -> bool:
+    value = config.get(field, default)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{where}: {field} is {value!r}; it must be true or false")
+    return value

@@ -1,0 +1,258 @@
+"""Layout: which devices make the fastest ring, in which order, with how many layers; exactly.
+
+The problem. A ring starts at D0, goes to a first device, then to any further ones in the order in
+which they are listed, and back. Who is first, who takes part and how many layers each has is free;
+each has at least one and at most as many as fit it. Wanted is the least
+
+    slowest_weight × slowest + trip_weight × trip
+
+where `trip` adds up, over the devices, layers × seconds a layer, and over the links; `slowest` is
+the largest of layers × seconds a layer (of a wide segment) and of the links' times for it.
+
+The way. If no step may take longer than T, the cheapest trip is a shortest path: its state is
+(first device, last device so far, layers placed so far). T = infinity gives the cheapest trip of
+all, whose slowest step is T1; the next T is the largest step that any layout can have below T1,
+and so on down. Of all these the best is the optimum: a layout with slowest step S is a candidate
+wherever T >= S, and between two looked-at values of T the cheapest one stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+_EVEN = 1.0 + 1e-12  # two ways to compute the same step differ by rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One device: how many layers fit it (as the first stage, as another), seconds a layer.
+
+    `trip`: of one row; `step`: of a wide segment.
+    """
+
+    most_first: int
+    most: int
+    trip: float
+    step: float
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A ring: devices by index, first to last, and the layers of each; seconds."""
+
+    order: tuple[int, ...]
+    split: tuple[int, ...]
+    slowest: float
+    trip: float
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Seconds between nodes: 0 is D0, 1 … M the devices. [M + 1, M + 1], from row to column.
+
+    `trip`: of one row, with the way; `step`: how long a wide segment keeps the link busy.
+    """
+
+    trip: Floats
+    step: Floats
+
+
+def fits(layers: int, devices: Sequence[Candidate]) -> bool:
+    """Whether any ring of these devices holds so many layers."""
+    most = sum(device.most for device in devices)
+    return any(
+        device.most_first >= 1 and most - device.most + device.most_first >= layers
+        for device in devices
+    )
+
+
+def measured(
+    order: Sequence[int], split: Sequence[int], devices: Sequence[Candidate], links: Links
+) -> Layout:
+    """The layout of this order and split, with its slowest step and its trip."""
+    nodes = [0, *(device + 1 for device in order), 0]
+    hops = list(pairwise(nodes))
+    shares = [(devices[device], count) for device, count in zip(order, split, strict=True)]
+    return Layout(
+        order=tuple(order),
+        split=tuple(split),
+        slowest=max(
+            *(count * device.step for device, count in shares),
+            *(float(links.step[hop]) for hop in hops),
+        ),
+        trip=sum(count * device.trip for device, count in shares)
+        + sum(float(links.trip[hop]) for hop in hops),
+    )
+
+
+def fastest(
+    layers: int,
+    devices: Sequence[Candidate],
+    links: Links,
+    slowest_weight: float,
+    trip_weight: float,
+    must: int = -1,
+) -> Layout | None:
+    """The best layout; None if there is none. `must`: the index of a device that takes part.
+
+    Weights are not negative. Takes about M³ × layers² steps in numpy for each T that is looked at.
+    """
+    search = _Search(layers, devices, links, must)
+    steps = _possible_steps(layers, devices, links)
+    best: Layout | None = None
+    limit = np.inf
+
+    def seconds(layout: Layout) -> float:
+        return slowest_weight * layout.slowest + trip_weight * layout.trip
+
+    while (layout := search.cheapest(limit)) is not None:
+        if best is None or seconds(layout) < seconds(best):
+            best = layout
+        # From here on the trip only grows: nothing that follows can be better than this bound.
+        if not slowest_weight or trip_weight * layout.trip >= seconds(best):
+            break
+        below = int(np.searchsorted(steps, layout.slowest / _EVEN / _EVEN)) - 1
+        if below < 0:
+            break
+        limit = float(steps[below])
+    return best and _evened(best, devices, links)
+
+
+def _evened(layout: Layout, devices: Sequence[Candidate], links: Links) -> Layout:
+    """As good, with layers spread evenly over devices of the same speed.
+
+    Neither the trip nor the slowest step grows if one of two such devices gives a layer to the
+    other one that has at least two fewer; the fuller one has more room then.
+    """
+    split = list(layout.split)
+    most = [
+        devices[index].most if stage else devices[index].most_first
+        for stage, index in enumerate(layout.order)
+    ]
+    speeds = [(devices[index].trip, devices[index].step) for index in layout.order]
+    moved = True
+    while moved:
+        moved = False
+        for few in range(len(split)):
+            alike = [stage for stage, speed in enumerate(speeds) if speed == speeds[few]]
+            many = max(alike, key=split.__getitem__)
+            if split[many] - split[few] > 1 and split[few] < most[few]:
+                split[many] -= 1
+                split[few] += 1
+                moved = True
+    for stage, speed in enumerate(speeds):
+        # The first device holds the embedding too: where one has to have more, it is another.
+        if speed == speeds[0] and split[0] - split[stage] == 1 and split[stage] < most[stage]:
+            split[0], split[stage] = split[0] - 1, split[stage] + 1
+    return measured(layout.order, split, devices, links)
+
+
+def _possible_steps(layers: int, devices: Sequence[Candidate], links: Links) -> Floats:
+    """Every value that the slowest step of a layout can have, in ascending order."""
+    counts = np.arange(1, layers + 1)
+    of_devices = [counts * device.step for device in devices]
+    return np.unique(np.concatenate([*of_devices, links.step.ravel()]))
+
+
+class _Search:
+    """Shortest paths over (first device, last device, layers placed).
+
+    A table holds seconds [first, place, layers + 1]; place 0: the first device is the last one so
+    far; place 1 + j: device j is.
+    """
+
+    def __init__(self, layers: int, devices: Sequence[Candidate], links: Links, must: int) -> None:
+        self._layers = layers
+        self._devices = devices
+        self._links = links
+        self._hops, self._busy = _hops(len(devices), links, must)
+
+    def cheapest(self, limit: float) -> Layout | None:
+        """The layout of the cheapest trip in which no step is longer than `limit`."""
+        count = len(self._devices)
+        hops = np.where(self._busy <= limit * _EVEN, self._hops, np.inf)
+        table = np.full((count, count + 1, self._layers + 1), np.inf)
+        for first, device in enumerate(self._devices):
+            if self._links.step[0, first + 1] <= limit * _EVEN:
+                most = self._most(device.most_first, device.step, limit)
+                placed = np.arange(1, most + 1)
+                into = self._links.trip[0, first + 1]
+                table[first, 0, 1 : most + 1] = into + device.trip * placed
+        for index, device in enumerate(self._devices):
+            before = table[:, : index + 1] + hops[:, : index + 1, index, None]
+            most = self._most(device.most, device.step, limit)
+            table[:, index + 1] = _placed(before.min(axis=1), most, device.trip)
+        ends = table[:, :, self._layers] + hops[:, :, count]
+        first, place = divmod(int(ends.argmin()), count + 1)
+        if not np.isfinite(ends[first, place]):
+            return None
+        return self._trace(table[first], hops[first], first, place, limit)
+
+    def _trace(self, table: Floats, hops: Floats, first: int, place: int, limit: float) -> Layout:
+        """Walk back from the last device at `place`; `table` and `hops` are those of `first`."""
+        order: list[int] = []
+        split: list[int] = []
+        left = self._layers
+        while place:
+            device = self._devices[place - 1]
+            most = min(left - 1, self._most(device.most, device.step, limit))
+            counts = np.arange(1, most + 1)
+            before = table[:place, left - counts] + hops[:place, place - 1, None]
+            costs = before + device.trip * counts
+            previous, more = divmod(int(costs.argmin()), costs.shape[1])
+            order.append(place - 1)
+            split.append(more + 1)
+            left -= more + 1
+            place = previous
+        order.append(first)
+        split.append(left)
+        return measured(order[::-1], split[::-1], self._devices, self._links)
+
+    def _most(self, fitting: int, step: float, limit: float) -> int:
+        """Layers that fit, and of which a step is no longer than `limit`."""
+        most = min(fitting, self._layers)
+        return most if limit * _EVEN >= most * step else int(limit * _EVEN / step)
+
+
+def _placed(before: Floats, most: int, seconds: float) -> Floats:
+    """Seconds [first, layers + 1] with one device more, that has 1 to `most` layers."""
+    firsts, width = before.shape
+    if most < 1:
+        return np.full_like(before, np.inf)
+    # The share costs `seconds` a layer, so the cheapest way to L is L × seconds and the least of
+    # (before - layers × seconds) over the `most` entries in front of L: a minimum in a window.
+    along = seconds * np.arange(width)
+    padded = np.concatenate([np.full((firsts, most), np.inf), before - along], axis=1)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, most, axis=1)[:, :width]
+    placed: Floats = windows.min(axis=2) + along
+    return placed
+
+
+def _hops(count: int, links: Links, must: int) -> tuple[Floats, Floats]:
+    """Seconds of a trip, and of a step, [first, from place, to]; to `count` is D0.
+
+    Infinite where the ring cannot go: back to the first device, against the list's order, past
+    the device that must take part.
+    """
+    hops = np.full((count, count + 1, count + 1), np.inf)
+    busy = np.zeros_like(hops)
+    for first in range(count):
+        for place in range(count + 1):
+            here = first if place == 0 else place - 1
+            if place and here == first:
+                continue
+            for to in range(place, count + 1):
+                passes_by = must not in (-1, first) and place <= must < to
+                if to == first or passes_by:
+                    continue
+                node = 0 if to == count else to + 1
+                hops[first, place, to] = links.trip[here + 1, node]
+                busy[first, place, to] = links.step[here + 1, node]
+    return hops, busy

@@ -1,0 +1,150 @@
+"""Memory: what a share of a model takes of a device while it answers, and how many layers fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgespec.config import Quantisation
+from edgespec.planning.architecture import Architecture
+from edgespec.planning.cost_model import NO_DRAFT, CostModel, DraftCosts, cost_model_of
+from edgespec.planning.profile import Profile
+
+GIB = 2**30
+
+RUNTIME_BYTES = 600 * 2**20
+"""The process without a model: interpreter, torch, transformers, sockets (docs/planning.md)."""
+
+SPECULATIVE_ROWS = 256
+"""Cache rows that are reserved for guesses beside a request's own (machines/request.py)."""
+
+WIDEST_SEGMENT = 64
+"""Rows of the widest segment: a chunk of a prompt, or the most guesses that a policy sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model to be planned: its sizes, how its layers are held, and the draft beside it."""
+
+    name: str
+    of: Architecture
+    quantisation: Quantisation
+    draft: DraftCosts = NO_DRAFT
+
+    @property
+    def costs(self) -> CostModel:
+        """What devices are charged for it."""
+        return cost_model_of(self.name, self.of, self.quantisation, self.draft)
+
+    def held_as(self, quantisation: Quantisation) -> PlannedModel:
+        """The same, quantised otherwise."""
+        return replace(self, quantisation=quantisation)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of those that may be used; its memory is `profile.memory_bytes`."""
+
+    name: str
+    profile: Profile
+
+    @property
+    def memory(self) -> int:
+        """Bytes that models may use."""
+        return int(self.profile.memory_bytes.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that a device needs: weights, KV caches, and the process with its work space."""
+
+    weights: int
+    cache: int
+    overhead: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.cache + self.overhead
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What devices need for a model, if `requests` are open with `context` tokens each.
+
+    A stage holds its layers and their caches, the first one the input embedding too. A cache has
+    room for the request's tokens and SPECULATIVE_ROWS guesses; a retained set copies the guesses'
+    rows once more while it moves them. The work space is that of the widest segment, or, while
+    loading, the largest matrix as it comes from the checkpoint, whichever is more. Embedding and
+    head are loaded before anything else, so that what is not taken yet holds their originals.
+    """
+
+    model: PlannedModel
+    context: int
+    requests: int
+
+    @property
+    def rows(self) -> int:
+        """Cache rows of each layer, those that are copied while others move included."""
+        return self.requests * (self.context + SPECULATIVE_ROWS) + SPECULATIVE_ROWS
+
+    @property
+    def layer(self) -> int:
+        """Bytes of one layer and its cache."""
+        costs = self.model.costs
+        return costs.layer_bytes + self.rows * costs.kv_bytes
+
+    def stage(self, layers: int, first: bool) -> Need:
+        """A stage of so many layers; `first`: it has the embedding."""
+        costs = self.model.costs
+        embedding = costs.head_bytes if first else 0
+        original = embedding - layers * self.layer
+        return Need(
+            weights=layers * costs.layer_bytes + embedding,
+            cache=layers * self.rows * costs.kv_bytes,
+            overhead=RUNTIME_BYTES + max(self._work_space(), original),
+        )
+
+    def coordinator(self) -> Need:
+        """D0: the output head, and the draft with its cache. Logits are held in 32 bit, thrice."""
+        head, draft = self.model.costs.head_bytes, self.model.draft
+        cache = draft.layers * self.rows * draft.kv_bytes
+        return Need(
+            weights=head + draft.held_bytes,
+            cache=cache,
+            overhead=RUNTIME_BYTES + max(self._logits, head - draft.held_bytes - cache),
+        )
+
+    def draft_room(self, device: Device) -> int:
+        """Bytes that a draft and its cache may have on D0."""
+        return device.memory - RUNTIME_BYTES - self.model.costs.head_bytes - self._logits
+
+    def most_layers(self, device: Device, first: bool) -> int:
+        """How many layers fit a device as a stage: 0 if none, never more than there are."""
+        embedding = self.model.costs.head_bytes if first else 0
+        if device.memory < RUNTIME_BYTES + 2 * embedding:
+            return 0  # not even while it is loaded
+        room = device.memory - RUNTIME_BYTES - embedding - self._work_space()
+        return max(0, min(self.model.of.layers, room // self.layer))
+
+    @property
+    def _logits(self) -> int:
+        return 3 * 4 * WIDEST_SEGMENT * self.model.of.vocab
+
+    def _work_space(self) -> int:
+        """Bytes of one layer's pass beside weights and cache, or of the largest matrix.
+
+        Hidden rows and the MLP's inner ones in 16 bit; scores and shares of the attention, in 32
+        bit; and, where heads share keys, these once more for each head.
+        """
+        of = self.model.of
+        attended = self.context + SPECULATIVE_ROWS
+        inner = of.intermediate * max(1, of.active)
+        hidden = 2 * WIDEST_SEGMENT * (6 * of.hidden + 3 * inner)
+        scores = 2 * 4 * WIDEST_SEGMENT * of.heads * attended
+        repeated = 2 * 2 * of.width * attended if of.kv_heads < of.heads else 0
+        return max(hidden + scores + repeated, 2 * of.largest_matrix)
+
+
+def gib(nbytes: float) -> str:
+    """Bytes in words."""
+    return f"{nbytes / GIB:.2f} GiB"

@@ -1,0 +1,89 @@
+"""Problem: a model, the devices at hand, and what a plan has to provide for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from edgespec.errors import ConfigError
+from edgespec.planning.costs import NodeCosts, RingCosts, link_between
+from edgespec.planning.layout import Candidate, Links, fits
+from edgespec.planning.memory import Device, Needs, PlannedModel
+
+MOST_DEVICES = 17
+"""A coordinator and 16 others."""
+
+SEGMENT_ROWS = 16
+"""Rows of the segment whose time on a node is its step."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be planned: the coordinator is given, of the others any may be used.
+
+    `context`: tokens that each of `requests` open requests may have, prompt and answer.
+    """
+
+    model: PlannedModel
+    coordinator: Device
+    others: tuple[Device, ...]
+    context: int = 4096
+    requests: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for numbers of devices, tokens or requests that cannot be."""
+        if not 1 <= len(self.others) < MOST_DEVICES:
+            raise ConfigError(
+                f"{len(self.others) + 1} devices; a plan needs 2 to {MOST_DEVICES}, the first of "
+                "them the coordinator"
+            )
+        for what, number in (("context", self.context), ("requests", self.requests)):
+            if not 1 <= number < 2**31:
+                raise ConfigError(f"{what} is {number}; it must be at least 1")
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What devices need for it."""
+        return Needs(self.model, self.context, self.requests)
+
+    @cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The others: how many layers fit, and how long they take at half the context."""
+        costs, seen = self.model.costs, self.context // 2
+        found = []
+        for device in self.others:
+            node = NodeCosts(device.profile, costs, 1)
+            found.append(
+                Candidate(
+                    self.needs.most_layers(device, first=True),
+                    self.needs.most_layers(device, first=False),
+                    node.layer_seconds(1, seen),
+                    node.layer_seconds(SEGMENT_ROWS, seen),
+                )
+            )
+        return tuple(found)
+
+    def runs(self) -> bool:
+        """Whether all devices can multiply by matrices of this quantisation."""
+        return not any(self.model.quantisation.name in d.profile.unusable for d in self.others)
+
+    def fits(self) -> bool:
+        """Whether there is a plan at all."""
+        return self.needs.coordinator().total <= self.coordinator.memory and fits(
+            self.model.of.layers, self.candidates
+        )
+
+    def links(self) -> Links:
+        """Between all devices, D0 first; a segment from D0 holds tokens, no hidden rows."""
+        devices = [self.coordinator, *self.others]
+        bytes_of = RingCosts(NodeCosts(self.coordinator.profile, self.model.costs, 0), (), ())
+        trip = np.zeros((len(devices), len(devices)))
+        step = np.zeros_like(trip)
+        for i, near in enumerate(devices):
+            for j, far in enumerate(devices):
+                link = link_between(near.profile, far.profile)
+                trip[i, j] = link.latency + link.seconds(bytes_of.segment_bytes(1, i > 0))
+                step[i, j] = link.seconds(bytes_of.segment_bytes(SEGMENT_ROWS, i > 0))
+        return Links(trip, step)

@@ -1,0 +1,224 @@
+"""Refusal: a model that does not fit, in numbers, and the changes that make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from edgespec.config import QUANTISATIONS
+from edgespec.planning.cost_model import NO_DRAFT
+from edgespec.planning.memory import GIB, Device, gib
+from edgespec.planning.problem import MOST_DEVICES, Problem
+from edgespec.planning.profile import Figure
+
+CONTEXT_STEP = 64
+"""Advice names contexts that are multiples of it."""
+LEAST_CONTEXT = 256
+"""No advice goes below it: a shorter context serves nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A device that cannot hold its share. `stage` 0: D0; `index`: among the others, D0: -1."""
+
+    stage: int
+    index: int
+    device: Device
+    need: int
+    share: str
+
+    def __str__(self) -> str:
+        who = f"stage {self.stage}" if self.stage else "the coordinator"
+        # To the hundredth above and below, so that need is more than have in words as well.
+        return (
+            f"{who} ({self.device.name}) needs {gib(self.need + GIB / 200)} for {self.share}, "
+            f"has {gib(max(0, self.device.memory - GIB / 200))}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change, in words, and the problem with it made: that one fits."""
+
+    words: str
+    problem: Problem
+
+
+def refusal(problem: Problem) -> str:
+    """Why a problem that does not fit does not, and every way out that was found."""
+    short = "; ".join(map(str, shortages(problem)))
+    ways = ", or ".join(remedy.words for remedy in remedies(problem))
+    of = problem.model
+    return (
+        f"{of.name} ({of.quantisation.name}, {problem.requests} request(s) of {problem.context} "
+        f"tokens) does not fit: {short}; {ways}"
+    )
+
+
+def shortages(problem: Problem) -> list[Shortage]:
+    """The coordinator if it is short of memory, and the stage that is most so."""
+    found = []
+    need = problem.needs.coordinator().total
+    if need > problem.coordinator.memory:
+        draft = problem.model.draft.name
+        share = f"the output head and the draft {draft}" if draft else "the output head"
+        found.append(Shortage(0, -1, problem.coordinator, need, share))
+    stage = _short_stage(problem)
+    return [*found, stage] if stage else found
+
+
+def remedies(problem: Problem) -> list[Remedy]:
+    """Single changes that make everything fit, the mildest first; never none."""
+    tried = (
+        _shorter_context(problem),
+        _fewer_requests(problem),
+        _smaller_quantisation(problem),
+        _no_draft(problem),
+        _more_devices(problem),
+    )
+    found = [remedy for remedy in tried if remedy is not None]
+    return found or [_more_memory(problem)]
+
+
+def _short_stage(problem: Problem) -> Shortage | None:
+    """If the layers do not fit: the stage that lacks most when the rest is spread.
+
+    Every device is filled up; each layer that is left goes to the device that then lacks least.
+    """
+    needs, candidates = problem.needs, problem.candidates
+    gain = [candidate.most_first - candidate.most for candidate in candidates]
+    usable = [i for i, candidate in enumerate(candidates) if candidate.most_first]
+    devices = problem.others
+    first = max(
+        usable or range(len(devices)), key=lambda i: gain[i] if usable else devices[i].memory
+    )
+    counts = [candidate.most for candidate in candidates]
+    counts[first] = candidates[first].most_first
+    missing = problem.model.of.layers - sum(counts)
+    if usable and missing <= 0:
+        return None
+
+    def lack(index: int, layers: int) -> int:
+        return needs.stage(layers, index == first).total - devices[index].memory
+
+    taking = [i for i in range(len(devices)) if counts[i] or i == first]
+    for _ in range(max(1, missing)):
+        least = min(taking, key=lambda i: lack(i, counts[i] + 1))
+        counts[least] += 1
+    worst = max((i for i in taking if counts[i]), key=lambda i: lack(i, counts[i]))
+    order = [first, *(i for i in taking if i != first)]
+    return Shortage(
+        stage=order.index(worst) + 1,
+        index=worst,
+        device=devices[worst],
+        need=needs.stage(counts[worst], worst == first).total,
+        share=f"{counts[worst]} layer(s)",
+    )
+
+
+# --- ways out -----------------------------------------------------------------------------------
+
+
+def _shorter_context(problem: Problem) -> Remedy | None:
+    def at(steps: int) -> Problem:
+        return replace(problem, context=steps * CONTEXT_STEP)
+
+    steps = _largest(
+        lambda count: at(count).fits(),
+        LEAST_CONTEXT // CONTEXT_STEP,
+        (problem.context - 1) // CONTEXT_STEP,
+    )
+    return Remedy(f"drop --context to {at(steps).context}", at(steps)) if steps else None
+
+
+def _fewer_requests(problem: Problem) -> Remedy | None:
+    count = _largest(
+        lambda requests: replace(problem, requests=requests).fits(), 1, problem.requests - 1
+    )
+    if not count:
+        return None
+    return Remedy(f"drop --requests to {count}", replace(problem, requests=count))
+
+
+def _smaller_quantisation(problem: Problem) -> Remedy | None:
+    """The largest one that fits, as it loses least."""
+    model = problem.model
+    now = model.costs.layer_bytes
+    others = [model.held_as(one) for one in QUANTISATIONS.values()]
+    others.sort(key=lambda other: -other.costs.layer_bytes)
+    for other in others:
+        changed = replace(problem, model=other)
+        if other.costs.layer_bytes < now and changed.runs() and changed.fits():
+            return Remedy(f"use --quant {other.quantisation.name}", changed)
+    return None
+
+
+def _no_draft(problem: Problem) -> Remedy | None:
+    """Without the draft; a smaller one does as well, if it is small enough."""
+    changed = replace(problem, model=replace(problem.model, draft=NO_DRAFT))
+    if not problem.model.draft.name or not changed.fits():
+        return None
+    room = problem.needs.draft_room(problem.coordinator)
+    largest = gib(max(0, room - GIB / 200))  # rounded down
+    return Remedy(f"choose a draft of at most {largest} with its cache, or none", changed)
+
+
+def _more_devices(problem: Problem) -> Remedy | None:
+    """The fewest further devices like the one that is short."""
+    stage = _short_stage(problem)
+    if stage is None:
+        return None
+    for count in range(1, MOST_DEVICES - len(problem.others)):
+        changed = replace(problem, others=problem.others + (stage.device,) * count)
+        if changed.fits():
+            return Remedy(f"add {count} device(s) like {stage.device.name}", changed)
+    return None
+
+
+def _more_memory(problem: Problem) -> Remedy:
+    """Larger devices in place of those that are short."""
+    changed, words = problem, []
+    for shortage in shortages(problem):
+        tenths = -(-shortage.need * 10 // GIB)
+        if shortage.index >= 0:
+            tenths = next(n for n in _from(tenths) if _holds(_grown(changed, shortage, n)))
+        changed = _grown(changed, shortage, tenths)
+        words.append(f"{tenths / 10:.1f} GiB in place of {shortage.device.name}")
+    return Remedy(f"use a device of {' and one of '.join(words)}", changed)
+
+
+def _from(start: int) -> Iterator[int]:
+    """`start` and what follows, in steps that grow by a tenth: no search takes long."""
+    while True:
+        yield start
+        start += max(1, start // 10)
+
+
+def _grown(problem: Problem, shortage: Shortage, tenths: int) -> Problem:
+    """The problem with so many tenths of a GiB on the device that is short."""
+    memory = Figure(tenths * GIB // 10, "the planner's advice")
+    device = shortage.device
+    grown = replace(device, profile=replace(device.profile, memory_bytes=memory))
+    if shortage.index < 0:
+        return replace(problem, coordinator=grown)
+    others = list(problem.others)
+    others[shortage.index] = grown
+    return replace(problem, others=tuple(others))
+
+
+def _holds(problem: Problem) -> bool:
+    """Whether the layers fit, whatever the coordinator has."""
+    return _short_stage(problem) is None
+
+
+def _largest(good: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number from `low` to `high` that is good, 0 if none is.
+
+    Whatever is below a good number is good too.
+    """
+    if high < low or not good(low):
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if good(middle) else (low, middle - 1)
+    return low

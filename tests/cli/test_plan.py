@@ -1,0 +1,115 @@
+"""edgespec plan: its table, its JSON, the commands that it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.commands import Done, run_here
+
+from edgespec.daemon import planning
+from edgespec.daemon.bundled import bundled
+
+Here = Callable[..., Done]
+NANO = "jetson-orin-nano-8gb"
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 40,
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 40,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Here:
+    """Runs `edgespec plan` in this process, on a narrow terminal."""
+    monkeypatch.setenv("COLUMNS", "60")
+    return lambda *arguments: run_here(capfd, monkeypatch, "plan", *arguments)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A folder with the config.json of a 13 B model, and nothing else."""
+    model = tmp_path / "a model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(LLAMA))
+    return str(model)
+
+
+def test_a_table_that_no_narrow_terminal_cuts_and_the_commands(here: Here, folder: str) -> None:
+    done = here("--model", folder, "--devices", f"4*{NANO}", "--quant", "nf4")
+    assert done.code == 0, done.err
+    lines = [line for line in done.out.splitlines() if line.strip()]
+    assert lines[0].split()[:6] == ["node", "device", "layers", "weights", "KV", "overhead"]
+    assert [line.split()[0] for line in lines[2:5]] == ["D0", "V1", "V2"]
+    assert "0-19" in done.out
+    text = " ".join(done.out.split())
+    assert f"left out: {NANO}#4 (no faster with it: +" in text
+    assert "with speculation: not predicted, as there is no draft" in text
+    assert f"figures of {NANO}: 0 of 8 measured on a device; the others are estimates" in text
+    assert (
+        f"edgespec serve --model '{folder}' --quant nf4 --stages 2 --layers 20,20 --context 4096"
+        in text
+    )
+    assert "edgespec join --stage 2 --coordinator COORDINATOR:7430" in text
+
+
+def test_json_has_the_same_figures(
+    here: Here, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "QUESTIONS", planning.QUESTIONS[:1])
+    done = here("--model", folder, "--devices", f"5*{NANO}", "--draft", bundled("draft"), "--json")
+    assert done.code == 0, done.err
+    made = json.loads(done.out)
+    assert made["layers"] == [10, 10, 10, 10]
+    assert [node["stage"] for node in made["nodes"]] == [0, 1, 2, 3, 4]
+    for node in made["nodes"]:
+        parts = ("weight_bytes", "cache_bytes", "overhead_bytes")
+        assert sum(node[part] for part in parts) == node["needed_bytes"] <= node["memory_bytes"]
+    assert made["quantisation"] == "int4"
+    assert made["speculative_tokens_per_second"] > made["plain_tokens_per_second"]
+    assert made["plain_tokens_per_second"] > made["plain_tokens_per_second_full"]
+    assert made["figures_measured"] == {NANO: [0, 8]}
+    assert "--draft " in made["commands"][0]
+    assert len(made["commands"]) == 5
+
+
+def test_a_cost_model_has_no_folder_to_name(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.cli.plan.speculative_speed", lambda made: None)
+    done = here("--model", "llama-2-13b", "--devices", f"3*{NANO}", "--context", "512")
+    assert done.code == 0, done.err
+    assert "--model MODEL_FOLDER --draft DRAFT_FOLDER --quant int4 --stages 2" in done.out
+    assert "charged as tinyllama-1.1b, but the guesses are those of the bundled pair" in done.out
+
+
+def test_what_does_not_fit_is_refused_in_numbers(here: Here, folder: str) -> None:
+    here("--model", folder, "--devices", f"2*{NANO}").assert_refused(
+        f"stage 1 ({NANO}#2) needs 11.19 GiB for 40 layer(s), has 6.50 GiB; add 1 device(s) like",
+        code=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "nothing", "--devices", NANO), "no model folder 'nothing'"),
+        (("--model", "llama-2-7b", "--devices", NANO), "1 devices; a plan needs 2 to 17"),
+        (("--model", "llama-2-7b", "--devices", "discovered"), "cannot discover devices"),
+        (
+            ("--model", "llama-2-7b", "--devices", f"2*{NANO}", "--context", "-1"),
+            "context is -1; it must be at least 1",
+        ),
+        (
+            ("--model", "llama-2-7b", "--devices", f"2*{NANO}", "--requests", "0"),
+            "requests is 0",
+        ),
+    ],
+)
+def test_wrong_settings(here: Here, arguments: tuple[str, ...], words: str) -> None:
+    here(*arguments).assert_refused(words)

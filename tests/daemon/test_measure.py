@@ -1,0 +1,411 @@
+"""Measuring: made-up times come back as figures; real ones are only looked at for their form."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.checkpoints import write_checkpoint
+from transformers import AutoConfig
+
+from edgespec.config import Address, Quantisation
+from edgespec.daemon import bandwidths, measure
+from edgespec.daemon.bandwidths import disk_rate, round_trips
+from edgespec.daemon.fitting import Fit, best_four_bit, by_layer, disturbed, fit
+from edgespec.daemon.layer_times import (
+    LayerTimes,
+    RandomLayers,
+    Shape,
+    check_room,
+    default_shape,
+    measure_draft,
+    measure_layer,
+)
+from edgespec.daemon.measure import Request
+from edgespec.daemon.timing import LEAST_RUNS, Sample, shown, timed
+from edgespec.errors import CapacityError, ConfigError, ModelError
+from edgespec.planning.profile import ROWS, Profile
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Others use the cores too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# --- timing -------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that only work moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.order: list[str] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def work(self, name: str, *seconds: float) -> object:
+        """Work that takes these times in turn, then the last one for ever."""
+        left = list(seconds)
+
+        def run() -> None:
+            self.order.append(name)
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return run
+
+
+def test_every_piece_gets_its_turn_and_the_first_run_does_not_count() -> None:
+    clock = Clock()
+    works = {"slow": clock.work("slow", 9.0, 1.0), "fast": clock.work("fast", 5.0, 0.5)}
+    found = timed(works, 20.0, clock)  # type: ignore[arg-type]
+    assert clock.order[:6] == ["slow", "fast"] * 3
+    assert set(found["slow"].seconds) == {1.0}
+    assert set(found["fast"].seconds) == {0.5}
+    assert clock.now - 100.0 == pytest.approx(20.0, abs=1.5)
+
+
+def test_short_work_is_repeated_before_the_next_turn() -> None:
+    clock = Clock()
+    works = {"long": clock.work("long", 1.0), "short": clock.work("short", 0.004)}
+    found = timed(works, 3.5, clock)  # type: ignore[arg-type]
+    assert len(found["short"].seconds) == 5 * len(found["long"].seconds)
+
+
+def test_a_spent_budget_leaves_fewer_runs_but_one() -> None:
+    clock = Clock()
+    assert len(timed({0: clock.work("x", 1.0)}, 0.0, clock)[0].seconds) == 1  # type: ignore[dict-item]
+    assert len(timed({0: clock.work("x", 1.0)}, 1.6, clock)[0].seconds) == LEAST_RUNS  # type: ignore[dict-item]
+
+
+def test_a_sample_tells_its_middle_and_its_spread() -> None:
+    sample = Sample((0.003, 0.001, 0.5))
+    assert (sample.median, sample.least) == (0.003, 0.001)
+    assert str(sample) == "median of 3 runs, 1 ms to 500 ms"
+    assert [shown(value) for value in (2.5, 0.00123, 0.0000456)] == ["2.5 s", "1.23 ms", "45.6 µs"]
+
+
+# --- fitting ------------------------------------------------------------------------------------
+
+
+def made_up(
+    table: dict[int, float],
+    *,
+    layer: float = 0.001,
+    once: float = 0.0004,
+    stored: int = 50_000_000,
+    depth: int = 1,
+) -> LayerTimes:
+    """The times of a device that costs exactly this; `table` in seconds for 10^9 bytes."""
+
+    def sample(seconds: float) -> Sample:
+        return Sample((seconds, seconds, seconds * 1.2))
+
+    def passes(layers: int, seconds: float) -> Sample:
+        return sample(once + layers * (layer + seconds))
+
+    return LayerTimes(
+        stored=stored,
+        weights=2 * stored,
+        depth=depth,
+        passes={rows: passes(depth, stored / 1e9 * table[rows]) for rows in ROWS},
+        tiny={layers: passes(layers, 0.0) for layers in (1, 9)},
+        seen=sample(1.0),
+    )
+
+
+LINE = {rows: 0.1 + 0.01 * rows for rows in ROWS}
+FAST_MEMORY = 1e11
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_what_a_layer_and_its_bytes_cost_comes_back(depth: int) -> None:
+    times = {
+        "none": made_up(LINE, stored=200_000_000, depth=depth),
+        "int4": made_up({rows: 3 * seconds for rows, seconds in LINE.items()}, depth=depth),
+    }
+    found = fit(times, "int4", FAST_MEMORY)
+    assert found.layer_seconds == pytest.approx(0.001)
+    assert found.tables["none"] == pytest.approx(tuple(LINE.values()))
+    assert found.tables["int4"] == pytest.approx(tuple(3 * one for one in LINE.values()))
+    assert found.raised == {"none": (), "int4": ()}
+
+
+def predicted(found: Fit, name: str, stored: int) -> list[float]:
+    return [found.layer_seconds + stored / 1e9 * seconds for seconds in found.tables[name]]
+
+
+def test_where_launching_hides_reading_nothing_is_charged_twice() -> None:
+    # A pass takes 1 ms however many rows, of which launching takes all: the memory works meanwhile.
+    table = dict.fromkeys(ROWS, 0.0)
+    times = {name: made_up(table) for name in ("none", "int4")}
+    found = fit(times, "int4", FAST_MEMORY)
+    assert found.layer_seconds == pytest.approx(0.001 - 50e6 / FAST_MEMORY)
+    assert found.tables["int4"] == pytest.approx([1e9 / FAST_MEMORY] * len(ROWS))
+    assert predicted(found, "int4", 50_000_000) == pytest.approx([0.001] * len(ROWS))
+
+
+def test_more_rows_take_no_less_and_which_were_raised_is_known() -> None:
+    table = {**LINE, 4: 0.05, 64: 0.2}
+    found = fit({"int4": made_up(table)}, "int4", FAST_MEMORY)
+    expected = [0.11, 0.12, 0.12, 0.18, 0.26, 0.42, 0.42]
+    assert found.tables["int4"] == pytest.approx(expected)
+    assert found.raised == {"int4": (4, 64)}
+
+
+def test_times_without_sense_still_make_a_profile_s_figures() -> None:
+    times = made_up(dict.fromkeys(ROWS, 0.0), layer=0.0, once=0.0)
+    found = fit({"int4": times}, "int4", FAST_MEMORY)
+    assert found.layer_seconds == 0.0
+    assert all(seconds > 0 for seconds in found.tables["int4"])
+
+
+def scaled(factor: float, at: tuple[int, ...] = ROWS) -> dict[int, float]:
+    return {rows: seconds * (factor if rows in at else 1.0) for rows, seconds in LINE.items()}
+
+
+def test_the_best_four_bit_one_is_chosen_over_the_rows_of_segments() -> None:
+    def best(**tables: dict[int, float]) -> str:
+        return best_four_bit({name.replace("_", "-"): made_up(t) for name, t in tables.items()})
+
+    assert best(none=scaled(0.1), int8=scaled(0.1)) == ""
+    assert best(none=scaled(0.1), int4=scaled(2.0), nf4=scaled(1.0)) == "nf4"
+    assert best(nf4=scaled(0.99), int4=scaled(1.0)) == "int4"  # as good, and listed first
+    assert best(nf4=scaled(0.01, at=(32, 64)), int4=scaled(0.8)) == "int4"  # prompts do not count
+    assert best(int4=scaled(1.0), int4_g128=scaled(0.5)) == "int4-g128"
+
+
+def test_a_disturbed_measurement_is_noticed() -> None:
+    calm = made_up(LINE)
+    assert disturbed({"none": calm}) == 0.0
+    busy = {**calm.passes, 8: Sample((1.0, 4.0, 5.0))}
+    times = LayerTimes(calm.stored, calm.weights, 1, busy, calm.tiny, calm.seen)
+    assert disturbed({"none": calm, "int4": times}) == 4.0
+
+
+# --- layers -------------------------------------------------------------------------------------
+
+
+def small(tmp_path: Path, kind: str = "llama", **settings: int) -> Shape:
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, **settings}
+    folder = write_checkpoint(tmp_path / kind, kind=kind, **sizes)
+    return Shape("small", AutoConfig.from_pretrained(folder))
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantisation"),
+    [("llama", "none"), ("llama", "int4"), ("qwen2", "int8"), ("mistral", "none")],
+)
+def test_a_layer_is_timed_on_the_way_that_a_stage_goes(
+    tmp_path: Path, kind: str, quantisation: str
+) -> None:
+    found = measure_layer(
+        small(tmp_path, kind),
+        Quantisation.parse(quantisation),
+        "bfloat16",
+        CPU,
+        beyond_cache=300_000,
+        room=10**9,
+        seconds=lambda: 0.0,
+    )
+    # 4 heads and 2 key heads of 32, and three matrices of 128 × 128.
+    assert found.weights == 128 * (128 + 64 + 64 + 128) + 3 * 128 * 128
+    bits = {"none": 16, "int4": 4.5, "int8": 8}[quantisation]
+    assert found.weights * bits / 8 <= found.stored <= found.weights * (bits + 0.3) / 8
+    assert tuple(found.passes) == ROWS
+    assert all(seconds > 0 for seconds in by_layer(found).values())
+    assert found.seen.median > 0
+
+
+def test_random_layers_give_every_block_memory_of_its_own(tmp_path: Path) -> None:
+    shape = small(tmp_path)
+    source = RandomLayers(shape.config, Quantisation.parse("int4"))
+    size = torch.Size((128, 128))
+    one, other = source.packed("a", size), source.packed("b", size)
+    for part, tensor in one.items():
+        assert torch.equal(tensor, other[part])
+        assert tensor.data_ptr() != other[part].data_ptr()
+
+
+def test_a_mixture_of_experts_is_refused() -> None:
+    config = AutoConfig.for_model(
+        "qwen3_moe",
+        vocab_size=8,
+        hidden_size=64,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    with pytest.raises(ModelError, match="mixture of experts"):
+        RandomLayers(config, Quantisation())
+
+
+def test_the_default_layer_is_the_largest_that_fits() -> None:
+    assert default_shape(100 * 10**9, 1).name == "llama-2-7b"
+    assert default_shape(10**9, 1).name == "tinyllama-1.1b"
+    assert default_shape(10**9, 8).name == "qwen2.5-0.5b"  # deeper, so smaller
+    assert default_shape(300_000_000, 1).name == "qwen2.5-0.5b"
+    with pytest.raises(CapacityError, match=r"needs 0\.14 GiB, and 0\.01 GiB are free"):
+        default_shape(10**7, 1)
+    with pytest.raises(CapacityError, match="smaller model with --model"):
+        check_room(default_shape(100 * 10**9, 1), 10**9, 1)
+
+
+def test_a_draft_is_timed_as_a_whole(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "draft", num_hidden_layers=1)
+    found = measure_draft(str(folder), "bfloat16", CPU, 0.0)
+    assert tuple(found) == ROWS
+    with pytest.raises(ModelError, match="no model folder"):
+        measure_draft(str(tmp_path / "none"), "bfloat16", CPU, 0.0)
+
+
+# --- disk and link ------------------------------------------------------------------------------
+
+
+def test_the_disk_is_read_from_a_file_that_is_gone_afterwards(tmp_path: Path) -> None:
+    found = disk_rate(tmp_path / "not" / "there", most=16 * 2**20)
+    assert found.rate.bytes == 16 * 2**20
+    assert found.rate.per_second > 0
+    assert 0.0 <= found.cached <= 1.0
+    assert found.folder == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_was_just_read_is_seen_to_be_in_memory(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(1 << 20))
+    file.read_bytes()
+    with open(file, "r+b") as opened:
+        assert bandwidths._resident(opened.fileno(), 1 << 20) == 1.0
+
+
+def test_a_full_disk_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = SimpleNamespace(free=10**7)
+    monkeypatch.setattr(bandwidths.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ConfigError, match="too little free space"):
+        disk_rate(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_link_is_half_the_median_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+
+    class Coordinator:
+        def __init__(self, *_: object) -> None:
+            self.answer = clock.work("answer", 7.0, *[0.004] * 20, 0.5)
+
+        def __enter__(self) -> Coordinator:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def status(self) -> None:
+            self.answer()  # type: ignore[operator]
+
+    monkeypatch.setattr(bandwidths, "Client", Coordinator)
+    trips = round_trips(Address("127.0.0.1", 1), clock)
+    assert trips.median == pytest.approx(0.004)  # connecting does not count, nor do ten slow ones
+
+
+# --- all of it ----------------------------------------------------------------------------------
+
+
+def request(tmp_path: Path, **more: object) -> Request:
+    folder = write_checkpoint(tmp_path / "base", hidden_size=128, intermediate_size=128)
+    return Request("mine", tmp_path / "cache", model=str(folder), seconds=0.02, **more)  # type: ignore[arg-type]
+
+
+def test_a_measured_profile_can_be_read_and_says_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandwidths, "_LEAST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "_MOST_BUFFER", 2**22)
+    monkeypatch.setattr(measure, "disk_rate", partial(disk_rate, most=2**24))
+    draft = write_checkpoint(tmp_path / "small-draft", num_hidden_layers=1)
+    said: list[str] = []
+    reasons = {"nf4": "it is not installed"}
+    found = measure.measure(
+        request(tmp_path, draft=str(draft)), ["none", "int4", "int8"], reasons, said.append
+    )
+    profile = found.profile
+    again = json.loads(json.dumps(profile.to_dict()))
+    assert Profile.from_dict(again, "mine.json") == profile
+    assert (profile.name, profile.quantisation) == ("mine", "int4")
+    assert set(profile.quantisations) == {"int4", "int8"}
+    assert profile.unusable == reasons
+    assert list(found.layer) == ["none", "int4", "int8"]
+    assert profile.draft_seconds is not None
+    assert "small-draft" in profile.draft_seconds.origin
+    for key, entry in profile.to_dict().items():
+        if isinstance(entry, dict) and "origin" in entry and not key.startswith("link_"):
+            start = entry["origin"].partition("measured on 20")[2]
+            assert "edgespec profile` 0." in start, key
+            assert f"torch {torch.__version__}, 1 CPU threads" in start, key
+    assert profile.link_latency.origin.startswith("assumed, not measured")
+    assert profile.link_bandwidth.origin.startswith("assumed, not measured")
+    assert any("int8 (3 of 3)" in text for text in said)
+
+
+def test_four_bit_is_charged_by_the_bytes_of_cost_models(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "base", hidden_size=128, intermediate_size=128)
+    shape = Shape("small", AutoConfig.from_pretrained(folder))
+    times = {name: made_up(LINE, stored=450_000, once=0.0) for name in ("none", "int4")}
+    times["int4"] = LayerTimes(450_000, 800_000, *_rest(times["int4"]))
+    found = Fit(0.0, {"int4": tuple(LINE.values())}, {"int4": ()})
+    session = measure._Session(Request("x", tmp_path), lambda _: None)
+    table = measure._four_bit(session, shape, times, found, "int4")
+    # 4.5 bits a weight are charged as 4.25.
+    expected = [float(f"{seconds * 4.5 / 4.25:.4g}") for seconds in LINE.values()]
+    assert table.seconds == pytest.approx(expected)
+    assert "4.50 bits a weight where cost models charge 4.25" in table.origin
+
+
+def _rest(times: LayerTimes) -> tuple[object, ...]:
+    return times.depth, times.passes, times.tiny, times.seen
+
+
+def test_a_cache_that_stays_in_memory_makes_no_disk_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = measure._Session(Request("x", tmp_path), lambda _: None)
+    rate = bandwidths.Rate(1e9, 10**8, Sample((0.1,)))
+    monkeypatch.setattr(
+        measure, "disk_rate", lambda _: bandwidths.DiskRate(rate, 1.0, str(tmp_path))
+    )
+    assert measure._disk(session) is None
+    assert "stayed in memory" in session.notes[0]
+    monkeypatch.setattr(
+        measure, "disk_rate", lambda _: bandwidths.DiskRate(rate, 0.25, str(tmp_path))
+    )
+    figure = measure._disk(session)
+    assert figure is not None
+    assert figure.value == 1e9
+    assert "25% of it was still in memory" in figure.origin
+
+
+def test_the_speed_of_the_link_is_that_of_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "interface_speed", lambda name: ("eth0", 2.5e9))
+    figure = measure._link_bandwidth("eth0")
+    assert figure.value == pytest.approx(0.936 * 2.5e9 / 8)
+    assert "the 2500 Mbit/s of eth0" in figure.origin
+    monkeypatch.setattr(measure, "interface_speed", lambda name: None)
+    assert measure._link_bandwidth("").value == 117_000_000
+    assert measure.interface_of("127.0.0.1") == "lo"
+    assert measure.interface_of("192.0.2.1") == ""

@@ -1,0 +1,237 @@
+"""Planning from files: models, devices, and the plan's speed in virtual time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgespec.bench.simulated import Setup, play
+from edgespec.bench.workloads import Prompt, default_prompts
+from edgespec.config import QUANTISATIONS
+from edgespec.daemon import planning
+from edgespec.daemon.bundled import bundled
+from edgespec.daemon.planning import (
+    QUESTIONS,
+    asked_model,
+    chosen_context,
+    devices_of,
+    measured_share,
+    speculative_speed,
+)
+from edgespec.daemon.profiles import profile_named
+from edgespec.errors import ConfigError
+from edgespec.model.manifest import MANIFEST, BlockEntry, Manifest
+from edgespec.planning.cost_model import COST_MODELS
+from edgespec.planning.plan import Plan, plan
+from edgespec.planning.problem import Problem
+from edgespec.verify.sampling import Sampling
+
+NANO, NX = "jetson-orin-nano-8gb", "jetson-orin-nx-16gb"
+
+
+def written(path: Path, content: object) -> str:
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+def test_a_model_folder_needs_no_weights(tmp_path: Path) -> None:
+    config = json.loads((Path(bundled("base")) / "config.json").read_text())
+    written(tmp_path / "config.json", config)
+    asked = asked_model(str(tmp_path), "nf4", bundled("draft"), "none")
+    assert (asked.model.of.layers, asked.model.quantisation.name) == (8, "nf4")
+    assert asked.model.draft.name == "draft"
+    assert asked.model.draft.bits == 16
+    assert (asked.context, asked.split) == (1024, ())
+    assert chosen_context(asked, 0) == 1024
+    assert chosen_context(asked, 300) == 300
+    with pytest.raises(ConfigError, match=r"context is 2000 and .* takes 1024 tokens"):
+        chosen_context(asked, 2000)
+
+
+def test_a_cost_model_has_its_published_draft() -> None:
+    asked = asked_model("llama-2-7b", "", "", "none")
+    assert asked.model.quantisation.name == "int4"
+    assert asked.model.draft == COST_MODELS["llama-2-7b"].draft
+    assert chosen_context(asked, 0) == 4096
+    quantised = asked_model("llama-2-7b", "", bundled("draft"), "int4").model.draft
+    assert (quantised.name, quantised.bits) == ("draft", 4)
+
+
+def test_block_files_say_how_they_are_quantised_and_cut(tmp_path: Path) -> None:
+    shutil.copy(Path(bundled("base")) / "config.json", tmp_path)
+    mark = "0" * 64
+    blocks = (BlockEntry("stage-1.safetensors", 9, mark, 0, 5),)
+    blocks += (BlockEntry("stage-2.safetensors", 9, mark, 5, 8),)
+    made = Manifest("base", mark, QUANTISATIONS["nf4"], "bfloat16", 8, blocks, None, (), "1")
+    written(tmp_path / MANIFEST, made.to_dict())
+    for quant in ("", "nf4"):
+        asked = asked_model(str(tmp_path), quant, "", "none")
+        assert (asked.model.quantisation.name, asked.split) == ("nf4", (5, 3))
+    with pytest.raises(ConfigError, match="holds block files in nf4, not int4"):
+        asked_model(str(tmp_path), "int4", "", "none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nothing", "", "", "none"), "no model folder 'nothing', and no cost model"),
+        (("llama-2-7b", "int5", "", "none"), "unknown quantisation 'int5'"),
+        (("llama-2-7b", "", "nothing", "none"), "no draft folder 'nothing'"),
+        (("llama-2-7b", "", bundled("draft"), "int5"), "unknown quantisation 'int5'"),
+    ],
+)
+def test_models_that_cannot_be_planned(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        asked_model(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "does not hold a JSON object"),
+        ("{", "is not JSON in UTF-8"),
+        ('{"model_type": "mamba"}', "model_type is 'mamba'"),
+        ('{"model_type": "llama"}', "num_attention_heads is missing"),
+    ],
+)
+def test_a_config_that_says_nothing(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=f"config.json.*{message}"):
+        asked_model(str(tmp_path), "", "", "none")
+
+
+def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*config.json"):
+        asked_model(str(tmp_path), "", "", "none")
+
+
+# --- devices ------------------------------------------------------------------------------------
+
+
+def test_names_of_profiles_with_a_count() -> None:
+    coordinator, others = devices_of(f"{NX}, 2*{NANO},raspberry-pi-5-8gb")
+    assert (coordinator.name, coordinator.profile) == (NX, profile_named(NX))
+    assert [device.name for device in others] == [f"{NANO}#1", f"{NANO}#2", "raspberry-pi-5-8gb"]
+
+
+def test_a_devices_file(tmp_path: Path) -> None:
+    file = written(
+        tmp_path / "devices.json",
+        [
+            {"name": "a", "profile": NANO, "memory_bytes": 3_000_000_000},
+            {"name": "b", "profile": NX, "coordinator": True},
+            {"name": "c", "profile": NX},
+        ],
+    )
+    coordinator, others = devices_of(file)
+    assert coordinator.name == "b"
+    assert [(device.name, device.memory) for device in others] == [
+        ("a", 3_000_000_000),
+        ("c", int(profile_named(NX).memory_bytes.value)),
+    ]
+
+
+def test_a_path_may_be_a_profile_too(tmp_path: Path) -> None:
+    file = written(tmp_path / "mine.json", profile_named(NANO).to_dict())
+    coordinator, others = devices_of(f"{file},{NX}")
+    assert coordinator.profile == profile_named(NANO)
+    assert [device.name for device in others] == [NX]
+    assert [device.name for device in devices_of(f"2*{file}")[1]] == [f"{NANO}#2"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        ([], "0 devices"),
+        ([3], "device 1 is 3; it must be an object"),
+        ([{"name": "a"}], "device 1: profile is None"),
+        ([{"name": " ", "profile": NANO}], "device 1: name is ' '"),
+        ([{"name": "a", "profile": NANO, "speed": 1}], "unknown keys: 'speed'; known ones: name"),
+        ([{"name": "a", "profile": "no-such"}], "no profile 'no-such'"),
+        ([{"name": "a", "profile": NANO}] * 2, "device 2: the name 'a' is taken"),
+        ([{"name": "a", "profile": NANO, "memory_bytes": 1.5}], "memory_bytes is 1.5"),
+        ([{"name": "a", "profile": NANO, "coordinator": 1}], "coordinator is 1"),
+        (
+            [{"name": name, "profile": NANO, "coordinator": True} for name in "ab"],
+            "2 of them the coordinator",
+        ),
+    ],
+)
+def test_a_wrong_devices_file(tmp_path: Path, listed: list[object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        devices_of(written(tmp_path / "devices.json", listed))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("discovered", "cannot discover devices"),
+        ("no-such", "no profile 'no-such'"),
+        (f"x*{NANO}", "names no devices"),
+        (f"0*{NANO}", "names no devices"),
+        (f"99999999*{NANO}", "names no devices"),
+        ("missing/devices.json", "cannot read missing/devices.json"),
+    ],
+)
+def test_devices_that_nobody_knows(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        devices_of(text)
+
+
+def test_measured_figures_are_counted() -> None:
+    profile = profile_named(NANO)
+    measured, figures = measured_share(profile)
+    assert (measured, figures) == (0, 8)
+
+
+# --- speed --------------------------------------------------------------------------------------
+
+
+def planned(devices: str) -> Plan:
+    asked = asked_model("llama-2-13b", "", "", "none")
+    coordinator, others = devices_of(devices)
+    return plan(Problem(asked.model, coordinator, others, 4096))
+
+
+def test_plain_decoding_is_what_the_machines_take() -> None:
+    made = planned(f"{NX},{NANO},{NX},{NANO}")
+    assert len(set(made.split)) > 1, "an uneven split is what this is about"
+    setup = Setup(
+        bundled("base"),
+        bundled("draft"),
+        "float32",
+        tuple(place.device.profile for place in made.places),
+        made.problem.model.costs,
+        None,
+        (Prompt("1", "", (QUESTIONS[0],)),),
+        12,
+        Sampling(0.0, 0, 1.0, 0.0, 0),
+        made.split,
+    )
+    (answer,) = play(setup, "autoregressive").answers
+    each = (answer.seconds - answer.first_token_seconds) / (answer.new_tokens - 1)
+    seen = answer.prompt_tokens + answer.new_tokens // 2
+    assert each == pytest.approx(made.trip_seconds(seen), rel=0.005)
+
+
+def test_speculation_is_played_on_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "QUESTIONS", QUESTIONS[:1])
+    made = planned(f"4*{NANO}")
+    speed = speculative_speed(made)
+    assert speed is not None
+    assert speed > 1 / made.trip_seconds(128)
+    assert speed == speculative_speed(made)
+    many = planned(f"{NANO},16*raspberry-pi-5-8gb")
+    assert len(many.split) > 8
+    assert speculative_speed(many) is None
+
+
+def test_no_question_is_one_that_a_report_uses() -> None:
+    reported = " ".join(prompt.text for prompt in default_prompts())
+    assert not any(question.split(". ")[0][10:] in reported for question in QUESTIONS)

@@ -1,0 +1,32 @@
+"""Promise 1 with quantised stages: the text of plain decoding with the same quantised weights.
+
+The reference is transformers' own model, in one piece, whose matrices were replaced by what the
+packed ones stand for; float64, so that no near-tie can flip. (A weight of the model is bfloat16,
+so that packing it gives the same whether it is read as float64 or as stored.)
+"""
+
+from __future__ import annotations
+
+import pytest
+from support.torch_rings import generated, prompts, request, torch_ring
+
+PROMPTS = 4
+NEW_TOKENS = 24
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "naive_tree", "flowspec", "adaptive"])
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("quant", ["int4", "int4-g32", "int8", "nf4", "nf4-dq"])
+def test_greedy_is_what_one_process_generates(quant: str, stages: int, policy: str) -> None:
+    ring = torch_ring(stages, quant=quant)
+    for tag, (name, prompt) in enumerate(list(prompts().items())[::5][:PROMPTS]):
+        ring.replies.clear()
+        answer = ring.ask(request(prompt, policy, NEW_TOKENS, tag=tag))
+        assert answer.token_ids == generated(prompt, NEW_TOKENS, quant), name
+
+
+def test_quantisation_changes_the_model_at_all() -> None:
+    """Otherwise the test above would pass with stages that quantise nothing."""
+    prompt = prompts()["gsm8k-test-3"]
+    plain = generated(prompt, 4 * NEW_TOKENS)
+    assert any(generated(prompt, 4 * NEW_TOKENS, quant) != plain for quant in ("int4", "nf4"))

@@ -1,0 +1,556 @@
+"""Block files: what is written is what is computed with, and damage never goes unnoticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from support.checkpoints import FAMILY_SETTINGS, write_checkpoint, write_family, write_tokenizer
+
+from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.errors import BlockDamaged, ConfigError, ModelError
+from edgespec.model.block import Block
+from edgespec.model.block_file import stored_bytes, write_block, write_head
+from edgespec.model.block_folder import BlockFolder, put_manifest, require_room, verify
+from edgespec.model.ends import OutputHead
+from edgespec.model.hub import TOKENIZER_FILES
+from edgespec.model.inventory import block_inventory
+from edgespec.model.loader import Checkpoint
+from edgespec.model.manifest import MANIFEST, Manifest, manifest_of, read_manifest
+from edgespec.model.quantised.source import QuantisingSource
+from edgespec.model.safetensors_writer import PADDING, SafetensorsWriter, Slot
+from edgespec.model.sharding import Sharding
+from edgespec.model.source import TensorSource
+from edgespec.model.tree_attention import tree_mask
+
+WIDE = {"hidden_size": 128, "intermediate_size": 256}  # every group of columns fits
+NAMES = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            one.kind == "nf4" and find_spec("bitsandbytes") is None, reason="needs bitsandbytes"
+        ),
+    )
+    for name, one in QUANTISATIONS.items()
+]
+
+
+def quiet(*_: object) -> None:
+    """Progress that nobody looks at."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = write_checkpoint(tmp_path_factory.mktemp("m") / "tiny", kind="qwen2", **WIDE)
+    return write_tokenizer(folder)
+
+
+def source_of(folder: Path, name: str) -> TensorSource:
+    plain = Checkpoint(folder)
+    return plain if name == "none" else QuantisingSource(plain, Quantisation.parse(name))
+
+
+def sharded(model: Path, folder: Path, name: str = "none") -> BlockFolder:
+    """The model in two stages of three layers and one."""
+    Sharding(str(model), Quantisation.parse(name)).into(folder, [(0, 3), (3, 4)], quiet)
+    return BlockFolder(folder)
+
+
+def run(block: Block, seed: int = 0) -> torch.Tensor:
+    """What a block makes of a few random rows behind a few others."""
+    generator = torch.Generator().manual_seed(seed)
+    cache = block.new_cache(16)
+    results = []
+    for start, rows in ((0, 5), (5, 3)):
+        if block.first == 0:
+            inputs = torch.randint(0, block.vocab_size, (rows,), generator=generator)
+        else:
+            inputs = torch.randn(rows, block.hidden_size, generator=generator).to(block.dtype)
+        mask = tree_mask(start, np.tri(rows, dtype=np.bool_))
+        out = block.forward(inputs, torch.arange(start, start + rows), cache, mask)
+        assert out is not None
+        results.append(out)
+    return torch.cat(results)
+
+
+class TestWriter:
+    """Files that the format's own library reads, with every tensor aligned."""
+
+    def test_the_library_reads_what_is_written(self, tmp_path: Path) -> None:
+        generator = torch.Generator().manual_seed(3)
+        tensors = {}
+        for index, dtype in enumerate(
+            (torch.uint8, torch.float64, torch.bfloat16, torch.int8, torch.float16, torch.int32)
+        ):
+            for shape in ((), (0,), (index + 1,), (3, 5), (2, 3, 7)):
+                made = (torch.rand(shape, generator=generator) * 100).to(dtype)
+                tensors[f"{index}.{len(shape)}.{'x'.join(map(str, shape))}"] = made
+        slots = [Slot(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
+        writer = SafetensorsWriter(slots, {"kind": "grün", "n": "1"})
+        path = tmp_path / "x.safetensors"
+        with writer.into(path) as file:
+            for name, tensor in tensors.items():
+                file.append(name, tensor)
+        assert path.stat().st_size == writer.bytes
+        read = load_file(path)
+        assert {name for name in read if not name.startswith(PADDING)} == set(tensors)
+        for name, tensor in tensors.items():
+            assert read[name].dtype == tensor.dtype
+            assert torch.equal(read[name], tensor)
+        with safe_open(path, "pt") as opened:
+            assert opened.metadata() == {"kind": "grün", "n": "1"}
+            assert all(opened.get_tensor(name).data_ptr() % 64 == 0 for name in tensors)
+
+    def test_the_hash_is_that_of_the_file(self, tmp_path: Path) -> None:
+        many = torch.arange(3_000_000, dtype=torch.int32)  # several pieces
+        writer = SafetensorsWriter([Slot("a", many.shape, many.dtype)], {})
+        with writer.into(tmp_path / "x") as file:
+            file.append("a", many)
+        printed = subprocess.run(["sha256sum", tmp_path / "x"], capture_output=True, text=True)
+        assert file.sha256 == printed.stdout.split()[0]
+
+    def test_views_are_written_as_they_are_seen(self, tmp_path: Path) -> None:
+        base = torch.arange(24.0).reshape(4, 6)
+        seen = {"t": base.T, "s": base[1:3, ::2], "e": torch.ones(1).expand(5)}
+        slots = [Slot(name, tensor.shape, tensor.dtype) for name, tensor in seen.items()]
+        with SafetensorsWriter(slots, {}).into(tmp_path / "x") as file:
+            for name, tensor in seen.items():
+                file.append(name, tensor)
+        read = load_file(tmp_path / "x")
+        assert all(torch.equal(read[name], tensor) for name, tensor in seen.items())
+
+    @pytest.mark.parametrize("wrong", [torch.zeros(3), torch.zeros(2, dtype=torch.float64)])
+    def test_another_tensor_than_announced_leaves_no_file(
+        self, tmp_path: Path, wrong: torch.Tensor
+    ) -> None:
+        writer = SafetensorsWriter([Slot("a", torch.Size((2,)), torch.float32)], {})
+        with pytest.raises(AssertionError), writer.into(tmp_path / "x") as file:
+            file.append("a", wrong)
+        with pytest.raises(AssertionError, match="not all"), writer.into(tmp_path / "x"):
+            pass
+        assert list(tmp_path.iterdir()) == []
+
+    def test_an_interrupted_file_does_not_replace_the_last_one(self, tmp_path: Path) -> None:
+        path = tmp_path / "x"
+        writer = SafetensorsWriter([Slot("a", torch.Size((2,)), torch.float32)], {})
+        with writer.into(path) as file:
+            file.append("a", torch.ones(2))
+        interrupted = self.interrupted(writer, path)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert torch.equal(load_file(path)["a"], torch.ones(2))
+        assert list(tmp_path.iterdir()) == [path]
+
+    @staticmethod
+    def interrupted(writer: SafetensorsWriter, path: Path) -> Callable[[], None]:
+        def write() -> None:
+            with writer.into(path) as file:
+                file.append("a", torch.zeros(2))
+                raise KeyboardInterrupt
+
+        return write
+
+
+class TestBlocks:
+    """A block from its file is the block from the checkpoint, bit by bit."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_a_block_from_its_file_computes_the_same(
+        self, model: Path, tmp_path: Path, name: str, dtype: str
+    ) -> None:
+        folder = sharded(model, tmp_path / "out", name)
+        source = source_of(model, name)
+        for first, end in folder.manifest.split:
+            ours = Block(folder.block(first, end), first, end, dtype)
+            made = Block(source, first, end, dtype)
+            assert torch.equal(run(ours), run(made))
+        head, made_head = OutputHead(folder.head(), dtype), OutputHead(source, dtype)
+        rows = torch.randn(3, 128, generator=torch.Generator().manual_seed(1)).to(head.dtype)
+        assert np.array_equal(head.logits(rows), made_head.logits(rows))
+
+    @pytest.mark.parametrize("family", list(FAMILY_SETTINGS))
+    def test_a_file_has_exactly_what_a_block_asks_for(
+        self, tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        checkpoint = Checkpoint(write_family(tmp_path / "m", family))
+        source = QuantisingSource(checkpoint, Quantisation("int8"))
+        for first, end in ((0, 1), (1, 3), (0, checkpoint.layers)):
+            asked: set[tuple[str, bool]] = set()
+            with monkeypatch.context() as patched:
+                record(patched, asked)
+                Block(source, first, end)
+            listed = {(one.name, one.packed) for one in block_inventory(source, first, end)}
+            assert listed == asked
+            write_block(source, first, end, tmp_path / "b")
+            with safe_open(tmp_path / "b", "pt") as opened:
+                stored = {n for n in opened.keys() if not n.startswith(PADDING)}  # noqa: SIM118
+            weights = {name for name, packed in listed if packed}
+            assert {n.rpartition(".")[0] for n in stored} >= weights
+            assert {n for n in stored if n.rpartition(".")[0] not in weights} == {
+                name for name, packed in listed if not packed
+            }
+
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_the_head_is_there_where_it_is_tied_as_well(self, tmp_path: Path, tied: bool) -> None:
+        folder = write_checkpoint(tmp_path / "m", tie_word_embeddings=tied)
+        source = Checkpoint(folder)
+        entry = write_head(source, tmp_path / "head.safetensors")
+        verify(tmp_path, entry)
+        (name,) = load_file(tmp_path / "head.safetensors")
+        assert name == ("model.embed_tokens.weight" if tied else "lm_head.weight")
+
+    def test_tensors_stay_views_of_the_file(self, model: Path, tmp_path: Path) -> None:
+        folder = sharded(model, tmp_path / "out", "int8")
+        source = folder.block(0, 3)
+        assert source.mapped
+        name = "model.layers.0.mlp.up_proj.weight"
+        shape = torch.Size((256, 128))
+        one, other = source.packed(name, shape), source.packed(name, shape)
+        for part in one:
+            assert one[part].data_ptr() == other[part].data_ptr()
+            assert one[part].data_ptr() % 64 == 0
+            assert mapped_file(one[part].data_ptr()) == str(source.path)
+        plain = source.tensor("model.layers.0.input_layernorm.weight")
+        block = Block(source, 0, 3, "float32")
+        assert block.embedding is not None
+        assert mapped_file(block.embedding.data_ptr()) == str(source.path)
+        assert mapped_file(plain.data_ptr()) == str(source.path)
+
+    def test_names_are_those_of_the_checkpoint(self, model: Path, tmp_path: Path) -> None:
+        folder = sharded(model, tmp_path / "out", "int4")
+        names = folder.block(0, 3).names | folder.block(3, 4).names | folder.head().names
+        assert names == Checkpoint(model).names
+        with pytest.raises(ModelError, match=r"no tensor 'model\.layers\.3"):
+            folder.block(0, 3).tensor("model.layers.3.input_layernorm.weight")
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_the_size_is_known_before(self, model: Path, tmp_path: Path, name: str) -> None:
+        source = source_of(model, name)
+        entry = write_block(source, 0, 2, tmp_path / "b")
+        said = stored_bytes(source, block_inventory(source, 0, 2), torch.float32)
+        assert 0 <= entry.bytes - said < 16_000  # the header, and what aligns tensors
+
+    def test_progress_counts_layers(self, model: Path, tmp_path: Path) -> None:
+        heard: list[tuple[int, int]] = []
+        write_block(Checkpoint(model), 1, 4, tmp_path / "b", lambda *news: heard.append(news))
+        assert heard == [(1, 3), (2, 3), (3, 3)]
+
+    def test_what_does_not_fit_the_config_is_refused(self, tmp_path: Path) -> None:
+        folder = write_checkpoint(tmp_path / "m")
+        file = folder / "model.safetensors"
+        tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+        strange = "model.layers.1.self_attn.q_proj.bias"
+        save_file({**tensors, strange: torch.zeros(32)}, file, {"format": "pt"})
+        with pytest.raises(ModelError, match=strange):
+            write_block(Checkpoint(folder), 0, 2, tmp_path / "b")
+        write_block(Checkpoint(folder), 2, 4, tmp_path / "b")
+        norm = "model.layers.1.input_layernorm.weight"
+        save_file({**tensors, norm: torch.zeros(7)}, file, {"format": "pt"})
+        with pytest.raises(ModelError, match=r"shape \[7\], config.json says \[32\]"):
+            write_block(Checkpoint(folder), 0, 2, tmp_path / "c")
+        with pytest.raises(ModelError, match="columns"):  # 48 columns, groups of 64
+            write_block(source_of(folder, "int4"), 2, 3, tmp_path / "c")
+        with pytest.raises(ModelError, match="4 layers"):
+            write_block(Checkpoint(folder), 3, 5, tmp_path / "c")
+        assert not (tmp_path / "c").exists()
+
+
+def record(patched: pytest.MonkeyPatch, asked: set[tuple[str, bool]]) -> None:
+    """Note every name that QuantisingSource is asked for, and whether packed."""
+    plain, packed = QuantisingSource.tensor, QuantisingSource.packed
+
+    def tensor(self: QuantisingSource, name: str) -> torch.Tensor:
+        asked.add((name, False))
+        return plain(self, name)
+
+    def weight(self: QuantisingSource, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
+        asked.add((name, True))
+        return packed(self, name, shape)
+
+    patched.setattr(QuantisingSource, "tensor", tensor)
+    patched.setattr(QuantisingSource, "packed", weight)
+
+
+def mapped_file(address: int) -> str:
+    """The file that is mapped at an address of this process."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, _, end = line.split()[0].partition("-")
+        if int(start, 16) <= address < int(end, 16):
+            return line.split(maxsplit=5)[-1]
+    raise AssertionError("not mapped")
+
+
+class TestDamage:
+    """Whatever happens to a file: it is found, named, and nothing of it is loaded."""
+
+    @pytest.fixture
+    def folder(self, model: Path, tmp_path: Path) -> Path:
+        return sharded(model, tmp_path / "out", "int8").path
+
+    @staticmethod
+    def open_all(folder: Path) -> None:
+        opened = BlockFolder(folder)
+        for first, end in opened.manifest.split:
+            opened.block(first, end)
+        opened.head()
+
+    @pytest.fixture
+    def change(self, folder: Path) -> Callable[[str, Callable[[bytes], bytes]], str]:
+        """Changes a file, and gives what opening the folder says; puts it right again."""
+
+        def changed(name: str, how: Callable[[bytes], bytes]) -> str:
+            original = (folder / name).read_bytes()
+            (folder / name).write_bytes(how(original))
+            try:
+                with pytest.raises(BlockDamaged, match=name) as found:
+                    self.open_all(folder)
+            finally:
+                (folder / name).write_bytes(original)
+            return str(found.value)
+
+        return changed
+
+    def test_a_sound_folder_opens(self, folder: Path) -> None:
+        self.open_all(folder)
+
+    @pytest.mark.parametrize("seed", range(40))
+    def test_any_flipped_bit(
+        self, folder: Path, change: Callable[[str, Callable[[bytes], bytes]], str], seed: int
+    ) -> None:
+        chance = random.Random(seed)
+        name = chance.choice(sorted(p.name for p in folder.iterdir() if p.name != MANIFEST))
+
+        def flip(content: bytes) -> bytes:
+            damaged = bytearray(content)
+            damaged[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+            return bytes(damaged)
+
+        assert "SHA-256" in change(name, flip)
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_any_length_but_the_right_one(
+        self, folder: Path, change: Callable[[str, Callable[[bytes], bytes]], str], seed: int
+    ) -> None:
+        chance = random.Random(seed)
+        name = chance.choice(sorted(p.name for p in folder.iterdir() if p.name != MANIFEST))
+        assert "cut off" in change(name, lambda old: old[: chance.randrange(len(old))])
+        more = chance.randbytes(chance.randrange(1, 5000))
+        assert "something was added" in change(name, lambda old: old + more)
+
+    def test_a_file_that_is_missing_or_of_another_stage(
+        self, folder: Path, model: Path, tmp_path: Path
+    ) -> None:
+        one, two = folder / "stage-1.safetensors", folder / "stage-2.safetensors"
+        aside = tmp_path / "aside"
+        os.replace(one, aside)
+        with pytest.raises(BlockDamaged, match=r"stage-1.safetensors is missing; make .* again"):
+            self.open_all(folder)
+        os.replace(two, one)
+        os.replace(aside, two)
+        with pytest.raises(BlockDamaged, match=r"stage-1.safetensors has \d+ bytes"):
+            self.open_all(folder)
+        BlockFolder(folder).head()
+
+    def test_a_file_of_another_model_of_the_same_size(self, folder: Path, tmp_path: Path) -> None:
+        other = write_checkpoint(tmp_path / "other", kind="qwen2", seed=9, **WIDE)
+        write_block(source_of(other, "int8"), 0, 3, folder / "stage-1.safetensors")
+        with pytest.raises(BlockDamaged, match=r"stage-1.safetensors was changed"):
+            self.open_all(folder)
+
+    def test_every_value_of_the_manifest_is_sealed(self, folder: Path) -> None:
+        content = json.loads((folder / MANIFEST).read_text())
+        places = list(places_in(content))
+        assert len(places) > 30
+        for *path, last in places:
+            edited = json.loads(json.dumps(content))
+            holder = edited
+            for step in path:
+                holder = holder[step]
+            old = holder[last]
+            holder[last] = old + 1 if isinstance(old, int) else f"{old}0"
+            (folder / MANIFEST).write_text(json.dumps(edited))
+            with pytest.raises(BlockDamaged, match=MANIFEST):
+                BlockFolder(folder)
+
+    @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"null", b"[" * 100_000])
+    def test_a_manifest_that_is_none(self, folder: Path, content: bytes) -> None:
+        (folder / MANIFEST).write_bytes(content)
+        with pytest.raises(BlockDamaged, match=MANIFEST):
+            BlockFolder(folder)
+
+    def test_a_file_is_hashed_once_for_each_opening(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        heard: list[tuple[int, int]] = []
+        opened = BlockFolder(folder)
+        opened.block(0, 3, lambda *news: heard.append(news))
+        size = (folder / "stage-1.safetensors").stat().st_size
+        assert heard[-1] == (size, size)
+        heard.clear()
+        opened.block(0, 3, lambda *news: heard.append(news))
+        assert heard == []
+
+    def test_a_block_that_is_not_there_is_said_with_those_that_are(self, folder: Path) -> None:
+        with pytest.raises(ModelError, match=r"layers 1 to 2, only of 0 to 2, 3 to 3"):
+            BlockFolder(folder).block(1, 3)
+
+
+def places_in(content: Any) -> Any:
+    """The way to every number and text in a JSON value."""
+    pairs: Any = ()
+    if isinstance(content, dict):
+        pairs = content.items()
+    elif isinstance(content, list):
+        pairs = enumerate(content)
+    for key, value in pairs:
+        if isinstance(value, (dict, list)):
+            yield from ((key, *rest) for rest in places_in(value))
+        elif value is not None:
+            yield (key,)
+
+
+class TestManifest:
+    """A manifest with a right seal and wrong values, as another program might write."""
+
+    @pytest.fixture
+    def manifest(self, model: Path, tmp_path: Path) -> Manifest:
+        return sharded(model, tmp_path / "out", "int4-g32").manifest
+
+    def test_it_is_read_as_it_was_written(self, manifest: Manifest, tmp_path: Path) -> None:
+        assert manifest_of(tmp_path / "out") == manifest
+        assert Manifest.from_dict(json.loads(json.dumps(manifest.to_dict()))) == manifest
+        assert manifest.split == ((0, 3), (3, 4))
+        assert manifest.layers_of_stages == (3, 1)
+        assert manifest.quantisation == QUANTISATIONS["int4-g32"]
+        assert {"config.json", "tokenizer.json"} <= {file.name for file in manifest.files}
+        assert {file.name for file in manifest.files} <= {"config.json", *TOKENIZER_FILES}
+        assert manifest_of(tmp_path) is None
+        assert manifest_of("no/where") is None
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"format": 2}, "format is 2, this edgespec reads format 1"),
+            ({"extra": 1}, "unknown key 'extra'"),
+            ({"layers": "4"}, "layers is '4'"),
+            ({"layers": 3}, "blocks go up to layer 3 of 3 layers"),
+            ({"layers": True}, "layers is True"),
+            ({"fingerprint": "xyz"}, "fingerprint is 'xyz'"),
+            ({"quantisation": "int3"}, "quantisation is 'int3'.*nf4-dq"),
+            ({"quantisation": ["nf4"]}, "quantisation is"),
+            ({"dtype": "int8"}, "dtype is 'int8'"),
+            ({"model": ""}, "model is ''"),
+            ({"version": None}, "version is None"),
+            ({"blocks": {}}, "blocks is {}"),
+            ({"head": 3}, "head holds 3"),
+            ({"files": [{"name": "a"}]}, "key 'bytes' is missing in files"),
+        ],
+    )
+    def test_a_wrong_value_is_named(
+        self, manifest: Manifest, change: dict[str, Any], message: str, tmp_path: Path
+    ) -> None:
+        self.refused(tmp_path, {**manifest.to_dict(), **change}, message)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"name": "../x"}, "in blocks: name '../x' is no plain file name"),
+            ({"name": "/etc/passwd"}, "no plain file name"),
+            ({"name": MANIFEST}, "no plain file name"),
+            ({"name": 7}, "name 7"),
+            ({"name": "a\0"}, "no plain file name"),
+            ({"name": "head.safetensors"}, "listed twice"),
+            ({"bytes": -1}, "bytes is -1"),
+            ({"sha256": "A" * 64}, "sha256"),
+            ({"end": 0}, "first 0 and end 0"),
+            ({"end": 4}, "blocks overlap"),
+            ({"first": 1.5}, "first is 1.5"),
+            ({"size": 1}, "unknown key 'size' in blocks"),
+        ],
+    )
+    def test_a_wrong_entry_is_named(
+        self, manifest: Manifest, change: dict[str, Any], message: str, tmp_path: Path
+    ) -> None:
+        content = manifest.to_dict()
+        content["blocks"] = [{**content["blocks"][0], **change}, *content["blocks"][1:]]
+        self.refused(tmp_path, content, message)
+
+    @staticmethod
+    def refused(folder: Path, content: dict[str, Any], message: str) -> None:
+        from edgespec.model.manifest import _seal
+
+        content = {key: value for key, value in content.items() if key != "seal"}
+        file = folder / MANIFEST
+        file.write_text(json.dumps({**content, "seal": _seal(content)}))
+        with pytest.raises(BlockDamaged, match=message) as found:
+            read_manifest(file)
+        assert str(file) in str(found.value)
+
+    def test_a_config_of_other_layers_is_refused(self, manifest: Manifest, tmp_path: Path) -> None:
+        put_manifest(replace(manifest, layers=5), tmp_path / "out" / MANIFEST)
+        with pytest.raises(BlockDamaged, match=r"a model of 4 layers.*one of 5"):
+            BlockFolder(tmp_path / "out")
+
+
+def test_a_full_disk_is_said_with_both_numbers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs 1073741824.00 GiB, its disk has \d+\.\d\d GiB"):
+        require_room(tmp_path, 2**60)
+    require_room(tmp_path, 0)
+
+
+def test_a_file_that_cannot_be_written_is_said(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot write .*/no/b, .* GiB \(No such file"):
+        write_block(Checkpoint(model), 0, 1, tmp_path / "no" / "b")
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+import torch
+from edgespec.config import Quantisation
+from edgespec.model.block_file import write_block
+from edgespec.model.loader import Checkpoint
+from edgespec.model.quantised.source import QuantisingSource
+
+torch.set_num_threads(1)
+source = QuantisingSource(Checkpoint(sys.argv[1]), Quantisation("int8"))
+write_block(source, 7, 8, Path(sys.argv[2]))  # whatever the first time costs
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+entry = write_block(source, 0, 8, Path(sys.argv[2]))
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) * 1024, entry.bytes)
+"""
+
+
+def test_memory_holds_one_tensor_and_not_a_block(tmp_path: Path) -> None:
+    # A layer has 9.4 MB in float32, its largest tensor 2.6 MB.
+    folder = write_checkpoint(
+        tmp_path / "m",
+        num_hidden_layers=8,
+        hidden_size=512,
+        intermediate_size=1280,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=512,
+    )
+    command = [sys.executable, "-c", MEMORY, str(folder), str(tmp_path / "b")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    growth, size = map(int, done.stdout.split())
+    print(f"writing {size} bytes of a block grew the peak memory by {growth} bytes")
+    assert size > 20e6
+    assert growth < 3e6

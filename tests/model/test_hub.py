@@ -1,0 +1,140 @@
+"""Models by hub id: only what is asked for is downloaded, and every refusal says what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.checkpoints import write_checkpoint, write_tokenizer
+from support.hub import COMMIT, Hub
+
+from edgespec.errors import ModelError
+from edgespec.model.hub import is_hub_id, local_folder, model_files
+from edgespec.model.loader import Checkpoint
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    many = write_checkpoint(root / "many", shard_size=12_000)
+    one = write_checkpoint(root / "one")
+    pickled = write_checkpoint(root / "pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    return {f"org/{folder.name}": write_tokenizer(folder) for folder in (many, one, pickled)}
+
+
+@pytest.fixture(scope="module")
+def hub(folders: dict[str, Path]) -> Iterator[Hub]:
+    with Hub(folders, gated=("org/gated",)) as running:
+        yield running
+
+
+def files_with(folder: Path, *parts: str) -> set[str]:
+    """The weight files with tensors whose names hold one of `parts`."""
+    listed = json.loads((folder / INDEX).read_text())["weight_map"]
+    return {file for name, file in listed.items() if any(part in name for part in parts)}
+
+
+def test_a_block_downloads_the_files_with_its_tensors_and_no_others(
+    hub: Hub, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    code = """
+from edgespec.model.block import Block
+checkpoint = Checkpoint("org/many")
+Block(checkpoint, 1, 3)
+print(json.dumps([checkpoint.layers, len(checkpoint.names), str(checkpoint.path)]))
+"""
+    layers, names, path = hub.run(tmp_path, code)
+    assert (layers, names, path) == (4, len(Checkpoint(folders["org/many"]).names), "org/many")
+    fetched = hub.fetched()
+    needed = files_with(folders["org/many"], "layers.1.", "layers.2.")
+    assert len(needed) < len(list(folders["org/many"].glob("*.safetensors")))
+    assert sorted(fetched) == sorted({"config.json", INDEX, *needed})
+    # Another block of the same model: what is there is not fetched again.
+    hub.run(
+        tmp_path,
+        'Block = __import__("edgespec.model.block", fromlist=["Block"]).Block\n'
+        'Block(Checkpoint("org/many"), 2, 4)\nprint(1)',
+    )
+    more = files_with(folders["org/many"], "layers.3.", "model.norm.") - needed
+    assert sorted(hub.fetched()) == sorted(more)
+
+
+def test_config_fingerprint_and_tokenizer_need_no_weights(
+    hub: Hub, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    code = """
+from edgespec.model.tokenizer import Tokenizer
+folder = local_folder("org/one")
+tokens = Tokenizer(folder).encode("The quick brown fox")
+print(json.dumps([fingerprint("org/one"), folder.name, tokens]))
+"""
+    opened = 'assert Checkpoint("org/one").layers == 4\n'
+    mark, name, tokens = hub.run(tmp_path, opened + code)
+    assert (len(mark), name) == (64, COMMIT)
+    assert tokens
+    fetched = hub.fetched()
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= set(fetched)
+    assert not any(file.endswith(".safetensors") for file in fetched)
+    # The same again without any network: what the model does not have is remembered too.
+    hub.broken = True
+    try:
+        again = hub.run(tmp_path, code)
+        assert hub.run(tmp_path, code, offline=True) == again == [mark, name, tokens]
+    finally:
+        hub.broken = False
+        hub.fetched()
+
+
+def test_a_single_file_is_fetched_with_the_first_tensor(
+    hub: Hub, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    code = """
+import torch
+checkpoint = Checkpoint("org/one")
+print(json.dumps(checkpoint.tensor("model.norm.weight").tolist()))
+"""
+    values = hub.run(tmp_path, code)
+    assert values == Checkpoint(folders["org/one"]).tensor("model.norm.weight").tolist()
+    assert hub.fetched() == ["config.json", "model.safetensors"]
+
+
+def test_every_refusal_says_what_to_do(hub: Hub, tmp_path: Path) -> None:
+    code = """
+models = ("org/none", "org/gated", "org/pickled")
+print(json.dumps([refused(lambda: Checkpoint(model)) for model in models]))
+"""
+    unknown, gated, pickled = hub.run(tmp_path, code)
+    assert "no folder org/none" in unknown
+    assert "check the spelling" in unknown
+    assert "accept it at https://huggingface.co/org/gated" in gated
+    assert "huggingface-cli login" in gated
+    assert "org/pickled holds pickled weights" in pickled
+    assert "safetensors" in pickled
+    assert not {"pytorch_model.bin", "model.safetensors"} & set(hub.fetched())
+    (offline,) = hub.run(
+        tmp_path, 'print(json.dumps([refused(lambda: Checkpoint("org/one"))]))', offline=True
+    )
+    assert "was not downloaded before" in offline
+    assert "HF_HUB_OFFLINE" in offline
+    assert hub.fetched() == []
+
+
+def test_what_is_written_like_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("org/name", "meta-llama/Llama-2-7b-hf", "Qwen/Qwen2.5-0.5B"):
+        assert is_hub_id(name)
+    for name in ("name", "./org/name", "/org/name", "a/b/c", "../name", "org/", "~/x", "org/na me"):
+        assert not is_hub_id(name)
+        with pytest.raises(ModelError, match=r"no model folder .*ORGANISATION/NAME"):
+            model_files(name)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert not is_hub_id("org/name")
+
+
+def test_a_folder_is_its_own_local_folder(folders: dict[str, Path]) -> None:
+    assert local_folder(folders["org/one"]) == folders["org/one"]

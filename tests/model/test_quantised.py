@@ -1,0 +1,356 @@
+"""Quantised linear: what is packed is near the weight, and every way to multiply agrees with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.errors import ModelError
+from edgespec.model.quantised import int4_kernels, int8, nf4
+from edgespec.model.quantised.int4 import Int4Linear
+from edgespec.model.quantised.kernels import relative_error
+from edgespec.model.quantised.linear import dequantised, linear_from, pack, stored_parts
+from edgespec.model.quantised.slices import SlicedLinear
+
+NAMES = [name for name, one in QUANTISATIONS.items() if one.kind != "none"]
+PLAIN_TORCH = [name for name in NAMES if not name.startswith("nf4")]
+DTYPES = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 1.2e-2}
+"""Relative errors of a product that rounding in the dtype may cause."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=NAMES)
+def quantisation(request: pytest.FixtureRequest) -> Quantisation:
+    if request.param.startswith("nf4"):
+        pytest.importorskip("bitsandbytes")
+    return QUANTISATIONS[request.param]
+
+
+def weight_of(out: int, columns: int, seed: int = 0) -> torch.Tensor:
+    """Normally distributed weights with a few far outliers, float32."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(out, columns, generator=generator) * 0.02
+    weight[:: max(1, out // 3), 5] = 0.3
+    return weight
+
+
+def layer_of(
+    weight: torch.Tensor,
+    quantisation: Quantisation,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+) -> SlicedLinear:
+    packed = pack(weight, quantisation)
+    layer = linear_from(packed, bias, weight.shape, quantisation, dtype, "cpu")
+    assert isinstance(layer, SlicedLinear)
+    return layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_what_is_packed_is_what_is_announced(
+    quantisation: Quantisation, dtype: torch.dtype
+) -> None:
+    weight = weight_of(150, 256).to(dtype)
+    before = weight.clone()
+    packed = pack(weight, quantisation)
+    assert torch.equal(weight, before), "the caller's weight, perhaps a mapped file, was written to"
+    found = {name: (part.shape, part.dtype) for name, part in packed.items()}
+    assert found == stored_parts(quantisation, weight.shape)
+    assert all(part.is_contiguous() and part.device.type == "cpu" for part in packed.values())
+
+
+def test_no_weight_is_off_by_more_than_half_a_step(quantisation: Quantisation) -> None:
+    weight = weight_of(150, 256)
+    exact = dequantised(
+        pack(weight, quantisation), weight.shape, quantisation, torch.float64
+    ).float()
+    group = quantisation.group or weight.shape[1]
+    grouped = weight.view(150, -1, group)
+    spread, greatest = grouped.amax(2) - grouped.amin(2), grouped.abs().amax(2)
+    # Half of the widest gap between neighbouring values, plus what rounding a scale may cost.
+    bound = {
+        "int8": greatest / 254 * 1.02 + greatest / 256,
+        "int4": spread / 30 * 1.02 + spread / 256 + greatest / 256,
+        "nf4": greatest * 0.16,
+    }[quantisation.kind]
+    if quantisation.double:
+        bound = bound * 1.1 + grouped.abs().amax() / 64
+    error = (exact - weight).abs().view(150, -1, group).amax(2)
+    assert (error <= bound).all()
+
+
+def test_finer_groups_are_nearer() -> None:
+    weight = weight_of(128, 512)
+    errors = []
+    for name in ("int8", "int4-g32", "int4", "int4-g128"):
+        one = QUANTISATIONS[name]
+        exact = dequantised(pack(weight, one), weight.shape, one, torch.float32)
+        errors.append(float((exact - weight).norm() / weight.norm()))
+    assert errors == sorted(errors)
+    assert errors[-1] < 0.2
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, -3.0])
+def test_constant_weights_are_kept(quantisation: Quantisation, value: float) -> None:
+    weight = torch.full((65, 128), value)
+    exact = dequantised(pack(weight, quantisation), weight.shape, quantisation, torch.float32)
+    assert torch.allclose(exact, weight, rtol=0.005)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_layer_multiplies_by_the_dequantised_weight(
+    quantisation: Quantisation, dtype: torch.dtype, with_bias: bool
+) -> None:
+    weight = weight_of(150, 256)  # the last tile of rows is not full
+    bias = torch.linspace(-1, 1, 150).to(dtype) if with_bias else None
+    packed = pack(weight, quantisation)
+    exact = dequantised(packed, weight.shape, quantisation, torch.float64)
+    layer = linear_from(packed, bias, weight.shape, quantisation, dtype, "cpu")
+    assert not list(layer.parameters())
+    for rows in (1, 2, 4, 5, 16, 33, 64, 100):
+        x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows)).to(dtype)
+        expected = x.double() @ exact.T
+        if bias is not None:
+            expected += bias.double()
+        result = layer(x)
+        assert result.dtype == dtype
+        assert relative_error(result, expected) < DTYPES[dtype]
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_kernel_and_slices_agree_for_any_number_of_rows(
+    quantisation: Quantisation, dtype: torch.dtype
+) -> None:
+    layer = layer_of(weight_of(200, 256), quantisation, dtype)
+    for rows in [*range(1, 10), 31, 64, 65]:
+        x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows)).to(dtype)
+        assert relative_error(layer(x), layer.by_slices(x).double()) < DTYPES[dtype]
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it(quantisation: Quantisation) -> None:
+    layer = layer_of(weight_of(130, 128), quantisation, torch.float32)
+    x = torch.randn(70, 128, generator=torch.Generator().manual_seed(0))
+    together = layer(x)
+    for row in (0, 33, 69):
+        assert torch.allclose(layer(x[row : row + 1])[0], together[row], rtol=1e-4, atol=1e-5)
+    assert layer(x.view(2, 35, 128)).shape == (2, 35, 130)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from(PLAIN_TORCH),
+    out=st.integers(1, 140),
+    groups=st.integers(1, 3),
+    rows=st.integers(1, 20),
+    seed=st.integers(0, 1000),
+    dtype=st.sampled_from(list(DTYPES)),
+)
+def test_any_shape(
+    name: str, out: int, groups: int, rows: int, seed: int, dtype: torch.dtype
+) -> None:
+    one = QUANTISATIONS[name]
+    weight = weight_of(out, groups * (one.group or 7) if groups else 7, seed)
+    packed = pack(weight, one)
+    exact = dequantised(packed, weight.shape, one, torch.float64)
+    layer = linear_from(packed, None, weight.shape, one, dtype, "cpu")
+    x = torch.randn(rows, weight.shape[1], generator=torch.Generator().manual_seed(seed)).to(dtype)
+    expected = x.double() @ exact.T
+    # A result may be small by cancellation, while its error is that of its largest summands.
+    size = (x.double().abs() @ exact.abs().T).square().mean().sqrt()
+    error = (layer(x).double() - expected).square().mean().sqrt()
+    assert float(error) <= DTYPES[dtype] * float(size)
+
+
+@pytest.mark.parametrize("name", ["int4-g32", "int4", "int4-g128"])
+def test_columns_that_no_group_fits_are_refused(name: str) -> None:
+    with pytest.raises(ModelError, match=r"48 columns; choose .*int8"):
+        pack(torch.zeros(64, 48), QUANTISATIONS[name])
+
+
+def test_nf4_refuses_columns_that_its_group_does_not_fit() -> None:
+    with pytest.raises(ModelError, match="48 columns; choose int8"):
+        stored_parts(QUANTISATIONS["nf4"], torch.Size((64, 48)))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(quantisation: Quantisation, value: float) -> None:
+    weight = weight_of(70, 128)
+    weight[69, 3] = value
+    with pytest.raises(ModelError, match="not finite"):
+        pack(weight, quantisation)
+
+
+def test_tiles_hold_rows_32_apart_in_one_byte() -> None:
+    codes = torch.randint(16, (70, 32), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    tiles = torch.zeros(2, 32, 32, dtype=torch.uint8)
+    int4_kernels.store(codes, tiles)
+    assert tiles[0, 7, 3] == codes[3, 7] | codes[35, 7] << 4
+    assert tiles[1, 9, 5] == codes[69, 9]
+    assert not tiles[1, :, 6:].any()
+    assert torch.equal(int4_kernels.codes_of(tiles)[:70], codes)
+
+
+def test_mapped_tiles_are_not_copied() -> None:
+    one = QUANTISATIONS["int4"]
+    packed = pack(weight_of(128, 128), one)
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = linear_from(packed, None, torch.Size((128, 128)), one, dtype, "cpu")
+        assert isinstance(layer, Int4Linear)
+        if layer.form.name != "avx2":
+            assert layer.tiles.data_ptr() == packed["tiles"].data_ptr()
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no such CPU"
+)
+def test_torchs_int4_kernel_is_used_where_it_is_vectorised() -> None:
+    capability = torch.backends.cpu.get_cpu_capability()
+    form = int4_kernels.best_form(torch.bfloat16, torch.device("cpu"), 64)
+    assert form.name == capability.lower()
+
+
+def test_the_form_for_narrow_vectors_holds_the_same_weight() -> None:
+    one = QUANTISATIONS["int4-g32"]
+    weight = weight_of(150, 96)
+    packed = pack(weight, one)
+    layer = layer_of(weight, one, torch.float64)
+    assert isinstance(layer, Int4Linear)
+    exact = layer.whole_weight()
+    x = torch.randn(3, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    layer.tiles = int4_kernels.AVX2.convert(packed["tiles"], torch.device("cpu"))
+    assert layer.tiles.shape == (6, 96, 16)
+    assert torch.equal(layer.whole_weight(), exact)
+    assert torch.allclose(layer.by_slices(x), x @ exact.T)
+
+
+@pytest.mark.slow
+def test_a_cpu_with_narrow_vectors_multiplies_rightly() -> None:
+    command = (
+        "import torch\n"
+        "from edgespec.config import Quantisation\n"
+        "from edgespec.model.quantised.int4_kernels import best_form\n"
+        "from edgespec.model.quantised.selftest import usable\n"
+        "print(best_form(torch.bfloat16, torch.device('cpu'), 64).name)\n"
+        "print([usable(Quantisation.parse(n), 'bfloat16', 'cpu') for n in ('int4', 'int8')])\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", command],
+        env={"ATEN_CPU_CAPABILITY": "avx2", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert run.stdout.split("\n")[:2] == ["avx2", "['', '']"]
+
+
+def test_a_kernel_with_wrong_results_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = int4_kernels.Form(
+        "wrong", 48, lambda tiles, device: tiles, lambda rows, *_: rows.new_zeros(rows.shape[0], 64)
+    )
+    monkeypatch.setattr(int4_kernels, "_candidate", lambda dtype, device: wrong)
+    int4_kernels.best_form.cache_clear()
+    try:
+        form = int4_kernels.best_form(torch.bfloat16, torch.device("cpu"), 64)
+    finally:
+        int4_kernels.best_form.cache_clear()
+    assert form is int4_kernels.PLAIN
+
+
+def test_an_int8_kernel_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> torch.Tensor:
+        raise RuntimeError("not compiled for this device")
+
+    monkeypatch.setattr(int8, "_multiply", fail)
+    int8.kernel_works.cache_clear()
+    try:
+        layer = layer_of(weight_of(64, 128), QUANTISATIONS["int8"], torch.bfloat16)
+    finally:
+        int8.kernel_works.cache_clear()
+    x = torch.ones(2, 128, dtype=torch.bfloat16)
+    assert torch.equal(layer(x), layer.by_slices(x))
+
+
+def test_nf4_is_bitsandbytes_own_quantisation() -> None:
+    functional = pytest.importorskip("bitsandbytes").functional
+    weight = weight_of(40, 512)
+    weight[3, :64] = 0
+    for name in ("nf4", "nf4-dq"):
+        one = QUANTISATIONS[name]
+        packed = pack(weight, one)
+        codes, state = functional.quantize_4bit(
+            weight, blocksize=64, quant_type="nf4", compress_statistics=one.double
+        )
+        assert torch.equal(packed["codes"].flatten(), codes.flatten())
+        assert torch.equal(packed["scales"].flatten(), state.absmax)
+        whole = functional.dequantize_4bit(codes, state)
+        assert torch.equal(dequantised(packed, weight.shape, one, torch.float32), whole)
+
+
+def test_nf4_slices_begin_anywhere_in_shared_scales() -> None:
+    pytest.importorskip("bitsandbytes")
+    one = QUANTISATIONS["nf4-dq"]
+    layer = layer_of(weight_of(300, 192), one, torch.float32)
+    whole = layer.weight_rows(0, 300)
+    for first, end in ((0, 1), (85, 86), (100, 250), (299, 300)):
+        assert torch.equal(layer.weight_rows(first, end), whole[first:end])
+
+
+def test_a_missing_or_broken_library_concerns_nf4_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = weight_of(64, 64)
+    for error, said in (
+        (ModuleNotFoundError("No module", name="bitsandbytes"), "pip install bitsandbytes"),
+        (ModuleNotFoundError("No module", name="scipy"), "cannot be imported"),
+        (OSError("libcudart.so.12 is missing"), "libcudart.so.12 is missing"),
+    ):
+
+        def fail(name: str, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(nf4.importlib, "import_module", fail)
+        nf4.library.cache_clear()
+        with pytest.raises(ModelError, match=said):
+            pack(weight, QUANTISATIONS["nf4"])
+        pack(weight, QUANTISATIONS["int4"])
+    nf4.library.cache_clear()
+
+
+_PEAK = """
+import resource, sys, torch
+from edgespec.config import Quantisation
+from edgespec.model.quantised.linear import pack
+torch.set_num_threads(1)
+one = Quantisation.parse(sys.argv[1])
+pack(torch.ones(64, 128), one)
+weight = torch.ones(11008, 4096, dtype=torch.bfloat16)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+packed = pack(weight, one)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) * 1024 - sum(part.nbytes for part in packed.values()))
+"""
+
+
+@pytest.mark.slow
+def test_packing_needs_some_tens_of_megabytes(quantisation: Quantisation) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _PEAK, quantisation.name],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    beside = int(run.stdout)
+    print(f"{quantisation.name}: {beside / 2**20:.0f} MiB beside weight and result")
+    assert beside < 64 * 2**20

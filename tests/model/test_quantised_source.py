@@ -1,0 +1,153 @@
+"""Quantising source and self-test: packing a checkpoint on the way, and what is offered at all."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from support.checkpoints import write_checkpoint
+
+from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.errors import ModelError
+from edgespec.model.loader import Checkpoint
+from edgespec.model.quantised import linear, nf4, selftest
+from edgespec.model.quantised.linear import pack
+from edgespec.model.quantised.source import QuantisingSource
+
+WEIGHT = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    torch.set_num_threads(1)
+    return Checkpoint(write_checkpoint(tmp_path / "m"))
+
+
+@pytest.fixture(autouse=True)
+def fresh_verdicts() -> None:
+    selftest._verdict.cache_clear()
+
+
+def test_it_packs_what_the_checkpoint_has(checkpoint: Checkpoint) -> None:
+    int8 = QUANTISATIONS["int8"]
+    source = QuantisingSource(checkpoint, int8)
+    assert (source.names, source.layers) == (checkpoint.names, checkpoint.layers)
+    assert (source.path, source.config) == (checkpoint.path, checkpoint.config)
+    weight = checkpoint.tensor(WEIGHT)
+    expected = pack(weight, int8)
+    for part, tensor in source.packed(WEIGHT, weight.shape).items():
+        assert torch.equal(tensor, expected[part])
+    assert torch.equal(source.tensor("model.norm.weight"), checkpoint.tensor("model.norm.weight"))
+
+
+def test_a_weight_that_does_not_fit_is_named(checkpoint: Checkpoint) -> None:
+    shape = checkpoint.tensor(WEIGHT).shape
+    source = QuantisingSource(checkpoint, QUANTISATIONS["int4-g128"])
+    assert shape[1] % 128
+    with pytest.raises(ModelError, match=f"cannot hold {WEIGHT!r} of .* as int4-g128: .*choose"):
+        source.packed(WEIGHT, shape)
+
+
+def test_a_weight_of_another_shape_or_name_is_refused(checkpoint: Checkpoint) -> None:
+    source = QuantisingSource(checkpoint, QUANTISATIONS["int8"])
+    with pytest.raises(ModelError, match="config.json says"):
+        source.packed(WEIGHT, torch.Size((1, 2)))
+    with pytest.raises(ModelError, match="has no tensor 'nothing'"):
+        source.packed("nothing", torch.Size((1, 2)))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_what_needs_torch_alone_is_usable(dtype: str) -> None:
+    verdicts = selftest.usable_quantisations(dtype, "cpu")
+    assert list(verdicts) == list(QUANTISATIONS)
+    assert not any(reason for name, reason in verdicts.items() if not name.startswith("nf4"))
+
+
+@pytest.mark.parametrize("name", ["nf4", "nf4-dq"])
+def test_nf4_is_usable_where_bitsandbytes_is(name: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    assert selftest.usable(QUANTISATIONS[name], "float32", "cpu") == ""
+
+
+def test_a_dtype_that_the_device_lacks_is_the_reason() -> None:
+    assert "float16" in selftest.usable(QUANTISATIONS["int4"], "float16", "cpu")
+
+
+def test_a_missing_library_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ModelError("nf4 needs bitsandbytes, which is not installed; choose int4")
+
+    monkeypatch.setattr(nf4, "library", missing)
+    assert "not installed" in selftest.usable(QUANTISATIONS["nf4"], "float32", "cpu")
+
+
+def broken(layer_result: object) -> type[torch.nn.Module]:
+    """A layer whose product is `layer_result`, or raises it."""
+
+    class Broken(torch.nn.Module):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if isinstance(layer_result, Exception):
+                raise layer_result
+            assert isinstance(layer_result, float)
+            return torch.full((x.shape[0], 200), layer_result)
+
+    return Broken
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (RuntimeError("no kernel image\nmore"), "its first kernel failed: no kernel image"),
+        (1.0, "its result for 1 rows is wrong"),
+        (float("nan"), "its result for 1 rows is wrong"),
+    ],
+)
+def test_a_broken_kernel_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch, result: object, said: str
+) -> None:
+    Broken = broken(result)
+    monkeypatch.setattr(selftest, "linear_from", lambda *arguments: Broken())
+    assert selftest.usable(QUANTISATIONS["int8"], "float32", "cpu") == said
+
+
+def test_wrong_weights_are_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = linear.pack
+    monkeypatch.setattr(selftest, "pack", lambda weight, one: real(weight * 2, one))
+    assert "weights are wrong" in selftest.usable(QUANTISATIONS["int8"], "float32", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (subprocess.CompletedProcess([], 0, "noise\nverdict: \n", ""), ""),
+        (subprocess.CompletedProcess([], 0, "verdict: it is slow\n", ""), "it is slow"),
+        (subprocess.CompletedProcess([], -4, "", ""), "ended the process (SIGILL)"),
+        (subprocess.CompletedProcess([], 1, "", "a\nlast words\n"), "failed: last words"),
+        (subprocess.TimeoutExpired([], 1), "did not end within"),
+        (OSError("no memory"), "could not be tried: no memory"),
+    ],
+)
+def test_a_process_that_tries_a_kernel_may_die(
+    monkeypatch: pytest.MonkeyPatch,
+    ended: subprocess.CompletedProcess[str] | Exception,
+    said: str,
+) -> None:
+    def run(command: list[str], **settings: object) -> subprocess.CompletedProcess[str]:
+        assert command[-3:] == ["nf4", "float16", "cuda"]
+        if isinstance(ended, Exception):
+            raise ended
+        return ended
+
+    monkeypatch.setattr(selftest.subprocess, "run", run)
+    reason = selftest.usable(Quantisation.parse("nf4"), "float16", "cuda")
+    assert reason == said if not said else said in reason
+
+
+def test_the_process_prints_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    selftest.main(["int8", "float32", "cpu"])
+    assert capsys.readouterr().out.strip() == "verdict:"

@@ -1,0 +1,427 @@
+"""Block transfer over real sockets: offers, refusals, strangers, resuming, stopping."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import zmq
+
+from edgespec.config import Address
+from edgespec.errors import (
+    CapacityError,
+    ConfigError,
+    EdgespecError,
+    ModelError,
+    PeerLost,
+    RemoteProtocolError,
+)
+from edgespec.machines.transfer import TransferProgress
+from edgespec.net import block_transfer
+from edgespec.net.block_server import CHUNK_BYTES
+from edgespec.net.block_transfer import BlockServer, FetchedBlock, ServedBlock, fetch_block
+from edgespec.wire.codec import encode
+from edgespec.wire.messages import BlockOffer, BlockRequest, Heartbeat, PieceRequest
+
+HOST = "127.0.0.1"
+KEY = b"0123456789abcdef" * 2
+DATA = random.Random(0).randbytes(3 * CHUNK_BYTES + 12_345)
+
+
+class Site:
+    """A folder with a finished block file, and a server of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "stage-1.safetensors"
+        self.file.write_bytes(DATA)
+        self.goal = folder / "fetched.safetensors"
+        self.part = folder / "fetched.safetensors.part"
+        self.sha256 = hashlib.sha256(DATA).hexdigest()
+        self.prepared: list[int] = []
+        self.busy = False
+        self.server = BlockServer(Address(HOST, 0), KEY, self.prepare, lambda: self.busy)
+
+    def prepare(self, stage: int, tell: Callable[[str], None]) -> ServedBlock:
+        """Stage 1 is there, stage 2 cannot be made, making stage 3 is a bug, 4 is damaged."""
+        self.prepared.append(stage)
+        tell(f"quantising layer 1 of {stage}")
+        if stage == 2:
+            raise ModelError("the model has no layers for it")
+        if stage == 3:
+            raise ZeroDivisionError("layers")
+        sha256 = "0" * 64 if stage == 4 else self.sha256
+        return ServedBlock(self.file, '{"format": 1}', "{}", sha256, len(DATA))
+
+    def fetch(self, stage: int = 1, **changes: object) -> FetchedBlock:
+        """Fetch from it."""
+        asked: dict[str, object] = {
+            "source": Address(HOST, self.server.port),
+            "ring_key": KEY,
+            "stage": stage,
+            "place": lambda _: self.goal,
+            "progress": lambda _: None,
+            "stop": lambda: False,
+            "silence": 10.0,
+        }
+        return fetch_block(**{**asked, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A served block; no thread is left behind."""
+    before = set(threading.enumerate())
+    made = Site(tmp_path)
+    made.server.start()
+    try:
+        yield made
+    finally:
+        made.server.stop()
+    left = {t.name for t in set(threading.enumerate()) - before if t.name.startswith("edgespec")}
+    assert not left
+
+
+@contextmanager
+def stranger(kind: int) -> Iterator[zmq.Socket[bytes]]:
+    """A bare socket."""
+    with zmq.Context() as context, context.socket(kind) as opened:
+        opened.linger = 0
+        opened.rcvtimeo = 5_000
+        yield opened
+
+
+# --- a transfer -----------------------------------------------------------------------------------
+
+
+def test_a_block_is_fetched_with_its_texts(site: Site) -> None:
+    shown: list[TransferProgress] = []
+    offers: list[BlockOffer] = []
+
+    def place(offer: BlockOffer) -> Path:
+        offers.append(offer)
+        return site.goal
+
+    fetched = site.fetch(progress=shown.append, place=place)
+    assert fetched == FetchedBlock(site.goal, '{"format": 1}', "{}")
+    assert site.goal.read_bytes() == DATA
+    assert not site.part.exists()
+    assert site.server.sent_bytes == len(DATA)
+    assert [(offer.size, offer.sha256) for offer in offers] == [(len(DATA), site.sha256)]
+    texts = [each.text for each in shown]
+    assert "quantising layer 1 of 1" in texts
+    assert (shown[-1].done, shown[-1].total) == (len(DATA), len(DATA))
+
+
+def test_several_receivers_get_it_and_it_is_prepared_once(site: Site, tmp_path: Path) -> None:
+    goals = [tmp_path / f"fetched-{number}" for number in range(4)]
+    threads = [
+        threading.Thread(target=site.fetch, kwargs={"place": lambda _, goal=goal: goal})
+        for goal in goals
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(goal.read_bytes() == DATA for goal in goals)
+    assert site.prepared == [1]
+    assert site.server.sent_bytes == len(goals) * len(DATA)
+
+
+def test_it_arrives_while_the_ring_is_busy_too(site: Site) -> None:
+    site.busy = True
+    site.fetch()
+    assert site.goal.read_bytes() == DATA
+
+
+def test_a_stopped_transfer_goes_on_where_it_was(site: Site) -> None:
+    site.busy = True  # slow enough to be stopped in the middle
+
+    def stop() -> bool:
+        return site.part.exists() and site.part.stat().st_size > CHUNK_BYTES
+
+    with pytest.raises(EdgespecError, match="was stopped"):
+        site.fetch(stop=stop)
+    there = site.part.stat().st_size
+    assert CHUNK_BYTES < there < len(DATA)
+    assert site.part.read_bytes() == DATA[:there]
+    site.busy = False
+    before = site.server.sent_bytes
+    site.fetch()
+    assert site.goal.read_bytes() == DATA
+    assert site.server.sent_bytes - before <= len(DATA) - there + CHUNK_BYTES
+
+
+def test_a_sender_that_restarts_is_waited_for(site: Site, tmp_path: Path) -> None:
+    site.busy = True
+    thread = threading.Thread(target=site.fetch)
+    thread.start()
+    while not site.part.exists() or site.part.stat().st_size < CHUNK_BYTES:
+        time.sleep(0.002)
+    site.server.stop()
+    sent = site.server.sent_bytes
+    site.server = BlockServer(Address(HOST, site.server.port), KEY, site.prepare, lambda: False)
+    site.server.start()
+    thread.join()
+    assert site.goal.read_bytes() == DATA
+    assert sent + site.server.sent_bytes <= len(DATA) + CHUNK_BYTES
+
+
+def test_a_block_that_is_there_already_is_not_fetched(site: Site) -> None:
+    site.goal.write_bytes(DATA)
+    site.fetch()
+    assert site.server.sent_bytes == 0
+    assert not site.part.exists()
+
+
+def test_a_damaged_block_that_is_there_is_replaced(site: Site) -> None:
+    site.goal.write_bytes(bytes([DATA[0] ^ 1]) + DATA[1:])
+    site.fetch()
+    assert site.goal.read_bytes() == DATA
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stage", "reason"),
+    [
+        (0, "no stage 0"),
+        (257, "no stage 257"),
+        (-1, "no stage -1"),
+        (2, "the model has no layers for it"),
+        (3, "ZeroDivisionError: layers"),
+        (4, "not what its manifest says"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_the_reason(
+    site: Site, stage: int, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        site.fetch(stage)
+    site.fetch()
+    assert site.goal.read_bytes() == DATA
+
+
+def test_a_file_that_shrinks_is_refused_then_prepared_again(site: Site) -> None:
+    site.fetch()
+    site.goal.unlink()
+    with site.file.open("r+b") as file:
+        file.truncate(CHUNK_BYTES)
+    with pytest.raises(ConfigError, match="shorter"):
+        site.fetch()
+    site.file.write_bytes(DATA)
+    site.fetch()
+    assert site.goal.read_bytes() == DATA
+    assert site.prepared == [1, 1]
+
+
+def test_a_file_that_changed_ends_in_an_error_that_names_the_chunk(site: Site) -> None:
+    site.fetch()
+    site.goal.unlink()
+    with site.file.open("r+b") as file:
+        file.seek(CHUNK_BYTES + 7)
+        file.write(b"changed")
+    with pytest.raises(RemoteProtocolError, match="chunk 1 of the block of stage 1"):
+        site.fetch()
+
+
+def test_a_full_disk_is_told_before_anything_is_fetched(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    with pytest.raises(CapacityError, match="has 1 MB free"):
+        site.fetch()
+    assert site.server.sent_bytes == 0
+
+
+def test_a_folder_that_is_not_there_is_named(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(CapacityError, match="missing"):
+        site.fetch(place=lambda _: tmp_path / "missing" / "file")
+
+
+def test_two_programs_do_not_fetch_into_one_file(site: Site) -> None:
+    site.busy = True
+    with ExitStack() as stack:
+        thread = threading.Thread(target=site.fetch)
+        thread.start()
+        stack.callback(thread.join)
+        while not site.part.exists() or not site.part.stat().st_size:
+            time.sleep(0.002)
+        with pytest.raises(ConfigError, match="another program"):
+            site.fetch()
+    assert site.goal.read_bytes() == DATA
+
+
+def test_an_error_of_the_place_is_passed_on(site: Site) -> None:
+    def place(offer: BlockOffer) -> Path:
+        raise ModelError(f"no use for {offer.sha256}")
+
+    with pytest.raises(ModelError, match=f"no use for {site.sha256}"):
+        site.fetch(place=place)
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+
+def test_nobody_gets_anything_without_the_key(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(PeerLost, match=r"127\.0\.0\.1:\d+ came no further.*belong to this ring"):
+        site.fetch(ring_key=b"x" * 32, silence=0.5)
+    assert "outside of the ring" in caplog.text
+    assert site.prepared == []
+
+
+def test_a_sender_that_is_not_there_is_lost(site: Site) -> None:
+    with pytest.raises(PeerLost, match=r"127\.0\.0\.1:1 .*no connection"):
+        site.fetch(source=Address(HOST, 1), silence=0.3)
+
+
+RUBBISH: list[list[bytes]] = [
+    [b""],
+    [KEY],
+    [KEY, b""],
+    [KEY, b"\xff" * 100],
+    [KEY, *[b"x"] * 50],
+    [b"GET / HTTP/1.1\r\n\r\n"],
+    [KEY, *map(bytes, encode(Heartbeat()))],
+    [KEY, *map(bytes, encode(PieceRequest("0" * 64, 0, 100, 0)))],
+    [KEY, b"x" * 100_000],
+]
+
+
+@pytest.mark.parametrize("number", range(len(RUBBISH)))
+def test_a_server_survives_rubbish(number: int, site: Site) -> None:
+    with stranger(zmq.DEALER) as sender:
+        sender.connect(f"tcp://{HOST}:{site.server.port}")
+        sender.send_multipart(RUBBISH[number])
+        site.fetch()
+    assert site.goal.read_bytes() == DATA
+
+
+def test_a_piece_beyond_the_file_is_not_served(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.fetch()
+    sent = site.server.sent_bytes
+    with stranger(zmq.DEALER) as sender:
+        sender.connect(f"tcp://{HOST}:{site.server.port}")
+        for offset, length in ((len(DATA), 1), (len(DATA) - 5, 6), (2**62, 9), (0, CHUNK_BYTES)):
+            request = PieceRequest(site.sha256, offset, length, 0)
+            sender.send_multipart([KEY, *encode(request)])
+        sender.send_multipart([KEY, *encode(BlockRequest(1))])
+        sender.recv_multipart()  # the offer: all before it was read
+    assert site.server.sent_bytes == sent
+    assert "not in the block" in caplog.text
+
+
+def test_a_receiver_that_never_reads_holds_up_nobody(site: Site) -> None:
+    site.fetch()
+    site.goal.unlink()
+    with stranger(zmq.DEALER) as greedy:
+        greedy.rcvhwm = 1
+        greedy.connect(f"tcp://{HOST}:{site.server.port}")
+        for _ in range(300):
+            request = PieceRequest(site.sha256, 0, CHUNK_BYTES // 4, 0)
+            greedy.send_multipart([KEY, *encode(request)])
+        site.fetch()
+    assert site.goal.read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ([KEY, b"\x00"], r"127\.0\.0\.1:\d+ sent a malformed message"),
+        ([KEY], "malformed"),
+        ([KEY, *map(bytes, encode(Heartbeat()))], "sent a Heartbeat instead"),
+    ],
+)
+def test_a_sender_that_breaks_the_protocol_is_named(
+    site: Site, answer: list[bytes], problem: str
+) -> None:
+    with stranger(zmq.ROUTER) as evil:
+        port = evil.bind_to_random_port(f"tcp://{HOST}")
+
+        def reply() -> None:
+            peer = evil.recv_multipart()[0]
+            evil.send_multipart([peer, b"no key", b"\x00"])  # dropped: nobody of the ring said it
+            evil.send_multipart([peer, *answer])
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        with pytest.raises(RemoteProtocolError, match=problem):
+            site.fetch(source=Address(HOST, port))
+        thread.join()
+
+
+# --- starting and stopping ------------------------------------------------------------------------
+
+
+def test_a_port_that_is_taken_is_a_config_error(site: Site) -> None:
+    with pytest.raises(ConfigError, match="cannot listen"):
+        BlockServer(Address(HOST, site.server.port), KEY, site.prepare, lambda: False)
+
+
+def test_a_server_that_never_started_can_be_stopped(tmp_path: Path) -> None:
+    Site(tmp_path).server.stop()
+
+
+def test_stopping_ends_a_long_preparation(tmp_path: Path) -> None:
+    began = threading.Event()
+
+    def prepare(stage: int, tell: Callable[[str], None]) -> ServedBlock:
+        for layer in range(10_000):
+            tell(f"quantising layer {layer} of 10000")
+            began.set()
+            time.sleep(0.01)
+        raise AssertionError("it was not stopped")
+
+    server = BlockServer(Address(HOST, 0), KEY, prepare, lambda: False)
+    server.start()
+    with stranger(zmq.DEALER) as asking:
+        asking.connect(f"tcp://{HOST}:{server.port}")
+        asking.send_multipart([KEY, *encode(BlockRequest(1))])
+        assert began.wait(5.0)
+        started = time.monotonic()
+        server.stop()
+    assert time.monotonic() - started < 2.0
+    assert not [t for t in threading.enumerate() if t.name == "edgespec-prepare"]
+
+
+def test_a_server_answers_while_it_prepares(tmp_path: Path) -> None:
+    go_on = threading.Event()
+    site = Site(tmp_path)
+
+    def prepare(stage: int, tell: Callable[[str], None]) -> ServedBlock:
+        assert go_on.wait(10.0)
+        return site.prepare(stage, tell)
+
+    server = BlockServer(Address(HOST, 0), KEY, prepare, lambda: False)
+    server.start()
+    shown: list[str] = []
+
+    def progress(said: TransferProgress) -> None:
+        shown.append(said.text)
+        if len(shown) == 2:  # the receiver asked again, and was answered
+            go_on.set()
+
+    try:
+        site.fetch(source=Address(HOST, server.port), progress=progress)
+    finally:
+        go_on.set()
+        server.stop()
+        site.server.stop()
+    assert shown[:2] == ["the block of stage 1 waits for its turn to be prepared"] * 2
+    assert site.goal.read_bytes() == DATA
+
+
+def test_moving_bytes_loads_no_torch() -> None:
+    code = f"import sys, {block_transfer.__name__}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

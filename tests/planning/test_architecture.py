@@ -1,0 +1,146 @@
+"""Architecture: sizes from config.json of every family, and what is refused by field."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.errors import ConfigError
+from edgespec.model.quantised.linear import stored_parts
+from edgespec.planning.architecture import (
+    FAMILIES,
+    Architecture,
+    architecture_of,
+    longest_context,
+    matrix_bytes,
+)
+from edgespec.planning.cost_model import ARCHITECTURES
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 40,
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 40,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+# Published config.json files, the fields that count.
+MIXTURE = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
+GEMMA = {
+    "model_type": "gemma2",
+    "num_hidden_layers": 26,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 256000,
+}
+
+
+def test_a_published_config_gives_the_architecture_in_the_list() -> None:
+    of = architecture_of(LLAMA, "config.json")
+    listed = ARCHITECTURES["llama-2-13b"]
+    assert of.layer_weights == listed.layer_weights
+    assert (of.kv_width, of.head_weights, of.layers) == (5120, listed.head_weights, 40)
+    assert longest_context(LLAMA, "config.json") == 4096
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [(LLAMA, 13.016e9), (MIXTURE, 30.53e9), (GEMMA, 2.614e9)],
+)
+def test_the_weights_add_up_to_the_published_count(
+    config: dict[str, object], parameters: float
+) -> None:
+    of = architecture_of(config, "config.json")
+    weights = of.layers * of.layer_weights + (1 if of.tied else 2) * of.head_weights
+    assert weights == pytest.approx(parameters, rel=1e-3)
+
+
+def test_head_dim_may_differ_from_hidden_over_heads() -> None:
+    of = architecture_of(GEMMA, "config.json")
+    assert (of.width, of.kv_width, of.tied) == (2048, 1024, True)
+    assert of.attention_matrices == ((2048, 2304), (1024, 2304), (1024, 2304), (2304, 2048))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_read(family: str) -> None:
+    of = architecture_of({**MIXTURE, "model_type": family}, "config.json")
+    assert of.intermediate == (768 if family == "qwen3_moe" else 6144)
+    assert of.experts == (128 if family == "qwen3_moe" else 0)
+    assert of.layers == 48
+
+
+@pytest.mark.parametrize(
+    "field",
+    sorted(set(MIXTURE) - {"model_type", "intermediate_size"}),  # that one is not read
+)
+@pytest.mark.parametrize("value", [None, 0, -3, 1.5, "8", True, 10**30])
+def test_a_wrong_field_is_named(field: str, value: object) -> None:
+    read = longest_context if field == "max_position_embeddings" else architecture_of
+    with pytest.raises(ConfigError, match=f"config.json: {field} is "):
+        read({**MIXTURE, field: value}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type is 'gpt2', whose sizes are not known; known ones: "),
+        ({"model_type": None}, "model_type is None"),
+        ({"num_key_value_heads": 7}, "num_key_value_heads is 7, which does not divide"),
+        ({"num_experts_per_tok": 200}, "num_experts_per_tok is 200, more than"),
+        ({"mlp_only_layers": [3]}, "mlp_only_layers leave some layers without experts"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
+    ],
+)
+def test_what_does_not_add_up_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        architecture_of({**MIXTURE, **change}, "config.json")
+
+
+@pytest.mark.parametrize("name", [name for name in QUANTISATIONS if name != "none"])
+@pytest.mark.parametrize("shape", [(256, 512), (5120, 1024)])
+def test_a_matrix_has_the_bytes_that_blocks_store(name: str, shape: tuple[int, int]) -> None:
+    quantisation = QUANTISATIONS[name]
+    parts = stored_parts(quantisation, torch.Size(shape))
+    stored = sum(math.prod(part) * dtype.itemsize for part, dtype in parts.values())
+    # nf4 keeps the 16 values of its code with each matrix; nothing else may differ.
+    assert matrix_bytes(*shape, quantisation) == pytest.approx(stored, abs=2048)
+
+
+def test_bits_a_weight() -> None:
+    bits = {
+        name: matrix_bytes(4096, 4096, one) * 8 / 4096**2 for name, one in QUANTISATIONS.items()
+    }
+    assert bits["none"] == 16
+    assert bits["int8"] == 8 + 16 / 4096
+    assert (bits["int4-g32"], bits["int4"], bits["int4-g128"]) == (5.0, 4.5, 4.25)
+    assert bits["nf4"] == 4.5
+    assert bits["nf4-dq"] == pytest.approx(4 + 8 / 64 + 32 / 64 / 256, rel=1e-5)
+
+
+def test_a_mixture_holds_all_experts() -> None:
+    of = Architecture(1, 64, 32, 4, 2, 100, experts=6, active=2)
+    plain = Quantisation()
+    assert of.mlp_bytes(plain) == 6 * 3 * 64 * 32 * 2
+    assert of.layer_bytes(plain) == 2 * of.layer_weights

@@ -1,0 +1,125 @@
+"""Layout: optimal against brute force over all subsets, first devices and splits."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from edgespec.planning.layout import Candidate, Layout, Links, fastest, fits, measured
+
+CASES = 200
+WEIGHTS = ((0.15, 0.1), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
+
+
+def splits(most: Sequence[int], layers: int) -> Iterator[tuple[int, ...]]:
+    """Every way to give each of these devices 1 to `most` layers."""
+    if len(most) == 1:
+        if 1 <= layers <= most[0]:
+            yield (layers,)
+        return
+    for count in range(1, min(most[0], layers - 1) + 1):
+        for rest in splits(most[1:], layers - count):
+            yield (count, *rest)
+
+
+def all_layouts(layers: int, devices: Sequence[Candidate], links: Links) -> Iterator[Layout]:
+    """Every subset of the devices, every first one, every split."""
+    for size in range(1, len(devices) + 1):
+        for chosen in itertools.combinations(range(len(devices)), size):
+            for first in chosen:
+                order = (first, *(index for index in chosen if index != first))
+                most = [devices[index].most for index in order]
+                most[0] = devices[first].most_first
+                for split in splits(most, layers):
+                    yield measured(order, split, devices, links)
+
+
+def random_case(seed: int) -> tuple[int, list[Candidate], Links]:
+    """A small ring with uneven memory, speeds and links; some devices are alike."""
+    rng = random.Random(seed)
+    count, layers = rng.randint(1, 4), rng.randint(1, 8)
+    devices = []
+    for _ in range(count):
+        most = rng.randint(0, 6)
+        trip = rng.choice([1.0, 1.0, 2.0, rng.uniform(0.1, 3.0)])
+        step = trip * rng.choice([1.0, 1.1, 3.0])
+        devices.append(Candidate(max(0, most - rng.randint(0, 2)), most, trip, step))
+
+    def matrix(most: Sequence[float]) -> np.ndarray:
+        size = range(count + 1)
+        return np.array([[rng.uniform(0, rng.choice(most)) for _ in size] for _ in size])
+
+    return layers, devices, Links(matrix([0.1, 3.0]), matrix([0.1, 5.0]))
+
+
+@pytest.mark.parametrize("first_seed", range(0, CASES, 50))
+def test_it_is_the_best_of_all_layouts(first_seed: int) -> None:
+    solved = 0
+    for seed in range(first_seed, first_seed + 50):
+        layers, devices, links = random_case(seed)
+        every = list(all_layouts(layers, devices, links))
+        assert fits(layers, devices) == bool(every), f"seed {seed}"
+        for slowest, trip in WEIGHTS:
+
+            def seconds(layout: Layout, a: float = slowest, b: float = trip) -> float:
+                return a * layout.slowest + b * layout.trip
+
+            for must in range(-1, len(devices)):
+                allowed = [layout for layout in every if must < 0 or must in layout.order]
+                found = fastest(layers, devices, links, slowest, trip, must)
+                if not allowed:
+                    assert found is None, f"seed {seed}, must {must}"
+                    continue
+                assert found is not None, f"seed {seed}, must {must}"
+                where = f"seed {seed}, weights {slowest}, {trip}, must {must}: {found}"
+                assert found == measured(found.order, found.split, devices, links), where
+                assert (found.order, found.split) in {(x.order, x.split) for x in allowed}, where
+                best = min(map(seconds, allowed))
+                assert seconds(found) == pytest.approx(best, rel=1e-9), where
+                solved += 1
+    print(f"seeds {first_seed} to {first_seed + 49}: {solved} problems solved as by brute force")
+    assert solved > 100
+
+
+def test_a_slow_device_is_left_out_and_a_thin_link_avoided() -> None:
+    quick, slow = Candidate(8, 8, 1.0, 1.0), Candidate(8, 8, 9.0, 9.0)
+    free = Links(np.zeros((4, 4)), np.zeros((4, 4)))
+    found = fastest(8, [slow, quick, quick], free, 1.0, 1.0)
+    assert found is not None
+    assert (found.order, found.split) == ((1, 2), (4, 4))
+    thin = Links(np.zeros((4, 4)), np.zeros((4, 4)))
+    thin.step[2, 3] = 99.0
+    found = fastest(8, [slow, quick, quick], thin, 1.0, 1.0)
+    assert found is not None
+    assert found.order == (2, 1)  # the other way round
+
+
+def test_alike_devices_share_evenly() -> None:
+    devices = [Candidate(9, 9, 1.0, 1.0)] * 6
+    found = fastest(40, devices, Links(np.zeros((7, 7)), np.zeros((7, 7))), 1.0, 1.0)
+    assert found is not None
+    assert sorted(found.split) == [6, 6, 7, 7, 7, 7]
+
+
+def test_sixteen_mixed_devices_take_seconds() -> None:
+    rng = random.Random(5)
+    devices = []
+    for _ in range(16):
+        most, trip = rng.randint(4, 30), rng.uniform(0.2, 3.0)
+        devices.append(Candidate(most, most, trip, trip * rng.uniform(1, 2)))
+    size = (17, 17)
+    chance = np.random.default_rng(5)
+    links = Links(chance.uniform(0, 0.1, size), chance.uniform(0, 0.5, size))
+    for slowest, trip in (*WEIGHTS, (1.0, 0.01)):
+        start = time.monotonic()
+        found = fastest(80, devices, links, slowest, trip)
+        took = time.monotonic() - start
+        print(f"weights {slowest}, {trip}: {took:.2f} s")
+        assert found is not None
+        assert sum(found.split) == 80
+        assert took < 10

@@ -1,0 +1,85 @@
+"""Memory: what a share of a model takes, against the engine's own figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edgespec.config import QUANTISATIONS
+from edgespec.daemon.profiles import profile_named
+from edgespec.machines import request
+from edgespec.planning.cost_model import ARCHITECTURES, COST_MODELS
+from edgespec.planning.memory import (
+    GIB,
+    RUNTIME_BYTES,
+    SPECULATIVE_ROWS,
+    WIDEST_SEGMENT,
+    Device,
+    Needs,
+    PlannedModel,
+)
+from edgespec.planning.profile import Figure
+from edgespec.policy.adaptive import Adaptive
+
+NANO = profile_named("jetson-orin-nano-8gb")
+MODEL = PlannedModel(
+    "llama-2-13b",
+    ARCHITECTURES["llama-2-13b"],
+    QUANTISATIONS["int4"],
+    COST_MODELS["llama-2-13b"].draft,
+)
+NEEDS = Needs(MODEL, 4096, 1)
+
+
+def device(nbytes: float) -> Device:
+    return Device("d", replace(NANO, memory_bytes=Figure(nbytes, "made up")))
+
+
+def test_the_engine_s_own_reserve_is_counted() -> None:
+    assert SPECULATIVE_ROWS == request.SPECULATIVE_ROWS
+    assert Adaptive().most_rows == WIDEST_SEGMENT
+    assert NEEDS.rows == 4096 + 256 + 256
+    assert Needs(MODEL, 1000, 3).rows == 3 * 1256 + 256
+
+
+def test_thirteen_billion_on_boards_of_8_gb() -> None:
+    """The arithmetic that docs/planning.md shows."""
+    of = MODEL.of
+    assert of.layer_weights == 317_194_240
+    assert MODEL.costs.layer_bytes == 317_194_240 * 9 // 16 == 178_421_760
+    assert MODEL.costs.kv_bytes == 2 * 5120 * 2
+    assert NEEDS.layer == 178_421_760 + 4608 * 20480
+    assert NEEDS.most_layers(device(NANO.memory_bytes.value), first=False) == 22
+    assert NEEDS.most_layers(device(NANO.memory_bytes.value), first=True) == 21
+
+
+def test_a_stage_is_layers_cache_and_process() -> None:
+    need = NEEDS.stage(10, first=False)
+    assert need.weights == 10 * MODEL.costs.layer_bytes
+    assert need.cache == 10 * NEEDS.rows * MODEL.costs.kv_bytes
+    # Loading the largest matrix takes more than a pass of the widest segment.
+    assert need.overhead == RUNTIME_BYTES + 2 * 5120 * 13824
+    first = NEEDS.stage(10, first=True)
+    assert first.weights - need.weights == 2 * 32000 * 5120
+    assert first.overhead == need.overhead
+    # With no layers yet, the embedding's original takes their place.
+    assert NEEDS.stage(0, first=True).overhead == RUNTIME_BYTES + 2 * 32000 * 5120
+
+
+def test_the_coordinator_holds_head_and_draft() -> None:
+    need, draft = NEEDS.coordinator(), MODEL.draft
+    assert need.weights == 2 * 32000 * 5120 + draft.held_bytes
+    assert draft.held_bytes == 22 * draft.layer_bytes + 2 * draft.head_bytes
+    assert need.cache == 22 * NEEDS.rows * draft.kv_bytes
+    tied = COST_MODELS["llama-3.1-8b"].draft
+    assert tied.held_bytes == tied.layers * tied.layer_bytes + tied.head_bytes
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("layers", [0, 1, 7, 40])
+def test_so_many_layers_fit_and_not_one_more(layers: int, first: bool) -> None:
+    exactly = NEEDS.stage(layers, first).total
+    assert NEEDS.most_layers(device(exactly), first) == layers
+    assert NEEDS.most_layers(device(exactly - 1), first) == max(0, layers - 1)
+    assert NEEDS.most_layers(device(1000 * GIB), first) == 40
