@@ -50,7 +50,7 @@ BUNDLED = "bundled"
 
 def bench(
     policy: options.Policies = "all",
-    stages: options.Stages = 3,
+    stages: options.StagesHere = 0,
     emulate: options.Emulate = "",
     cost_model: options.CostModel = "",
     prompts: options.Prompts = "",
@@ -86,6 +86,7 @@ def bench(
         emulation,
         quant=quant,
         draft_quant=draft_quant,
+        usual_stages=options.USUAL_STAGES,
     )
     names = chosen_policies([name.strip() for name in policy.split(",")], config.draft)
     settings = Settings(
@@ -103,7 +104,7 @@ def bench(
         activities,
         ring,
         {
-            "stages": stages,
+            "stages": config.stages,
             "profiles": list(ring.profiles),
             "cost_model": ring.cost_model,
             "model": model or BUNDLED,

@@ -30,7 +30,7 @@ def demo(
         str, typer.Option(help="The prompt; - reads it from standard input.")
     ] = "Question: Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many pencils "
     "does he have left?\nAnswer:",
-    stages: options.Stages = 3,
+    stages: options.StagesHere = 0,
     policy: options.Policy = "",
     max_new_tokens: options.MaxNewTokens = 128,
     temperature: options.Temperature = 0.0,
@@ -66,12 +66,13 @@ def demo(
         emulation,
         quant=quant,
         draft_quant=draft_quant,
+        usual_stages=options.USUAL_STAGES,
         layers=layers,
     )
     notes = Notes()
     if emulation is not None:
-        notes.say(described(emulated_costs(emulation, stages)))
-    notes.say(f"starting a coordinator and {stages} stage(s) on this machine")
+        notes.say(described(emulated_costs(emulation, config.stages)))
+    notes.say(f"starting a coordinator and {config.stages} stage(s) on this machine")
     # Told to end, it ends its processes first (the kernel ends them if it has no chance to).
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with LocalRing(config) as ring, Client(ring.address, LOAD_S, check=ring.check) as client:

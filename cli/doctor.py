@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -12,7 +13,6 @@ from rich.text import Text
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
-from edgespec.cli.profile import cache_folder
 from edgespec.daemon.doctor import BLOCKED, OK, WARNING, Finding, examine
 from edgespec.daemon.process import EXIT_FAILED
 
@@ -27,7 +27,7 @@ def doctor(cache: options.Cache = "", as_json: options.Json = False) -> None:
     notes = Notes()
     with notes.waiting("looking") as waiting:
         findings = []
-        for finding in examine(cache_folder(cache)):
+        for finding in examine(Path(cache) if cache else _blocks()):
             findings.append(finding)
             waiting(f"looked at {finding.name}")
     blocked = [finding for finding in findings if finding.state == BLOCKED]
@@ -41,6 +41,15 @@ def doctor(cache: options.Cache = "", as_json: options.Json = False) -> None:
         notes.say(f"edgespec cannot run here yet: {names}")
         raise typer.Exit(EXIT_FAILED)
     notes.say("edgespec can run here")
+
+
+def _blocks() -> Path:
+    """Where blocks are kept. Imported late: a torch that cannot be loaded is a finding here."""
+    try:
+        from edgespec.daemon.blocks import default_folder
+    except Exception:
+        return Path.home()
+    return default_folder()
 
 
 def _show(findings: list[Finding]) -> None:

@@ -7,6 +7,14 @@ from typing import Annotated
 import typer
 
 Stages = Annotated[int, typer.Option(help="Number of stages in the ring.")]
+StagesHere = Annotated[
+    int,
+    typer.Option(
+        help="Number of stages in the ring. Default: as --layers or the model's folder has, or 3.",
+        show_default=False,
+    ),
+]
+USUAL_STAGES = 3
 Policy = Annotated[
     str,
     typer.Option(

@@ -109,13 +109,14 @@ def _table(made: Plan) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate((*_COLUMNS, "ms, 1 row", f"ms, {SEGMENT_ROWS} rows")):
         table.add_column(name, justify="left" if number < 3 else "right")
+    own = "head, draft" if made.problem.model.draft.layers else "head"
     for place in made.places:
         need = place.need
         sizes = (need.weights, need.cache, need.overhead, need.total, place.device.memory)
         table.add_row(
             "D0" if not place.stage else f"V{place.stage}",
             Text(place.device.name),
-            f"{place.first}-{place.end - 1}" if place.stage else "head, draft",
+            f"{place.first}-{place.end - 1}" if place.stage else own,
             *(f"{size / GIB:.2f}" for size in sizes),
             *(f"{_seconds(made, place, rows) * 1e3:.1f}" for rows in (1, SEGMENT_ROWS)),
         )

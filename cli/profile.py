@@ -95,6 +95,7 @@ def _measured(
     seconds: float,
 ) -> Measured:
     """Look which quantisations run here, then measure; exit code 1 if no 4-bit one does."""
+    from edgespec.daemon.blocks import default_folder
     from edgespec.daemon.kernels import tried_kernels
     from edgespec.daemon.measure import Request, measure
 
@@ -111,18 +112,13 @@ def _measured(
             raise typer.Exit(EXIT_FAILED)
         request = Request(
             name=name,
-            cache=cache_folder(cache),
+            cache=Path(cache) if cache else default_folder(),
             model=model,
             draft=draft,
             coordinator=coordinator,
             seconds=seconds,
         )
         return measure(request, kernels.usable, kernels.unusable, waiting)
-
-
-def cache_folder(cache: str) -> Path:
-    """The folder that finished blocks are kept in."""
-    return Path(cache or "~/.cache/edgespec/blocks").expanduser()
 
 
 def _default_name(out: str) -> str:

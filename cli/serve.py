@@ -16,7 +16,10 @@ from edgespec.daemon.settings import coordinator_config
 def serve(
     stages: Annotated[
         int,
-        typer.Option(help="Number of stages in the ring. Default: as --layers or the model has."),
+        typer.Option(
+            help="Number of stages in the ring. Default: as --layers or the model's folder has.",
+            show_default=False,
+        ),
     ] = 0,
     model: options.Model = "",
     draft: options.Draft = "",

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,15 +14,18 @@ from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.config import MOST_STAGES, Quantisation
 from edgespec.errors import ConfigError
-from edgespec.planning.partition import split_layers
-
-if TYPE_CHECKING:
-    from edgespec.model.manifest import Manifest
+from edgespec.model.manifest import Manifest, size_text
+from edgespec.planning.partition import blocks_of, parse_split
 
 
 def shard(
     model: Annotated[str, typer.Argument(help="Folder of the model, or its hub id.")],
-    stages: options.Stages,
+    stages: Annotated[
+        int,
+        typer.Option(
+            help="Number of stages. Default: as many as --layers says.", show_default=False
+        ),
+    ] = 0,
     layers: options.Layers = "",
     quant: options.Quant = "int4",
     out: Annotated[
@@ -36,45 +39,27 @@ def shard(
     One tensor at a time is in memory, however large the model. A run that was interrupted goes on
     where it stopped.
     """
+    split = parse_split(layers)
+    stages = stages or len(split)
     if not 1 <= stages <= MOST_STAGES:
-        raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
+        raise ConfigError(
+            f"{stages} stages; a ring has 1 to {MOST_STAGES}: give --stages N, or --layers N,N,..."
+        )
     quantisation = Quantisation.parse(quant)
-    counts = parse_layers(layers, stages) if layers else []
     notes = Notes()
     with notes.waiting("opening the model") as waiting:
         # torch takes seconds to import: not for an option that is wrong.
         from edgespec.model.sharding import Sharding
 
         sharding = Sharding(model, quantisation)
-        split = cut(counts, sharding.layers) if counts else split_layers(sharding.layers, stages)
+        blocks = blocks_of(sharding.layers, stages, split)
         name = f"{Path(model).resolve().name}-{quantisation.name}-{stages}stages"
         folder = Path(out or name)
-        manifest = sharding.into(folder, split, progress_line(waiting))
+        manifest = sharding.into(folder, blocks, progress_line(waiting))
     if as_json_object:
         print(json.dumps(summary(folder, manifest)))
     else:
         _show(folder, manifest)
-
-
-def parse_layers(text: str, stages: int) -> list[int]:
-    """The layers of every stage. Raises ConfigError unless it is a number from 1 for each."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--layers {text!r} is no list of numbers from 1, such as 10,12,10")
-    if len(parts) != stages:
-        raise ConfigError(f"--layers {text!r} is for {len(parts)} stage(s), not for {stages}")
-    return [int(part) for part in parts]
-
-
-def cut(counts: list[int], layers: int) -> list[tuple[int, int]]:
-    """(first, end) of every stage. Raises ConfigError if the counts are not those of `layers`."""
-    if sum(counts) != layers:
-        raise ConfigError(
-            f"--layers {','.join(map(str, counts))} gives out {sum(counts)} layers; the model has "
-            f"{layers}"
-        )
-    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
-    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def progress_line(
@@ -116,13 +101,8 @@ def summary(folder: Path, manifest: Manifest) -> dict[str, object]:
 def _show(folder: Path, manifest: Manifest) -> None:
     for stage, block in enumerate(manifest.blocks, start=1):
         print(
-            f"stage {stage}: layers {block.first} to {block.end - 1}, {gibibytes(block.bytes)}, "
+            f"stage {stage}: layers {block.first} to {block.end - 1}, {size_text(block.bytes)}, "
             f"{block.name}"
         )
     total = sum(entry.bytes for entry in manifest.entries)
-    print(f"{manifest.model} as {manifest.quantisation.name}: {gibibytes(total)} in {folder}")
-
-
-def gibibytes(count: int) -> str:
-    """Bytes for people."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    print(f"{manifest.model} as {manifest.quantisation.name}: {size_text(total)} in {folder}")

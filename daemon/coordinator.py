@@ -10,7 +10,7 @@ from edgespec.backends.compute import CoordinatorCompute
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.process import exit_code
-from edgespec.errors import ModelError
+from edgespec.errors import ConfigError, ModelError
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.membership import MembershipMachine
@@ -71,9 +71,21 @@ def _look_at_models(config: CoordinatorConfig) -> None:
     try:
         settings = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
         layers = int(settings["num_hidden_layers"])
+        longest = int(settings.get("max_position_embeddings", config.context))
     except (OSError, ValueError, KeyError, TypeError):
         return  # the loader knows what to say
     blocks_of(layers, config.stages, config.layers)
+    _context_of(config, longest)
+
+
+def _context_of(config: CoordinatorConfig, longest: int) -> int:
+    """Tokens that a request may have. Raises ConfigError if that is more than the model takes."""
+    if config.context > longest:
+        raise ConfigError(
+            f"a context of {config.context} tokens is more than {config.model} takes; the most is "
+            f"{longest}"
+        )
+    return config.context or longest
 
 
 def _build(
@@ -103,7 +115,7 @@ def _build(
         log.info("loading the draft model %s", config.draft)
         source = quantising(Checkpoint(config.draft), config.draft_quantisation)
         draft = IndependentDraft(source, config.dtype, device, vocab_size=head.vocab_size)
-    context_length = model.context_length(config.context)
+    context_length = _context_of(config, model.longest_context)
     ring = Ring(config.stages, context_length, draft.name if draft else "")
     machine = CoordinatorMachine(ring, Tokenizer(model.tokenizer))
     places: list[Assign] = []

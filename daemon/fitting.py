@@ -10,6 +10,7 @@ from itertools import accumulate
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon.kernels import is_four_bit
 from edgespec.daemon.layer_times import TINY, LayerTimes
+from edgespec.daemon.timing import LEAST_RUNS
 from edgespec.planning.profile import ROWS
 
 SEGMENT_ROWS = (1, 2, 4, 8, 16)
@@ -49,25 +50,29 @@ def anyway(times: LayerTimes) -> tuple[float, float]:
 
 
 def by_layer(times: LayerTimes) -> dict[int, float]:
-    """Seconds of one layer by rows: of a pass without what it costs once, divided by its layers."""
+    """Seconds of one layer by rows: of a pass without what it costs once, divided by its layers.
+
+    What it costs once is less than a layer costs, so never more than half of the pass.
+    """
     _, once = anyway(times)
     return {
-        rows: max(_LEAST, (sample.median - once) / times.depth)
+        rows: max(_LEAST, (sample.median - min(once, sample.median / 2)) / times.depth)
         for rows, sample in times.passes.items()
     }
 
 
-def fit(times: Mapping[str, LayerTimes], chosen: str, bandwidth: float) -> Fit:
+def fit(times: Mapping[str, LayerTimes], chosen: str, bandwidth: float | None) -> Fit:
     """Split the time of a layer into `layer_seconds` and what goes by bytes.
 
-    `layer_seconds` is that of tiny layers of the quantisation `chosen`, but never more than what
-    is left when the layer's bytes have been read at `bandwidth`, by any quantisation and rows: on
-    a GPU both go on at the same time, and adding them up would charge more than was measured.
-    The two together give back every time that was measured, unless a table had to be raised.
+    `layer_seconds` is that of tiny layers of the quantisation `chosen`, but never more than half of
+    any layer's time. On a GPU (`bandwidth` given) launching and reading go on at the same time, and
+    adding them up would charge more than was measured: there it is never more than what is left
+    when the layer's bytes have been read at `bandwidth`. Both parts together give back every time
+    that was measured, unless a table had to be raised.
     """
     layers = {name: by_layer(one) for name, one in times.items()}
     left = [
-        seconds - times[name].stored / bandwidth
+        seconds - times[name].stored / bandwidth if bandwidth else seconds / 2
         for name, column in layers.items()
         for seconds in column.values()
     ]
@@ -93,13 +98,19 @@ def best_four_bit(times: Mapping[str, LayerTimes]) -> str:
     return next((name for name, mean in means.items() if mean <= limit), "")
 
 
-def disturbed(times: Mapping[str, LayerTimes]) -> float:
-    """The largest ratio of median to fastest run of a pass, or 0 if none is above BUSY."""
-    ratios = [
-        sample.median / sample.least for one in times.values() for sample in one.passes.values()
-    ]
-    worst = max(ratios, default=0.0)
-    return worst if worst > BUSY else 0.0
+def doubts(times: Mapping[str, LayerTimes]) -> list[str]:
+    """Why these times may be wrong, and what to do."""
+    samples = [sample for one in times.values() for sample in one.passes.values()]
+    found = []
+    ratio = max(sample.median / sample.least for sample in samples)
+    if ratio > BUSY:
+        found.append(
+            f"some passes took {ratio:.1f} times as long as the fastest of their kind: something "
+            "else ran here; end it and measure again, or take more --seconds"
+        )
+    if any(len(sample.seconds) < LEAST_RUNS for sample in samples):
+        found.append(f"there was no time for {LEAST_RUNS} runs of every pass; take more --seconds")
+    return found
 
 
 def _geometric_mean(values: Sequence[float]) -> float:

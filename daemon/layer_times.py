@@ -34,6 +34,9 @@ _DEFAULTS = ("llama-2-7b", "tinyllama-1.1b", "qwen2.5-0.5b")
 _TINY_WIDTH = 128
 _GPU_DEPTH = 4  # a GPU is given the next layer's work while it computes this one's
 _MOST_COPIES = 16
+_HARDLY_READING = 8  # times as long as reading the weights takes
+_TINY_SHARE = 0.1  # of a quantisation's time
+_WITH_CACHE = 0  # the key of the pass with cached rows, beside those by rows
 _SPARE = 4  # layers in 16 bit that making one may need beside the finished ones
 
 
@@ -55,13 +58,15 @@ class LayerTimes:
     """What was measured with one quantisation.
 
     `stored`: bytes of a layer's matrices as packed; `weights`: how many weights they have.
-    `passes`: by rows, a pass through `depth` layers; `tiny`: one row through so many layers of
-    tiny matrices; `seen`: one row that attends to SEEN cached rows, else as `passes[1]`.
+    `passes`: by rows, a pass through `depth` layers, of which there were `copies`. `tiny`: one row
+    through so many layers of tiny matrices. `seen`: as `passes[1]`, but the row attends to SEEN
+    cached ones.
     """
 
     stored: int
     weights: int
     depth: int
+    copies: int
     passes: dict[int, Sample]
     tiny: dict[int, Sample]
     seen: Sample
@@ -104,6 +109,7 @@ def measure_layer(
     device: torch.device,
     *,
     beyond_cache: int,
+    bandwidth: float,
     room: int,
     seconds: Callable[[], float],
 ) -> LayerTimes:
@@ -111,33 +117,39 @@ def measure_layer(
 
     Copies of it, `beyond_cache` bytes of weights or as much as `room` has, are used by turns: in a
     block, too, the weights of a layer have left the processor's caches when it is its turn again.
+    One is enough where reading them at `bandwidth` takes a small part of a pass anyway.
     Raises ModelError for a layer that edgespec cannot run.
     """
     depth = depth_on(device)
     source = RandomLayers(_deeper(shape.config, depth), quantisation)
     weights, stored = source.size
+    blocks = [_block(source, depth, dtype, device)]
+    pass_seconds = timed({0: _passes(blocks, 1, 0)}, 0.0)[0].median
     wanted = math.ceil(beyond_cache / (stored * depth))
-    copies = max(1, min(wanted, _MOST_COPIES, room // (stored * depth)))
-    blocks = [_block(source, depth, dtype, device) for _ in range(copies)]
-    first_pass = _passes(blocks, 1, 0)
-    for _ in blocks:  # each one's first pass may still prepare something
-        first_pass()
+    if pass_seconds > _HARDLY_READING * stored * depth / bandwidth:
+        wanted = 1
+    for _ in range(min(wanted, _MOST_COPIES, room // (stored * depth)) - 1):
+        blocks.append(_block(source, depth, dtype, device))
+        _passes(blocks[-1:], 1, 0)()  # the first pass may still prepare something
     tiny = RandomLayers(_deeper(_shrunk(shape.config), max(TINY)), quantisation)
-    works: dict[tuple[str, int], Callable[[], object]] = {
-        ("tiny", layers): _passes([_block(tiny, layers, dtype, device)], 1, 0) for layers in TINY
-    }
-    works |= {("rows", rows): _passes(blocks, rows, 0) for rows in ROWS}
-    works["seen", SEEN] = _passes(blocks, 1, SEEN)
+    tiny_times = timed(
+        {layers: _passes([_block(tiny, layers, dtype, device)], 1, 0) for layers in TINY},
+        _TINY_SHARE * seconds(),
+    )
+    works = {rows: _passes(blocks, rows, 0) for rows in ROWS}
+    works[_WITH_CACHE] = _passes(blocks, 1, SEEN)
     found = timed(works, seconds())
-    del works, blocks, first_pass
+    copies = len(blocks)
+    del works, blocks
     _free(device)
     return LayerTimes(
         stored=stored,
         weights=weights,
         depth=depth,
-        passes={rows: found["rows", rows] for rows in ROWS},
-        tiny={layers: found["tiny", layers] for layers in TINY},
-        seen=found["seen", SEEN],
+        copies=copies,
+        passes={rows: found[rows] for rows in ROWS},
+        tiny=tiny_times,
+        seen=found[_WITH_CACHE],
     )
 
 

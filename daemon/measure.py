@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from edgespec.daemon.device import (
     last_level_cache,
     warnings,
 )
-from edgespec.daemon.fitting import Fit, anyway, best_four_bit, by_layer, disturbed, fit
+from edgespec.daemon.fitting import Fit, anyway, best_four_bit, by_layer, doubts, fit
 from edgespec.daemon.kernels import sixteen_bit_type
 from edgespec.daemon.layer_times import (
     SEEN,
@@ -51,7 +52,7 @@ from edgespec.errors import ConfigError
 from edgespec.model.block import compute_dtype
 from edgespec.model.device import best_device
 from edgespec.model.loader import Checkpoint
-from edgespec.net.zmq_transport import own_address_towards
+from edgespec.net.sockets import own_address_towards
 from edgespec.planning.cost_model import GROUP, packed_bytes
 from edgespec.planning.profile import ROWS, Figure, Profile, RowTable
 
@@ -63,6 +64,7 @@ ASSUMED_BITS = 1e9
 _SIXTEEN = "none"
 _MEMORY_SHARE = 0.03  # of the time that is there, for each of the two kinds of copying
 _DRAFT_SHARE = 0.15
+_BUSY = 0.7  # load average, before anything is measured
 _MISLEADING = 0.5  # of a file in memory: reading it says nothing about the disk
 
 
@@ -171,6 +173,11 @@ def measure(
     too little memory, PeerLost if the coordinator does not answer.
     """
     session = _Session(request, say)
+    if (load := os.getloadavg()[0]) > _BUSY:
+        session.notes.append(
+            f"{load:.1f} processes were running here before this began (load average of a minute): "
+            "end them and measure again"
+        )
     depth = depth_on(session.device)
     room = session.room.bytes
     if request.model:
@@ -187,15 +194,12 @@ def measure(
     say("reading the disk")
     disk = _disk(session)
     draft = _draft(session)
-    times = _layers(session, shape, usable)
+    times = _layers(session, shape, usable, memory.per_second)
     chosen = best_four_bit(times)
-    found = fit(times, chosen, memory.per_second)
+    overlaps = session.device.type == "cuda"
+    found = fit(times, chosen, memory.per_second if overlaps else None)
     session.notes += warnings()
-    if ratio := disturbed(times):
-        session.notes.append(
-            f"some passes took {ratio:.1f} times as long as the fastest of their kind: something "
-            "else ran here; end it and measure again, or take more --seconds"
-        )
+    session.notes += doubts(times)
     profile = Profile(
         name=request.name,
         title=session.title,
@@ -228,7 +232,9 @@ def measure(
 # --- steps --------------------------------------------------------------------------------------
 
 
-def _layers(session: _Session, shape: Shape, usable: Sequence[str]) -> dict[str, LayerTimes]:
+def _layers(
+    session: _Session, shape: Shape, usable: Sequence[str], bandwidth: float
+) -> dict[str, LayerTimes]:
     """A layer with each quantisation; what time is left is shared equally."""
     names = (_SIXTEEN, *(name for name in usable if name != _SIXTEEN))
     times = {}
@@ -241,6 +247,7 @@ def _layers(session: _Session, shape: Shape, usable: Sequence[str]) -> dict[str,
             session.dtype,
             session.device,
             beyond_cache=session.beyond_cache,
+            bandwidth=bandwidth,
             room=session.room.bytes // 4,
             seconds=partial(_until, end),
         )
@@ -351,7 +358,7 @@ def _table(
     session: _Session, shape: Shape, times: Mapping[str, LayerTimes], found: Fit, name: str
 ) -> RowTable:
     one = times[name]
-    copies = f"{one.depth} layers at a time" if one.depth > 1 else "by turns with copies of it"
+    copies = f"{one.depth} layers at a time" if one.depth > 1 else f"{one.copies} copies by turns"
     raised = ", ".join(map(str, found.raised[name]))
     origin = (
         f"{session.conditions}: a layer of {shape.name} with random weights, {_called(name)}, "
@@ -397,9 +404,11 @@ def _layer_seconds(
         f"by {many - few} ({few}: {tiny[few]}; {many}: {tiny[many]})"
     )
     if found.layer_seconds < slope:
-        origin += (
-            f"; {shown(slope)} a layer, lowered to what the measured layers leave when their "
-            "bytes have been read at memory_bandwidth, as the two overlap"
+        origin += f"; {shown(slope)} a layer, lowered to " + (
+            "what the measured layers leave when their bytes have been read at "
+            "memory_bandwidth, as the two overlap"
+            if session.device.type == "cuda"
+            else "half of the fastest measured layer"
         )
     return Figure(_tidy(found.layer_seconds), origin)
 

@@ -12,13 +12,15 @@ from edgespec.config import Address, Quantisation
 from edgespec.daemon.blocks import BlockKey, BlockLibrary
 from edgespec.daemon.ring_model import Say, quantising
 from edgespec.errors import ModelError, RemoteProtocolError
-from edgespec.machines.transfer import TransferProgress
 from edgespec.model.block_folder import CONFIG, BlockFolder, put_file
 from edgespec.model.loader import Checkpoint, fingerprint
 from edgespec.model.manifest import Manifest, manifest_of
 from edgespec.model.source import TensorSource
 from edgespec.net.block_transfer import fetch_block
 from edgespec.wire.messages import Assign, BlockOffer
+
+SILENCE_S = 60.0
+"""Seconds without a byte after which a transfer is given up."""
 
 log = logging.getLogger("edgespec")
 
@@ -113,8 +115,9 @@ def _from_coordinator(wanted: Wanted, library: BlockLibrary) -> TensorSource:
             place.ring_key.encode(),
             place.stage,
             lambda offer: incoming.folder / _file_of(offer, key),
-            lambda progress: wanted.say(described(progress)),
+            lambda progress: wanted.say(f"receiving the block: {progress.text}"),
             wanted.stop,
+            SILENCE_S,
         )
         put_file(fetched.config_text.encode(), incoming.folder / CONFIG)
         manifest = Manifest.from_dict(json.loads(fetched.manifest_text))
@@ -135,14 +138,3 @@ def _file_of(offer: BlockOffer, key: BlockKey) -> str:
 
 def _block(wanted: Wanted, folder: BlockFolder) -> TensorSource:
     return folder.block(wanted.key.first, wanted.key.end, wanted.checked)
-
-
-def described(progress: TransferProgress) -> str:
-    """How far a transfer is, for a person."""
-    if not progress.total:
-        return progress.text
-    left = f", {progress.left:.0f} s left" if progress.left < 1e6 else ""
-    return (
-        f"receiving the block: {progress.done / 1e6:.0f} of {progress.total / 1e6:.0f} MB, "
-        f"{progress.rate / 1e6:.1f} MB/s{left}"
-    )

@@ -47,17 +47,10 @@ class RingModel:
         """Decoder layers of the model."""
         return int(self.head.config.num_hidden_layers)
 
-    def context_length(self, wanted: int) -> int:
-        """Tokens that a request may have: `wanted`, or 0 for as many as the model takes.
-
-        Raises ConfigError if the model takes fewer.
-        """
-        most = int(self.head.config.max_position_embeddings)
-        if wanted > most:
-            raise ConfigError(
-                f"a context of {wanted} tokens is more than {self.name} takes; the most is {most}"
-            )
-        return wanted or most
+    @property
+    def longest_context(self) -> int:
+        """Tokens that the model takes."""
+        return int(self.head.config.max_position_embeddings)
 
     def serving(self, places: Sequence[Assign]) -> Callable[[int, Say], ServedBlock]:
         """What makes or finds the block of a stage, counted from 1, for a BlockServer."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from edgespec.config import Address, CoordinatorConfig, Emulation, Quantisation
+from edgespec.config import MOST_STAGES, Address, CoordinatorConfig, Emulation, Quantisation
 from edgespec.daemon.bundled import bundled
 from edgespec.errors import ConfigError
 from edgespec.model.manifest import manifest_of
+from edgespec.planning.partition import parse_split
 
 Value = TypeVar("Value", str, int, tuple[int, ...])
 
@@ -26,22 +27,25 @@ def coordinator_config(
     layers: str = "",
     context: int = 0,
     cache: str = "",
+    usual_stages: int = 0,
 ) -> CoordinatorConfig:
     """Settings with the bundled pair where no model is named.
 
     Without `quant`, `stages` (0) or `layers` those of a folder that `edgespec shard` made count; a
-    folder with other ones is refused. Raises ConfigError.
+    folder with other ones is refused. `usual_stages`: how many if nothing else says so. Raises
+    ConfigError.
     """
+    if stages < 0:
+        raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
     if not model:
         model, draft = bundled("base"), draft or bundled("draft")
-    split = _numbers(layers)
+    split = parse_split(layers)
     made = manifest_of(model)
     if made is not None:
         quant = _agreed("quant", quant, made.quantisation.name, model)
         split = _agreed("layers", split, made.layers_of_stages, model)
         stages = _agreed("stages", stages, len(made.layers_of_stages), model)
-    if not stages:
-        stages = len(split)
+    stages = stages or len(split) or usual_stages
     if not stages:
         raise ConfigError("how many stages has the ring? Give --stages N, or --layers N,N,...")
     return CoordinatorConfig(
@@ -72,13 +76,3 @@ def _agreed(what: str, asked: Value, made: Value, model: str) -> Value:
 
 def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """The numbers of "10,12,10"."""
-    try:
-        return tuple(int(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        raise ConfigError(
-            f"layers is {text!r}; give one number for each stage, with commas: 10,12,10"
-        ) from None

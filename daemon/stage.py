@@ -13,7 +13,7 @@ from edgespec.daemon.emulation import check_profiles, emulated_costs, stage_pace
 from edgespec.daemon.process import exit_code
 from edgespec.machines.member import MemberMachine
 from edgespec.net.emulated_link import PacedTransport
-from edgespec.net.zmq_transport import own_address_towards
+from edgespec.net.sockets import own_address_towards
 from edgespec.runtime.equipment import Equipment, NodePace
 from edgespec.runtime.stage_node import Loader, StageNode
 from edgespec.runtime.trace import Trace

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from edgespec.config import Quantisation
 from edgespec.errors import BlockDamaged, ConfigError, ModelError
 from edgespec.model.inventory import Needed, block_inventory, head_inventory, packed_slots
-from edgespec.model.manifest import REMEDY, BlockEntry, FileEntry
+from edgespec.model.manifest import REMEDY, BlockEntry, FileEntry, size_text
 from edgespec.model.quantised.linear import stored_parts
 from edgespec.model.safetensors_writer import PADDING, OpenFile, SafetensorsWriter, Slot
 from edgespec.model.source import TensorSource
@@ -92,7 +92,7 @@ def _write(
                     progress(layers.index(one.layer) + 1, len(layers))
     except OSError as error:
         raise ConfigError(
-            f"cannot write {path}, which needs {writer.bytes / 2**30:.2f} GiB "
+            f"cannot write {path}, which needs {size_text(writer.bytes)} "
             f"({error.strerror or error}); make room, or choose another folder"
         ) from error
     return writer.bytes, file.sha256

@@ -11,7 +11,7 @@ from pathlib import Path
 from edgespec.errors import BlockDamaged, ConfigError, ModelError
 from edgespec.model.block_file import BlockFile, Progress
 from edgespec.model.loader import open_config
-from edgespec.model.manifest import MANIFEST, REMEDY, FileEntry, Manifest, read_manifest
+from edgespec.model.manifest import MANIFEST, REMEDY, FileEntry, Manifest, read_manifest, size_text
 from edgespec.model.safetensors_writer import sync_folder
 
 CONFIG = "config.json"
@@ -150,6 +150,6 @@ def require_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed + _MARGIN:
         raise ConfigError(
-            f"{folder} needs {(needed + _MARGIN) / 2**30:.2f} GiB, its disk has "
-            f"{free / 2**30:.2f} GiB free; make room, or choose a folder on another disk"
+            f"{folder} needs {size_text(needed + _MARGIN)}, its disk has {size_text(free)} free; "
+            "make room, or choose a folder on another disk"
         )

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.block import EMBEDDING
-from edgespec.model.experts import separate_experts
+from edgespec.model.block import EMBEDDING, skeleton
 from edgespec.model.quantised.linear import stored_parts
 from edgespec.model.safetensors_writer import Slot
 from edgespec.model.source import TensorSource
-from edgespec.model.tree_attention import ATTENTION
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
             f"layers {first} to {end - 1} are not a block of {source.path}, which has "
             f"{source.layers} layers, numbered from 0"
         )
-    model = _skeleton(source.config, first, end)
+    model = skeleton(source.config, first, end)
     quantised = source.quantisation.kind != "none"
     needed = []
     if first == 0:
@@ -76,17 +73,6 @@ def packed_slots(one: Needed, quantisation: Quantisation) -> list[Slot]:
     except ModelError as error:
         raise ModelError(f"cannot hold {one.name!r} as {quantisation.name}: {error}") from error
     return [Slot(f"{one.name}.{part}", *stored) for part, stored in parts.items()]
-
-
-def _skeleton(config: PretrainedConfig, first: int, end: int) -> nn.Module:
-    """The model as Block has it, without memory."""
-    with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), attn_implementation=ATTENTION
-        ).model
-        for layer in model.layers[first:end]:
-            separate_experts(layer, config)
-    return model
 
 
 def _needed(module: nn.Module, prefix: str, layer: int, quantised: bool) -> Iterator[Needed]:

@@ -89,6 +89,10 @@ class Checkpoint:
             )
         return tensor
 
+    def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
+        """Raises ModelError: all tensors of a checkpoint are plain."""
+        raise ModelError(f"{name!r} in {self.path} is not packed")
+
 
 def fingerprint(path: str | Path) -> str:
     """A hash (64 hex digits) that tells models apart, the same wherever the folder lies.

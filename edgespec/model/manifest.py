@@ -135,13 +135,13 @@ class Manifest:
             raise ModelError("its seal does not fit its content: it was changed after it was made")
         _check_choice("quantisation", content["quantisation"], QUANTISATIONS)
         head = content["head"]
-        parsed = {
+        parsed: dict[str, Any] = {
             "quantisation": Quantisation.parse(content["quantisation"]),
             "blocks": tuple(_entry(BlockEntry, "blocks", one) for one in _list(content, "blocks")),
             "head": None if head is None else _entry(FileEntry, "head", head),
             "files": tuple(_entry(FileEntry, "files", one) for one in _list(content, "files")),
         }
-        return Manifest(**{name: parsed.get(name, content[name]) for name in names})
+        return Manifest(**{name: content[name] for name in names} | parsed)
 
 
 def read_manifest(file: Path) -> Manifest:
@@ -164,6 +164,11 @@ def manifest_of(model: str | Path) -> Manifest | None:
     """
     file = Path(model) / MANIFEST
     return read_manifest(file) if file.is_file() else None
+
+
+def size_text(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def _entry_dict(entry: FileEntry) -> dict[str, Any]:

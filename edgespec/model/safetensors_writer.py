@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 PADDING = "__padding__"
@@ -105,7 +106,8 @@ class OpenFile:
         assert slot == Slot(name, tensor.shape, tensor.dtype), f"{name} where {slot} was due"
         # Any dtype's bytes, bfloat16 included, which numpy does not have.
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        self.put(memoryview(flat.numpy()))
+        array: np.ndarray = flat.numpy()
+        self.put(array.data)
         self._next = next(self._expected, None)
         if self._next is not None and self._next.name.startswith(PADDING):
             self.put(memoryview(bytes(self._next.bytes)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgespec import __version__
 from edgespec.config import Quantisation
-from edgespec.errors import BlockDamaged, ConfigError, ModelError
+from edgespec.errors import BlockDamaged, ConfigError
 from edgespec.model.block_file import plain_dtype, stored_bytes, write_block, write_head
 from edgespec.model.block_folder import (
     CONFIG,
@@ -168,25 +168,15 @@ def _kept(folder: Path, empty: Manifest, planned: dict[str, tuple[int, int]]) ->
 
     Raises ConfigError if the folder holds anything else, which is left as it is.
     """
-    ours = {MANIFEST, HEAD, CONFIG, *TOKENIZER_FILES, *planned}
-    ours |= {f"{name}.part" for name in ours}
     present = {path.name for path in folder.iterdir()}
-    if strange := sorted(present - ours):
-        raise ConfigError(
-            f"{folder} holds something else ({strange[0]}); choose a new folder with --out"
-        )
-    lists = [name for name in (UNFINISHED, MANIFEST) if name in present]
-    if not lists:
+    old = _earlier(folder, present)
+    if old is None:
         if present:
             raise ConfigError(
                 f"{folder} is not empty, and no {MANIFEST} says that its {min(present)} was "
                 "made by `edgespec shard`; choose a new folder with --out"
             )
         return empty
-    try:
-        old = read_manifest(folder / lists[0])
-    except ModelError as error:
-        raise ConfigError(f"{error} (remove {folder} first, or choose another)") from error
     same = (old.fingerprint, old.quantisation) == (empty.fingerprint, empty.quantisation)
     if not same or not named(old).items() <= planned.items():
         raise ConfigError(
@@ -194,7 +184,23 @@ def _kept(folder: Path, empty: Manifest, planned: dict[str, tuple[int, int]]) ->
             f"{', '.join(str(first) for first, _ in old.split)}: another model, quantisation or "
             "split than asked for; choose a new folder with --out"
         )
+    ours = {MANIFEST, HEAD, CONFIG, *TOKENIZER_FILES, *planned}
+    if strange := sorted(present - ours - {f"{name}.part" for name in ours}):
+        raise ConfigError(
+            f"{folder} holds something else ({strange[0]}); choose a new folder with --out"
+        )
     return replace(empty, blocks=old.blocks, head=old.head)
+
+
+def _earlier(folder: Path, present: set[str]) -> Manifest | None:
+    """The manifest of an earlier run, finished or not."""
+    for name in (UNFINISHED, MANIFEST):
+        if name in present:
+            try:
+                return read_manifest(folder / name)
+            except BlockDamaged as error:
+                raise ConfigError(f"{error} (remove {folder} first)") from error
+    return None
 
 
 def _in_order(blocks: Sequence[BlockEntry]) -> tuple[BlockEntry, ...]:

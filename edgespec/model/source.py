@@ -1,4 +1,4 @@
-"""Tensor source: where a block's tensors come from (a checkpoint, one quantised on the way, a file)."""
+"""Tensor source: where a block's tensors come from: a checkpoint, or a block file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,28 @@ from edgespec.config import Quantisation
 class TensorSource(Protocol):
     """A model's tensors on request, by the names that its checkpoint has for them.
 
-    `path` is for messages. `mapped`: tensors may be kept as they are, as they are views of a file
-    that nobody changes; else what is kept must be copied. Where `quantisation` is not "none", the weight of every nn.Linear of a
-    layer comes in packed form, and all else plain.
+    Where `quantisation` is not "none", the weight of every nn.Linear of a layer comes in packed
+    form, and all else plain.
     """
 
-    path: Path
-    config: PretrainedConfig
-    quantisation: Quantisation
-    mapped: bool
+    @property
+    def path(self) -> Path:
+        """Where it is, for messages."""
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The model's configuration."""
+
+    @property
+    def quantisation(self) -> Quantisation:
+        """How the layers' matrices come."""
+
+    @property
+    def mapped(self) -> bool:
+        """Whether tensors may be kept as they are, as views of a file that nobody changes.
+
+        Otherwise what is kept must be copied.
+        """
 
     @property
     def names(self) -> frozenset[str]:

@@ -32,7 +32,8 @@ from edgespec.machines.piece_sender import (
     SendPiece,
 )
 from edgespec.machines.transfer import WINDOW
-from edgespec.net.zmq_transport import HEARTBEAT_MS, _bind, _Dropped, _waiting
+from edgespec.net.sockets import Dropped, bind, waiting
+from edgespec.net.zmq_transport import HEARTBEAT_MS
 from edgespec.wire.codec import HASH_BYTES, decode, encode
 from edgespec.wire.messages import (
     BlockOffer,
@@ -113,7 +114,7 @@ class BlockServer:
         self._context = zmq.Context()
         self._router = self._open()
         try:
-            self.port = _bind(self._router, address)
+            self.port = bind(self._router, address)
         except ConfigError:
             self._close()
             raise
@@ -125,7 +126,7 @@ class BlockServer:
         self._files: dict[str, _Ready] = {}
         self._waiters: dict[int, set[bytes]] = {}
         self._texts: dict[int, str] = {}
-        self._dropped = _Dropped()
+        self._dropped = Dropped()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="edgespec-blocks", daemon=True)
         self.sent_bytes = 0
@@ -197,7 +198,7 @@ class BlockServer:
 
     def _step(self) -> None:
         self._carry_out(self._sender.handle(RingIs(self._busy()), time.monotonic()))
-        for frames in _waiting(self._router):
+        for frames in waiting(self._router):
             peer = frames.pop(0)
             if not frames or not hmac.compare_digest(frames.pop(0), self._key):
                 self._dropped.note("it asked for a block from outside of the ring")

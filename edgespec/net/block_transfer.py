@@ -40,7 +40,8 @@ from edgespec.machines.transfer import (
     Write,
 )
 from edgespec.net.block_server import BULK, LOST_MS, QUEUED, BlockServer, ServedBlock
-from edgespec.net.zmq_transport import HEARTBEAT_MS, _connect, _Dropped, _waiting
+from edgespec.net.sockets import Dropped, connect, waiting
+from edgespec.net.zmq_transport import HEARTBEAT_MS
 from edgespec.wire.codec import LARGEST_CHUNK, Limits, decode, encode
 from edgespec.wire.messages import BlockOffer
 
@@ -107,7 +108,7 @@ class _Fetch:
         self._progress = progress
         self._stop = stop
         self._part: _PartFile | None = None
-        self._dropped = _Dropped()
+        self._dropped = Dropped()
         self._fetched: FetchedBlock | None = None
         self._context = zmq.Context()
         self._context.linger = 0
@@ -144,7 +145,7 @@ class _Fetch:
 
     def run(self) -> FetchedBlock:
         """Until it is there, or an error."""
-        _connect(self._dealer, self._source)
+        connect(self._dealer, self._source)
         poller = zmq.Poller()
         poller.register(self._dealer, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
@@ -164,10 +165,10 @@ class _Fetch:
 
     def _take(self) -> None:
         """What happened to the connection, then what came: pieces that a cut left are used too."""
-        for frames in _waiting(self._monitor):
+        for frames in waiting(self._monitor):
             event = parse_monitor_message(frames)["event"]
             self._handle(Connected() if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else Cut())
-        for frames in _waiting(self._dealer):
+        for frames in waiting(self._dealer):
             if not hmac.compare_digest(frames.pop(0), self._key):
                 self._dropped.note("it came with a block from outside of the ring")
                 continue

@@ -19,6 +19,7 @@ import zmq
 
 from edgespec.config import Address
 from edgespec.errors import ConfigError, PeerLost, RemoteProtocolError
+from edgespec.net.sockets import Dropped, bind, connect, waiting
 from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
 from edgespec.wire.messages import Message, Segment
 
@@ -42,12 +43,6 @@ peer lives is decided by the machines' own Heartbeat, which also shows that its 
 KEY_BYTES = 16
 """Of the key that opens every message on a data ring. It is no substitute for encryption, but
 a stranger who only finds the port, or a node of an earlier ring, cannot put a segment into it."""
-
-NOTE_S = 1.0
-"""A stranger who sends rubbish all day shall not fill the log: seconds between two notes."""
-
-BATCH = 64
-"""Messages taken from one socket before the others get their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +70,7 @@ class ZmqTransport:
         self._push: zmq.Socket[bytes] | None = None
         self._wakers: dict[int, socket.socket] = {}
         self._early: deque[Segment] = deque(maxlen=RING_HWM)
-        self._dropped = _Dropped()
+        self._dropped = Dropped()
         self._monitor: zmq.Socket[bytes] | None = None
         self.ring_key = b""
         self.ring_broke: float | None = None
@@ -97,7 +92,7 @@ class ZmqTransport:
         control.setsockopt(zmq.ROUTER_MANDATORY, 1)
         transport._control = control
         try:
-            transport.control_port = _bind(control, address)
+            transport.control_port = bind(control, address)
         except ConfigError:
             transport.close()
             raise
@@ -123,7 +118,7 @@ class ZmqTransport:
         control.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
         transport._control = control
         try:
-            _connect(control, coordinator)
+            connect(control, coordinator)
         except ConfigError:
             transport.close()
             raise
@@ -140,7 +135,7 @@ class ZmqTransport:
     def _open_data(self, host: str) -> None:
         self._pull = self._open(zmq.PULL, RING_HWM)
         try:
-            self.data_port = _bind(self._pull, Address(host, 0))
+            self.data_port = bind(self._pull, Address(host, 0))
         except ConfigError:
             self.close()
             raise
@@ -154,7 +149,7 @@ class ZmqTransport:
         self._push = self._open(zmq.PUSH, RING_HWM)
         self._monitor = self._push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._poller.register(self._monitor, zmq.POLLIN)
-        _connect(self._push, address)
+        connect(self._push, address)
         while self._early:
             self.send_ring(self._early.popleft())
 
@@ -221,7 +216,7 @@ class ZmqTransport:
 
     def _take_control(self, control: zmq.Socket[bytes]) -> Iterator[Incoming]:
         has_peer = control.type == zmq.ROUTER
-        for frames in _waiting(control):
+        for frames in waiting(control):
             peer = frames.pop(0) if has_peer else b""
             message = self._read(frames)
             if isinstance(message, Segment):
@@ -230,7 +225,7 @@ class ZmqTransport:
                 yield Incoming(False, peer, message)
 
     def _take_ring(self, pull: zmq.Socket[bytes]) -> Iterator[Incoming]:
-        for frames in _waiting(pull):
+        for frames in waiting(pull):
             if not self.ring_key or not hmac.compare_digest(frames.pop(0), self.ring_key):
                 self._dropped.note("it came on the data ring from outside of it")
                 continue
@@ -254,77 +249,3 @@ class ZmqTransport:
             if opened is not None:
                 opened.close()
         self._context.term()
-
-
-def _waiting(source: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
-    """Up to BATCH messages that are already here."""
-    for _ in range(BATCH):
-        try:
-            yield source.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return
-
-
-class _Dropped:
-    """Messages that were dropped, with a note in the log at most every NOTE_S."""
-
-    def __init__(self) -> None:
-        self._unsaid = 0
-        self._said = float("-inf")
-
-    def note(self, reason: str) -> None:
-        """One more was dropped."""
-        now = time.monotonic()
-        if now - self._said < NOTE_S:
-            self._unsaid += 1
-            return
-        more = f" ({self._unsaid} more since the last note)" if self._unsaid else ""
-        log.warning("dropped a message: %s%s", reason, more)
-        self._said, self._unsaid = now, 0
-
-
-def _bind(opened: zmq.Socket[bytes], address: Address) -> int:
-    """Bind and return the port."""
-    host = _number_of(address.host)  # ZeroMQ binds to numbers alone
-    try:
-        opened.bind(f"tcp://{host}:{address.port or '*'}")
-    except zmq.ZMQError as problem:
-        raise ConfigError(
-            f"cannot listen on {address} ({problem.strerror}); choose another --host or --port, or "
-            "stop the program that uses it"
-        ) from None
-    endpoint = opened.getsockopt_string(zmq.LAST_ENDPOINT)
-    return int(endpoint.rpartition(":")[2])
-
-
-def _connect(opened: zmq.Socket[bytes], address: Address) -> None:
-    host = _number_of(address.host)  # ZeroMQ would go on asking for an unknown name, silently
-    try:
-        opened.connect(Address(host, address.port).endpoint)
-    except zmq.ZMQError as problem:
-        raise ConfigError(f"cannot connect to {address} ({problem.strerror})") from None
-
-
-def _number_of(host: str) -> str:
-    """The IPv4 address of a host name."""
-    try:
-        return socket.gethostbyname(host)
-    except (OSError, UnicodeError) as problem:
-        cause = getattr(problem, "strerror", None) or problem
-        raise ConfigError(f"the host {host!r} is unknown ({cause}); check its name") from None
-
-
-def own_address_towards(address: Address) -> str:
-    """The address of this machine on the route to `address`, as a peer there would see it.
-
-    Raises ConfigError if the host is unknown or there is no route.
-    """
-    target = (_number_of(address.host), address.port)
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # a datagram socket sends nothing here, it only picks a route
-            return str(probe.getsockname()[0])
-    except OSError as problem:
-        raise ConfigError(
-            f"there is no route to {address} ({problem.strerror or problem}); check --coordinator"
-        ) from None

@@ -24,6 +24,16 @@ def blocks_of(layers: int, stages: int, split: Sequence[int] = ()) -> list[tuple
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
+def parse_split(text: str) -> tuple[int, ...]:
+    """The numbers of "10,12,10"; none of "". Raises ConfigError for anything else."""
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise ConfigError(
+            f"layers is {text!r}; give one number for each stage, with commas: 10,12,10"
+        )
+    return tuple(int(part) for part in parts)
+
+
 def split_layers(layers: int, stages: int) -> list[tuple[int, int]]:
     """Consecutive layers for every stage as (first, end), as equal as can be, the longer first.
 

@@ -105,16 +105,16 @@ def test_progress_is_told_layer_by_layer_with_its_rate() -> None:
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "no stages": ([MODEL], "Missing option '--stages'"),
+    "no stages": ([MODEL], "give --stages N, or --layers"),
     "zero stages": ([MODEL, "--stages", "0"], "0 stages; a ring has 1 to 256"),
     "too many": ([MODEL, "--stages", "9"], "9 stages for a model of 8 layers"),
     "quantisation": ([MODEL, "--stages", "2", "--quant", "int3"], "unknown quantisation 'int3'"),
-    "layers": ([MODEL, "--stages", "2", "--layers", "3,x"], "--layers '3,x' is no list"),
-    "no layers": ([MODEL, "--stages", "2", "--layers", "8,0"], "--layers '8,0' is no list"),
-    "other stages": ([MODEL, "--stages", "2", "--layers", "8"], "for 1 stage(s), not for 2"),
+    "layers": ([MODEL, "--stages", "2", "--layers", "3,x"], "layers is '3,x'; give one number"),
+    "no layers": ([MODEL, "--stages", "2", "--layers", "8,0"], "layers 8,0 are no split of 8 layers"),
+    "other stages": ([MODEL, "--stages", "2", "--layers", "8"], "layers 8 are no split of 8 layers over 2"),
     "other layers": (
         [MODEL, "--stages", "2", "--layers", "3,4"],
-        "--layers 3,4 gives out 7 layers; the model has 8",
+        "layers 3,4 are no split of 8 layers over 2",
     ),
     "no model": (["/none", "--stages", "2"], "there is no model folder /none"),
     "hub id": (["org/none", "--stages", "2"], "there is no folder org/none"),
@@ -234,7 +234,7 @@ class TestFolders:
     ) -> None:
         usage = namedtuple("usage", "total used free")
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 3 << 20))
-        here(*self.ARGUMENTS).assert_refused("o needs 0.01 GiB, its disk has 0.00 GiB free")
+        here(*self.ARGUMENTS).assert_refused("o needs 8.7 MiB, its disk has 3.0 MiB free")
         assert list((tmp_path / "o").iterdir()) == []
 
 

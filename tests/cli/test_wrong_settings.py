@@ -28,8 +28,30 @@ SERVE = ["serve", "--port", "0"]
 
 WRONG: dict[str, tuple[list[str], str]] = {
     "no command": (["nothing"], "No such command 'nothing'"),
-    "no stages": (SERVE, "Missing option '--stages'"),
-    "zero stages": ([*SERVE, "--stages", "0"], "0 stages; a ring has 1 to 256"),
+    "no stages": (SERVE, "Give --stages N, or --layers N,N,..."),
+    "zero stages": ([*SERVE, "--stages", "0"], "Give --stages N"),
+    "fewer than no stages": ([*SERVE, "--stages", "-1"], "-1 stages; a ring has 1 to 256"),
+    "too many stages": ([*SERVE, "--stages", "257"], "257 stages; a ring has 1 to 256"),
+    "layers in words": ([*SERVE, "--layers", "two,six"], "layers is 'two,six'; give one number"),
+    "no layer for a stage": ([*SERVE, "--layers", "8,0"], "0 layers; a stage needs at least one"),
+    "layers of another model": ([*SERVE, "--layers", "4,5"], "no split of 8 layers over 2"),
+    "layers for other stages": (
+        [*SERVE, "--stages", "3", "--layers", "4,4"],
+        "layers for 2 stages, but 3 stages",
+    ),
+    "quantisation": (
+        [*SERVE, "--stages", "1", "--quant", "int3"],
+        "unknown quantisation 'int3'; choose one of: none, int8, int4,",
+    ),
+    "draft's quantisation": (
+        [*SERVE, "--stages", "1", "--draft-quant", "int3"],
+        "unknown quantisation 'int3'",
+    ),
+    "context": ([*SERVE, "--stages", "1", "--context", "1"], "context is 1; it must be at least 2"),
+    "context beyond the model's": (
+        [*SERVE, "--stages", "1", "--context", "1025"],
+        "a context of 1025 tokens is more than",
+    ),
     "stages in words": ([*SERVE, "--stages", "three"], "'--stages'"),
     "more stages than layers": ([*SERVE, "--stages", "9"], "9 stages for a model of 8 layers"),
     "no model": ([*SERVE, "--stages", "1", "--model", "/none"], "there is no model folder /none"),
@@ -52,7 +74,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no address": (["join", "--stage", "1", "--coordinator", "a:b"], "is no HOST:PORT"),
     "no wait": (["join", "--stage", "1", "--coordinator", "a:1", "--wait", "nan"], "wait is nan"),
     "no host": (["join", "--stage", "1", "--coordinator", "x.invalid"], "'x.invalid' is unknown"),
-    "demo without stages": (["demo", "--stages", "0"], "0 stages"),
+    "demo without stages": (["demo", "--stages", "-1"], "-1 stages"),
     "demo with too many": (["demo", "--stages", "9"], "9 stages for a model of 8 layers"),
     "demo without a model": (["demo", "--model", "/none"], "there is no model folder /none"),
     "demo of nothing": (["demo", "--prompt", ""], "the prompt is empty"),

@@ -232,7 +232,7 @@ def test_a_full_disk_is_said_with_numbers(
     model: Path, library: BlockLibrary, key: BlockKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10, 10, 5000))
-    with pytest.raises(ConfigError, match=r"cache.* needs 0.00 GiB, its disk has 0.00 GiB free"):
+    with pytest.raises(ConfigError, match=r"cache.* needs 1.0 MiB, its disk has 0.0 MiB free"):
         library.make(source_of(model), key)
     with pytest.raises(ConfigError, match=r"needs 2.00 GiB"), library.begin(key, 2**31 - 2**20):
         pass

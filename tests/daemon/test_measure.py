@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from transformers import AutoConfig
 from edgespec.config import Address, Quantisation
 from edgespec.daemon import bandwidths, measure
 from edgespec.daemon.bandwidths import disk_rate, round_trips
-from edgespec.daemon.fitting import Fit, best_four_bit, by_layer, disturbed, fit
+from edgespec.daemon.fitting import Fit, best_four_bit, by_layer, doubts, fit
 from edgespec.daemon.layer_times import (
     LayerTimes,
     RandomLayers,
@@ -85,10 +86,13 @@ def test_short_work_is_repeated_before_the_next_turn() -> None:
     assert len(found["short"].seconds) == 5 * len(found["long"].seconds)
 
 
-def test_a_spent_budget_leaves_fewer_runs_but_one() -> None:
+@pytest.mark.parametrize(
+    ("seconds", "runs"), [(0.0, [9.0]), (4.0, [9.0]), (5.0, [1.0]), (6.0, [1.0] * LEAST_RUNS)]
+)
+def test_a_spent_budget_leaves_fewer_runs_but_one(seconds: float, runs: list[float]) -> None:
     clock = Clock()
-    assert len(timed({0: clock.work("x", 1.0)}, 0.0, clock)[0].seconds) == 1  # type: ignore[dict-item]
-    assert len(timed({0: clock.work("x", 1.0)}, 1.6, clock)[0].seconds) == LEAST_RUNS  # type: ignore[dict-item]
+    found = timed({0: clock.work("x", 9.0, 1.0)}, seconds, clock)  # type: ignore[dict-item]
+    assert list(found[0].seconds) == runs
 
 
 def test_a_sample_tells_its_middle_and_its_spread() -> None:
@@ -121,6 +125,7 @@ def made_up(
         stored=stored,
         weights=2 * stored,
         depth=depth,
+        copies=1,
         passes={rows: passes(depth, stored / 1e9 * table[rows]) for rows in ROWS},
         tiny={layers: passes(layers, 0.0) for layers in (1, 9)},
         seen=sample(1.0),
@@ -142,6 +147,18 @@ def test_what_a_layer_and_its_bytes_cost_comes_back(depth: int) -> None:
     assert found.tables["none"] == pytest.approx(tuple(LINE.values()))
     assert found.tables["int4"] == pytest.approx(tuple(3 * one for one in LINE.values()))
     assert found.raised == {"none": (), "int4": ()}
+
+
+def test_on_a_cpu_nothing_overlaps_and_slow_memory_changes_nothing() -> None:
+    found = fit({"int4": made_up(LINE)}, "int4", None)
+    assert found.layer_seconds == pytest.approx(0.001)
+    assert found.tables["int4"] == pytest.approx(tuple(LINE.values()))
+    small = made_up(LINE, stored=1_000_000)  # a layer of 1.11 ms at one row, 1 ms of it fixed
+    found = fit({"int4": small}, "int4", None)
+    assert found.layer_seconds == pytest.approx(0.00111 / 2)
+    assert predicted(found, "int4", 1_000_000) == pytest.approx(
+        [0.001 + 0.001 * seconds for seconds in LINE.values()]
+    )
 
 
 def predicted(found: Fit, name: str, stored: int) -> list[float]:
@@ -190,10 +207,18 @@ def test_the_best_four_bit_one_is_chosen_over_the_rows_of_segments() -> None:
 
 def test_a_disturbed_measurement_is_noticed() -> None:
     calm = made_up(LINE)
-    assert disturbed({"none": calm}) == 0.0
-    busy = {**calm.passes, 8: Sample((1.0, 4.0, 5.0))}
-    times = LayerTimes(calm.stored, calm.weights, 1, busy, calm.tiny, calm.seen)
-    assert disturbed({"none": calm, "int4": times}) == 4.0
+    assert doubts({"none": calm}) == []
+    busy = replace(calm, passes={**calm.passes, 8: Sample((1.0, 4.0, 5.0))})
+    (found,) = doubts({"none": calm, "int4": busy})
+    assert found.startswith("some passes took 4.0 times as long")
+    hasty = replace(calm, passes={**calm.passes, 64: Sample((1.0, 1.0))})
+    (found,) = doubts({"none": calm, "int4": hasty})
+    assert "no time for 3 runs of every pass" in found
+
+
+def test_what_a_pass_costs_once_cannot_be_more_than_half_of_it() -> None:
+    slow = replace(made_up(LINE), tiny={1: Sample((9.0,)), 9: Sample((9.0,))})
+    assert by_layer(slow)[1] == pytest.approx(slow.passes[1].median / 2)
 
 
 # --- layers -------------------------------------------------------------------------------------
@@ -218,6 +243,7 @@ def test_a_layer_is_timed_on_the_way_that_a_stage_goes(
         "bfloat16",
         CPU,
         beyond_cache=300_000,
+        bandwidth=1e3,
         room=10**9,
         seconds=lambda: 0.0,
     )
@@ -367,7 +393,7 @@ def test_four_bit_is_charged_by_the_bytes_of_cost_models(tmp_path: Path) -> None
     folder = write_checkpoint(tmp_path / "base", hidden_size=128, intermediate_size=128)
     shape = Shape("small", AutoConfig.from_pretrained(folder))
     times = {name: made_up(LINE, stored=450_000, once=0.0) for name in ("none", "int4")}
-    times["int4"] = LayerTimes(450_000, 800_000, *_rest(times["int4"]))
+    times["int4"] = replace(times["int4"], weights=800_000)
     found = Fit(0.0, {"int4": tuple(LINE.values())}, {"int4": ()})
     session = measure._Session(Request("x", tmp_path), lambda _: None)
     table = measure._four_bit(session, shape, times, found, "int4")
@@ -375,10 +401,6 @@ def test_four_bit_is_charged_by_the_bytes_of_cost_models(tmp_path: Path) -> None
     expected = [float(f"{seconds * 4.5 / 4.25:.4g}") for seconds in LINE.values()]
     assert table.seconds == pytest.approx(expected)
     assert "4.50 bits a weight where cost models charge 4.25" in table.origin
-
-
-def _rest(times: LayerTimes) -> tuple[object, ...]:
-    return times.depth, times.passes, times.tiny, times.seen
 
 
 def test_a_cache_that_stays_in_memory_makes_no_disk_figure(

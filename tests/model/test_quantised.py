@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
@@ -160,7 +161,7 @@ def test_any_shape(
     name: str, out: int, groups: int, rows: int, seed: int, dtype: torch.dtype
 ) -> None:
     one = QUANTISATIONS[name]
-    weight = weight_of(out, groups * (one.group or 7) if groups else 7, seed)
+    weight = weight_of(out, groups * (one.group or 7), seed)
     packed = pack(weight, one)
     exact = dequantised(packed, weight.shape, one, torch.float64)
     layer = linear_from(packed, None, weight.shape, one, dtype, "cpu")
@@ -324,6 +325,56 @@ def test_a_missing_or_broken_library_concerns_nf4_alone(monkeypatch: pytest.Monk
             pack(weight, QUANTISATIONS["nf4"])
         pack(weight, QUANTISATIONS["int4"])
     nf4.library.cache_clear()
+
+
+_GUARDED = """
+import ctypes, mmap, os, sys, torch
+from edgespec.config import Quantisation
+from edgespec.model.quantised.linear import linear_from, pack
+torch.set_num_threads(1)
+PAGE, kept = mmap.PAGESIZE, []
+protect = ctypes.CDLL(None).mprotect
+def at_the_end(part):
+    memory = mmap.mmap(-1, (-(-part.nbytes // PAGE) + 1) * PAGE)
+    kept.append(memory)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert protect(ctypes.c_void_p(start + len(memory) - PAGE), PAGE, 0) == 0
+    begin = len(memory) - PAGE - part.nbytes
+    copy = torch.frombuffer(memory, dtype=part.dtype, count=part.numel(), offset=begin)
+    return copy.view(part.shape).copy_(part)
+for columns in (7, 24, 64, 96):
+    for name in sys.argv[1:]:
+        one = Quantisation.parse(name)
+        if columns % (one.group or 1):
+            continue
+        weight = torch.ones(70, columns)
+        packed = {name: at_the_end(part) for name, part in pack(weight, one).items()}
+        layer = linear_from(packed, None, weight.shape, one, torch.bfloat16, "cpu")
+        for rows in (1, 5, 70):
+            layer(at_the_end(torch.ones(rows, columns, dtype=torch.bfloat16)))
+print("unharmed", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_read_behind_the_end_of_a_weight() -> None:
+    names = PLAIN_TORCH if importlib.util.find_spec("bitsandbytes") is None else NAMES
+    run = subprocess.run(
+        [sys.executable, "-c", _GUARDED, *names],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (0, "unharmed\n"), run.stderr
+
+
+@pytest.mark.parametrize("columns", [7, 24, 96])
+def test_int8_columns_that_its_kernel_reads_beyond_go_by_slices(columns: int) -> None:
+    layer = layer_of(weight_of(64, columns), QUANTISATIONS["int8"], torch.bfloat16)
+    assert layer.kernel(torch.ones(1, columns, dtype=torch.bfloat16)) is None
 
 
 _PEAK = """

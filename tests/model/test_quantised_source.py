@@ -52,7 +52,7 @@ def test_a_weight_that_does_not_fit_is_named(checkpoint: Checkpoint) -> None:
 
 def test_a_weight_of_another_shape_or_name_is_refused(checkpoint: Checkpoint) -> None:
     source = QuantisingSource(checkpoint, QUANTISATIONS["int8"])
-    with pytest.raises(ModelError, match="config.json says"):
+    with pytest.raises(ModelError, match=r"config\.json says"):
         source.packed(WEIGHT, torch.Size((1, 2)))
     with pytest.raises(ModelError, match="has no tensor 'nothing'"):
         source.packed("nothing", torch.Size((1, 2)))

@@ -17,7 +17,8 @@ import zmq
 
 from edgespec.config import Address
 from edgespec.errors import ConfigError, PeerLost
-from edgespec.net.zmq_transport import Incoming, ZmqTransport, own_address_towards
+from edgespec.net.sockets import own_address_towards
+from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.wire.codec import DEFAULT_LIMITS, encode
 from edgespec.wire.messages import Fault, Heartbeat, Join, Segment
 

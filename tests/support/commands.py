@@ -58,15 +58,20 @@ def run_here(
 class Command:
     """A command as a process of its own. Use as a context manager: it does not outlive it."""
 
-    def __init__(self, *arguments: str | bytes, stdin: bytes | None = None) -> None:
-        self.arguments = arguments
+    def __init__(
+        self,
+        *arguments: str | bytes,
+        stdin: bytes | None = None,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self.arguments = [*command, *arguments]
         self._stdin = stdin
         self._out: list[bytes] = []
         self._err: list[bytes] = []
 
     def __enter__(self) -> Command:
         self.process = subprocess.Popen(
-            [*COMMAND, *self.arguments],
+            self.arguments,
             stdin=subprocess.DEVNULL if self._stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -69,7 +69,7 @@ def torch_ring(stages: int, dtype: str = "float64", quant: str = "none") -> Loca
 
 @lru_cache
 def transformers_model(dtype: str = "float64", quant: str = "none") -> torch.nn.Module:
-    """The whole base model as transformers runs it, its layers' matrices rounded as `quant` does."""
+    """The whole base model as transformers runs it, its matrices rounded as `quant` does."""
     model = AutoModelForCausalLM.from_pretrained(BASE, dtype=getattr(torch, dtype)).eval()
     if quant == "none":
         return model

@@ -62,6 +62,7 @@ class Int4Linear(SlicedLinear):
 
     tiles: torch.Tensor
     scales: torch.Tensor
+    pairs: torch.Tensor
 
     def __init__(
         self,

@@ -18,6 +18,12 @@ with the rows, that of slices hardly does (measured for 11008 x 4096, one thread
 docs/quantisation.md). In float32 it is not vectorised, and slices are faster even for one row."""
 
 
+_KERNEL_COLUMNS = 64
+"""The kernel reads whole vectors, past the end of a weight whose columns are no multiple of them,
+and at the end of a mapped file that ends the process. Seen with a page behind the weight that
+cannot be read, torch 2.13: it needs multiples of 16 on AVX-512 and of 8 on AVX2; this is safer."""
+
+
 def stored_parts(quantisation: Quantisation, shape: torch.Size) -> Parts:
     """`codes`: int8 [out, in]; `scales`: bfloat16 [out]."""
     return {
@@ -60,7 +66,9 @@ class Int8Linear(SlicedLinear):
         super().__init__(bias, shape, dtype)
         self.register_buffer("codes", packed["codes"].to(device), persistent=False)
         self.register_buffer("scales", packed["scales"].to(device, dtype), persistent=False)
-        self.kernel_rows = _KERNEL_ROWS if kernel_works(dtype, torch.device(device)) else 0
+        whole = self.in_features % _KERNEL_COLUMNS == 0
+        works = whole and kernel_works(dtype, torch.device(device))
+        self.kernel_rows = _KERNEL_ROWS if works else 0
 
     def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
         """By torch's kernel, as long as that is the faster way."""

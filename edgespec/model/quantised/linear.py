@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -11,7 +13,18 @@ from edgespec.model.quantised.rounding import Packed, Parts
 from edgespec.model.quantised.slices import SlicedLinear
 
 _KINDS = {"int4": int4, "int8": int8, "nf4": nf4}
-_LAYERS: dict[str, type[SlicedLinear]] = {
+_Layer = Callable[
+    [
+        Packed,
+        "torch.Tensor | None",
+        torch.Size,
+        Quantisation,
+        torch.dtype,
+        "torch.device | str",
+    ],
+    SlicedLinear,
+]
+_LAYERS: dict[str, _Layer] = {
     "int4": int4.Int4Linear,
     "int8": int8.Int8Linear,
     "nf4": nf4.Nf4Linear,
@@ -50,7 +63,7 @@ def linear_from(
     something that is not installed.
     """
     layer = _LAYERS[quantisation.kind]
-    return layer(packed, bias, shape, quantisation, dtype, device)  # type: ignore[arg-type]
+    return layer(packed, bias, shape, quantisation, dtype, device)
 
 
 def dequantised(

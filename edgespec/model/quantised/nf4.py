@@ -125,7 +125,7 @@ class Nf4Linear(SlicedLinear):
         device: torch.device | str,
     ) -> None:
         super().__init__(bias, shape, dtype)
-        self.group, self.double = quantisation.group, quantisation.double
+        self.group, self.nested = quantisation.group, quantisation.double
         self._library = library()
         for name, part in packed.items():
             self.register_buffer(name, part.to(device), persistent=False)
@@ -148,7 +148,7 @@ class Nf4Linear(SlicedLinear):
         """Scales of rows [first, end), float32, flat."""
         scales = self.scales.flatten()
         begin, end = (row * self.in_features // self.group for row in (first, end))
-        if not self.double:
+        if not self.nested:
             return scales[begin:end]
         # Quantised scales share one of theirs by 256, whatever the rows: begin where one begins.
         shared = begin // _NESTED

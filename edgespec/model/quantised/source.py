@@ -9,34 +9,22 @@ from transformers import PretrainedConfig
 
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
+from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import pack
-from edgespec.model.source import TensorSource
 
 
 class QuantisingSource:
-    """A TensorSource over a plain one: what the plain one has, layers' weights packed on request.
+    """A TensorSource over a checkpoint: what that has, the weights of layers packed on request.
 
     Packs anew at each request and keeps nothing, so that memory holds one tensor at a time.
     """
 
-    def __init__(self, plain: TensorSource, quantisation: Quantisation) -> None:
-        self._plain = plain
+    def __init__(self, checkpoint: Checkpoint, quantisation: Quantisation) -> None:
+        self._plain = checkpoint
+        self.path: Path = checkpoint.path
+        self.config: PretrainedConfig = checkpoint.config
+        self.mapped: bool = checkpoint.mapped
         self.quantisation = quantisation
-
-    @property
-    def path(self) -> Path:
-        """Where the plain source lies."""
-        return self._plain.path
-
-    @property
-    def config(self) -> PretrainedConfig:
-        """The model's configuration."""
-        return self._plain.config
-
-    @property
-    def mapped(self) -> bool:
-        """Whether plain tensors may be kept as they are."""
-        return self._plain.mapped
 
     @property
     def names(self) -> frozenset[str]:
@@ -49,7 +37,7 @@ class QuantisingSource:
         return self._plain.layers
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A plain tensor, as stored. Raises ModelError as the plain source does."""
+        """A plain tensor, as stored. Raises ModelError as the checkpoint does."""
         return self._plain.tensor(name)
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
