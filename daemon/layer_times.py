@@ -36,6 +36,7 @@ _GPU_DEPTH = 4  # a GPU is given the next layer's work while it computes this on
 _MOST_COPIES = 16
 _HARDLY_READING = 8  # times as long as reading the weights takes
 _TINY_SHARE = 0.1  # of a quantisation's time
+_TINY_SECONDS = 0.2  # at least: hundreds of runs, as a few disturbed ones would decide otherwise
 _WITH_CACHE = 0  # the key of the pass with cached rows, beside those by rows
 _SPARE = 4  # layers in 16 bit that making one may need beside the finished ones
 
@@ -134,7 +135,7 @@ def measure_layer(
     tiny = RandomLayers(_deeper(_shrunk(shape.config), max(TINY)), quantisation)
     tiny_times = timed(
         {layers: _passes([_block(tiny, layers, dtype, device)], 1, 0) for layers in TINY},
-        _TINY_SHARE * seconds(),
+        max(_TINY_SECONDS, _TINY_SHARE * seconds()),
     )
     works = {rows: _passes(blocks, rows, 0) for rows in ROWS}
     works[_WITH_CACHE] = _passes(blocks, 1, SEEN)

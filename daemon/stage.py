@@ -6,11 +6,13 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from edgespec.backends.base import BlockBackend
 from edgespec.config import Emulation, StageConfig
 from edgespec.daemon.emulation import check_profiles, emulated_costs, stage_pace
 from edgespec.daemon.process import exit_code
+from edgespec.errors import CapacityError
 from edgespec.machines.member import MemberMachine
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.net.sockets import own_address_towards
@@ -18,6 +20,9 @@ from edgespec.runtime.equipment import Equipment, NodePace
 from edgespec.runtime.stage_node import Loader, StageNode
 from edgespec.runtime.trace import Trace
 from edgespec.wire.messages import Assign, Join
+
+if TYPE_CHECKING:
+    from edgespec.model.source import TensorSource
 
 log = logging.getLogger("edgespec")
 
@@ -65,6 +70,7 @@ def _loader(config: StageConfig) -> Loader:
 
         wanted = Wanted(assign, config.coordinator, say, stop)
         source = obtain(wanted, config.model, config.cache)
+        _require_memory(assign, source)
         return TorchBlock(
             Block(
                 source,
@@ -77,3 +83,24 @@ def _loader(config: StageConfig) -> Loader:
         )
 
     return load
+
+
+def _require_memory(assign: Assign, source: TensorSource) -> None:
+    """Raise CapacityError, with numbers, for a block that this device has no memory for.
+
+    Without it the system would end some process, or slow down beyond use, once the block is read.
+    """
+    from edgespec.daemon.memory import available_memory
+    from edgespec.model.block import compute_dtype
+    from edgespec.model.device import best_device
+    from edgespec.model.inventory import held_bytes
+
+    device = best_device()
+    needed = held_bytes(source, assign.first, assign.end, compute_dtype(assign.dtype, device))
+    has = available_memory(device.type)
+    if needed > has.bytes:
+        raise CapacityError(
+            f"stage {assign.stage} needs {needed / 2**30:.2f} GiB for layers {assign.first} to "
+            f"{assign.end - 1}, this device has {has.bytes / 2**30:.2f} GiB ({has.source}); start "
+            "the coordinator with fewer layers for it (--layers), more stages, or --quant int4"
+        )

@@ -75,6 +75,21 @@ def packed_slots(one: Needed, quantisation: Quantisation) -> list[Slot]:
     return [Slot(f"{one.name}.{part}", *stored) for part, stored in parts.items()]
 
 
+def held_bytes(source: TensorSource, first: int, end: int, dtype: torch.dtype) -> int:
+    """Bytes of memory that layers [first, end) take once they compute in `dtype`.
+
+    Raises ModelError as `block_inventory` does, and for a shape that cannot be packed.
+    """
+    total = 0
+    for one in block_inventory(source, first, end):
+        if one.packed:
+            slots = packed_slots(one, source.quantisation)
+            total += sum(slot.bytes for slot in slots)
+        else:
+            total += one.shape.numel() * dtype.itemsize
+    return total
+
+
 def _needed(module: nn.Module, prefix: str, layer: int, quantised: bool) -> Iterator[Needed]:
     for name, parameter in module.named_parameters():
         owner, _, leaf = name.rpartition(".")

@@ -1,0 +1,47 @@
+"""The stage daemon's own decisions: a block that its device has no memory for."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.config import Quantisation
+from edgespec.daemon.bundled import bundled
+from edgespec.daemon.memory import Available
+from edgespec.daemon.stage import _require_memory
+from edgespec.errors import CapacityError
+from edgespec.model.loader import Checkpoint
+from edgespec.model.quantised.source import QuantisingSource
+from edgespec.model.source import TensorSource
+from edgespec.wire.messages import Assign
+
+PLACE = Assign(2, 3, 3, 6, "m", "f", "float32", "none", 1024, 1, "key")
+LAYER = 2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 704 + 2 * 256  # the bundled base's numbers
+
+
+def allow(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """A device with so many bytes."""
+    monkeypatch.setattr(
+        "edgespec.daemon.memory.available_memory", lambda kind: Available(count, "a test")
+    )
+
+
+@pytest.mark.parametrize(
+    ("quant", "needed"),
+    [
+        ("none", 3 * LAYER * 4),
+        ("int4", 3 * ((LAYER - 512) * 9 // 16 + 512 * 4)),
+    ],
+)
+def test_a_block_beyond_the_memory_is_refused_with_numbers(
+    monkeypatch: pytest.MonkeyPatch, quant: str, needed: int
+) -> None:
+    source: TensorSource = Checkpoint(bundled("base"))
+    if quant != "none":
+        source = QuantisingSource(Checkpoint(bundled("base")), Quantisation.parse(quant))
+    allow(monkeypatch, needed)
+    _require_memory(PLACE, source)
+    allow(monkeypatch, needed - 1)
+    with pytest.raises(
+        CapacityError, match=r"stage 2 needs 0\.0\d GiB for layers 3 to 5, .* \(a test\).*--layers"
+    ):
+        _require_memory(PLACE, source)
