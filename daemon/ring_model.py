@@ -70,8 +70,13 @@ class RingModel:
             if (block.first, block.end) == (place.first, place.end)
         )
         folder.verify(entry, lambda done, total: say(f"checking it: {done * 100 // total} %"))
-        texts = [(folder.path / name).read_text(encoding="utf-8") for name in (MANIFEST, CONFIG)]
-        return ServedBlock(folder.path / entry.name, *texts, entry.sha256, entry.bytes)
+        return ServedBlock(
+            folder.path / entry.name,
+            (folder.path / MANIFEST).read_text(encoding="utf-8"),
+            (folder.path / CONFIG).read_text(encoding="utf-8"),
+            entry.sha256,
+            entry.bytes,
+        )
 
     def _found_or_made(self, place: Assign, say: Say) -> BlockFolder:
         assert self._checkpoint is not None, "it is a checkpoint, or it was made"

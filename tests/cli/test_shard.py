@@ -110,8 +110,8 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "too many": ([MODEL, "--stages", "9"], "9 stages for a model of 8 layers"),
     "quantisation": ([MODEL, "--stages", "2", "--quant", "int3"], "unknown quantisation 'int3'"),
     "layers": ([MODEL, "--stages", "2", "--layers", "3,x"], "layers is '3,x'; give one number"),
-    "no layers": ([MODEL, "--stages", "2", "--layers", "8,0"], "layers 8,0 are no split of 8 layers"),
-    "other stages": ([MODEL, "--stages", "2", "--layers", "8"], "layers 8 are no split of 8 layers over 2"),
+    "no layers": ([MODEL, "--stages", "2", "--layers", "8,0"], "layers 8,0 are no split of 8"),
+    "other stages": ([MODEL, "--stages", "2", "--layers", "8"], "8 are no split of 8 layers over"),
     "other layers": (
         [MODEL, "--stages", "2", "--layers", "3,4"],
         "layers 3,4 are no split of 8 layers over 2",

@@ -14,9 +14,19 @@ PROMPTS = 4
 NEW_TOKENS = 24
 
 
+QUICK = {("int4", 3), ("nf4", 3), ("int8", 1)}
+"""What runs by default; all of it is marked slow."""
+
+
 @pytest.mark.parametrize("policy", ["autoregressive", "naive_tree", "flowspec", "adaptive"])
-@pytest.mark.parametrize("stages", [1, 3])
-@pytest.mark.parametrize("quant", ["int4", "int4-g32", "int8", "nf4", "nf4-dq"])
+@pytest.mark.parametrize(
+    ("quant", "stages"),
+    [
+        pytest.param(quant, stages, marks=() if (quant, stages) in QUICK else pytest.mark.slow)
+        for quant in ("int4", "int4-g32", "int8", "nf4", "nf4-dq")
+        for stages in (1, 3)
+    ],
+)
 def test_greedy_is_what_one_process_generates(quant: str, stages: int, policy: str) -> None:
     ring = torch_ring(stages, quant=quant)
     for tag, (name, prompt) in enumerate(list(prompts().items())[::5][:PROMPTS]):
