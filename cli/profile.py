@@ -217,6 +217,6 @@ def _plot(path: Path, measured: Measured) -> None:
         measured.stored,
         measured.profile.memory_bandwidth.value,
         f"{measured.profile.title}: one layer of {measured.shape}",
-        "measured by edgespec profile; below its dashed line no line can lie, unless weights stay "
-        "in a cache",
+        "measured by edgespec profile; no line can lie below its own dashed one, unless weights "
+        "stay in a cache",
     )
