@@ -109,7 +109,7 @@ def test_the_manual_names_every_figure(content: dict[str, Any]) -> None:
         (["--temperature", "-1"], "temperature"),
         (["--prompts", "/nowhere"], "cannot read the prompts"),
         (["--limit", "-1"], "limit is -1"),
-        (["--stages", "0"], "0 stages"),
+        (["--stages", "-1"], "-1 stages"),
         (["--dtype", "int8"], "unknown dtype"),
         (["--out", "/dev/null/x"], "cannot make the folder"),
     ],
