@@ -6,7 +6,7 @@ import copy
 import gc
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +101,17 @@ def check_room(shape: Shape, room: int, depth: int) -> None:
 def depth_on(device: torch.device) -> int:
     """Layers of the block that is timed."""
     return _GPU_DEPTH if device.type == "cuda" else 1
+
+
+def misfits(shape: Shape, names: Sequence[str]) -> dict[str, str]:
+    """Which of these quantisations cannot hold such a layer, and why."""
+    reasons = {}
+    for name in names:
+        try:
+            _ = RandomLayers(shape.config, Quantisation.parse(name)).size
+        except ModelError as problem:
+            reasons[name] = str(problem)
+    return reasons
 
 
 def measure_layer(
@@ -308,8 +319,10 @@ def _shrunk(config: PretrainedConfig) -> PretrainedConfig:
     grouped = config.num_key_value_heads < config.num_attention_heads
     config.head_dim = head_dim(config)
     config.hidden_size = config.intermediate_size = _TINY_WIDTH
-    config.num_attention_heads = 2
-    config.num_key_value_heads = 1 if grouped else 2
+    # As many heads as make columns that every quantisation's groups divide.
+    heads = max(2, math.lcm(_TINY_WIDTH, config.head_dim) // config.head_dim)
+    config.num_attention_heads = heads
+    config.num_key_value_heads = heads // 2 if grouped else heads
     return config
 
 

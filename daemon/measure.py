@@ -32,7 +32,7 @@ from edgespec.daemon.device import (
     warnings,
 )
 from edgespec.daemon.fitting import Fit, anyway, best_four_bit, by_layer, doubts, fit
-from edgespec.daemon.kernels import sixteen_bit_type
+from edgespec.daemon.kernels import is_four_bit, sixteen_bit_type
 from edgespec.daemon.layer_times import (
     SEEN,
     TINY,
@@ -44,11 +44,12 @@ from edgespec.daemon.layer_times import (
     head_dim,
     measure_draft,
     measure_layer,
+    misfits,
     shape_of,
 )
 from edgespec.daemon.memory import Available, available_memory
 from edgespec.daemon.timing import shown
-from edgespec.errors import ConfigError
+from edgespec.errors import ConfigError, ModelError
 from edgespec.model.block import compute_dtype
 from edgespec.model.device import best_device
 from edgespec.model.loader import Checkpoint
@@ -185,6 +186,10 @@ def measure(
         check_room(shape, room, depth)
     else:
         shape = default_shape(room, depth)
+    unusable = {**unusable, **misfits(shape, [name for name in usable if name != _SIXTEEN])}
+    usable = [name for name in usable if name not in unusable]
+    if not any(is_four_bit(name) for name in usable):
+        raise ModelError(f"no 4-bit quantisation fits {shape.name}: {'; '.join(unusable.values())}")
     latency, bandwidth = _link(session)
     say("reading memory")
     memory = session.rate(memory_rate)

@@ -19,7 +19,8 @@ class Ring:
 
     `context_length`: tokens that the base model can hold. `prefill_chunk`: prompt rows that travel
     together at most; several chunks follow each other round the ring. `draft`: the draft source's
-    name, "" if there is none. `queue_limit`: requests that may wait.
+    name, "" if there is none. `queue_limit`: requests that may wait. `recovery`: seconds that a
+    request waits for a ring that was lost; with 0 it fails at once.
     """
 
     stages: int
@@ -27,6 +28,7 @@ class Ring:
     draft: str
     prefill_chunk: int = 64
     queue_limit: int = 64
+    recovery: float = 60.0
 
 
 def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit) -> Request:

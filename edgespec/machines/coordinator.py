@@ -11,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from edgespec.errors import CapacityError, ConfigError, EdgespecError, LocalProtocolError
+from edgespec.errors import CapacityError, ConfigError, EdgespecError, LocalProtocolError, PeerLost
 from edgespec.machines import drafts
 from edgespec.machines.admission import Ring, admit
 from edgespec.machines.answer import TextCodec
@@ -33,6 +33,7 @@ from edgespec.machines.events import (
     MessageArrived,
     PeerGone,
     RingDown,
+    RingEnded,
     RingUp,
     SegmentArrived,
     Tick,
@@ -69,7 +70,8 @@ class CoordinatorMachine:
         self._waiting: deque[int] = deque()
         self._active: int | None = None
         self._is_up = False
-        self._down: str | None = None
+        self._down: str | None = None  # why the ring was lost
+        self._ended: str | None = None  # why there will be none
         self._numbers = 0
         self._jobs = 0
         self._seq = 0
@@ -105,6 +107,8 @@ class CoordinatorMachine:
                 return self._start_next(now)
             case RingDown(reason):
                 return self._on_ring_down(reason, now)
+            case RingEnded(reason):
+                return self._on_ring_ended(reason, now)
             case PeerGone(peer):
                 return self._on_peer_gone(peer, now)
             case Tick():
@@ -113,8 +117,12 @@ class CoordinatorMachine:
                 raise LocalProtocolError(f"the coordinator cannot handle {type(event).__name__}")
 
     def deadline(self) -> float | None:
-        """When to call with Tick: only while rows are missing; membership watches peers."""
-        return min(self._lost.values(), default=None)
+        """When to call with Tick: while rows are missing, or requests wait for a lost ring."""
+        limits = list(self._lost.values())
+        if self._down is not None:
+            waiting = (r.waiting_since for r in self._requests.values())
+            limits += [since + self._ring.recovery for since in waiting]
+        return min(limits, default=None)
 
     @property
     def idle(self) -> bool:
@@ -136,7 +144,7 @@ class CoordinatorMachine:
             request = self._admit(peer, submit)
         except EdgespecError as problem:
             return [SendPeer(peer, Failed(submit.tag, str(problem)))]
-        request.tally.started = now
+        request.tally.started = request.waiting_since = now
         self._requests[request.number] = request
         self._waiting.append(request.number)
         effects = self._start_next(now)
@@ -145,8 +153,10 @@ class CoordinatorMachine:
         return effects
 
     def _admit(self, peer: bytes, submit: Submit) -> Request:
-        if self._down is not None:
-            raise ConfigError(self._down)
+        if self._ended is not None:
+            raise ConfigError(self._ended)
+        if self._down is not None and self._ring.recovery <= 0:
+            raise PeerLost(self._down)
         must_wait = self._active is not None or not self._is_up
         if must_wait and len(self._waiting) >= self._ring.queue_limit:
             waiting = len(self._waiting)
@@ -159,6 +169,8 @@ class CoordinatorMachine:
         return request
 
     def _why_waiting(self) -> str:
+        if self._down is not None:
+            return f"{self._down}; waiting for it"
         if not self._is_up:
             return "waiting for the ring's stages"
         return f"waiting behind {len(self._requests) - 1} other request(s)"
@@ -168,9 +180,10 @@ class CoordinatorMachine:
             return []
         request = self._requests[self._waiting.popleft()]
         self._active = request.number
-        request.tally.started = now
+        if not request.recoveries:
+            request.tally.started = now
         request.chunk = request.experience.chunk(
-            len(request.prompt), self._ring.prefill_chunk, self._ring.stages
+            len(request.prefix), self._ring.prefill_chunk, self._ring.stages
         )
         effects: list[Effect] = []
         if request.policy.drafts:
@@ -201,17 +214,53 @@ class CoordinatorMachine:
         effects: list[Effect] = []
         for number in overdue:
             effects += self._on_fault(number, "a stage lost rows of this request", now)
+        if self._down is not None:
+            effects += self._fail_overdue(self._down, now)
         return effects
 
+    # --- rings come and go --------------------------------------------------------------------
+
     def _on_ring_down(self, reason: str, now: float) -> list[Effect]:
+        """Keep what is certain; the rest comes again from it on the next ring."""
+        was_down = self._down is not None
         self._down = reason
         self._is_up = False
         self._queued.clear()
         self._flying.clear()  # nothing comes back from a ring that is gone
-        effects: list[Effect] = []
-        for request in list(self._requests.values()):
-            effects += self._fail(request, reason, now)
+        self._lost.clear()
+        if not was_down:
+            for request in self._requests.values():
+                request.waiting_since = now
+        if self._ring.recovery <= 0:
+            return self._fail_overdue(reason, now)
+        effects = self._pause()
+        for request in self._requests.values():
+            effects.append(SendPeer(request.peer, Progress(request.tag, self._why_waiting())))
         return effects
+
+    def _pause(self) -> list[Effect]:
+        """Free what the active request holds, and let it be the first to start again."""
+        if self._active is None:
+            return []
+        request = self._requests.pop(self._active)
+        effects = self._free(request)
+        self._numbers += 1
+        request.restart(self._numbers)
+        self._requests = {request.number: request, **self._requests}  # it stays the oldest
+        self._waiting.appendleft(request.number)
+        self._active = None
+        return effects
+
+    def _fail_overdue(self, reason: str, now: float) -> list[Effect]:
+        limit = self._ring.recovery
+        late = f"; it did not come back within {limit:g} s" if limit > 0 else ""
+        overdue = [r for r in self._requests.values() if now >= r.waiting_since + limit]
+        return [e for r in reversed(overdue) for e in self._fail(r, reason + late, now)]
+
+    def _on_ring_ended(self, reason: str, now: float) -> list[Effect]:
+        self._ended = reason
+        self._is_up = False
+        return [e for r in list(self._requests.values()) for e in self._fail(r, reason, now)]
 
     def _finish(self, request: Request, reason: str, now: float) -> list[Effect]:
         reply = request.finished(reason, self._ring.stages, self._ring.draft, now)
@@ -228,17 +277,23 @@ class CoordinatorMachine:
             self._waiting.remove(request.number)
             return []
         self._active = None
+        return self._free(request) + self._start_next(now)
+
+    def _free(self, request: Request) -> list[Effect]:
         effects: list[Effect] = [SendStages(End(request.number))]
         if request.policy.drafts:
             effects.append(CloseDraft(request.number))
-        return effects + self._start_next(now)
+        return effects
 
     # --- prefill ------------------------------------------------------------------------------
 
     def _send_prefill(self, request: Request) -> list[Effect]:
-        """As many prompt chunks as may be in flight: they overlap along the ring."""
+        """As many prompt chunks as may be in flight: they overlap along the ring.
+
+        After a loss, the tokens that are certain by then are read like a prompt.
+        """
         effects: list[Effect] = []
-        prompt, size = request.prompt, request.chunk
+        prompt, size = request.prefix, request.chunk
         while request.prefilled < len(prompt) and request.in_flight <= self._ring.stages:
             first = request.prefilled
             last = min(first + size, len(prompt))
@@ -375,8 +430,8 @@ class CoordinatorMachine:
         if waits and not request.policy.verifies_each_result:
             return []
         step = request.tree.advance()
-        if request.answer.token_ids or len(step.tokens) > 1:  # the first token comes of the prompt
-            request.tally.gains[len(step.tokens) - (not request.answer.token_ids)] += 1
+        if not request.opening or len(step.tokens) > 1:  # the first token comes of the prompt
+            request.tally.gains[len(step.tokens) - request.opening] += 1
         request.experience.verified(request.sampling.shape, step)
         if step.missed:
             request.missed()
@@ -406,6 +461,7 @@ class CoordinatorMachine:
             if request.answer.finish_reason:
                 break
         request.passed(passed[:used], now)
+        request.opening = False
         news = Tokens(request.tag, tokens[:used], "".join(text))
         effects: list[Effect] = [SendPeer(request.peer, news)]
         if request.answer.finish_reason:

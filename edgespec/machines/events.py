@@ -77,9 +77,21 @@ class RingUp:
 
 @dataclass(frozen=True, slots=True)
 class RingDown:
-    """The ring cannot go on; the reason names the stage and the cause."""
+    """The ring is lost, until the next RingUp; the reason names the stage and the cause."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RingEnded:
+    """There will be no other ring: the coordinator ends; the reason is fit for a user."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RingBroke:
+    """This node's connection to the next one of the ring broke: segments may have been lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +137,8 @@ Event = (
     | ComputeFailed
     | RingUp
     | RingDown
+    | RingEnded
+    | RingBroke
     | PeerGone
     | BlockLoaded
     | BlockLoading

@@ -78,7 +78,7 @@ class Tally:
     """Figures of a request; docs/commands.md defines each."""
 
     started: float = 0.0
-    first_token: float = 0.0
+    first_token: float | None = None
     rows_sent: int = 0
     rows_used: int = 0
     misses: int = 0
@@ -134,7 +134,6 @@ class Request:
         max_new_tokens: int,
         stages: int,
     ) -> None:
-        self.number = number
         self.peer = peer
         self.tag = submit.tag
         self.sampling = sampling
@@ -147,8 +146,17 @@ class Request:
         # The verdict of a row behind this position would be a token past the limit.
         self.last_position = len(prompt) + max_new_tokens - 2
         self.reserve = len(prompt) + max_new_tokens + SPECULATIVE_ROWS
+        self.recoveries = 0
+        self.waiting_since = 0.0  # for a ring that was lost
+        self._begin(number)
+
+    def _begin(self, number: int) -> None:
+        """All that belongs to one ring: nothing is there yet but the tokens that are certain."""
+        self.number = number
+        self.prefix = self.context
+        self.opening = True  # no result has made a token certain yet
         self.prefilled = 0
-        self.chunk = len(prompt)  # rows of the prompt that travel together
+        self.chunk = len(self.prefix)  # rows of the prefix that travel together
         self.tree: DraftTree | None = None
         self.in_flight = 0  # segments on the ring or, back from it, in `results`
         self.results: deque[tuple[InFlight, Segment]] = deque()
@@ -162,17 +170,26 @@ class Request:
         self._epoch = 0
         self._accepted: list[tuple[int, tuple[int, ...]]] = []
 
+    def restart(self, number: int) -> None:
+        """Its ring is lost: go on from the certain tokens, on the next ring, as `number`.
+
+        A new number makes whatever still comes of the old ring, its draft and its head a matter of
+        a request that nobody knows any more; row ids and epochs begin again with it.
+        """
+        self.recoveries += 1
+        self._begin(number)
+
     @property
     def is_in_step(self) -> bool:
         """Whether the policy wants the draft and the head to be done before the next result."""
         busy = self.draft is not None or self.verifying > 0
-        return self.policy.drafts_in_step and bool(self.answer.token_ids) and busy
+        return self.policy.drafts_in_step and not self.opening and busy
 
     @property
     def may_decide(self) -> bool:
         """Whether its policy may be asked: from the first token on, or as soon as the prompt is on
         its way if the policy begins with that."""
-        started = self.policy.starts_with_prompt or bool(self.answer.token_ids)
+        started = self.policy.starts_with_prompt or not self.opening
         return started and self.tree is not None
 
     @property
@@ -208,22 +225,22 @@ class Request:
         )
 
     def plant(self) -> None:
-        """Begin the tree at the prompt's last token, whose row is on its way."""
-        last = len(self.prompt) - 1
-        self.tree = DraftTree(last, last - 1, self.prompt[-1], last)
+        """Begin the tree at the prefix's last token, whose row is on its way."""
+        last = len(self.prefix) - 1
+        self.tree = DraftTree(last, last - 1, self.prefix[-1], last)
         self.tree.send((last,))
 
     def missed(self) -> None:
         """The model's token was not in the tree; none was due for the first, or without a draft."""
         self.ahead = 0
-        self.tally.misses += self.policy.drafts and bool(self.answer.token_ids)
+        self.tally.misses += self.policy.drafts and not self.opening
 
     def passed(self, ids: tuple[int, ...], now: float) -> None:
         """Keep the figures of rows whose verdicts were used; forget those of older rows."""
         tally, newest = self.tally, ids[-1]
-        if ids[0] < len(self.prompt):
+        if tally.first_token is None:
             tally.first_token = now
-        tally.rows_used += sum(i >= len(self.prompt) for i in ids)
+        tally.rows_used += sum(i >= len(self.prefix) for i in ids)
         tally.smallest_margin = min(tally.smallest_margin, *(self.margins[i] for i in ids))
         self.margins = {i: m for i, m in self.margins.items() if i > newest}
 
@@ -235,7 +252,7 @@ class Request:
         """
         assert self.tree is not None
         self._epoch += 1
-        guessed = tuple(i for i in passed if i >= len(self.prompt))  # the prompt is committed
+        guessed = tuple(i for i in passed if i >= len(self.prefix))  # the prefix is committed
         self._accepted.append((self._epoch, guessed))
         accepted = tuple(i for _, ids in self._accepted for i in ids)
         return Retain(self.number, self._epoch, self.tree.newest, accepted, self.tree.ids)
@@ -248,6 +265,7 @@ class Request:
         """The request's good end."""
         tally, answer = self.tally, self.answer
         margin = tally.smallest_margin
+        first = tally.started if tally.first_token is None else tally.first_token
         return Finished(
             tag=self.tag,
             text=answer.text,
@@ -259,11 +277,12 @@ class Request:
             prompt_tokens=len(self.prompt),
             new_tokens=len(answer.token_ids),
             seconds=now - tally.started,
-            first_token_seconds=max(tally.first_token - tally.started, 0.0),
+            first_token_seconds=first - tally.started,
             trips=self.clock.trips,
             accepted_histogram=tally.histogram(),
             rows_sent=tally.rows_sent,
             rows_wasted=tally.rows_sent - tally.rows_used,
             misses=tally.misses,
             smallest_margin=margin if margin < float("inf") else 0.0,
+            recoveries=self.recoveries,
         )

@@ -22,7 +22,7 @@ from edgespec.wire.messages import TAGS, BlockOffer, Message, Piece, PieceReques
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
 
 MAGIC = "edgespec"
-VERSION = 3
+VERSION = 4
 
 Frame = bytes | memoryview
 

@@ -75,8 +75,9 @@ class Assign:
     `model` is the folder's path on the coordinator; `fingerprint` tells whether a folder on the
     stage holds the same model. `quantisation` names how the block's matrices are held. A stage
     that has neither the model nor the block asks for it at `blocks_port` of the coordinator.
-    `ring_key` (hex) opens every message on the data ring, so that only members of this ring can
-    put one there.
+    `ring_key` (hex) is the coordinator's secret for its members. `ring` numbers its rings, of which
+    every loss of a stage begins a new one: a stage that holds the block already forgets all that it
+    had of the ring before, and is ready for this one.
     """
 
     stage: int
@@ -90,6 +91,28 @@ class Assign:
     context_length: int
     blocks_port: int
     ring_key: str
+    ring: int = 1
+
+    @property
+    def data_key(self) -> str:
+        """What opens every message on the data ring, so that only members of this very ring can
+        put one there."""
+        return f"{self.ring_key}.{self.ring}"
+
+    @property
+    def block(self) -> tuple[str, int, int, str, str]:
+        """What tells the block that is to be loaded from all others."""
+        return self.fingerprint, self.first, self.end, self.quantisation, self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class StandBy:
+    """All places are taken: the stage is a spare, which gets the place of one that is lost.
+
+    The text says why, fit for a user.
+    """
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +145,10 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A stage asks for its place: who it is, and the TCP address of its data socket."""
+    """A stage asks for its place: who it is, and the TCP address of its data socket.
+
+    `stage` 0: any place that is free, or else that of a spare.
+    """
 
     stage: int
     name: str
@@ -140,9 +166,10 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The stage has its block in memory."""
+    """The stage has its block in memory, and holds nothing of a ring before number `ring`."""
 
     seconds: float
+    ring: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +259,7 @@ class Finished:
     rows_wasted: int
     misses: int
     smallest_margin: float
+    recoveries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +356,7 @@ Message = (
     | End
     | Assign
     | Connect
+    | StandBy
     | Refuse
     | Goodbye
     | Join
@@ -360,6 +389,7 @@ TAGS: dict[int, type[Message]] = {
     5: Connect,
     6: Refuse,
     7: Goodbye,
+    8: StandBy,
     20: Join,
     21: Loading,
     22: Ready,

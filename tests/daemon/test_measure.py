@@ -389,6 +389,21 @@ def test_a_measured_profile_can_be_read_and_says_how(
     assert any("int8 (3 of 3)" in text for text in said)
 
 
+def test_a_quantisation_that_does_not_fit_the_model_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandwidths, "_LEAST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "_MOST_BUFFER", 2**22)
+    monkeypatch.setattr(measure, "disk_rate", partial(disk_rate, most=2**20))
+    folder = write_checkpoint(tmp_path / "odd", hidden_size=64, intermediate_size=192, head_dim=16)
+    asked = Request("mine", tmp_path / "cache", model=str(folder), seconds=0.0)
+    found = measure.measure(asked, ["none", "int4", "int4-g128"], {}, lambda _: None)
+    assert set(found.profile.quantisations) == {"int4"}
+    assert "128 columns does not fit" in found.profile.unusable["int4-g128"]
+    with pytest.raises(ModelError, match="no 4-bit quantisation fits odd: int4 with groups of 128"):
+        measure.measure(asked, ["none", "int4-g128"], {}, lambda _: None)
+
+
 def test_four_bit_is_charged_by_the_bytes_of_cost_models(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "base", hidden_size=128, intermediate_size=128)
     shape = Shape("small", AutoConfig.from_pretrained(folder))

@@ -85,7 +85,7 @@ class Int4Linear(SlicedLinear):
 
     def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
         """By torch's kernel, as long as that is the faster way."""
-        if rows.shape[0] > self.form.most_rows:
+        if rows.shape[0] > self.form.most_rows * torch.get_num_threads():
             return None
         result = self.form.multiply(rows, self.tiles, self.group, self.scales)
         return result[:, : self.out_features]

@@ -50,7 +50,8 @@ class Form:
     """A form of the codes and the kernel that multiplies by it.
 
     `convert` makes it from stored tiles, on the kernel's device. `multiply` takes rows [R, in], the
-    form, the group, scales and zeros. Above `most_rows` rows, tiles are to be dequantised instead.
+    form, the group, scales and zeros. Above `most_rows` rows for each thread of the CPU, tiles are
+    to be dequantised instead.
     """
 
     name: str

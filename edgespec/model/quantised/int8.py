@@ -72,7 +72,7 @@ class Int8Linear(SlicedLinear):
 
     def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
         """By torch's kernel, as long as that is the faster way."""
-        if rows.shape[0] > self.kernel_rows:
+        if rows.shape[0] > self.kernel_rows * torch.get_num_threads():
             return None
         return _multiply(rows, self.codes, self.scales)
 
