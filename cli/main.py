@@ -16,10 +16,11 @@ from edgespec.cli.plan import plan
 from edgespec.cli.profile import profile
 from edgespec.cli.prompt import prompt
 from edgespec.cli.serve import serve
+from edgespec.cli.service import service
 from edgespec.cli.shard import shard
 from edgespec.cli.simulate import simulate
 from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_USAGE
-from edgespec.errors import ConfigError, EdgespecError
+from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
 
 app = typer.Typer(
     name="edgespec",
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 for command in (demo, serve, join, prompt, bench, simulate, shard, plan, profile, doctor):
     app.command()(command)
+app.add_typer(service, name="service")
 
 
 @app.callback(invoke_without_command=True)
@@ -52,7 +54,10 @@ def main() -> None:
         app()
     except EdgespecError as problem:
         print(f"edgespec: error: {problem}", file=sys.stderr)
-        sys.exit(EXIT_USAGE if isinstance(problem, ConfigError) else EXIT_FAILED)
+        # systemd starts a service again unless it ended with EXIT_USAGE: after a power cut a
+        # network may be there later than the board.
+        wrong = isinstance(problem, ConfigError) and not isinstance(problem, AddressUnavailable)
+        sys.exit(EXIT_USAGE if wrong else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_CANCELLED)
 

@@ -78,7 +78,14 @@ Cache = Annotated[
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float64 or (CUDA) float16.")]
-Coordinator = Annotated[str, typer.Option(help="The coordinator's HOST:PORT.")]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST[:PORT]",
+        help="Where the coordinator is. Default: the one that is found on the local network.",
+        show_default=False,
+    ),
+]
 Emulate = Annotated[
     str,
     typer.Option(

@@ -9,16 +9,18 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.answering import cancelling, make_submit, show
+from edgespec.cli.discover import discovered
 from edgespec.cli.notes import Notes
 from edgespec.config import DEFAULT_PORT, LOOPBACK, Address
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import ConfigError
+from edgespec.net.discovery import takes_connections
 from edgespec.runtime.client import Client
 
 
 def prompt(
     text: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
-    coordinator: options.Coordinator = f"{LOOPBACK}:{DEFAULT_PORT}",
+    coordinator: options.Coordinator = None,
     policy: options.Policy = "",
     max_new_tokens: options.MaxNewTokens = 128,
     temperature: options.Temperature = 0.0,
@@ -36,10 +38,18 @@ def prompt(
     submit = make_submit(
         read_prompt(text), max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, policy
     )
-    with Client(Address.parse(coordinator), wait) as client, cancelling(client):
-        finished = show(client.ask(submit), as_json, Notes())
+    notes = Notes()
+    address = nearest(wait, notes) if coordinator is None else Address.parse(coordinator)
+    with Client(address, wait) as client, cancelling(client):
+        finished = show(client.ask(submit), as_json, notes)
     if finished.finish_reason == "cancelled":
         raise typer.Exit(EXIT_CANCELLED)
+
+
+def nearest(wait: float, notes: Notes) -> Address:
+    """The coordinator of this machine, or else the one on the local network."""
+    here = Address(LOOPBACK, DEFAULT_PORT)
+    return here if takes_connections(here) else discovered(wait, notes.say)
 
 
 def read_prompt(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edgespec.cli import options
-from edgespec.config import DEFAULT_PORT, LOOPBACK, Address, Emulation
+from edgespec.config import DEFAULT_PORT, LOOPBACK, Address, Emulation, Timing
 from edgespec.daemon.coordinator import run_coordinator
 from edgespec.daemon.process import end_with_parent, leave, start_logging
 from edgespec.daemon.settings import coordinator_config
@@ -34,15 +34,20 @@ def serve(
     emulate: options.Emulate = "",
     cost_model: options.CostModel = "",
     trace: options.Trace = "",
+    recovery: Annotated[
+        float,
+        typer.Option(help="Seconds that a request waits for a stage that was lost; 0: not at all."),
+    ] = 60.0,
 ) -> None:
     """Run the coordinator: head, draft model, and the way in for prompts.
 
-    Start it once, then `edgespec join --stage N` on every device. It runs until Ctrl-C, SIGTERM,
-    or until a stage is lost.
+    Start it once, then `edgespec join --stage N` on every device. It runs until Ctrl-C or SIGTERM.
+    When a stage is lost, requests wait for it to come back and then go on.
     """
     end_with_parent()
     start_logging()
     emulation = Emulation.parse(emulate, cost_model)
+    timing = Timing(recovery=recovery)
     config = coordinator_config(
         model,
         draft,
@@ -56,5 +61,6 @@ def serve(
         layers=layers,
         context=context,
         cache=cache,
+        timing=timing,
     )
     leave(run_coordinator(config))

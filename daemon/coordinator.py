@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.config import Address, CoordinatorConfig
+from edgespec.daemon.advertising import Advertising
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.process import exit_code
 from edgespec.errors import ConfigError, ModelError
@@ -28,7 +29,7 @@ log = logging.getLogger("edgespec")
 
 
 def run_coordinator(config: CoordinatorConfig) -> int:
-    """Serve until a signal or a lost stage ends it; returns the exit code.
+    """Serve until a signal ends it; returns the exit code.
 
     The address is taken, and printed as the one line on standard output, before the models are
     loaded, so that stages can start meanwhile. Raises ConfigError for settings, models or an
@@ -53,9 +54,12 @@ def run_coordinator(config: CoordinatorConfig) -> int:
         "waiting for %d stage(s): edgespec join --stage N --coordinator %s", config.stages, address
     )
     blocks.start()
+    advertising = Advertising(config, transport.control_port)
+    advertising.start()
     try:
         return exit_code(node.run())
     finally:
+        advertising.stop()
         blocks.stop()
 
 
@@ -116,14 +120,15 @@ def _build(
         source = quantising(Checkpoint(config.draft), config.draft_quantisation)
         draft = IndependentDraft(source, config.dtype, device, vocab_size=head.vocab_size)
     context_length = _context_of(config, model.longest_context)
-    ring = Ring(config.stages, context_length, draft.name if draft else "")
+    name = draft.name if draft else ""
+    ring = Ring(config.stages, context_length, name, recovery=config.timing.recovery)
     machine = CoordinatorMachine(ring, Tokenizer(model.tokenizer))
     places: list[Assign] = []
     blocks = BlockServer(
         Address(config.address.host, 0),
         transport.ring_key,
         model.serving(places),
-        busy=lambda: not machine.idle,
+        busy=lambda: machine.is_working,
     )
     split = blocks_of(model.layers, config.stages, config.layers)
     key = transport.ring_key.decode()

@@ -26,6 +26,10 @@ START_S = 60.0
 LOAD_S = 180.0
 """Seconds that a coordinator may take to load its models on a slow machine."""
 
+RECOVERY_S = 5.0
+"""Seconds that a request waits for a stage that fell silent: one that only stalled is back by then,
+nobody replaces another, and a process that ended is an error at once (`check`)."""
+
 END_S = 5.0
 """Seconds that processes get to end by themselves."""
 
@@ -111,6 +115,7 @@ class LocalRing:
         serve += ["--quant", config.quantisation.name, "--context", str(config.context)]
         serve += ["--draft-quant", config.draft_quantisation.name]
         serve += ["--layers", ",".join(map(str, config.layers))]
+        serve += ["--recovery", str(RECOVERY_S)]
         serve += ["--host", config.address.host, "--port", str(config.address.port)]
         cache = ["--cache", config.cache or str(Path(self._folder.name) / "blocks")]
         emulate = config.emulation.options if config.emulation else []

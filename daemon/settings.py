@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from edgespec.config import MOST_STAGES, Address, CoordinatorConfig, Emulation, Quantisation
+from edgespec.config import (
+    MOST_STAGES,
+    Address,
+    CoordinatorConfig,
+    Emulation,
+    Quantisation,
+    Timing,
+)
 from edgespec.daemon.bundled import bundled
 from edgespec.errors import ConfigError
 from edgespec.model.manifest import manifest_of
@@ -28,6 +35,7 @@ def coordinator_config(
     context: int = 0,
     cache: str = "",
     usual_stages: int = 0,
+    timing: Timing | None = None,
 ) -> CoordinatorConfig:
     """Settings with the bundled pair where no model is named.
 
@@ -54,6 +62,7 @@ def coordinator_config(
         stages,
         dtype,
         address,
+        timing=timing or Timing(),
         emulation=emulation,
         trace=trace,
         quantisation=Quantisation.parse(quant or "none"),

@@ -28,11 +28,11 @@ log = logging.getLogger("edgespec")
 
 
 def run_stage(config: StageConfig) -> int:
-    """Join the ring and compute until it ends; returns the exit code.
+    """Join the ring, and join it again when it was lost, until a signal; returns the exit code.
 
     Raises ConfigError for settings or addresses that cannot be used.
     """
-    log.info("stage %d: starting", config.stage)
+    log.info("%s: starting", f"stage {config.stage}" if config.stage else "any stage")
     host = own_address_towards(config.coordinator)
     # Imported before the node's loop runs: half a second inside a shared library's start-up with
     # Python's lock held would look like a dead stage.

@@ -56,17 +56,36 @@ QUANTISATIONS = {
 class Timing:
     """How long to wait, in seconds.
 
-    A node says `Heartbeat` every `beat`; a peer that said nothing for `silence` is lost. A stage
-    that has not joined asks again every `retry`.
+    A node says `Heartbeat` every `beat`; a stage that said nothing for `silence` is lost, and a
+    coordinator is to its stages. A stage that has no place asks again every `retry`. A client gives
+    up a coordinator after `answer_silence`, and is given up after `client_silence`: neither holds
+    anybody up. `recovery`: how long a request waits for a ring that was lost; 0: not at all.
+
+    Two seconds are promised until a dead stage is noticed. A false alarm is cheap, as a stage keeps
+    its block and is back within a beat or two, so that only the certain tokens are read again; but
+    one every minute would be a nuisance. A stage's loop is a thread of its own beside torch, which
+    holds Python's lock for some tenths of a second at most while it is asked for tokens. It may
+    take longer while a block is imported, packed and read: see `loading_silence`.
     """
 
-    beat: float = 0.5
-    silence: float = 4.0
+    beat: float = 0.25
+    silence: float = 1.5
+    answer_silence: float = 4.0
     client_silence: float = 10.0
     retry: float = 1.0
+    recovery: float = 60.0
+
+    @property
+    def loading_silence(self) -> float:
+        """The silence of a stage that does not hold its block yet: nobody computes meanwhile."""
+        return 4 * self.silence
 
     def __post_init__(self) -> None:
-        for name in ("beat", "silence", "client_silence", "retry"):
+        if not 0.0 <= self.recovery <= 86400.0:
+            raise ConfigError(
+                f"recovery is {self.recovery}; it must be between 0 and 86400 seconds"
+            )
+        for name in ("beat", "silence", "answer_silence", "client_silence", "retry"):
             value = getattr(self, name)
             if not 0.0 < value < 3600.0:
                 raise ConfigError(f"{name} is {value}; it must be between 0 and 3600 seconds")
@@ -190,7 +209,7 @@ class CoordinatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """What `edgespec join` runs.
+    """What `edgespec join` runs. `stage` 0: whichever place is free, or else a spare.
 
     `model` "" means what is at hand: a block in the cache, the folder that the coordinator names,
     or else the block that the coordinator sends. `cache`: the folder that keeps finished blocks;
@@ -207,7 +226,7 @@ class StageConfig:
     cache: str = ""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.stage <= MOST_STAGES:
+        if not 0 <= self.stage <= MOST_STAGES:
             raise ConfigError(
                 f"stage {self.stage}; stages are numbered from 1 to {MOST_STAGES} at most"
             )

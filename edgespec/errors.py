@@ -2,8 +2,9 @@
 
     EdgespecError
     ├── ConfigError            a setting, option, file or prompt that cannot be used as given
-    │   └── ModelError         a model, tokenizer or checkpoint that cannot be used as given
-    │       └── BlockDamaged       a block file or its manifest that is not what was written
+    │   ├── ModelError         a model, tokenizer or checkpoint that cannot be used as given
+    │   │   └── BlockDamaged       a block file or its manifest that is not what was written
+    │   └── AddressUnavailable a host, network or port that cannot be used now, but may be later
     ├── CapacityError          a limit (context, memory, queue) that a request would exceed
     ├── ProtocolError          somebody broke the rules of a protocol
     │   ├── LocalProtocolError     we did: a bug in this program
@@ -31,6 +32,10 @@ class ModelError(ConfigError):
 
 class BlockDamaged(ModelError):
     """A block file or its manifest that is not what was written: missing, cut off or changed."""
+
+
+class AddressUnavailable(ConfigError):
+    """A host, network or port that cannot be used now, but may be later: wait, and try again."""
 
 
 class CapacityError(EdgespecError):

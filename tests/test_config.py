@@ -87,7 +87,7 @@ def test_a_coordinator_is_refused_settings_that_cannot_be(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"stage": 0}, "stage 0; stages are numbered from 1"),
+        ({"stage": -1}, "stage -1; stages are numbered from 1"),
         ({"stage": 257}, "numbered from 1 to 256"),
         ({"coordinator": Address("a", 0)}, "port is missing"),
         ({"wait": 0.0}, "wait is 0.0"),
@@ -101,7 +101,7 @@ def test_a_stage_is_refused_settings_that_cannot_be(changes: dict[str, object], 
         StageConfig(**{**good, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["beat", "silence", "client_silence", "retry"])
+@pytest.mark.parametrize("name", ["beat", "silence", "answer_silence", "client_silence", "retry"])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_times_are_positive(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):
@@ -111,3 +111,10 @@ def test_times_are_positive(name: str, value: float) -> None:
 def test_a_silence_spans_two_beats() -> None:
     with pytest.raises(ConfigError, match="at least two beats"):
         Timing(beat=3.0, silence=4.0)
+
+
+@pytest.mark.parametrize("value", [-1.0, 86401.0, float("nan"), float("inf")])
+def test_a_recovery_takes_no_time_or_a_day_at_most(value: float) -> None:
+    assert Timing(recovery=0.0).recovery == 0.0
+    with pytest.raises(ConfigError, match="recovery"):
+        Timing(recovery=value)

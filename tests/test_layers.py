@@ -44,12 +44,13 @@ ROWS: tuple[frozenset[str], ...] = (
 HEIGHT = {room: height for height, row in enumerate(ROWS) for room in row}
 SIDEWAYS = {("backends", "drafting")}  # a backend drives the draft sources of its device
 BLIND = {("net", "model")}  # moving bytes needs no torch
-DATA = {"models", "profiles"}  # the bundled demo pair, the device profiles: files, no code
+DATA = {"models", "profiles", "systemd"}  # demo pair, device profiles, units: files, no code
 OUTSIDE = {"daemon", "cli"}  # folders beside edgespec/, mapped into it by setup.cfg
 ROOT_NAMES = {"__version__"}  # what edgespec/__init__.py itself offers
 
 PURE = {room for room in HEIGHT if HEIGHT[room] <= HEIGHT["machines"]}
 HEAVY = {"torch", "transformers", "safetensors", "tokenizers", "bitsandbytes", "zmq", "psutil"}
+HEAVY |= {"zeroconf", "huggingface_hub"}
 CHANCE = {"time", "sched", "datetime", "random", "secrets", "uuid"}
 SYSTEM = {"os", "socket", "select", "selectors", "ssl", "signal", "subprocess"}
 CONCURRENCY = {"asyncio", "threading", "multiprocessing", "concurrent", "queue"}
@@ -228,6 +229,7 @@ def test_every_other_file_starts_with_a_docstring(folder: str) -> None:
         ("edgespec.cli.main", "from edgespec.gossip import x", "no such room"),
         ("edgespec.cli.main", "from edgespec import models", "data, not code"),
         ("edgespec.daemon.profiles", "import edgespec.profiles", "data, not code"),
+        ("edgespec.daemon.service", "import edgespec.systemd", "data, not code"),
         ("edgespec.cli.main", "from edgespec import *", "no such room"),
         ("edgespec.cli.main", "import edgespec", "name the room"),
         ("edgespec.cli.main", "from ... import other", "beyond the package"),

@@ -20,7 +20,7 @@ import edgespec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DATA_FOLDER = "models"
-BESIDE = ("daemon", "cli", "profiles")  # folders beside edgespec/ that install inside it
+BESIDE = ("daemon", "cli", "profiles", "systemd")  # folders beside edgespec/ that install inside it
 
 
 def setup_cfg() -> configparser.ConfigParser:

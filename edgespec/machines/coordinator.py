@@ -11,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from edgespec.errors import CapacityError, ConfigError, EdgespecError, LocalProtocolError, PeerLost
+from edgespec.errors import CapacityError, ConfigError, EdgespecError, LocalProtocolError
 from edgespec.machines import drafts
 from edgespec.machines.admission import Ring, admit
 from edgespec.machines.answer import TextCodec
@@ -19,7 +19,6 @@ from edgespec.machines.effects import (
     CloseDraft,
     Effect,
     OpenDraft,
-    RunHead,
     SendPeer,
     SendRing,
     SendStages,
@@ -38,7 +37,8 @@ from edgespec.machines.events import (
     SegmentArrived,
     Tick,
 )
-from edgespec.machines.request import HeadJob, InFlight, Request
+from edgespec.machines.recovery import RingWatch
+from edgespec.machines.request import HeadJob, InFlight, Request, segment_of
 from edgespec.policy.base import Deepen, Expand, Grow, Send
 from edgespec.policy.experience import Experience
 from edgespec.tree.ledger import IntArray, Rows
@@ -52,7 +52,6 @@ from edgespec.wire.messages import (
     Progress,
     Segment,
     Submit,
-    Tokens,
 )
 
 LOST_WAIT_S = 1.0
@@ -69,9 +68,7 @@ class CoordinatorMachine:
         self._requests: dict[int, Request] = {}
         self._waiting: deque[int] = deque()
         self._active: int | None = None
-        self._is_up = False
-        self._down: str | None = None  # why the ring was lost
-        self._ended: str | None = None  # why there will be none
+        self._watch = RingWatch(ring.recovery)
         self._numbers = 0
         self._jobs = 0
         self._seq = 0
@@ -79,7 +76,6 @@ class CoordinatorMachine:
         self._queued: set[int] = set()  # segments that the first stage has not handed on
         self._experiences: dict[str, Experience] = {}
         self._head_jobs: dict[int, HeadJob] = {}
-        self._lost: dict[int, float] = {}
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. Every request gets exactly one of Finished and Failed."""
@@ -102,8 +98,7 @@ class CoordinatorMachine:
                 self._head_jobs.pop(job, None)
                 return self._on_fault(request, reason, now)
             case RingUp():
-                self._is_up = True
-                self._down = None
+                self._watch.up()
                 return self._start_next(now)
             case RingDown(reason):
                 return self._on_ring_down(reason, now)
@@ -118,19 +113,22 @@ class CoordinatorMachine:
 
     def deadline(self) -> float | None:
         """When to call with Tick: while rows are missing, or requests wait for a lost ring."""
-        limits = list(self._lost.values())
-        if self._down is not None:
-            waiting = (r.waiting_since for r in self._requests.values())
-            limits += [since + self._ring.recovery for since in waiting]
-        return min(limits, default=None)
+        limits = [r.rows_missing_until for r in self._requests.values()]
+        limits.append(self._watch.deadline(self._requests.values()))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def idle(self) -> bool:
         """No request waits or runs, and nothing is on the ring."""
         return not self._requests and not self._flying
 
+    @property
+    def is_working(self) -> bool:
+        """Whether a request is on the ring now; those that only wait for it do not count."""
+        return self._active is not None and self._watch.is_up
+
     def accepts(self, request: int) -> Request | None:
-        """The open request of that number, for checks."""
+        """The open request of that number, which a lost ring changes; for checks."""
         return self._requests.get(request)
 
     def experience_of(self, policy: str) -> Experience:
@@ -153,11 +151,8 @@ class CoordinatorMachine:
         return effects
 
     def _admit(self, peer: bytes, submit: Submit) -> Request:
-        if self._ended is not None:
-            raise ConfigError(self._ended)
-        if self._down is not None and self._ring.recovery <= 0:
-            raise PeerLost(self._down)
-        must_wait = self._active is not None or not self._is_up
+        self._watch.check_open()
+        must_wait = self._active is not None or not self._watch.is_up
         if must_wait and len(self._waiting) >= self._ring.queue_limit:
             waiting = len(self._waiting)
             raise CapacityError(f"{waiting} requests are waiting already; try again later")
@@ -169,14 +164,12 @@ class CoordinatorMachine:
         return request
 
     def _why_waiting(self) -> str:
-        if self._down is not None:
-            return f"{self._down}; waiting for it"
-        if not self._is_up:
-            return "waiting for the ring's stages"
+        if not self._watch.is_up:
+            return self._watch.what_is_missing
         return f"waiting behind {len(self._requests) - 1} other request(s)"
 
     def _start_next(self, now: float) -> list[Effect]:
-        if self._active is not None or not self._is_up or not self._waiting:
+        if self._active is not None or not self._watch.is_up or not self._waiting:
             return []
         request = self._requests[self._waiting.popleft()]
         self._active = request.number
@@ -210,33 +203,24 @@ class CoordinatorMachine:
         return [] if request is None else self._fail(request, reason, now)
 
     def _on_tick(self, now: float) -> list[Effect]:
-        overdue = [number for number, limit in self._lost.items() if now >= limit]
-        effects: list[Effect] = []
-        for number in overdue:
-            effects += self._on_fault(number, "a stage lost rows of this request", now)
-        if self._down is not None:
-            effects += self._fail_overdue(self._down, now)
+        effects = self._fail_overdue(now)
+        for request in list(self._requests.values()):
+            limit = request.rows_missing_until
+            if limit is not None and now >= limit:
+                effects += self._fail(request, "a stage lost rows of this request", now)
         return effects
 
     # --- rings come and go --------------------------------------------------------------------
 
     def _on_ring_down(self, reason: str, now: float) -> list[Effect]:
         """Keep what is certain; the rest comes again from it on the next ring."""
-        was_down = self._down is not None
-        self._down = reason
-        self._is_up = False
+        self._watch.down(reason, now, self._requests.values())
         self._queued.clear()
         self._flying.clear()  # nothing comes back from a ring that is gone
-        self._lost.clear()
-        if not was_down:
-            for request in self._requests.values():
-                request.waiting_since = now
-        if self._ring.recovery <= 0:
-            return self._fail_overdue(reason, now)
-        effects = self._pause()
-        for request in self._requests.values():
-            effects.append(SendPeer(request.peer, Progress(request.tag, self._why_waiting())))
-        return effects
+        effects = self._fail_overdue(now) + self._pause()
+        why = self._why_waiting()
+        told = [SendPeer(r.peer, Progress(r.tag, why)) for r in self._requests.values()]
+        return [*effects, *told]
 
     def _pause(self) -> list[Effect]:
         """Free what the active request holds, and let it be the first to start again."""
@@ -251,15 +235,14 @@ class CoordinatorMachine:
         self._active = None
         return effects
 
-    def _fail_overdue(self, reason: str, now: float) -> list[Effect]:
-        limit = self._ring.recovery
-        late = f"; it did not come back within {limit:g} s" if limit > 0 else ""
-        overdue = [r for r in self._requests.values() if now >= r.waiting_since + limit]
-        return [e for r in reversed(overdue) for e in self._fail(r, reason + late, now)]
+    def _fail_overdue(self, now: float) -> list[Effect]:
+        overdue = self._watch.overdue(self._requests.values(), now)
+        return [effect for r, reason in overdue for effect in self._fail(r, reason, now)]
 
     def _on_ring_ended(self, reason: str, now: float) -> list[Effect]:
-        self._ended = reason
-        self._is_up = False
+        self._watch.end(reason)
+        self._queued.clear()
+        self._flying.clear()
         return [e for r in list(self._requests.values()) for e in self._fail(r, reason, now)]
 
     def _finish(self, request: Request, reason: str, now: float) -> list[Effect]:
@@ -272,7 +255,6 @@ class CoordinatorMachine:
     def _forget(self, request: Request, now: float) -> list[Effect]:
         """Free the request everywhere. What it has on the ring still comes back as credits."""
         del self._requests[request.number]
-        self._lost.pop(request.number, None)
         if self._active != request.number:
             self._waiting.remove(request.number)
             return []
@@ -288,20 +270,12 @@ class CoordinatorMachine:
     # --- prefill ------------------------------------------------------------------------------
 
     def _send_prefill(self, request: Request) -> list[Effect]:
-        """As many prompt chunks as may be in flight: they overlap along the ring.
-
-        After a loss, the tokens that are certain by then are read like a prompt.
-        """
+        """As many prompt chunks as may be in flight: they overlap along the ring."""
         effects: list[Effect] = []
-        prompt, size = request.prefix, request.chunk
-        while request.prefilled < len(prompt) and request.in_flight <= self._ring.stages:
-            first = request.prefilled
-            last = min(first + size, len(prompt))
-            ids = np.arange(first, last, dtype=np.int64)
-            rows = Rows(ids, ids - 1, np.array(prompt[first:last], np.int64), ids)
-            request.prefilled = last
-            reserve = request.reserve if first == 0 else 0
-            wanted = 1 if last == len(prompt) else 0
+        while not request.is_read and request.in_flight <= self._ring.stages:
+            reserve = request.reserve if request.prefilled == 0 else 0
+            rows = request.next_chunk()
+            wanted = 1 if request.is_read else 0
             effects.append(self._launch(request, rows, certain=True, reserve=reserve, want=wanted))
             if wanted:
                 request.plant()
@@ -316,21 +290,7 @@ class CoordinatorMachine:
         self._queued.add(self._seq)
         self._flying[self._seq] = InFlight(request.number, entered, certain, wanted)
         request.in_flight += 1
-        return SendRing(
-            Segment(
-                request.number,
-                self._seq,
-                request.epoch,
-                certain,
-                reserve,
-                want,
-                rows.ids,
-                rows.parents,
-                rows.positions,
-                rows.tokens,
-                None,
-            )
-        )
+        return SendRing(segment_of(request, self._seq, rows, certain, reserve, want))
 
     # --- results ------------------------------------------------------------------------------
 
@@ -375,7 +335,7 @@ class CoordinatorMachine:
         request.clock.result(flying.entered)
         request.acknowledged(segment.epoch)
         if flying.lacks_live_rows(segment, request.tree):
-            self._lost[request.number] = now + LOST_WAIT_S
+            request.rows_missing_until = now + LOST_WAIT_S
             return []
         if segment.certain:
             return self._on_prefill_result(request, segment)
@@ -395,19 +355,10 @@ class CoordinatorMachine:
         return self._verify(request, now)
 
     def _sample(self, request: Request, segment: Segment, index: IntArray) -> Effect:
-        assert segment.hidden is not None
         self._jobs += 1
         ids = tuple(segment.ids[index].tolist())
         self._head_jobs[self._jobs] = HeadJob(request.number, ids)
-        request.verifying += 1
-        request.heads += 1
-        return RunHead(
-            self._jobs,
-            request.number,
-            segment.hidden.take(index),
-            segment.positions[index] + 1,
-            request.sampling,
-        )
+        return request.sample(self._jobs, segment, index)
 
     def _on_head_done(self, job: int, choice: Choice, now: float) -> list[Effect]:
         head = self._head_jobs.pop(job, None)
@@ -430,11 +381,7 @@ class CoordinatorMachine:
         if waits and not request.policy.verifies_each_result:
             return []
         step = request.tree.advance()
-        if not request.opening or len(step.tokens) > 1:  # the first token comes of the prompt
-            request.tally.gains[len(step.tokens) - request.opening] += 1
-        request.experience.verified(request.sampling.shape, step)
-        if step.missed:
-            request.missed()
+        request.advanced(step)
         if not step.tokens:
             return self._decide(request, now)
         # Exactly as many rows were of use as tokens came of them; an answer that ends within
@@ -453,16 +400,7 @@ class CoordinatorMachine:
         passed: tuple[int, ...],
     ) -> list[Effect]:
         """Give certain tokens to the client, up to the answer's end."""
-        text: list[str] = []
-        used = 0
-        for token in tokens:
-            text.append(request.answer.push(token))
-            used += 1
-            if request.answer.finish_reason:
-                break
-        request.passed(passed[:used], now)
-        request.opening = False
-        news = Tokens(request.tag, tokens[:used], "".join(text))
+        news = request.push(tokens, passed, now)
         effects: list[Effect] = [SendPeer(request.peer, news)]
         if request.answer.finish_reason:
             effects += self._finish(request, request.answer.finish_reason, now)

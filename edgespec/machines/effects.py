@@ -55,8 +55,15 @@ class LoadBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetStage:
+    """A new ring begins, in which the stage's block has this place: forget the one before."""
+
+    assign: Assign
+
+
+@dataclass(frozen=True, slots=True)
 class OpenRing:
-    """From now on, exchange segments with whoever shows this key (hex)."""
+    """From now on, exchange segments with whoever shows this key; send none before ConnectRing."""
 
     key: str
 
@@ -203,6 +210,7 @@ Effect = (
     | SendPeer
     | Tell
     | LoadBlock
+    | ResetStage
     | OpenRing
     | ConnectRing
     | Report

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from edgespec.machines.answer import Answer
+from edgespec.machines.effects import RunHead
 from edgespec.policy.base import Policy, View
 from edgespec.policy.experience import Experience
-from edgespec.tree.draft_tree import DraftTree
+from edgespec.tree.draft_tree import Advance, DraftTree
+from edgespec.tree.ledger import IntArray, Rows
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import Finished, Retain, Segment, Submit
+from edgespec.wire.messages import Finished, Retain, Segment, Submit, Tokens
 
 SPECULATIVE_ROWS = 256
 """Cache rows reserved for guesses beside the prompt and the answer; more make the cache grow."""
@@ -167,6 +171,7 @@ class Request:
         self.grown: DraftJob | None = None
         self.exhausted = False
         self.margins: dict[int, float] = {}
+        self.rows_missing_until: float | None = None
         self._epoch = 0
         self._accepted: list[tuple[int, tuple[int, ...]]] = []
 
@@ -224,18 +229,54 @@ class Request:
             experience=self.experience,
         )
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the whole prefix is on its way."""
+        return self.prefilled == len(self.prefix)
+
+    def next_chunk(self) -> Rows:
+        """The rows of the prefix that travel next."""
+        first = self.prefilled
+        last = self.prefilled = min(first + self.chunk, len(self.prefix))
+        ids = np.arange(first, last, dtype=np.int64)
+        return Rows(ids, ids - 1, np.array(self.prefix[first:last], np.int64), ids)
+
     def plant(self) -> None:
         """Begin the tree at the prefix's last token, whose row is on its way."""
         last = len(self.prefix) - 1
         self.tree = DraftTree(last, last - 1, self.prefix[-1], last)
         self.tree.send((last,))
 
-    def missed(self) -> None:
-        """The model's token was not in the tree; none was due for the first, or without a draft."""
-        self.ahead = 0
-        self.tally.misses += self.policy.drafts and not self.opening
+    def advanced(self, step: Advance) -> None:
+        """Keep what the tree's walk tells; the first token comes of the prompt, not of guesses."""
+        if not self.opening or len(step.tokens) > 1:
+            self.tally.gains[len(step.tokens) - self.opening] += 1
+        self.experience.verified(self.sampling.shape, step)
+        if step.missed:
+            self.ahead = 0
+            self.tally.misses += self.policy.drafts and not self.opening
 
-    def passed(self, ids: tuple[int, ...], now: float) -> None:
+    def sample(self, job: int, segment: Segment, index: IntArray) -> RunHead:
+        """Have the tokens behind these rows of a result sampled."""
+        assert segment.hidden is not None
+        self.verifying += 1
+        self.heads += 1
+        hidden, positions = segment.hidden.take(index), segment.positions[index] + 1
+        return RunHead(job, self.number, hidden, positions, self.sampling)
+
+    def push(self, tokens: tuple[int, ...], passed: tuple[int, ...], now: float) -> Tokens:
+        """Take certain tokens, up to the answer's end; what the client shall be told."""
+        text: list[str] = []
+        for token in tokens:
+            text.append(self.answer.push(token))
+            if self.answer.finish_reason:
+                break
+        used = len(text)
+        self._passed(passed[:used], now)
+        self.opening = False
+        return Tokens(self.tag, tokens[:used], "".join(text))
+
+    def _passed(self, ids: tuple[int, ...], now: float) -> None:
         """Keep the figures of rows whose verdicts were used; forget those of older rows."""
         tally, newest = self.tally, ids[-1]
         if tally.first_token is None:
@@ -286,3 +327,22 @@ class Request:
             smallest_margin=margin if margin < float("inf") else 0.0,
             recoveries=self.recoveries,
         )
+
+
+def segment_of(
+    request: Request, seq: int, rows: Rows, certain: bool, reserve: int, want: int
+) -> Segment:
+    """Rows of a request as they enter the ring."""
+    return Segment(
+        request.number,
+        seq,
+        request.epoch,
+        certain,
+        reserve,
+        want,
+        rows.ids,
+        rows.parents,
+        rows.positions,
+        rows.tokens,
+        None,
+    )

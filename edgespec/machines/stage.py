@@ -62,13 +62,12 @@ class StageMachine:
 
     def __init__(self, *, is_first: bool, is_last: bool, row_limit: int) -> None:
         """`row_limit`: rows of one request (committed and speculative) that may be held."""
-        self._is_first = is_first
-        self._is_last = is_last
-        self._row_limit = row_limit
+        self.take_place(is_first=is_first, is_last=is_last, row_limit=row_limit)
         self._held: dict[int, _Held] = {}
         self._ended: deque[int] = deque(maxlen=REMEMBERED_ENDS)
         self._queue: deque[Segment] = deque()
         self._running: _Running | None = None
+        self._given_up: set[int] = set()  # jobs of an earlier ring that have not come back
         self._last_seq = -1
         self._jobs = 0
 
@@ -87,6 +86,30 @@ class StageMachine:
                 return self._on_compute_failed(job, request, reason, now)
             case _:
                 raise LocalProtocolError(f"a stage cannot handle {type(event).__name__}")
+
+    def take_place(self, *, is_first: bool, is_last: bool, row_limit: int) -> None:
+        """From the next ring on, be that stage of it (see __init__)."""
+        self._is_first = is_first
+        self._is_last = is_last
+        self._row_limit = row_limit
+
+    def reset(self) -> list[Effect]:
+        """A new ring begins: forget all that it had of the one before.
+
+        The caller sees to it that no segment of an earlier ring comes any more. A block that still
+        runs does so for nobody.
+        """
+        effects: list[Effect] = []
+        if self._running is not None:
+            self._given_up.add(self._running.job)
+            effects.append(AbortBlock(self._running.job))
+            self._running = None
+        effects += [CloseCache(request) for request in self._held]
+        self._held.clear()
+        self._ended.clear()
+        self._queue.clear()
+        self._last_seq = -1
+        return effects
 
     def deadline(self) -> float | None:
         """A stage waits for nothing but events."""
@@ -145,6 +168,8 @@ class StageMachine:
         return RunBlock(self._jobs, segment.request, rows, hidden, committed, sees)
 
     def _on_block_done(self, job: int, hidden: Tensor | None, now: float) -> list[Effect]:
+        if self._was_given_up(job):
+            return []
         running = self._finish_job(job)
         segment = running.segment
         held = self._held.get(segment.request)
@@ -182,6 +207,11 @@ class StageMachine:
         if not self._is_first:
             return [SendRing(segment)]
         return [SendRing(segment), SendCoordinator(Credit(segment.seq))]
+
+    def _was_given_up(self, job: int) -> bool:
+        known = job in self._given_up
+        self._given_up.discard(job)
+        return known
 
     def _finish_job(self, job: int) -> _Running:
         running = self._running
@@ -229,6 +259,8 @@ class StageMachine:
         return effects
 
     def _on_compute_failed(self, job: int, request: int, reason: str, now: float) -> list[Effect]:
+        if self._was_given_up(job):
+            return []
         if job != NO_JOB:
             segment = self._finish_job(job).segment
             return self._fault(segment, reason) + self._start_next(now)

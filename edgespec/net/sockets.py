@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import zmq
 
 from edgespec.config import Address
-from edgespec.errors import ConfigError
+from edgespec.errors import AddressUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def bind(opened: zmq.Socket[bytes], address: Address) -> int:
     try:
         opened.bind(f"tcp://{host}:{address.port or '*'}")
     except zmq.ZMQError as problem:
-        raise ConfigError(
+        raise AddressUnavailable(
             f"cannot listen on {address} ({problem.strerror}); choose another --host or --port, or "
             "stop the program that uses it"
         ) from None
@@ -67,7 +67,7 @@ def connect(opened: zmq.Socket[bytes], address: Address) -> None:
     try:
         opened.connect(Address(host, address.port).endpoint)
     except zmq.ZMQError as problem:
-        raise ConfigError(f"cannot connect to {address} ({problem.strerror})") from None
+        raise AddressUnavailable(f"cannot connect to {address} ({problem.strerror})") from None
 
 
 def number_of(host: str) -> str:
@@ -76,13 +76,15 @@ def number_of(host: str) -> str:
         return socket.gethostbyname(host)
     except (OSError, UnicodeError) as problem:
         cause = getattr(problem, "strerror", None) or problem
-        raise ConfigError(f"the host {host!r} is unknown ({cause}); check its name") from None
+        raise AddressUnavailable(
+            f"the host {host!r} is unknown ({cause}); check its name"
+        ) from None
 
 
 def own_address_towards(address: Address) -> str:
     """The address of this machine on the route to `address`, as a peer there would see it.
 
-    Raises ConfigError if the host is unknown or there is no route.
+    Raises AddressUnavailable if the host is unknown or there is no route.
     """
     target = (number_of(address.host), address.port)
     try:
@@ -90,6 +92,6 @@ def own_address_towards(address: Address) -> str:
             probe.connect(target)  # a datagram socket sends nothing here, it only picks a route
             return str(probe.getsockname()[0])
     except OSError as problem:
-        raise ConfigError(
+        raise AddressUnavailable(
             f"there is no route to {address} ({problem.strerror or problem}); check --coordinator"
         ) from None

@@ -126,7 +126,7 @@ class Client:
                 f"no coordinator answered at {self._coordinator} within {self._wait:.0f} s; is "
                 "`edgespec serve` running there, and has it finished loading?"
             )
-        elif self._heard is not None and now - self._heard > self._timing.silence:
+        elif self._heard is not None and now - self._heard > self._timing.answer_silence:
             raise PeerLost(
                 f"the coordinator at {self._coordinator} has been silent for "
                 f"{now - self._heard:.1f} s: it has ended or cannot be reached"

@@ -8,12 +8,13 @@ from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     ConnectRing,
     Effect,
+    OpenRing,
     SendPeer,
     SendRing,
     SendStages,
     Tell,
 )
-from edgespec.machines.events import Event, MessageArrived, PeerGone, RingDown, Tick
+from edgespec.machines.events import Event, MessageArrived, PeerGone, RingBroke, RingEnded, Tick
 from edgespec.machines.membership import MembershipMachine
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.runtime.equipment import Equipment
@@ -65,6 +66,10 @@ class CoordinatorNode(Node):
         both = (self._membership.deadline(), self._machine.deadline())
         return min((d for d in both if d is not None), default=None)
 
+    def on_broken(self, now: float) -> list[Effect]:
+        """All stages may live: they begin another ring."""
+        return self._membership.handle(RingBroke(), now)
+
     def carry_out(self, effect: Effect, now: float) -> None:
         """Sockets, and what one machine tells the other."""
         match effect:
@@ -75,8 +80,11 @@ class CoordinatorNode(Node):
                 self.perform_all([SendPeer(peer, message) for peer in stages], now)
             case SendPeer(peer, message):
                 self._send_peer(peer, message, now)
+            case OpenRing(key):
+                self.transport.ring_key = key.encode()
             case ConnectRing(host, port):
                 self.transport.connect_ring(ring_address(host, port, "127.0.0.1"))
+                self.transport.ring_broke = None  # that was the ring before
             case Tell(event):
                 self.perform_all(self._machine.handle(event, now), now)
             case _:
@@ -93,6 +101,6 @@ class CoordinatorNode(Node):
 
     def farewell(self, reason: str, now: float) -> None:
         """End every request with a message, and let the stages go."""
-        self.perform_all(self._machine.handle(RingDown(f"the ring ended: {reason}"), now), now)
-        goodbyes = [SendPeer(p, Goodbye(reason)) for p in self._membership.stage_peers]
+        self.perform_all(self._machine.handle(RingEnded(f"the ring ended: {reason}"), now), now)
+        goodbyes = [SendPeer(p, Goodbye(reason)) for p in self._membership.daemon_peers]
         self.perform_all(goodbyes, now)

@@ -24,7 +24,14 @@ from edgespec.machines.effects import (
     SendRing,
     SendStages,
 )
-from edgespec.machines.events import ComputeFailed, Event, MessageArrived, RingUp, SegmentArrived
+from edgespec.machines.events import (
+    ComputeFailed,
+    Event,
+    MessageArrived,
+    RingDown,
+    RingUp,
+    SegmentArrived,
+)
 from edgespec.machines.stage import StageMachine
 from edgespec.net.inproc import InprocLink
 from edgespec.wire.codec import decode, encode
@@ -125,6 +132,22 @@ class LocalRing:
                     return
             else:
                 return
+
+    # --- losing and mending it ----------------------------------------------------------------
+
+    def lose(self, reason: str) -> None:
+        """The ring is lost; what the stages said on the control channel still arrives."""
+        self._dispatch(0, self.coordinator.handle(RingDown(reason), self.now))
+
+    def mend(self) -> None:
+        """The next ring is up, of the same stages; nothing that was under way comes through."""
+        for number, node in enumerate(self._nodes):
+            node.ring = InprocLink()
+            if number:
+                node.control = InprocLink()
+        for number, stage in enumerate(self.stages, 1):
+            self._dispatch(number, stage.reset())
+        self._dispatch(0, self.coordinator.handle(RingUp(), self.now))
 
     # --- single steps -------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ LONGEST_POLL = 0.5
 """Seconds after which a loop looks up even if nothing came, so that signals are seen."""
 
 
-BROKEN_S = 6.0
+BROKEN_S = 2.0
 """Seconds that a broken connection to the next node is put up with: if that node died, the
 membership says so first, and says it better."""
 
@@ -53,6 +53,10 @@ class Node(ABC):
     @abstractmethod
     def carry_out(self, effect: Effect, now: float) -> None:
         """Carry out an effect that only this kind of node knows."""
+
+    @abstractmethod
+    def on_broken(self, now: float) -> list[Effect]:
+        """The connection to the next node broke and segments may have been lost with it."""
 
     @abstractmethod
     def farewell(self, reason: str, now: float) -> None:
@@ -96,7 +100,8 @@ class Node(ABC):
         broke = self.transport.ring_broke
         if broke is not None and now - broke > BROKEN_S:
             # Whatever was on it is lost, and who waits for it would wait for ever.
-            self.end("its connection to the next node of the ring broke", failed=True)
+            self.transport.ring_broke = None
+            self.perform_all(self.on_broken(now), now)
 
     def _timeout(self) -> float:
         deadline = self.deadline()

@@ -14,6 +14,8 @@ from edgespec.machines.effects import (
     Effect,
     LoadBlock,
     OpenRing,
+    ResetStage,
+    RunBlock,
     SendCoordinator,
     SendRing,
 )
@@ -23,6 +25,7 @@ from edgespec.machines.events import (
     Event,
     LoadFailed,
     MessageArrived,
+    RingBroke,
     Tick,
 )
 from edgespec.machines.member import MemberMachine
@@ -31,7 +34,7 @@ from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.runtime.equipment import Equipment
 from edgespec.runtime.node import Node, ring_address
 from edgespec.runtime.worker import Perform
-from edgespec.wire.messages import Assign, End, Goodbye, Retain
+from edgespec.wire.messages import Assign, End, Goodbye, Retain, Segment
 
 Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], BlockBackend]
 """Builds the assigned block. The second argument takes how far it is, in words, and raises
@@ -60,8 +63,10 @@ class StageNode(Node):
         self._coordinator = coordinator
         self._load = load
         self._equipment = equipment
-        self._compute: Perform | None = None
+        self._compute: Perform | None = None  # the worker's
         self._machine: StageMachine | None = None
+        self._connected = False  # to the next node, in this ring
+        self._early: list[Segment] = []
 
     def route(self, event: Event, now: float) -> list[Effect]:
         """Segments, retained sets and ends to the stage machine; the rest to the member."""
@@ -79,18 +84,50 @@ class StageNode(Node):
         return self._member.deadline()
 
     def carry_out(self, effect: Effect, now: float) -> None:
-        """Sockets."""
+        """Sockets, and what the member tells the stage machine."""
         match effect:
             case SendRing(segment):
-                self.transport.send_ring(segment)
+                self._send_ring(segment)
             case SendCoordinator(message):
                 self.transport.send_control(b"", message)
             case OpenRing(key):
                 self.transport.ring_key = key.encode()
+                self._connected = False
+                self._early.clear()
             case ConnectRing(host, port):
-                self.transport.connect_ring(ring_address(host, port, self._coordinator.host))
+                self._connect_ring(ring_address(host, port, self._coordinator.host))
+            case ResetStage(assign):
+                self.perform_all(self._reset(assign), now)
             case _:
                 raise TypeError(f"a stage carries out no {type(effect).__name__}")
+
+    def _send_ring(self, segment: Segment) -> None:
+        if self._connected:
+            self.transport.send_ring(segment)
+        else:  # a segment may overtake the control message that connects
+            self._early.append(segment)
+
+    def _connect_ring(self, address: Address) -> None:
+        self.transport.connect_ring(address)
+        self.transport.ring_broke = None  # that was the ring before
+        self._connected = True
+        early, self._early = self._early, []
+        for segment in early:
+            self.transport.send_ring(segment)
+
+    def _reset(self, assign: Assign) -> list[Effect]:
+        """Be ready for a new ring, in which the block that is loaded has this place."""
+        is_first, is_last = assign.stage == 1, assign.stage == assign.stages
+        row_limit = assign.context_length + SPECULATIVE_LIMIT
+        if self._machine is None:
+            self._machine = StageMachine(is_first=is_first, is_last=is_last, row_limit=row_limit)
+            return []
+        self._machine.take_place(is_first=is_first, is_last=is_last, row_limit=row_limit)
+        return self._machine.reset()
+
+    def on_broken(self, now: float) -> list[Effect]:
+        """Leave the ring, which cannot go on, and come back for the next one."""
+        return self._member.handle(RingBroke(), now) if self._connected else []
 
     def farewell(self, reason: str, now: float) -> None:
         """Tell the coordinator, unless it was the one to end it (it then ignores this)."""
@@ -101,6 +138,8 @@ class StageNode(Node):
     def _perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
         if isinstance(effect, LoadBlock):
             return self._load_block(effect.assign, stop)
+        if self._compute is None and not isinstance(effect, RunBlock):
+            return None  # it was for a block that is gone
         assert self._compute is not None, "compute comes after the block is loaded"
         return self._compute(effect, stop)
 
@@ -115,14 +154,10 @@ class StageNode(Node):
                 said = time.monotonic()
                 self.worker.post(BlockLoading(text))
 
+        self._compute = None  # there may be no memory for two blocks
         started = time.monotonic()
         block = self._load(assign, progress, stop)
         self._compute = StageCompute(block).perform
         if self._equipment is not None:
             self._compute = self._equipment.equip(assign, self._compute, self)
-        self._machine = StageMachine(
-            is_first=assign.stage == 1,
-            is_last=assign.stage == assign.stages,
-            row_limit=assign.context_length + SPECULATIVE_LIMIT,
-        )
         return BlockLoaded(time.monotonic() - started)

@@ -62,7 +62,13 @@ def build(
     stages = scenario.stages
     codec = ToyCodec(frozenset(scenario.eos_ids))
     draft = parts.draft(random.Random(f"{scenario.seed} draft"), scenario.accuracy)
-    ring = Ring(stages, scenario.context_length, "oracle", scenario.prefill_chunk)
+    ring = Ring(
+        stages,
+        scenario.context_length,
+        "oracle",
+        scenario.prefill_chunk,
+        recovery=scenario.recovery,
+    )
     limits = {f.stage: f.rows for f in scenario.faults if isinstance(f, SmallCache)}
     promises = {ask.tag: _promise(scenario, ask, codec) for ask in scenario.asks}
     for promise in promises.values():
@@ -109,12 +115,15 @@ def build(
 
 def _promise(scenario: Scenario, ask: Ask, codec: ToyCodec) -> Promise:
     submit = ask.submit()
-    if len(codec.encode(submit.prompt)) >= scenario.context_length:
-        return Promise(submit, None, ask.cancel_at, (f"context is {scenario.context_length}",))
     limits = [f.rows for f in scenario.faults if isinstance(f, SmallCache)]
-    reasons = (*(f"more than {rows} rows" for rows in limits), "a stage lost rows")
-    expected = plain_answer(codec, submit, scenario.stages, scenario.context_length)
-    return Promise(submit, expected, ask.cancel_at, reasons if limits else ())
+    reasons = tuple(f"more than {rows} rows" for rows in limits)
+    reasons = (*reasons, "a stage lost rows") if limits else ()
+    expected = None
+    if len(codec.encode(submit.prompt)) >= scenario.context_length:
+        reasons = (f"context is {scenario.context_length}",)
+    else:
+        expected = plain_answer(codec, submit, scenario.stages, scenario.context_length)
+    return Promise(submit, expected, ask.cancel_at, reasons, ask.at, scenario.recovery)
 
 
 def play_and_trace(scenario: Scenario, folder: Path, parts: Parts = DEFAULT_PARTS) -> None:

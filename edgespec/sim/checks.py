@@ -31,14 +31,17 @@ class InvariantViolated(EdgespecError):
 class Promise:
     """What one request was promised.
 
-    `expected`: None if it cannot be served at all. `cancel_at`: when its client gives up (s).
-    `may_fail`: parts of the reasons with which it may fail beside the loss of a stage.
+    `expected`: None if it cannot be served at all. `at`: when it is asked, `cancel_at`: when its
+    client gives up (s). `may_fail`: parts of the reasons with which it may fail. `recovery`: how
+    long it waits for a ring that was lost (s).
     """
 
     submit: Submit
     expected: Expected | None
     cancel_at: float | None = None
     may_fail: tuple[str, ...] = ()
+    at: float = 0.0
+    recovery: float = 60.0
 
 
 @dataclass(slots=True)
@@ -190,15 +193,21 @@ def _check_finished(world: World, promise: Promise, got: _Got, end: Finished) ->
         right.finish_reason,
     ):
         raise InvariantViolated("plain answer", f"request {end.tag} got {end}, not {right}")
-    # The first token comes of the prompt, every other one of a row that was sent.
-    if not 0 <= end.rows_wasted <= end.rows_sent or (
-        end.rows_sent - end.rows_wasted != end.new_tokens - 1
-    ):
+    # The first token of each ring comes of the prompt, every other one of a row that was sent.
+    used = end.rows_sent - end.rows_wasted
+    fewest, most = end.new_tokens - 1 - end.recoveries, end.new_tokens - 1
+    if not 0 <= end.rows_wasted <= end.rows_sent or not fewest <= used <= most:
         raise InvariantViolated("figures add up", f"the figures of {end} do not")
 
 
 def _check_failed(world: World, promise: Promise, reason: str) -> None:
     if "was lost" in reason and not world.is_up:
+        waited = world.now - max(world.down_since, promise.at)
+        if waited < promise.recovery - 1e-9:
+            raise InvariantViolated(
+                "as long as promised",
+                f"request {promise.submit.tag} waited {waited} of {promise.recovery} s: {reason}",
+            )
         return
     if not any(part in reason for part in promise.may_fail):
         tag = promise.submit.tag
@@ -228,7 +237,7 @@ def _check_ledgers(world: World, number: int) -> None:
     if world.control[number] or world.work[number] or number in world.segments.values():
         return
     request = world.coordinator.accepts(number)
-    if world.gone or request is None or request.prefilled < len(request.prompt):
+    if world.gone or request is None or not request.is_read:
         return
     committed, last, live = _held(request)
     first: tuple[int, ...] | None = None
@@ -262,10 +271,10 @@ def _held(request: Request) -> tuple[int, int, set[int]]:
     """What every stage must hold: committed rows, the last one's id, and the live rows."""
     tree = request.tree
     if tree is None:
-        return len(request.prompt), len(request.prompt) - 1, set()
+        return len(request.prefix), len(request.prefix) - 1, set()
     root = tree[tree.root]
     live = {i for i in tree.ids if tree[i].sent}
-    if root.id < len(request.prompt):  # the prompt's last row, which is committed
+    if root.id < len(request.prefix):  # the prefix's last row, which is committed
         return root.position + 1, root.id, live - {root.id}
     return root.position, root.parent, live
 

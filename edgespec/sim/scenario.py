@@ -79,7 +79,7 @@ class Scenario:
 
     `accuracy`: how often the draft knows the next token. Paces are mean seconds of one effect at
     the head, the draft and each stage; `layers`: parts of each stage's block between which it can
-    be stopped.
+    be stopped. `recovery`: seconds that a request waits for a ring that was lost.
     """
 
     seed: int
@@ -94,6 +94,7 @@ class Scenario:
     network: Network
     faults: tuple[Fault, ...]
     asks: tuple[Ask, ...]
+    recovery: float = 60.0
 
     @property
     def stages(self) -> int:
@@ -141,6 +142,7 @@ def draw(seed: int) -> Scenario:
         network=_draw_network(rng, stages, base),
         faults=faults,
         asks=_draw_asks(rng, span, faults),
+        recovery=rng.choice((60.0, 60.0, 60.0, base * 5.0, 0.0)),
     )
 
 
@@ -181,10 +183,22 @@ def _draw_faults(rng: random.Random, stages: int, base: float, span: float) -> t
         faults.append(SlowStage(some_stage(), rng.choice((3.0, 30.0)), start, start + span / 2))
     if rng.random() < 0.05:
         faults.append(SmallCache(some_stage(), rng.randint(1, 30)))
-    for _ in range(rng.choice((0,) * 18 + (1, 1, 2))):
-        noticed, restart = base * rng.choice((0.0, 10.0)), base * rng.choice((0.0, 1.0, 20.0))
-        faults.append(Crash(some_stage(), rng.random() * span, noticed, restart))
+    faults += _draw_crashes(rng, stages, base, span)
     return tuple(faults)
+
+
+def _draw_crashes(rng: random.Random, stages: int, base: float, span: float) -> list[Crash]:
+    """Mostly none; some at any time, some soon after another: while it is not noticed, while the
+    ring is not back, or while the requests are read again."""
+    crashes: list[Crash] = []
+    for _ in range(rng.choice((0,) * 12 + (1, 1, 2, 3, 5))):
+        noticed, restart = base * rng.choice((0.0, 10.0)), base * rng.choice((0.0, 1.0, 20.0))
+        at = rng.random() * span
+        if crashes and rng.random() < 0.6:
+            last = crashes[-1]
+            at = last.at + rng.random() * 2 * (last.noticed_after + last.restart_after + base)
+        crashes.append(Crash(rng.randint(1, stages), at, noticed, restart))
+    return crashes
 
 
 def _draw_asks(rng: random.Random, span: float, faults: tuple[Fault, ...]) -> tuple[Ask, ...]:

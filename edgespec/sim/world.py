@@ -80,7 +80,8 @@ class Watch(Protocol):
 class World:
     """A ring of one coordinator and N stages; `submit`, `run`, then read `replies`.
 
-    `make_stages` is called for the first ring and again for every ring after a crash. `segments`:
+    `make_stages` is called for the first ring and again for every ring after a crash, from which
+    the stages that are gone take their place; the others forget what they had. `segments`:
     {sequence number: request} of those on their way round. `control`: how many messages of each
     request are under way on the control channel, `work`: how many compute effects its stages have
     still to do. `lost`: {(stage, request): epoch of the newest retained set that never arrived}.
@@ -109,6 +110,7 @@ class World:
         self.control: Counter[int] = Counter()
         self.work: Counter[int] = Counter()
         self.lost: dict[tuple[int, int], int] = {}
+        self.down_since = 0.0
         self.stages: list[StageParts] = []
         self._make_stages = make_stages
         self._durations = durations
@@ -132,7 +134,7 @@ class World:
         )
         self._links = Links(network, self._rng)
         self._workers: list[Worker] = []
-        self._gone: set[int] = set()
+        self._gone: set[int] = set(range(1, len(network.ring)))
         self._clock.book(0.0, self._ring_up)
         for fault in faults:
             if isinstance(fault, Crash):
@@ -182,10 +184,10 @@ class World:
 
     def _arrived(self, ring: int, node: int, frames: list[bytes], control: int | None) -> None:
         """A message comes out of a link; `control`: its request, on the control channel."""
-        if ring != self._rings:
-            return  # that ring is gone
         if control is not None:
             self.control[control] -= 1
+        if ring != self._rings and (node or control is None):
+            return  # that ring is gone; what its stages said on the control channel still comes
         message = decode(frames)
         if node in self._gone:
             self._note(node, f"gone: {message_words(message)}")
@@ -215,52 +217,59 @@ class World:
 
     def _crash(self, crash: Crash) -> None:
         node = crash.stage
-        if not self.is_up or node in self._gone:
+        if node in self._gone:
             self._note(node, "would crash, but is gone already")
             return
         self._note(node, "crashes")
         self._gone.add(node)
         self._workers[node - 1].vanish()
-        at = self.now + crash.noticed_after
-        self._clock.book(at, self._ring_down, self._rings, node, crash.restart_after)
-        self._look(node)
+        if self.is_up:
+            at = self.now + crash.noticed_after
+            self._clock.book(at, self._ring_down, self._rings, node, crash.restart_after)
+            self._look(node)
+        else:  # it will be replaced with the other one
+            self._handle(0, RingDown(_crashed(node)))
 
     def _ring_down(self, ring: int, node: int, restart_after: float) -> None:
         if ring != self._rings:
             return  # another stage of that ring was missed before
         self._note(0, f"stage {node} is missed")
         self.is_up = False
+        self.down_since = self.now
         self._rings += 1
-        for number, worker in enumerate(self._workers, 1):
-            worker.vanish()
-            self._gone.add(number)
-            self._busy[number] += worker.busy
-        self._workers = []
-        self.stages = []
-        for under_way in (self.segments, self.control, self.work, self.lost):
-            under_way.clear()
+        self.segments.clear()
+        self.lost.clear()
         self._clock.book(self.now + restart_after, self._ring_up)
-        self._handle(0, RingDown(f"stage {node} was lost: it crashed"))
+        self._handle(0, RingDown(_crashed(node)))
 
     def _ring_up(self) -> None:
         self._note(0, "the ring is up")
-        self.is_up = True
-        self._gone.clear()
-        self.stages = list(self._make_stages())
         self._links = Links(self._network, self._rng)
-        self._workers = [
-            Worker(
-                number,
-                self._clock,
-                StageCompute(stage.block),
-                _StagePrices(self._durations, self._dice, self._clock, number),
-                self._computed,
-                self.spans,
-                at_start=False,
-            )
-            for number, stage in enumerate(self.stages, 1)
-        ]
+        fresh = list(self._make_stages())
+        if not self.stages:
+            self.stages = list(fresh)
+            self._workers = [self._worker(number) for number in sorted(self._gone)]
+        for number, stage in enumerate(fresh, 1):
+            if number not in self._gone:
+                self._dispatch(number, self.stages[number - 1].machine.reset())
+                continue
+            self.stages[number - 1] = stage
+            self._busy[number] += self._workers[number - 1].busy
+            self._workers[number - 1] = self._worker(number)
+        self._gone.clear()
+        self.is_up = True
         self._handle(0, RingUp())
+
+    def _worker(self, number: int) -> Worker:
+        return Worker(
+            number,
+            self._clock,
+            StageCompute(self.stages[number - 1].block),
+            _StagePrices(self._durations, self._dice, self._clock, number),
+            self._computed,
+            self.spans,
+            at_start=False,
+        )
 
     # --- machines -----------------------------------------------------------------------------
 
@@ -341,6 +350,10 @@ class World:
     def _note(self, node: int, what: str) -> None:
         if self._log is not None:
             self._log.add(self.now, f"V{node}" if node else "D0", what)
+
+
+def _crashed(node: int) -> str:
+    return f"stage {node} was lost: it crashed"
 
 
 def _request_of(message: Message) -> int:

@@ -259,7 +259,7 @@ class Finished:
     rows_wasted: int
     misses: int
     smallest_margin: float
-    recoveries: int
+    recoveries: int = 0
 
 
 @dataclass(frozen=True, slots=True)

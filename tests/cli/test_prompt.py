@@ -338,7 +338,6 @@ def test_what_only_the_coordinator_can_tell_is_an_error_too(
         (":7430", "is no host name"),
         ("", "is no host name"),
         ("tcp://a:7430", "IPv6"),
-        ("no-such-host.invalid", "the host 'no-such-host.invalid' is unknown"),
     ],
 )
 def test_an_address_that_is_none_is_refused(
@@ -348,6 +347,13 @@ def test_an_address_that_is_none_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_here(capfd, monkeypatch, *to_prompt(address, "x")).assert_refused(words)
+
+
+def test_an_unknown_host_is_said(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run_here(capfd, monkeypatch, *to_prompt("no-such-host.invalid", "x"))
+    done.assert_refused("the host 'no-such-host.invalid' is unknown", code=1)
 
 
 def test_no_coordinator_is_said_within_the_wait(

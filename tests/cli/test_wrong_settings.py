@@ -60,20 +60,20 @@ WRONG: dict[str, tuple[list[str], str]] = {
         "there is no model folder /none",
     ),
     "dtype": ([*SERVE, "--stages", "1", "--dtype", "int3"], "unknown dtype 'int3'"),
-    "host": ([*SERVE, "--stages", "1", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0"),
     "IPv6 host": ([*SERVE, "--stages", "1", "--host", "::1"], "IPv6"),
     "port": (["serve", "--stages", "1", "--port", "70000"], "70000 is no port"),
     "model of invalid UTF-8": (
         [*SERVE, "--stages", "1", "--model", "/m\udcff"],
         "model folder's name '/m\\udcff' is not valid UTF-8",
     ),
-    "no stage": (["join", "--coordinator", "127.0.0.1:9"], "Missing option '--stage'"),
-    "stage zero": (["join", "--stage", "0", "--coordinator", "127.0.0.1:9"], "stage 0; stages"),
+    "stage minus one": (["join", "--stage", "-1", "--coordinator", "127.0.0.1:9"], "stage -1; st"),
+    "recovery below zero": ([*SERVE, "--stages", "1", "--recovery", "-1"], "recovery is -1.0"),
     "stage in words": (["join", "--stage", "one", "--coordinator", "127.0.0.1:9"], "'--stage'"),
-    "no coordinator": (["join", "--stage", "1"], "Missing option '--coordinator'"),
+    "no coordinator": (["join", "--stage", "1", "--coordinator", ""], "is no host name"),
+    "no wait to look": (["join", "--stage", "1", "--wait", "0"], "wait is 0.0"),
+    "no time to look": (["prompt", "x", "--wait", "nan"], "wait is nan"),
     "no address": (["join", "--stage", "1", "--coordinator", "a:b"], "is no HOST:PORT"),
     "no wait": (["join", "--stage", "1", "--coordinator", "a:1", "--wait", "nan"], "wait is nan"),
-    "no host": (["join", "--stage", "1", "--coordinator", "x.invalid"], "'x.invalid' is unknown"),
     "demo without stages": (["demo", "--stages", "-1"], "-1 stages"),
     "demo with too many": (["demo", "--stages", "9"], "9 stages for a model of 8 layers"),
     "demo without a model": (["demo", "--model", "/none"], "there is no model folder /none"),
@@ -85,6 +85,18 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "demo dtype": (["demo", "--dtype", "int3"], "unknown dtype"),
     "demo of invalid UTF-8": (["demo", "--prompt", "\udcff"], "the prompt is not valid UTF-8"),
 }
+
+
+NOT_NOW: dict[str, tuple[list[str], str]] = {
+    "host": ([*SERVE, "--stages", "1", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0"),
+    "no host": (["join", "--stage", "1", "--coordinator", "x.invalid"], "'x.invalid' is unknown"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_NOW)
+def test_an_address_that_may_work_later_is_no_wrong_setting(here: Here, what: str) -> None:
+    arguments, words = NOT_NOW[what]
+    here(*arguments).assert_refused(words, code=1)
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -101,7 +113,7 @@ def test_a_port_in_use_is_said_with_what_to_do(here: Here) -> None:
         holder.listen()
         port = str(holder.getsockname()[1])
         done = here("serve", "--stages", "1", "--port", port)
-    done.assert_refused(f"cannot listen on 127.0.0.1:{port}", "in use", "--port")
+    done.assert_refused(f"cannot listen on 127.0.0.1:{port}", "in use", "--port", code=1)
 
 
 def test_a_draft_with_another_tokenizer_is_refused(here: Here, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from edgespec.machines.events import (
     MessageArrived,
     PeerGone,
     RingDown,
+    RingEnded,
     RingUp,
 )
 from edgespec.policy.adaptive import Adaptive
@@ -84,8 +85,8 @@ def peer_gone(fake: FakeRing) -> None:
     fake.tell(PeerGone(CLIENT))
 
 
-def ring_down(fake: FakeRing) -> None:
-    fake.tell(RingDown("stage 2 is gone"))
+def ring_ended(fake: FakeRing) -> None:
+    fake.tell(RingEnded("the ring ended"))
 
 
 def play_with_an_end_at(step: int, end: Callable[[FakeRing], None], policy: str) -> tuple[str, str]:
@@ -105,9 +106,9 @@ def play_with_an_end_at(step: int, end: Callable[[FakeRing], None], policy: str)
     else:
         outcome = type(assert_one_end(replies, 1)).__name__
         other = assert_one_end(replies, 2)
-        if end is ring_down:
+        if end is ring_ended:
             assert isinstance(other, Failed)
-            assert other.reason == "stage 2 is gone"
+            assert other.reason == "the ring ended"
         else:
             assert isinstance(other, Finished)
             assert other.token_ids == fake.expected(second).token_ids
@@ -120,7 +121,7 @@ def play_with_an_end_at(step: int, end: Callable[[FakeRing], None], policy: str)
     return found, outcome
 
 
-@pytest.mark.parametrize("end", [cancel, fault, peer_gone, ring_down])
+@pytest.mark.parametrize("end", [cancel, fault, peer_gone, ring_ended])
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_one_end_at_any_moment(end: Callable[[FakeRing], None], policy: str) -> None:
     seen: Counter[str] = Counter()
@@ -141,11 +142,10 @@ def test_one_end_at_any_moment(end: Callable[[FakeRing], None], policy: str) -> 
         assert "drafting" in seen
 
 
-@pytest.mark.parametrize("end", [cancel, fault, peer_gone, ring_down])
+@pytest.mark.parametrize("end", [cancel, fault, peer_gone, ring_ended])
 def test_one_end_while_queued_or_waiting_for_the_ring(end: Callable[[FakeRing], None]) -> None:
     fake = FakeRing(2)
     fake.tell(RingDown("not yet"))
-    fake.coordinator._down = None  # as before the first RingUp
     fake.ring.submit(ASK)
     assert situation(fake, 1) == "queued"
     end(fake)
@@ -295,24 +295,6 @@ def test_requests_wait_for_the_ring() -> None:
     assert "stages" in str(effects[0])
     started = machine.handle(RingUp(), 1.0)
     assert isinstance(started[0], SendRing)
-
-
-def test_a_ring_that_is_down_refuses_until_it_is_up_again() -> None:
-    fake = FakeRing(2)
-    fake.ring.submit(ASK)
-    fake.take_turns(9)
-    fake.tell(RingDown("stage 1 is gone"))
-    fake.ring.submit(replace(ASK, tag=2))
-    for tag in (1, 2):
-        end = assert_one_end(fake.ring.replies, tag)
-        assert isinstance(end, Failed)
-        assert end.reason == "stage 1 is gone"
-    fake.ring.run()
-    fake.tell(RingUp())
-    fake.ring.submit(replace(ASK, tag=3))
-    fake.ring.run()
-    assert isinstance(assert_one_end(fake.ring.replies, 3), Finished)
-    fake.assert_nothing_left()
 
 
 def test_a_client_that_goes_takes_only_its_own_requests_along() -> None:

@@ -14,10 +14,18 @@ from edgespec.machines.effects import (
     LoadBlock,
     OpenRing,
     Report,
+    ResetStage,
     SendCoordinator,
     Stop,
 )
-from edgespec.machines.events import BlockLoaded, BlockLoading, LoadFailed, MessageArrived, Tick
+from edgespec.machines.events import (
+    BlockLoaded,
+    BlockLoading,
+    LoadFailed,
+    MessageArrived,
+    RingBroke,
+    Tick,
+)
 from edgespec.machines.events import RingUp as Unexpected
 from edgespec.machines.member import REPORT_S, MemberMachine
 from edgespec.machines.membership import ALL_REQUESTS
@@ -33,6 +41,7 @@ from edgespec.wire.messages import (
     Message,
     Ready,
     Refuse,
+    StandBy,
 )
 
 TIMING = Timing(beat=0.5, silence=4.0, retry=1.0)
@@ -54,6 +63,12 @@ class Member:
         assert deadline is not None
         self.now = max(self.now, deadline)
         return self.machine.handle(Tick(), self.now)
+
+    def load(self) -> None:
+        """It has its place and its block."""
+        self.tick()
+        self.hear(PLACE)
+        self.machine.handle(BlockLoaded(2.5), self.now)
 
     def hear(self, message: Message) -> list[Effect]:
         """The coordinator says something."""
@@ -133,11 +148,39 @@ def test_a_place_is_loaded_once_however_often_it_comes() -> None:
     member = Member()
     member.tick()
     effects = member.hear(PLACE)
-    assert effects[1:] == [OpenRing("key"), LoadBlock(PLACE)]
+    assert effects[1:] == [OpenRing("key.1"), LoadBlock(PLACE)]
     assert "stage 2 of 3" in reports(effects)[0]
     assert "layers 4 to 7" in reports(effects)[0]
     assert member.hear(PLACE) == []
-    assert member.hear(replace(PLACE, stage=3, first=0)) == []
+    assert member.hear(replace(PLACE, ring=2)) == [OpenRing("key.2")]
+    effects = member.machine.handle(BlockLoaded(2.0), member.now)
+    assert effects[:2] == [ResetStage(replace(PLACE, ring=2)), SendCoordinator(Ready(2.0, 2))]
+
+
+def test_another_block_is_loaded_behind_the_one_that_is_and_that_one_is_for_nobody() -> None:
+    member = Member()
+    member.tick()
+    member.hear(PLACE)
+    other = replace(PLACE, first=0)
+    assert LoadBlock(other) in member.hear(other)
+    assert member.machine.handle(BlockLoaded(1.0), member.now) == []
+    effects = member.machine.handle(BlockLoaded(2.0), member.now)
+    assert effects[:2] == [ResetStage(other), SendCoordinator(Ready(2.0))]
+    member.hear(PLACE)
+    member.hear(other)
+    assert member.machine.handle(LoadFailed("too large"), member.now) == []
+
+
+def test_in_the_next_ring_it_is_ready_at_once() -> None:
+    member = Member()
+    member.load()
+    again = replace(PLACE, ring=2, stage=1, stages=2)
+    effects = member.hear(again)
+    assert effects[:3] == [
+        OpenRing("key.2"),
+        ResetStage(again),
+        SendCoordinator(Ready(0.0, 2)),
+    ]
 
 
 def test_loading_is_told_to_the_coordinator_always_and_to_the_person_now_and_then() -> None:
@@ -159,7 +202,7 @@ def test_loaded_it_says_ready() -> None:
     member.tick()
     member.hear(PLACE)
     effects = member.machine.handle(BlockLoaded(2.5), member.now)
-    assert sent(effects) == [Ready(2.5)]
+    assert effects[:2] == [ResetStage(PLACE), SendCoordinator(Ready(2.5))]
     assert "2.5 s" in reports(effects)[0]
 
 
@@ -186,7 +229,7 @@ def test_told_where_to_push_it_connects(host: str) -> None:
 
 
 @pytest.mark.parametrize("is_loading", [False, True])
-def test_a_silent_coordinator_is_given_up_after_the_silence_and_not_before(
+def test_a_silent_coordinator_is_asked_again_after_the_silence_and_not_before(
     is_loading: bool,
 ) -> None:
     member = Member()
@@ -197,15 +240,75 @@ def test_a_silent_coordinator_is_given_up_after_the_silence_and_not_before(
         if is_loading:  # its own progress is no sign of life of the coordinator
             member.machine.handle(BlockLoading("loading 1 of 9 layers"), member.now)
         effects = member.tick()
-        if any(isinstance(e, Stop) for e in effects):
+        if reports(effects):
             break
         assert member.now - begun <= TIMING.silence
         assert sent(effects) == [Heartbeat()]
     assert member.now - begun <= TIMING.silence + TIMING.beat
-    (stop,) = effects
-    assert isinstance(stop, Stop)
-    assert stop.failed
-    assert stop.reason.startswith("the coordinator at d0:7430 has been silent for 4.")
+    assert reports(effects)[0].startswith("the coordinator at d0:7430 has been silent for 4.")
+    for _ in range(500):  # for ever, and without a flood of words
+        effects = member.tick()
+        assert sent(effects) == [JOIN]
+        assert not any(isinstance(e, Stop) for e in effects)
+    assert reports(effects) == []
+
+
+def test_a_coordinator_that_was_missed_for_a_while_finds_it_as_it_was() -> None:
+    member = Member()
+    member.load()
+    member.now += TIMING.silence + 1.0
+    assert reports(member.tick())
+    assert sent(member.tick()) == [JOIN]
+    assert member.hear(PLACE) == [SendCoordinator(Ready(0.0))], "the ring may well go on"
+    assert sent(member.tick()) == [Heartbeat()]
+
+
+def test_a_block_that_is_loaded_meanwhile_is_kept() -> None:
+    member = Member()
+    member.tick()
+    member.hear(PLACE)
+    member.hear(Goodbye("it ends"))
+    effects = member.machine.handle(BlockLoaded(2.5), member.now)
+    assert ResetStage(PLACE) in effects
+    assert sent(effects) == []
+    assert sent(member.hear(PLACE)) == [Ready(0.0)]
+
+
+def test_once_it_had_a_place_a_refusal_is_no_end() -> None:
+    member = Member()
+    member.load()
+    member.hear(Goodbye("silent"))
+    assert sent(member.tick()) == [JOIN]
+    assert not any(isinstance(e, Stop) for e in member.hear(Refuse("stage 2 is taken")))
+    assert member.machine.deadline() == member.now + TIMING.retry
+    assert sent(member.tick()) == [JOIN]
+
+
+def test_a_spare_waits_for_its_place_and_beats() -> None:
+    member = Member()
+    member.tick()
+    assert reports(member.hear(StandBy("standing by as a spare"))) == ["standing by as a spare"]
+    assert sent(member.tick()) == [Heartbeat()]
+    assert LoadBlock(PLACE) in member.hear(PLACE)
+
+
+def test_a_stage_that_became_a_spare_keeps_its_block() -> None:
+    member = Member()
+    member.load()
+    member.hear(Goodbye("silent"))
+    member.hear(StandBy("standing by"))
+    later = replace(PLACE, ring=5)
+    assert sent(member.hear(later)) == [Ready(0.0, 5)]
+
+
+def test_a_broken_connection_is_told_and_it_asks_again() -> None:
+    member = Member()
+    member.load()
+    (fault,) = sent(member.machine.handle(RingBroke(), member.now))
+    assert isinstance(fault, Fault)
+    assert fault.request == ALL_REQUESTS
+    assert "broke" in fault.reason
+    assert sent(member.tick()) == [JOIN]
 
 
 @pytest.mark.parametrize("message", [Heartbeat(), Connect("", 1), PLACE, End(1)])
@@ -219,14 +322,13 @@ def test_whatever_the_coordinator_says_shows_that_it_lives(message: Message) -> 
         assert not any(isinstance(e, Stop) for e in member.tick())
 
 
-def test_goodbye_is_the_end_with_the_coordinators_reason() -> None:
+def test_goodbye_lets_it_ask_again_with_the_coordinators_reason() -> None:
     member = Member()
-    member.tick()
-    member.hear(PLACE)
-    (stop,) = member.hear(Goodbye("stage 1 (a, process 3) has been silent for 4.1 s"))
-    assert isinstance(stop, Stop)
-    assert stop.failed
-    assert "stage 1 (a, process 3) has been silent" in stop.reason
+    member.load()
+    effects = member.hear(Goodbye("stage 2 (a, process 3) has been silent for 4.1 s"))
+    assert "stage 2 (a, process 3) has been silent" in reports(effects)[0]
+    assert sent(member.tick()) == [JOIN]
+    assert member.hear(Goodbye("again")) == []
 
 
 def test_it_handles_no_other_events() -> None:

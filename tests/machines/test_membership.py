@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from edgespec.config import Timing
+import pytest
+from support.memberships import ASK, DATA_PORT, TIMING, Membership, address, asks, to, why_down
+
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import ConnectRing, Effect, Report, SendPeer, Stop, Tell
-from edgespec.machines.events import MessageArrived, PeerGone, RingDown, RingUp, Tick
-from edgespec.machines.membership import ALL_REQUESTS, MembershipMachine
+from edgespec.machines.effects import ConnectRing, OpenRing, Report, SendPeer, Tell
+from edgespec.machines.events import (
+    PeerGone,
+    RingBroke,
+    RingUp,
+    Tick,
+)
+from edgespec.machines.membership import ALL_REQUESTS
 from edgespec.wire.messages import (
-    Assign,
     Cancel,
     Connect,
     End,
     Fault,
     Goodbye,
     Heartbeat,
-    Join,
     Loading,
     Message,
     Ready,
@@ -25,71 +30,7 @@ from edgespec.wire.messages import (
     Retain,
     Status,
     StatusRequest,
-    Submit,
 )
-
-TIMING = Timing(beat=1.0, silence=4.0, client_silence=10.0)
-DATA_PORT = 999
-ASK = Submit(1, "hi", 5, 0.0, 0, 1.0, 0.0, 0, (), "")
-
-
-class Membership:
-    """The machine of a ring of `stages`, with a clock that a test turns."""
-
-    def __init__(self, stages: int) -> None:
-        self.places = [
-            Assign(s, stages, s - 1, s, "model", "mark", "float32", "none", 100, 7, "key")
-            for s in range(1, stages + 1)
-        ]
-        self.machine = MembershipMachine(self.places, DATA_PORT, TIMING)
-        self.now = 100.0
-
-    def say(self, peer: bytes, message: Message) -> list[Effect]:
-        """A message comes."""
-        return self.machine.handle(MessageArrived(peer, message), self.now)
-
-    def join(self, stage: int, **changes: object) -> list[Effect]:
-        """Stage `stage` asks, from the address b"stage N"."""
-        return self.say(address(stage), asks(stage, **changes))
-
-    def tick(self) -> list[Effect]:
-        """The deadline comes."""
-        deadline = self.machine.deadline()
-        assert deadline is not None
-        self.now = max(self.now, deadline)
-        return self.machine.handle(Tick(), self.now)
-
-    def bring_up(self) -> list[Effect]:
-        """Everybody joins and is ready; returns the effects of the last Ready."""
-        effects: list[Effect] = []
-        for place in self.places:
-            self.join(place.stage)
-        for place in self.places:
-            effects = self.say(address(place.stage), Ready(1.5))
-        return effects
-
-
-def asks(stage: int, **changes: object) -> Join:
-    """The Join of a stage."""
-    fields = {"stage": stage, "name": f"board{stage}", "pid": 70 + stage, "host": f"10.0.0.{stage}"}
-    return Join(**{**fields, "port": 5000 + stage, **changes})  # type: ignore[arg-type]
-
-
-def address(stage: int) -> bytes:
-    """Where a stage's messages come from."""
-    return b"stage %d" % stage
-
-
-def to(effects: list[Effect], peer: bytes) -> list[Message]:
-    """What is sent to one peer."""
-    return [e.message for e in effects if isinstance(e, SendPeer) and e.peer == peer]
-
-
-def stop_of(effects: list[Effect]) -> Stop:
-    """The one Stop among effects."""
-    (stop,) = (e for e in effects if isinstance(e, Stop))
-    return stop
-
 
 # --- places ---------------------------------------------------------------------------------------
 
@@ -109,7 +50,7 @@ def test_a_stage_that_asks_twice_gets_the_same_place_again() -> None:
     assert again == [SendPeer(address(1), ring.places[0])], "and it is no news"
 
 
-@pytest.mark.parametrize("stage", [0, -1, 4, 2**40])
+@pytest.mark.parametrize("stage", [-1, 4, 2**40])
 def test_a_stage_that_does_not_exist_is_refused(stage: int) -> None:
     ring = Membership(3)
     (refusal,) = to(ring.say(b"x", asks(stage)), b"x")
@@ -122,7 +63,11 @@ def test_a_stage_that_does_not_exist_is_refused(stage: int) -> None:
 def test_a_second_daemon_for_a_stage_is_refused_and_the_first_goes_on() -> None:
     ring = Membership(2)
     ring.join(1)
-    (refusal,) = to(ring.say(b"late", asks(1, pid=5)), b"late")
+    late = asks(1, pid=5, port=9)
+    assert ring.say(b"late", late) == [], "the first one may be dead"
+    ring.now += TIMING.beat * 1.5
+    ring.say(address(1), Heartbeat())
+    (refusal,) = to(ring.say(b"late", late), b"late")
     assert isinstance(refusal, Refuse)
     assert "taken by process 71 on board1" in refusal.reason
     assert ring.machine.stage_peers == [address(1)]
@@ -158,7 +103,7 @@ def test_the_ring_is_up_when_all_are_ready_and_each_pushes_to_the_next() -> None
     effects = ring.say(address(1), Ready(1.0))
     assert Tell(RingUp()) in effects
     assert ring.machine.status().ready
-    assert [e for e in effects if isinstance(e, ConnectRing)] == [ConnectRing("10.0.0.1", 5001)]
+    assert effects[1:3] == [OpenRing("key.1"), ConnectRing("10.0.0.1", 5001)]
     assert to(effects, address(1)) == [Connect("10.0.0.2", 5002)]
     assert to(effects, address(2)) == [Connect("10.0.0.3", 5003)]
     assert to(effects, address(3)) == [Connect("", DATA_PORT)]
@@ -175,8 +120,7 @@ def test_a_ring_of_one_stage_leads_back_to_the_coordinator() -> None:
 def test_ready_twice_changes_nothing() -> None:
     ring = Membership(2)
     ring.bring_up()
-    effects = ring.say(address(1), Ready(1.0))
-    assert all(isinstance(e, Report) for e in effects)
+    assert ring.say(address(1), Ready(1.0)) == []
 
 
 def test_status_tells_who_is_missing_loading_and_ready() -> None:
@@ -207,36 +151,46 @@ def test_what_a_stage_says_about_itself_is_one_short_line() -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-@pytest.mark.parametrize("is_up", [False, True])
-def test_the_loss_of_any_stage_ends_the_ring_and_everybody_hears_who_and_why(
-    lost: int, is_up: bool
-) -> None:
+def test_when_a_stage_is_lost_the_others_begin_the_next_ring(lost: int) -> None:
     ring = Membership(3)
-    if is_up:
-        ring.bring_up()
-    else:
-        for stage in (1, 2, 3):
-            ring.join(stage)
+    ring.bring_up()
     effects = ring.say(address(lost), Goodbye("stopped by SIGTERM"))
-    stop = stop_of(effects)
-    assert stop.failed
-    assert (
-        stop.reason == f"stage {lost} (board{lost}, process {70 + lost}) left: stopped by SIGTERM"
-    )
-    assert Tell(RingDown(stop.reason)) in effects
+    reason = f"stage {lost} (board{lost}, process {70 + lost}) left: stopped by SIGTERM"
+    assert why_down(effects) == [reason]
+    assert Report(reason) in effects
     for stage in {1, 2, 3} - {lost}:
-        assert to(effects, address(stage)) == [Goodbye(stop.reason)]
+        assert to(effects, address(stage)) == [replace(ring.places[stage - 1], ring=2)]
     assert to(effects, address(lost)) == []
-    assert effects[-1] == stop, "everybody is told first"
+    assert not ring.machine.status().ready
+    assert to(ring.join(lost), address(lost)) == [replace(ring.places[lost - 1], ring=2)]
+    assert ring.all_ready(1) == [], "that is of the ring before"
+    effects = ring.all_ready(2)
+    assert Tell(RingUp()) in effects
+    assert OpenRing("key.2") in effects
+    assert ring.machine.status().ready
 
 
-def test_a_stage_that_cannot_load_ends_the_ring_with_its_reason() -> None:
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_stage_lost_before_the_ring_is_up_is_named_and_the_others_go_on(lost: int) -> None:
+    ring = Membership(3)
+    for stage in (1, 2, 3):
+        ring.join(stage)
+    effects = ring.say(address(lost), Fault(ALL_REQUESTS, "the model is another one"))
+    (reason,) = why_down(effects)
+    assert reason == (
+        f"stage {lost} (board{lost}, process {70 + lost}) cannot go on: the model is another one"
+    )
+    assert not any(isinstance(e, SendPeer) for e in effects)
+    ring.join(lost)
+    assert Tell(RingUp()) in ring.all_ready(1)
+
+
+def test_a_ring_whose_connection_broke_is_made_anew() -> None:
     ring = Membership(2)
-    ring.join(1)
-    ring.join(2)
-    stop = stop_of(ring.say(address(2), Fault(ALL_REQUESTS, "the model is another one")))
-    assert stop.failed
-    assert stop.reason == "stage 2 (board2, process 72) cannot go on: the model is another one"
+    ring.bring_up()
+    effects = ring.machine.handle(RingBroke(), ring.now)
+    assert why_down(effects) == ["the coordinator's connection to stage 1 broke"]
+    assert Tell(RingUp()) in ring.all_ready(2)
 
 
 def test_a_fault_of_one_request_is_not_the_end_of_the_ring() -> None:
@@ -251,16 +205,25 @@ def test_a_silent_stage_is_lost_after_the_silence_and_not_before(lost: int) -> N
     ring.bring_up()
     begun = ring.now
     while True:
-        for stage in {1, 2, 3} - {lost}:
-            ring.say(address(stage), Heartbeat())
+        ring.all_beat(lost)
         effects = ring.tick()
-        if any(isinstance(e, Stop) for e in effects):
+        if why_down(effects):
             break
         assert ring.now - begun <= TIMING.silence
         assert [to(effects, address(s)) for s in (1, 2, 3)] == [[Heartbeat()]] * 3
     assert ring.now - begun <= TIMING.silence + TIMING.beat
-    assert stop_of(effects).reason.startswith(f"stage {lost} (board{lost}, process {70 + lost})")
-    assert "silent for" in stop_of(effects).reason
+    (reason,) = why_down(effects)
+    assert reason.startswith(f"stage {lost} (board{lost}, process {70 + lost}) has been silent for")
+    assert isinstance(to(effects, address(lost))[0], Goodbye), "should it go on, it knows at once"
+
+
+def test_a_stage_that_loads_may_be_silent_for_longer() -> None:
+    ring = Membership(1)
+    ring.join(1)
+    begun = ring.now
+    while not why_down(ring.tick()):
+        assert ring.now - begun <= TIMING.loading_silence
+    assert ring.now - begun > TIMING.loading_silence
 
 
 @pytest.mark.parametrize(
@@ -272,7 +235,7 @@ def test_whatever_a_stage_says_shows_that_it_lives(message: Message) -> None:
     for _ in range(20):
         ring.now += TIMING.silence - 0.5
         ring.say(address(1), message)
-        assert not any(isinstance(e, Stop) for e in ring.tick())
+        assert not why_down(ring.tick())
 
 
 @pytest.mark.parametrize(
@@ -327,7 +290,7 @@ def test_a_silent_client_is_given_up_after_its_silence_and_not_before() -> None:
         ring.say(address(1), Heartbeat())
         assert ring.now - begun <= TIMING.client_silence
     assert ring.now - begun <= TIMING.client_silence + TIMING.beat
-    assert not any(isinstance(e, Stop) for e in effects), "a client is no stage"
+    assert not why_down(effects), "a client is no stage"
     assert ring.say(b"client", Heartbeat()) == [], "it shall notice that it was given up"
 
 

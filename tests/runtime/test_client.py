@@ -27,7 +27,7 @@ from edgespec.wire.messages import (
 )
 
 HOST = "127.0.0.1"
-TIMING = Timing(beat=0.05, silence=0.5)
+TIMING = Timing(beat=0.05, answer_silence=0.5)
 END = Finished(1, "ab", (1, 2), "length", "p", "d", 1, 1, 2, 1.0, 0.5, 1.0, (1,), 2, 0, 0, 0.1)
 
 

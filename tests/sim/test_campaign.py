@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,24 @@ from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import Effect, SendPeer
 from edgespec.machines.events import Event
 from edgespec.policy.registry import POLICIES
-from edgespec.sim.campaign import Parts, ScenarioFailed, play, play_and_trace, run_campaign
+from edgespec.sim.campaign import (
+    Parts,
+    ScenarioFailed,
+    build,
+    play,
+    play_and_trace,
+    run_campaign,
+)
 from edgespec.sim.faults import Crash, LateRetain, SmallCache
 from edgespec.sim.log import EventLog
 from edgespec.sim.plain_json import from_json, to_json
 from edgespec.sim.replay import replay
 from edgespec.sim.scenario import Scenario, Setting, draw, policies_of
 from edgespec.sim.trace import read_trace
-from edgespec.wire.messages import Tokens
+from edgespec.wire.messages import Finished, Tokens
 
 RUNS = 300
+CRASHES = 25
 CHUNK = 50
 SLOW_RUNS = 10_000
 SLOW_CHUNK = 1_000
@@ -33,6 +42,41 @@ SLOW_CHUNK = 1_000
 @pytest.mark.parametrize("first", range(0, RUNS, CHUNK))
 def test_random_scenarios_keep_every_promise(first: int, tmp_path: Path) -> None:
     assert run_campaign(range(first, first + CHUNK), tmp_path) == CHUNK
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_whatever_crashes_when_the_answer_is_the_plain_one(policy: str) -> None:
+    """Several crashes a run, also before anything is noticed, during prefill and recovery."""
+    recoveries = 0
+    for seed in range(CRASHES):
+        scenario = crashing(seed, policy)
+        with policies_of(scenario):
+            world, checks = build(scenario)
+            world.run()
+            checks.drained(world)
+        ends = [r.message for r in world.replies if isinstance(r.message, Finished)]
+        assert len(ends) == len(scenario.asks), "there was time enough"
+        recoveries += sum(end.recoveries for end in ends)
+    assert recoveries > CRASHES
+
+
+def crashing(seed: int, policy: str) -> Scenario:
+    """Some requests of one policy on a ring that is lost up to five times."""
+    rng = random.Random(f"{seed} crashes")
+    scenario = draw(seed)
+    paces = [pace for pace in (*scenario.stage_paces, scenario.head_pace) if pace]
+    pace = sum(paces) / max(len(paces), 1)
+    crashes, at = [], 0.0
+    for _ in range(rng.randint(1, 5)):
+        at += rng.random() * 30 * pace
+        stage = rng.randint(1, scenario.stages)
+        crashes.append(Crash(stage, at, rng.random() * 5 * pace, rng.random() * 5 * pace))
+    asks = (
+        replace(ask, policy=policy, settings=(), cancel_at=None, prompt=ask.prompt[:9])
+        for ask in scenario.asks
+    )
+    others = tuple(f for f in scenario.faults if not isinstance(f, Crash | SmallCache))
+    return replace(scenario, faults=(*others, *crashes), asks=tuple(asks), recovery=60.0)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import ToyCodec, plain_answer
 from edgespec.sim.world import World
-from edgespec.wire.messages import Failed, Finished, Tokens
+from edgespec.wire.messages import Failed, Finished, Progress, Tokens
 
 
 def token_times(world: World, tag: int = 0) -> list[float]:
@@ -146,23 +146,34 @@ def crashed() -> World:
     return world
 
 
-@pytest.mark.parametrize(("tag", "at"), [(0, 1.75), (1, 1.75), (2, 2.0)])
-def test_a_lost_stage_fails_what_runs_and_waits(crashed: World, tag: int, at: float) -> None:
-    end = end_of(crashed, tag)
-    assert end == Failed(tag, "stage 1 was lost: it crashed")
-    assert [r.at for r in crashed.replies if r.message == end] == [at]
-
-
-def test_a_ring_that_is_up_again_answers(crashed: World) -> None:
-    end = end_of(crashed, 3)
-    assert isinstance(end, Finished)
-    assert token_times(crashed, 3) == [4.0, 5.0]
+def test_what_ran_and_what_waited_goes_on_when_the_ring_is_up_again(crashed: World) -> None:
+    # One token came before the crash; the prompt is read again with it at 2.75.
+    assert token_times(crashed, 0) == [1.0, *(3.75 + n for n in range(8))]
+    assert token_times(crashed, 1) == [11.75, 12.75, 13.75]
+    assert token_times(crashed, 2) == [14.75, 15.75, 16.75]
+    assert token_times(crashed, 3) == [17.75, 18.75]
+    ends = [end_of(crashed, tag) for tag in range(4)]
+    assert [end.recoveries for end in ends if isinstance(end, Finished)] == [1, 0, 0, 0]
     assert not crashed.gone
 
 
+@pytest.mark.parametrize(("tag", "at"), [(0, 2.25), (1, 2.25), (2, 2.5)])
+def test_a_ring_that_takes_too_long_fails_each_once_and_then_answers(tag: int, at: float) -> None:
+    world = toy_world(FixedDurations((0.5, 0.5)), faults=(CRASH,), recovery=0.5)
+    world.submit(submit(tag=0, limit=9))
+    world.submit(submit(tag=1), at=1.5)
+    world.submit(submit(tag=2), at=2.0)
+    world.submit(submit(tag=3, limit=2), at=3.0)
+    world.run()
+    end = end_of(world, tag)
+    assert end == Failed(tag, "stage 1 was lost: it crashed; it did not come back within 0.5 s")
+    assert [r.at for r in world.replies if r.message == end] == [at]
+    assert token_times(world, 3) == [4.0, 5.0]
+
+
 def test_work_before_a_crash_counts(crashed: World) -> None:
-    # Token 1, then a quarter of a block when it crashed; two tokens on the new ring.
-    assert crashed.busy_seconds == [0.0, 0.5 + 0.25 + 1.0, 0.5 + 1.0]
+    # Token 1, then a quarter of a block when it crashed; sixteen tokens on the new ring.
+    assert crashed.busy_seconds == [0.0, 0.5 + 0.25 + 8.0, 0.5 + 8.0]
 
 
 def test_two_stages_that_crash_together_are_missed_once() -> None:
@@ -171,9 +182,24 @@ def test_two_stages_that_crash_together_are_missed_once() -> None:
     world = toy_world(FixedDurations((0.5, 0.5)), faults=(CRASH, other), log=log)
     world.submit(submit(limit=9))
     world.run()
-    assert isinstance(end_of(world), Failed)
+    end = end_of(world)
+    assert isinstance(end, Finished)
+    assert end.recoveries == 1
     assert sum("is missed" in line for line in log.lines) == 1
-    assert world.now == 2.75
+    assert token_times(world)[1] == 3.75
+
+
+def test_a_stage_that_crashes_while_another_is_missed_is_replaced_with_it() -> None:
+    other = Crash(stage=2, at=2.0, noticed_after=0.75, restart_after=9.0)
+    world = toy_world(FixedDurations((0.5, 0.5)), faults=(CRASH, other))
+    world.submit(submit(limit=9))
+    world.run()
+    end = end_of(world)
+    assert isinstance(end, Finished)
+    assert end.recoveries == 1
+    told = [r.message.text for r in world.replies if isinstance(r.message, Progress)]
+    assert [text.partition(" was")[0] for text in told] == ["stage 1", "stage 2"]
+    assert token_times(world)[1] == 3.75
 
 
 def test_a_stage_that_is_gone_cannot_crash() -> None:

@@ -27,7 +27,7 @@ from edgespec.wire.tensor import Tensor
 
 HOST = "127.0.0.1"
 CONTEXT = 400
-QUICK = Timing(beat=0.05, silence=1.5, client_silence=1.5, retry=0.1)
+QUICK = Timing(beat=0.05, silence=1.5, answer_silence=1.5, client_silence=1.5, retry=0.1)
 PATIENCE_S = 20.0
 
 
@@ -123,6 +123,7 @@ class NodeRing:
         eos_ids: Collection[int] = frozenset(),
         port: int = 0,
         draft: bool = True,
+        recovery: float = 20.0,
         loads: dict[int, Callable[[], None]] | None = None,
     ) -> None:
         """`loads`: what a stage does before its block is there."""
@@ -133,8 +134,11 @@ class NodeRing:
         self.transport = ZmqTransport.coordinator(Address(HOST, port))
         self.address = Address(HOST, self.transport.control_port)
         self._draft = draft
+        self._recovery = recovery
+        self._pid = 1000
         self._loads = loads or {}
         self.threads: dict[int, NodeThread] = {}
+        self.loaded: list[int] = []  # the stages whose blocks were loaded, in order
 
     def __enter__(self) -> NodeRing:
         self.start_coordinator()
@@ -159,9 +163,14 @@ class NodeRing:
             Assign(s, self.stages, s - 1, s, "toy", "toy", "float64", "none", CONTEXT, 7, key)
             for s in range(1, self.stages + 1)
         ]
-        self.machine = CoordinatorMachine(
-            Ring(self.stages, CONTEXT, "fake" if draft else "", prefill_chunk=8), self.codec
+        ring = Ring(
+            self.stages,
+            CONTEXT,
+            "fake" if draft else "",
+            prefill_chunk=8,
+            recovery=self._recovery,
         )
+        self.machine = CoordinatorMachine(ring, self.codec)
         self.membership = MembershipMachine(places, self.transport.data_port, self.timing)
         node = CoordinatorNode(
             self.transport,
@@ -177,20 +186,41 @@ class NodeRing:
         self.threads[stage] = NodeThread(self.stage_node(stage, wait))
         return self.threads[stage]
 
+    def restart_coordinator(self) -> NodeThread:
+        """Another one at the same address, which knows nothing of the one before."""
+        self.transport = ZmqTransport.coordinator(self.address)
+        return self.start_coordinator()
+
+    def start_spare(self) -> NodeThread:
+        """A stage that wants no place of its own."""
+        number = max(self.threads) + 1
+        self.threads[number] = NodeThread(self.stage_node(0, 10.0))
+        return self.threads[number]
+
     def stage_node(self, stage: int, wait: float = 10.0) -> StageNode:
         """A stage that is not running yet."""
         transport = ZmqTransport.stage(self.address, HOST)
-        join = Join(stage, "toybox", 1000 + stage, HOST, transport.data_port)
+        self._pid += 1
+        join = Join(stage, "toybox", self._pid, HOST, transport.data_port)
 
         def load(
             assign: Assign, progress: Callable[[str], None], stop: Callable[[], bool]
         ) -> SlowBlock:
+            self.loaded.append(assign.stage)
             self._loads.get(stage, lambda: None)()
             progress("loading 1 of 1 layers")
-            return self.blocks[assign.stage - 1]
+            return self._fresh_block(assign.stage)
 
         member = MemberMachine(join, str(self.address), wait, self.timing)
         return StageNode(transport, member, self.address, load)
+
+    def _fresh_block(self, stage: int) -> SlowBlock:
+        """An empty one, as slow as the one that another daemon had."""
+        if self.loaded.count(stage) > 1:
+            fresh = SlowBlock(stage - 1)
+            fresh.delay = self.blocks[stage - 1].delay
+            self.blocks[stage - 1] = fresh
+        return self.blocks[stage - 1]
 
     @contextmanager
     def client(self, wait: float = 10.0) -> Iterator[Client]:

@@ -38,8 +38,9 @@ from edgespec.wire.tensor import Tensor
 class Wire:
     """A coordinator alone, with everything it sends in view; `now` is its time."""
 
-    def __init__(self, stages: int = 2) -> None:
-        self.machine = CoordinatorMachine(Ring(stages, 1000, "fake"), ToyCodec())
+    def __init__(self, stages: int = 2, recovery: float = 60.0) -> None:
+        ring = Ring(stages, 1000, "fake", recovery=recovery)
+        self.machine = CoordinatorMachine(ring, ToyCodec())
         self.now = 0.0
         self.segments: list[Segment] = []
         self.heads: list[RunHead] = []

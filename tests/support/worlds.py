@@ -62,6 +62,7 @@ def toy_world(
     log: EventLog | None = None,
     keep_spans: bool = False,
     network: Network | None = None,
+    recovery: float = 60.0,
 ) -> World:
     """A ring of toy stages: as many as there are fixed durations, or as the network has."""
     if network is None:
@@ -79,7 +80,7 @@ def toy_world(
             for at in range(count)
         ]
 
-    ring = Ring(count, 2000, "oracle" if draft else "", prefill_chunk)
+    ring = Ring(count, 2000, "oracle" if draft else "", prefill_chunk, recovery=recovery)
     return World(
         CoordinatorMachine(ring, ToyCodec()),
         CoordinatorParts(FakeHead(VOCABULARY), draft),

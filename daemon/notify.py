@@ -1,0 +1,98 @@
+"""Tells systemd how this daemon is: ready, its state in words, alive, stopping (sd_notify)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+log = logging.getLogger("edgespec")
+
+_LONGEST_STATUS = 500
+"""Characters of a status: a datagram has to pass whole, and it is one line of `systemctl`."""
+
+
+class Notifier:
+    """The way to the service manager that started this process; silent where there is none.
+
+    Nothing here raises or waits: a service manager that is gone or busy shall not end the ring.
+    `beat` belongs into the I/O loop and nowhere else, so that the watchdog hears of a loop that
+    is stuck, whatever other threads do.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._socket = _connected(environment.get("NOTIFY_SOCKET", ""))
+        self._pause_s = _watchdog_seconds(environment) / 2 if self._socket else 0.0
+        self._next_beat = 0.0
+        self._said = ""
+
+    def ready(self, status: str) -> None:
+        """The daemon is up; `status` says what it does now. Calling it again changes that only."""
+        self._send(f"READY=1\nSTATUS={_line(status)}")
+        self._said = status
+
+    def status(self, text: str) -> None:
+        """What the daemon does now, for `systemctl status`."""
+        if text != self._said:
+            self._send(f"STATUS={_line(text)}")
+            self._said = text
+
+    def beat(self) -> None:
+        """The loop has turned. Sends at half the watchdog's interval; cheap in between."""
+        if self._pause_s and self._clock() >= self._next_beat and self._send("WATCHDOG=1"):
+            self._next_beat = self._clock() + self._pause_s
+
+    def stopping(self, reason: str) -> None:
+        """The daemon is about to end, and why."""
+        self._send(f"STOPPING=1\nSTATUS={_line(reason)}")
+
+    def close(self) -> None:
+        """Say no more."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _send(self, message: str) -> bool:
+        if self._socket is None:
+            return False
+        try:
+            self._socket.send(message.encode(errors="replace"))
+        except OSError as problem:  # full or gone
+            log.debug("systemd was not told: %s", problem)
+            return False
+        return True
+
+
+def _connected(path: str) -> socket.socket | None:
+    """A socket towards `path`, where "@" opens an abstract name; None if there is none."""
+    if not path.startswith(("/", "@")):
+        return None
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    try:
+        opened.setblocking(False)
+        opened.connect("\0" + path[1:] if path[0] == "@" else path)
+    except OSError as problem:
+        log.warning("cannot tell systemd how this daemon is, at %s: %s", path, problem)
+        opened.close()
+        return None
+    return opened
+
+
+def _watchdog_seconds(environment: Mapping[str, str]) -> float:
+    """Seconds after which systemd gives up on this process; 0 without a watchdog for it."""
+    wanted, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
+    if not wanted.isdecimal() or (process and process != str(os.getpid())):
+        return 0.0
+    return int(wanted) / 1e6
+
+
+def _line(text: str) -> str:
+    """One line, as a status is; a second one would be read as another message."""
+    return " ".join(text.split())[:_LONGEST_STATUS]

@@ -1,0 +1,257 @@
+"""Discovery: coordinators announce themselves on the local network, others find them there.
+
+Multicast DNS (RFC 6762) and DNS-SD (RFC 6763), by the zeroconf library. What is found is a hint and
+no more: anyone on the network can announce anything, so that names and texts are cut to what may be
+shown, and addresses to what can be one.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv4Address
+from typing import TYPE_CHECKING
+
+from edgespec.config import Address
+from edgespec.net.discovery_interfaces import Interface, best_first, own_interfaces, to_look_on
+from edgespec.wire.codec import VERSION
+
+if TYPE_CHECKING:
+    from zeroconf import ServiceInfo, Zeroconf
+
+log = logging.getLogger(__name__)
+
+SERVICE = "_edgespec._tcp.local."
+
+SETTLE_S = 1.0
+"""After the first coordinator, seconds to hear of others: a choice is not made by who is faster."""
+
+ROUND_S = 4.0
+"""Seconds after which the question is asked anew, on the interfaces that are up by then."""
+
+CONNECT_S = 1.0
+"""Seconds for a connection within a local network."""
+
+_RESOLVE_S = 1.5
+_PAUSE_S = 0.2
+_MOST_FOUND = 16
+_MOST_ADDRESSES = 8
+_NAME_CHARS = 63
+_MODEL_CHARS = 64
+
+
+@dataclass(frozen=True)
+class Found:
+    """A coordinator that announces itself. Nothing of it is certain."""
+
+    name: str
+    addresses: tuple[str, ...]  # IPv4, best first
+    port: int
+    version: str = ""
+    model: str = ""
+    stages: str = ""
+
+    @property
+    def description(self) -> str:
+        """For people: its name, and what it says it runs."""
+        count = f"{self.stages} stage{'' if self.stages == '1' else 's'}" if self.stages else ""
+        old = "" if self.version == str(VERSION) else "another version of edgespec"
+        said = ", ".join(filter(None, (self.model, count, old)))
+        return f"{self.name} ({said})" if said else self.name
+
+    def reachable(self) -> Address | None:
+        """The best of its addresses that takes a connection; None if none does."""
+        for host in self.addresses:
+            if takes_connections(Address(host, self.port)):
+                return Address(host, self.port)
+        return None
+
+
+class Announcement:
+    """A coordinator's announcement, from when it is made until `close`."""
+
+    def __init__(
+        self, interfaces: Sequence[Interface], port: int, properties: Mapping[str, str]
+    ) -> None:
+        """Announce the TCP port on these interfaces and at their addresses. Takes some 2 seconds.
+
+        Raises OSError if the network does not let it.
+        """
+        from zeroconf import Error, ServiceInfo
+
+        host = _shown(socket.gethostname().partition(".")[0], 40) or "edgespec"
+        addresses = [str(own.ip) for one in interfaces for own in one.addresses]
+        info = ServiceInfo(
+            SERVICE,
+            f"{host}.{SERVICE}",
+            port,
+            properties={name: value[:_MODEL_CHARS] for name, value in properties.items()},
+            # Boards copied from one card have one host name; this one is nobody else's.
+            server=f"edgespec-{secrets.token_hex(8)}.local.",
+            parsed_addresses=addresses,
+        )
+        self._zeroconf = _opened(interfaces)
+        try:
+            self._zeroconf.register_service(info, allow_name_change=True)
+        except Error as problem:
+            self._zeroconf.close()
+            raise OSError(f"{type(problem).__name__} {problem}".strip()) from None
+        self.name = info.name.removesuffix(f".{SERVICE}")
+
+    def close(self) -> None:
+        """Withdraw it: whoever heard of it forgets it."""
+        self._zeroconf.close()
+
+
+def find_coordinators(timeout: float, settle: float = SETTLE_S) -> list[Found]:
+    """The coordinators on the local network, by name; empty if none is heard for `timeout` seconds.
+
+    Returns `settle` seconds after the first one. Interfaces that come up meanwhile are used too.
+    """
+    deadline = time.monotonic() + timeout
+    said = ""
+    while (left := deadline - time.monotonic()) > 0.0:
+        interfaces = own_interfaces()
+        try:
+            found = _browse(interfaces, min(left, ROUND_S), settle)
+        except OSError as problem:  # an interface is just going, or UDP port 5353 is not to be had
+            found = []
+            if said != str(problem):
+                said = str(problem)
+                log.warning("cannot look for a coordinator just now: %s", problem)
+        if found:
+            return sorted(found, key=lambda one: (one.name, one.addresses, one.port))
+        time.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
+    return []
+
+
+def found_from(
+    name: str,
+    port: int | None,
+    addresses: Sequence[str],
+    properties: Mapping[bytes, bytes | None],
+    interfaces: Sequence[Interface],
+) -> Found | None:
+    """What an announcement says, as far as it may be used; None if there is no way to connect."""
+    possible = best_first(filter(_is_host, addresses[:_MOST_ADDRESSES]), interfaces)
+    if not possible or port is None or not 0 < port < 65536:
+        return None
+
+    def text(key: bytes, most: int) -> str:
+        return _shown((properties.get(key) or b"").decode("utf-8", "replace"), most)
+
+    return Found(
+        _shown(name.removesuffix(f".{SERVICE}"), _NAME_CHARS) or "unnamed",
+        possible,
+        port,
+        text(b"version", 8),
+        text(b"model", _MODEL_CHARS),
+        text(b"stages", 4),
+    )
+
+
+def takes_connections(address: Address, timeout: float = CONNECT_S) -> bool:
+    """Whether something listens at an address."""
+    try:
+        socket.create_connection((address.host, address.port), timeout).close()
+    except OSError:
+        return False
+    return True
+
+
+def _browse(interfaces: Sequence[Interface], timeout: float, settle: float) -> list[Found]:
+    """One question and its answers."""
+    from zeroconf import ServiceBrowser
+
+    usable = to_look_on(interfaces)
+    if not usable:
+        return []
+    names: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def on_change(name: str, **_: object) -> None:
+        names.put(name)
+
+    found: dict[str, Found] = {}
+    unclear: list[str] = []
+    end = time.monotonic() + timeout
+    zeroconf = _opened(usable)
+    browser = ServiceBrowser(zeroconf, SERVICE, handlers=[on_change])
+    try:
+        while (left := end - time.monotonic()) > 0.0 and len(found) < _MOST_FOUND:
+            try:
+                name, patience = names.get(timeout=min(left, _PAUSE_S)), 0.0
+            except queue.Empty:  # those that came without all that is to be known, one by one
+                if not unclear:
+                    continue
+                name, patience = unclear.pop(), min(left, _RESOLVE_S)
+            info = _resolved(zeroconf, name, patience)
+            one = _found(name, info, interfaces)
+            if one is not None:
+                end = end if found else time.monotonic() + settle
+                found[name] = one
+            elif found.pop(name, None) is None and info is None and not patience:
+                unclear.append(name)
+    finally:
+        browser.cancel()
+        zeroconf.close()
+    return list(found.values())
+
+
+def _found(name: str, info: ServiceInfo | None, interfaces: Sequence[Interface]) -> Found | None:
+    if info is None:
+        return None
+    return found_from(name, info.port, info.parsed_addresses(), info.properties, interfaces)
+
+
+def _resolved(zeroconf: Zeroconf, name: str, patience: float) -> ServiceInfo | None:
+    """What is known of an announced name; with patience (seconds), after asking for it."""
+    from zeroconf import Error, ServiceInfo
+
+    try:
+        info = ServiceInfo(SERVICE, name)
+        if info.load_from_cache(zeroconf):
+            return info
+        return info if patience and info.request(zeroconf, patience * 1000) else None
+    except Error:  # no name at all
+        return None
+
+
+def _opened(interfaces: Sequence[Interface]) -> Zeroconf:
+    """Multicast DNS on these interfaces, over IPv4 and, where they have it, IPv6.
+
+    Raises OSError if that is not possible.
+    """
+    from zeroconf import Zeroconf
+
+    # What strangers send is not our user's business, and what fails here is said by us.
+    logging.getLogger("zeroconf").setLevel(logging.CRITICAL)
+    places: list[str | int | tuple[tuple[str, int, int], int]] = []
+    for one in interfaces:
+        places += [str(own.ip) for own in one.addresses]
+        if one.has_ipv6:
+            places.append(socket.if_nametoindex(one.name))
+    try:
+        return Zeroconf(places)
+    except RuntimeError as problem:  # an interface went away meanwhile
+        raise OSError(str(problem)) from None
+
+
+def _is_host(address: str) -> bool:
+    """Whether this is an IPv4 address that another machine may have; edgespec speaks no IPv6."""
+    try:
+        number = IPv4Address(address)
+    except AddressValueError:
+        return False
+    return not (
+        number.is_loopback or number.is_multicast or number.is_unspecified or number.is_reserved
+    )
+
+
+def _shown(text: str, most: int) -> str:
+    """A stranger's text, fit for a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text[:most]).strip()

@@ -1,0 +1,1 @@
+"""The shipped systemd units: text, no code; edgespec.daemon.service installs them."""

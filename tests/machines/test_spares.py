@@ -1,0 +1,109 @@
+"""Membership when a stage is gone: who takes its place, and what the old one becomes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.memberships import TIMING, Membership, address, asks, to, why_down
+
+from edgespec.machines.effects import Tell
+from edgespec.machines.events import RingUp
+from edgespec.wire.messages import Goodbye, Heartbeat, Ready, StandBy
+
+# --- coming back ----------------------------------------------------------------------------------
+
+
+def test_a_new_daemon_takes_the_place_of_one_that_is_silent() -> None:
+    ring = Membership(2)
+    ring.bring_up()
+    ring.now += TIMING.beat * 2.5
+    ring.say(address(1), Heartbeat())
+    effects = ring.say(b"new", asks(2, pid=99, port=9))
+    assert why_down(effects) == [
+        "stage 2 (board2, process 72) was replaced by process 99 on board2"
+    ]
+    assert to(effects, b"new") == [replace(ring.places[1], ring=2)]
+    assert ring.machine.stage_of(address(2)) is None
+
+
+def test_a_new_daemon_that_comes_at_once_is_not_refused_but_waits_for_a_beat() -> None:
+    ring = Membership(1)
+    ring.bring_up()
+    new = asks(1, pid=99, port=9)
+    assert ring.say(b"new", new) == []
+    ring.now += TIMING.beat * 1.5
+    assert ring.say(b"new", new) == []
+    ring.now += TIMING.beat
+    assert to(ring.say(b"new", new), b"new") == [replace(ring.places[0], ring=2)]
+
+
+def test_a_daemon_whose_connection_was_made_anew_has_its_place_again() -> None:
+    ring = Membership(2)
+    ring.bring_up()
+    assert ring.say(b"anew", asks(2)) == [], "anybody could say so while it is heard"
+    ring.now += TIMING.beat * 2.5
+    effects = ring.say(b"anew", asks(2))
+    assert why_down(effects) == ["stage 2 (board2, process 72) lost its connection"]
+    assert to(effects, b"anew") == [replace(ring.places[1], ring=2)]
+
+
+# --- spares ---------------------------------------------------------------------------------------
+
+
+def test_who_wants_any_place_gets_the_first_that_is_free() -> None:
+    ring = Membership(2)
+    ring.join(1)
+    assert to(ring.say(b"any", asks(0)), b"any") == [ring.places[1]]
+
+
+def test_a_spare_makes_room_for_a_stage_that_wants_the_place_by_its_number() -> None:
+    """Nobody was lost yet: the order of starting shall not decide who runs what."""
+    ring = Membership(2)
+    ring.say(b"any", asks(0))
+    effects = ring.join(1)
+    assert to(effects, address(1)) == [ring.places[0]]
+    assert to(effects, b"any") == [ring.places[1]]
+    effects = ring.join(2)
+    assert to(effects, address(2)) == [ring.places[1]]
+    assert to(effects, b"any") == [StandBy("standing by as a spare")]
+
+
+def with_spare() -> Membership:
+    """A ring of two that is up, with a spare."""
+    ring = Membership(2)
+    ring.bring_up()
+    assert to(ring.say(b"spare", asks(0)), b"spare") == [StandBy("standing by as a spare")]
+    return ring
+
+
+def test_a_spare_takes_a_lost_place_at_once_and_the_old_stage_stands_by() -> None:
+    ring = with_spare()
+    assert ring.machine.status().lines[-1] == "spare: board0 standing by"
+    assert ring.machine.stage_peers == [address(1), address(2)]
+    assert ring.machine.daemon_peers[-1] == b"spare"
+    effects = ring.say(address(2), Goodbye("stopped"))
+    assert to(effects, b"spare") == [replace(ring.places[1], ring=2)]
+    ring.say(b"spare", Ready(1.0, 2))
+    assert Tell(RingUp()) in ring.say(address(1), Ready(0.0, 2))
+    (told,) = to(ring.join(2), address(2))
+    assert isinstance(told, StandBy)
+    assert "stage 2 was given to another" in told.text
+    assert to(ring.join(2), address(2)) == [told], "it asked twice"
+    assert ring.machine.status().ready
+
+
+def test_a_spare_that_is_gone_disturbs_nobody() -> None:
+    ring = with_spare()
+    assert why_down(ring.say(b"spare", Goodbye("stopped"))) == []
+    assert ring.machine.status().ready
+    assert not any("spare" in line for line in ring.machine.status().lines)
+
+
+def test_a_stage_and_its_spare_that_fall_silent_together_are_both_lost() -> None:
+    ring = with_spare()
+    reasons: list[str] = []
+    for _ in range(int(TIMING.loading_silence / TIMING.beat) + 3):
+        ring.all_beat(2)
+        reasons += why_down(ring.tick())
+    assert [reason.split(" (")[0] for reason in reasons] == ["stage 2", "stage 2"]
+    assert "stage 2: layers 1 to 1: missing" in ring.machine.status().lines

@@ -1,0 +1,329 @@
+"""Discovery: which networks are used, what strangers may say, and real searches on a LAN."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import time
+from ipaddress import IPv4Interface
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support import announcer, mdns_rubbish
+from support.commands import Command
+from support.namespaces import Host, lan
+
+from edgespec.config import Address
+from edgespec.errors import ConfigError
+from edgespec.net import discovery_interfaces
+from edgespec.net.discovery import SERVICE, Found, find_coordinators, found_from, takes_connections
+from edgespec.net.discovery_interfaces import (
+    Interface,
+    best_first,
+    interfaces_from,
+    to_announce_on,
+    to_look_on,
+)
+from edgespec.wire.codec import VERSION
+
+UP = "up,broadcast,running,multicast"
+FIND = (
+    "import json, sys; from dataclasses import asdict; "
+    "from edgespec.net.discovery import find_coordinators; "
+    "print(json.dumps([asdict(one) for one in find_coordinators(float(sys.argv[1]))]))"
+)
+
+
+def stats(flags: str, isup: bool = True) -> SimpleNamespace:
+    """An interface's state, as psutil has it."""
+    return SimpleNamespace(isup=isup, flags=flags)
+
+
+def number(address: str, netmask: str | None = "255.255.255.0") -> SimpleNamespace:
+    """An interface's address, as psutil has it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return SimpleNamespace(family=family, address=address, netmask=netmask)
+
+
+def interface(name: str, *addresses: str) -> Interface:
+    """One that is up."""
+    return Interface(name, tuple(map(IPv4Interface, addresses)), True)
+
+
+JETSON = [
+    interface("docker0", "172.17.0.1/16"),
+    interface("eth0", "192.168.1.10/24"),
+    interface("l4tbr0", "192.168.55.1/24"),
+    interface("wlan0", "10.0.0.5/8", "10.0.0.6/8"),
+]
+
+
+# --- which interfaces ---------------------------------------------------------------------------
+
+
+def test_only_interfaces_that_can_be_used_count() -> None:
+    states = {
+        "lo": stats("up,loopback,running"),
+        "eth0": stats(UP),
+        "eth1": stats("up,broadcast,multicast", isup=False),  # no cable
+        "eth2": stats(UP),  # no address yet
+        "wlan0": stats(UP),
+        "tun0": stats("up,pointopoint,running,noarp,multicast"),
+        "wg0": stats("up,running,noarp"),
+    }
+    addresses = {name: [number("10.1.2.3")] for name in states if name != "eth2"}
+    addresses["eth2"] = [number("fe80::1%eth2", "ffff:ffff::")]
+    addresses["wlan0"] = [number("fe80::2%wlan0"), number("10.0.0.9", None), number("10.0.0.8")]
+    found = interfaces_from(states, addresses)
+    assert found == [
+        Interface("eth0", (IPv4Interface("10.1.2.3/24"),), False),
+        Interface("wlan0", (IPv4Interface("10.0.0.9/32"), IPv4Interface("10.0.0.8/24")), True),
+    ]
+    assert [str(one) for one in found] == ["eth0 (10.1.2.3)", "wlan0 (10.0.0.9, 10.0.0.8)"]
+
+
+@pytest.mark.parametrize(
+    ("host", "places"),
+    [
+        ("0.0.0.0", ["eth0 (192.168.1.10)", "wlan0 (10.0.0.5, 10.0.0.6)"]),
+        ("10.0.0.6", ["wlan0 (10.0.0.6)"]),
+        ("172.17.0.1", ["docker0 (172.17.0.1)"]),  # it was asked for
+        ("127.0.0.1", []),
+        ("192.168.1.11", []),
+    ],
+)
+def test_a_coordinator_is_announced_where_it_listens(host: str, places: list[str]) -> None:
+    assert [str(one) for one in to_announce_on(host, JETSON)] == places
+
+
+def test_others_are_looked_for_on_real_networks() -> None:
+    assert [one.name for one in to_look_on(JETSON)] == ["eth0", "wlan0"]
+
+
+# --- which address ------------------------------------------------------------------------------
+
+
+def test_the_best_address_is_near_and_somebody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def route(address: Address) -> str:
+        if address.host == "203.0.113.1":
+            raise ConfigError("no route")
+        mine = {"192.168.55.1", "10.0.0.5"}
+        return address.host if address.host in mine else "192.168.1.10"
+
+    monkeypatch.setattr(discovery_interfaces, "own_address_towards", route)
+    addresses = ["203.0.113.1", "192.168.55.1", "8.8.8.8", "192.168.1.20", "10.0.0.5", "8.8.8.8"]
+    assert best_first(addresses, JETSON) == ("192.168.1.20", "8.8.8.8", "192.168.55.1", "10.0.0.5")
+
+
+def test_an_address_counts_only_if_it_takes_connections() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert Found("a", ("127.0.0.9", "127.0.0.1"), port).reachable() == Address(
+            "127.0.0.1", port
+        )
+    assert not takes_connections(Address("127.0.0.1", port))
+    assert Found("a", ("127.0.0.1",), port).reachable() is None
+
+
+# --- what strangers say -------------------------------------------------------------------------
+
+
+def said(
+    name: str = f"board.{SERVICE}",
+    port: int | None = 7430,
+    addresses: tuple[str, ...] = ("127.0.0.2", "192.0.2.77"),
+    **properties: bytes | None,
+) -> Found | None:
+    """What is left of an announcement; every address has a route."""
+    keys = {key.encode(): value for key, value in properties.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(discovery_interfaces, "own_address_towards", lambda _: "192.0.2.1")
+        return found_from(name, port, list(addresses), keys, JETSON)
+
+
+def test_an_announcement_is_understood() -> None:
+    found = said(version=str(VERSION).encode(), model=b"llama", stages=b"3")
+    assert found == Found("board", ("192.0.2.77",), 7430, str(VERSION), "llama", "3")
+    assert found.description == "board (llama, 3 stages)"
+    one = said(version=b"0", stages=b"1")
+    assert one is not None
+    assert one.description == "board (1 stage, another version of edgespec)"
+
+
+@pytest.mark.parametrize("port", [None, 0, 65536, -1])
+def test_no_port_is_no_coordinator(port: int | None) -> None:
+    assert said(port=port) is None
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "x", "127.0.0.1", "0.0.0.0", "224.0.0.251", "255.255.255.255", "fe80::1", "1.2.3.4%eth0"],
+)
+def test_addresses_that_nobody_can_have_are_left_out(address: str) -> None:
+    assert said(addresses=(address,)) is None
+
+
+@given(
+    name=st.text(max_size=300),
+    addresses=st.lists(st.ip_addresses().map(str) | st.text(max_size=20), max_size=20),
+    properties=st.dictionaries(
+        st.sampled_from(["version", "model", "stages", "other"]),
+        st.none() | st.binary(max_size=255),
+    ),
+)
+@example(name="\x1b[2J\n", addresses=["192.0.2.9"], properties={"model": b"\x1b]0;x\x07\xff\r\n"})
+def test_whatever_is_said_is_short_and_printable(
+    name: str, addresses: list[str], properties: dict[str, bytes | None]
+) -> None:
+    found = said(name, 1, tuple(addresses), **properties)
+    if found is not None:
+        assert found.description.isprintable()
+        assert len(found.description) < 200
+        assert len(found.addresses) <= 8
+
+
+# --- on a LAN -----------------------------------------------------------------------------------
+
+
+def announce(host: Host, address: str = "0.0.0.0", port: int = 7430, model: str = "m") -> Command:
+    """Announce a coordinator there."""
+    return host.program(sys.executable, announcer.__file__, address, str(port), model)
+
+
+def find(host: Host, timeout: float = 15.0) -> list[dict[str, object]]:
+    """What is found from there."""
+    with host.program(sys.executable, "-c", FIND, str(timeout)) as finding:
+        done = finding.done()
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.err
+    found: list[dict[str, object]] = json.loads(done.out)
+    return found
+
+
+def test_a_coordinator_is_found_until_it_withdraws() -> None:
+    with lan("d0", "v1") as (d0, v1), announce(d0, model="/srv/models/llama") as one:
+        (found,) = find(v1)
+        name = socket.gethostname().partition(".")[0]
+        one.until_err(f"announced as {name} on eth0 (10.77.0.1)")
+        assert found == {
+            "name": name,
+            "addresses": [d0.address],
+            "port": 7430,
+            "version": str(VERSION),
+            "model": "llama",
+            "stages": "2",
+        }
+        with v1.program(sys.executable, "-c", _LISTEN, SERVICE) as listening:
+            listening.until_out("Added")
+            one.signal(signal.SIGTERM)
+            assert one.done().code == 0
+            listening.until_out("Removed")
+        assert find(v1, 1.0) == []
+
+
+_LISTEN = (
+    "import sys, time, zeroconf\n"
+    "def change(state_change, **_): print(state_change.name, flush=True)\n"
+    "zc = zeroconf.Zeroconf(['10.77.0.2'])\n"
+    "zeroconf.ServiceBrowser(zc, sys.argv[1], handlers=[change])\n"
+    "time.sleep(60)\n"
+)
+
+
+def test_a_coordinator_is_found_over_ipv6_alone() -> None:
+    code = (
+        "import sys, socket, zeroconf\n"
+        "index = socket.if_nametoindex('eth0')\n"
+        "zc = zeroconf.Zeroconf([index], ip_version=zeroconf.IPVersion.V6Only)\n"
+        "found = zc.get_service_info(*sys.argv[1:], 15000)\n"
+        "print(found and found.parsed_addresses())\n"
+        "zc.close()\n"
+    )
+    with lan("d0", "v1") as (d0, v1), announce(d0) as one:
+        one.until_err("announced as ")
+        name = f"{socket.gethostname().partition('.')[0]}.{SERVICE}"
+        with v1.program(sys.executable, "-c", code, SERVICE, name) as finding:
+            assert finding.done().out == f"['{d0.address}']\n"
+
+
+@pytest.mark.slow
+def test_coordinators_of_one_host_name_are_told_apart() -> None:
+    with lan("d0", "e0", "v1") as (d0, e0, v1), announce(d0) as one:
+        one.until_err("announced as ")
+        with announce(e0, e0.address, 7431, "other") as other:
+            other.until_err("announced as ")
+            found = find(v1)
+    assert len({one["name"] for one in found}) == 2
+    assert sorted((one["addresses"], one["port"], one["model"]) for one in found) == [
+        ([d0.address], 7430, "m"),
+        ([e0.address], 7431, "other"),
+    ]
+
+
+@pytest.mark.slow
+def test_one_who_listens_on_loopback_is_not_announced() -> None:
+    with lan("d0") as (d0,), announce(d0, "127.0.0.1") as one:
+        one.until_out("announcing")
+        assert find(d0, 3.0) == []
+        one.signal(signal.SIGTERM)
+        assert one.done().err == ""
+
+
+@pytest.mark.slow
+def test_cables_that_come_later_are_used() -> None:
+    with lan("d0", "v1") as (d0, v1):
+        d0.link_down()
+        v1.link_down()
+        with announce(d0) as one, v1.program(sys.executable, "-c", FIND, "30") as finding:
+            one.until_err("not announced: no network is up")
+            d0.link_up()
+            v1.link_up()
+            done = finding.done()
+            assert [one["addresses"] for one in json.loads(done.out)] == [[d0.address]], done.err
+
+
+@pytest.mark.slow
+def test_a_port_that_others_keep_for_themselves_is_said_and_tried_again() -> None:
+    hold = (
+        "import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); "
+        "s.bind(('', 5353)); print('held', flush=True); time.sleep(60)"
+    )
+    with lan("d0", "v1") as (d0, v1), d0.program(sys.executable, "-c", hold) as holder:
+        holder.until_out("held")
+        with announce(d0) as one:
+            one.until_err("cannot be announced on eth0 (10.77.0.1) ([Errno 98] Address already")
+            with d0.program(sys.executable, "-c", FIND, "1.0") as finding:
+                done = finding.done()
+            assert (done.code, done.out) == (0, "[]\n")
+            assert "cannot look for a coordinator just now: [Errno 98]" in done.err
+            time.sleep(3.5)
+            assert one.err.count("cannot be announced") == 1
+            holder.process.kill()
+            one.until_err("announced as ")
+            assert [found["addresses"] for found in find(v1)] == [[d0.address]]
+
+
+def test_rubbish_hides_no_coordinator() -> None:
+    seed = "7"
+    with lan("d0", "v1", "stranger") as (d0, v1, stranger):
+        program = (sys.executable, mdns_rubbish.__file__, stranger.address, seed)
+        with stranger.program(*program) as rubbish, announce(d0) as one:
+            rubbish.until_out("sending")
+            one.until_err("announced as ")
+            found = find(v1)
+            assert [d0.address] in [one["addresses"] for one in found], (seed, found)
+            assert rubbish.process.poll() is None
+            one.signal(signal.SIGTERM)
+            assert one.done().code == 0
+            assert "Traceback" not in one.err
+
+
+def test_without_a_network_nothing_is_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.net.discovery.own_interfaces", list)
+    started = time.monotonic()
+    assert find_coordinators(0.3) == []
+    assert 0.3 <= time.monotonic() - started < 2.0

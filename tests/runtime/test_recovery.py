@@ -1,0 +1,240 @@
+"""A ring of real nodes that heals: stages and coordinators come, go and stall; streams go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from support.nodes import QUICK, NodeRing, until
+from support.rings import assert_one_end, submit
+
+from edgespec.errors import EdgespecError, RequestFailed
+from edgespec.runtime import node
+from edgespec.wire.messages import Finished, Message, Progress, Submit, Tokens
+
+TIMING = replace(QUICK, silence=0.8)
+LONG = submit(max_new_tokens=150, policy="flowspec")
+
+
+class Asking:
+    """One request in a thread of its own."""
+
+    def __init__(self, ring: NodeRing, ask: Submit) -> None:
+        self.ask = ask
+        self.got: list[Message] = []
+        self.problem: EdgespecError | None = None
+        self._ring = ring
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with self._ring.client() as client:
+                for message in client.ask(self.ask):
+                    self.got.append(message)
+        except EdgespecError as problem:
+            self.problem = problem
+
+    @property
+    def tokens(self) -> int:
+        """How many have come."""
+        return sum(len(m.token_ids) for m in list(self.got) if isinstance(m, Tokens))
+
+    @property
+    def notes(self) -> list[str]:
+        """What it was told while it waited."""
+        return [m.text for m in list(self.got) if isinstance(m, Progress)]
+
+    def end(self) -> None:
+        """Wait for it."""
+        self._thread.join(30.0)
+        assert not self._thread.is_alive(), "the client hangs"
+
+    def right(self) -> Finished:
+        """Its answer: that of plain decoding, streamed without a gap."""
+        self.end()
+        assert self.problem is None, self.problem
+        end = assert_one_end(self.got, self.ask.tag)
+        assert isinstance(end, Finished)
+        self._ring.assert_right(self.ask, end)
+        return end
+
+
+@contextmanager
+def answering(stages: int = 3, ask: Submit = LONG) -> Iterator[tuple[NodeRing, Asking]]:
+    """A ring in the middle of an answer."""
+    with NodeRing(stages, timing=TIMING) as ring:
+        ring.await_up()
+        for block in ring.blocks:
+            block.delay = 0.003
+        asking = Asking(ring, ask)
+        try:
+            until(lambda: asking.tokens > 5)
+            yield ring, asking
+        finally:
+            asking.end()
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+@pytest.mark.parametrize("way", ["vanished", "left"])
+def test_a_stage_that_is_replaced_costs_no_token(lost: int, way: str) -> None:
+    with answering() as (ring, asking):
+        thread = ring.threads[lost]
+        {"vanished": thread.vanish, "left": thread.leave}[way]()
+        until(lambda: any(f"stage {lost} (toybox" in note for note in asking.notes))
+        ring.start_stage(lost)
+        end = asking.right()
+        assert end.recoveries == 1
+        assert sorted(ring.loaded) == sorted([1, 2, 3, lost]), "the others kept their blocks"
+        ring.assert_free()
+
+
+def test_a_stage_that_was_killed_and_comes_at_once_takes_its_place() -> None:
+    """Before its predecessor's silence was noticed."""
+    with answering() as (ring, asking):
+        ring.threads[2].vanish()
+        ring.start_stage(2)
+        assert asking.right().recoveries == 1
+        assert any("was replaced by process 1004" in note for note in asking.notes)
+
+
+def test_a_dead_stage_is_noticed_within_two_seconds() -> None:
+    """With the times that daemons have."""
+    timing = type(TIMING)()
+    with NodeRing(2, timing=timing) as ring:
+        ring.await_up()
+        with ring.client() as client:
+            ring.threads[2].vanish()
+            lost = time.monotonic()
+            note = next(m for m in client.ask(submit()) if isinstance(m, Progress))
+            while "stage 2" not in note.text:
+                note = next(m for m in client.ask(submit()) if isinstance(m, Progress))
+            assert time.monotonic() - lost < 2.0 + timing.beat
+            client.cancel()
+
+
+def test_a_stage_that_stalls_and_goes_on_comes_back_with_its_block() -> None:
+    with answering() as (ring, asking):
+        ring.threads[2].freeze()
+        until(lambda: any("stage 2" in n and "silent" in n for n in asking.notes))
+        ring.threads[2].thaw()
+        assert asking.right().recoveries == 1
+        assert ring.loaded.count(2) == 1
+        ring.assert_free()
+
+
+def test_losses_one_after_the_other() -> None:
+    with answering(ask=replace(LONG, max_new_tokens=300)) as (ring, asking):
+        for number, lost in enumerate((3, 1, 2, 1), 1):
+            before = asking.tokens
+            ring.threads[lost].leave()
+            until(lambda count=number: len(asking.notes) >= count)
+            ring.start_stage(lost)
+            until(lambda count=before: asking.tokens > count + 3 or asking.problem)
+        assert asking.right().recoveries == 4
+
+
+def test_a_queued_request_and_one_that_comes_meanwhile_are_answered_too() -> None:
+    with answering() as (ring, asking):
+        queued = Asking(ring, submit(max_new_tokens=20, seed=1))
+        until(lambda: queued.notes)
+        ring.threads[2].leave()
+        until(lambda: asking.notes)
+        late = Asking(ring, submit(max_new_tokens=20, seed=2))
+        until(lambda: late.notes)
+        assert "stage 2" in late.notes[0]
+        assert "waiting for it" in late.notes[0]
+        ring.start_stage(2)
+        assert [a.right().recoveries for a in (asking, queued, late)] == [1, 0, 0]
+
+
+def test_without_a_new_stage_it_is_one_clear_error_and_the_ring_can_still_be_helped() -> None:
+    with NodeRing(2, timing=TIMING, recovery=0.6) as ring:
+        ring.await_up()
+        ring.blocks[0].delay = 0.01
+        asking = Asking(ring, LONG)
+        until(lambda: asking.tokens > 3)
+        ring.threads[2].leave()
+        asking.end()
+        assert isinstance(asking.problem, RequestFailed)
+        assert str(asking.problem) == (
+            "stage 2 (toybox, process 1002) left: stopped by SIGTERM; it did not come back within "
+            "0.6 s"
+        )
+        ring.start_stage(2)
+        ring.await_up()
+        ring.assert_right(submit(), ring.ask(submit()))
+        ring.assert_free()
+
+
+def test_a_request_that_is_cancelled_meanwhile_is_freed() -> None:
+    with answering() as (ring, asking):
+        with ring.client() as client:
+            ring.threads[2].leave()
+            for message in client.ask(submit(seed=3)):
+                if isinstance(message, Progress) and "stage 2" in message.text:
+                    client.cancel()
+            assert isinstance(message, Finished)
+            assert (message.finish_reason, message.new_tokens) == ("cancelled", 0)
+        ring.start_stage(2)
+        asking.right()
+        ring.assert_free()
+
+
+@pytest.mark.parametrize("way", ["vanished", "left"])
+def test_stages_join_a_coordinator_that_was_restarted(way: str) -> None:
+    with answering(2) as (ring, asking):
+        thread = ring.threads[0]
+        {"vanished": thread.vanish, "left": thread.leave}[way]()
+        thread.join()
+        asking.end()
+        assert asking.problem is not None
+        ring.restart_coordinator()
+        ring.await_up()
+        assert sorted(ring.loaded) == [1, 2], "they kept their blocks"
+        ring.assert_right(submit(), ring.ask(submit()))
+        ring.assert_free()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_broken_data_connection_is_made_anew(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "BROKEN_S", 0.1)
+    with answering() as (ring, asking):
+        ring.threads[place].node.transport.ring_broke = time.monotonic()
+        until(lambda: any("broke" in note for note in asking.notes))
+        assert asking.right().recoveries == 1
+
+
+# --- spares ---------------------------------------------------------------------------------------
+
+
+def test_a_spare_takes_the_place_of_a_lost_stage_which_then_is_the_spare() -> None:
+    with answering() as (ring, asking):
+        ring.start_spare()
+        until(lambda: "spare: toybox standing by" in ring.membership.status().lines)
+        ring.threads[2].freeze()
+        until(lambda: asking.notes)
+        assert asking.right().recoveries == 1
+        ring.threads[2].thaw()
+        until(lambda: "spare: toybox standing by" in ring.membership.status().lines)
+        again = Asking(ring, replace(LONG, max_new_tokens=300))
+        until(lambda: again.tokens > 5)
+        ring.threads[4].leave()
+        assert again.right().recoveries == 1
+        assert ring.loaded.count(2) == 2, "the first holder of the place still has its block"
+
+
+def test_spares_alone_make_a_ring() -> None:
+    ring = NodeRing(2, timing=TIMING)
+    ring.start_coordinator()
+    try:
+        ring.start_spare()
+        ring.start_spare()
+        ring.await_up()
+        ring.assert_right(submit(), ring.ask(submit()))
+    finally:
+        ring.__exit__()

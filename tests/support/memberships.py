@@ -1,0 +1,81 @@
+"""A membership machine with a clock, and stages that speak to it."""
+
+from __future__ import annotations
+
+from edgespec.config import Timing
+from edgespec.machines.effects import Effect, SendPeer, Tell
+from edgespec.machines.events import MessageArrived, RingDown, Tick
+from edgespec.machines.membership import MembershipMachine
+from edgespec.wire.messages import Assign, Heartbeat, Join, Message, Ready, Submit
+
+TIMING = Timing(beat=1.0, silence=4.0, client_silence=10.0)
+DATA_PORT = 999
+ASK = Submit(1, "hi", 5, 0.0, 0, 1.0, 0.0, 0, (), "")
+
+
+class Membership:
+    """The machine of a ring of `stages`, with a clock that a test turns."""
+
+    def __init__(self, stages: int) -> None:
+        self.places = [
+            Assign(s, stages, s - 1, s, "model", "mark", "float32", "none", 100, 7, "key")
+            for s in range(1, stages + 1)
+        ]
+        self.machine = MembershipMachine(self.places, DATA_PORT, TIMING)
+        self.now = 100.0
+
+    def say(self, peer: bytes, message: Message) -> list[Effect]:
+        """A message comes."""
+        return self.machine.handle(MessageArrived(peer, message), self.now)
+
+    def join(self, stage: int, **changes: object) -> list[Effect]:
+        """Stage `stage` asks, from the address b"stage N"."""
+        return self.say(address(stage), asks(stage, **changes))
+
+    def tick(self) -> list[Effect]:
+        """The deadline comes."""
+        deadline = self.machine.deadline()
+        assert deadline is not None
+        self.now = max(self.now, deadline)
+        return self.machine.handle(Tick(), self.now)
+
+    def bring_up(self) -> list[Effect]:
+        """Everybody joins and is ready; returns the effects of the last Ready."""
+        for place in self.places:
+            self.join(place.stage)
+        return self.all_ready(1)
+
+    def all_ready(self, ring: int) -> list[Effect]:
+        """Every stage says that it is ready; returns the effects of the last one."""
+        effects: list[Effect] = []
+        for place in self.places:
+            effects = self.say(address(place.stage), Ready(1.5, ring))
+        return effects
+
+    def all_beat(self, *silent: int) -> None:
+        """Every stage but those says that it lives."""
+        for place in self.places:
+            if place.stage not in silent:
+                self.say(address(place.stage), Heartbeat())
+
+
+def asks(stage: int, **changes: object) -> Join:
+    """The Join of a stage."""
+    fields = {"stage": stage, "name": f"board{stage}", "pid": 70 + stage, "host": f"10.0.0.{stage}"}
+    return Join(**{**fields, "port": 5000 + stage, **changes})  # type: ignore[arg-type]
+
+
+def address(stage: int) -> bytes:
+    """Where a stage's messages come from."""
+    return b"stage %d" % stage
+
+
+def to(effects: list[Effect], peer: bytes) -> list[Message]:
+    """What is sent to one peer."""
+    return [e.message for e in effects if isinstance(e, SendPeer) and e.peer == peer]
+
+
+def why_down(effects: list[Effect]) -> list[str]:
+    """Why the ring was lost, each time."""
+    told = (e.event for e in effects if isinstance(e, Tell))
+    return [event.reason for event in told if isinstance(event, RingDown)]
