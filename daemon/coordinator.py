@@ -10,6 +10,7 @@ from edgespec.backends.compute import CoordinatorCompute
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.advertising import Advertising
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
+from edgespec.daemon.notify import Notifier
 from edgespec.daemon.process import exit_code
 from edgespec.errors import ConfigError, ModelError
 from edgespec.machines.admission import Ring
@@ -17,6 +18,7 @@ from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.membership import MembershipMachine
 from edgespec.model.hub import is_hub_id
 from edgespec.net.block_server import BlockServer
+from edgespec.net.discovery_interfaces import EVERY_ADDRESS
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.planning.costs import RingCosts
 from edgespec.planning.partition import blocks_of
@@ -50,14 +52,14 @@ def run_coordinator(config: CoordinatorConfig) -> int:
     except BaseException:
         transport.close()
         raise
-    log.info(
-        "waiting for %d stage(s): edgespec join --stage N --coordinator %s", config.stages, address
-    )
+    way = "" if config.address.host == EVERY_ADDRESS else f" --coordinator {address}"
+    log.info("waiting for %d stage(s): edgespec join --stage N%s", config.stages, way)
     blocks.start()
     advertising = Advertising(config, transport.control_port)
     advertising.start()
+    node.supervisor = Notifier()
     try:
-        return exit_code(node.run())
+        return exit_code(node.run(f"waiting for {config.stages} stage(s)"))
     finally:
         advertising.stop()
         blocks.stop()

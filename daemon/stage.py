@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edgespec.backends.base import BlockBackend
 from edgespec.config import Emulation, StageConfig
 from edgespec.daemon.emulation import check_profiles, emulated_costs, stage_pace
+from edgespec.daemon.notify import Notifier
 from edgespec.daemon.process import exit_code
 from edgespec.errors import CapacityError
 from edgespec.machines.member import MemberMachine
@@ -48,7 +49,8 @@ def run_stage(config: StageConfig) -> int:
     member = MemberMachine(join, str(config.coordinator), config.wait, config.timing)
     equipment = Equipment(transport, pace, trace)
     node = StageNode(transport, member, config.coordinator, _loader(config), equipment)
-    return exit_code(node.run())
+    node.supervisor = Notifier()
+    return exit_code(node.run(f"looking for the coordinator at {config.coordinator}"))
 
 
 def _pace(emulation: Emulation) -> Callable[[Assign | None], NodePace]:

@@ -54,9 +54,10 @@ class LinkPace:
 
 @dataclass(frozen=True, slots=True)
 class Stamped(Incoming):
-    """A message that came over an emulated link, `at` its due time."""
+    """A message that came over an emulated link, `at` its due time, while `key` was the ring's."""
 
     at: float
+    key: bytes
 
 
 class PacedTransport(ZmqTransport):
@@ -149,7 +150,9 @@ class PacedTransport(ZmqTransport):
                 ready.append(incoming)
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
-            ready.append(heapq.heappop(waiting)[2])
+            due = heapq.heappop(waiting)[2]
+            if not due.on_ring or due.key == self.ring_key:  # else its ring was lost on the way
+                ready.append(due)
         return ready
 
     def _take_control(self, control: zmq.Socket[bytes]) -> Iterator[Incoming]:
@@ -164,7 +167,7 @@ class PacedTransport(ZmqTransport):
             if at is None or self.pace is None or not abs(at - time.monotonic()) < FARTHEST_S:
                 yield one
             else:
-                yield Stamped(one.on_ring, one.peer, one.message, at)
+                yield Stamped(one.on_ring, one.peer, one.message, at, self.ring_key)
 
     def _read(self, frames: list[bytes]) -> Message | None:
         self._stamp = None

@@ -16,6 +16,7 @@ from edgespec.machines.effects import AbortBlock, Effect, LoadBlock, Report, Sto
 from edgespec.machines.events import Event, MessageArrived, SegmentArrived, Tick
 from edgespec.net.emulated_link import Stamped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
+from edgespec.runtime.supervisor import Nobody, Supervisor
 from edgespec.runtime.worker import Perform, Worker
 from edgespec.wire.messages import Segment
 
@@ -37,6 +38,7 @@ class Node(ABC):
         self.transport = transport
         self.worker = Worker(perform)
         self.ended: Stop | None = None
+        self.supervisor: Supervisor = Nobody()
         self.happened_at = time.monotonic()
         """When what is being handled now happened: emulated times count from there."""
 
@@ -64,9 +66,10 @@ class Node(ABC):
 
     # --- the loop -----------------------------------------------------------------------------
 
-    def run(self) -> Stop:
-        """Run until a machine or a signal ends it; returns why."""
+    def run(self, does: str = "waiting") -> Stop:
+        """Run until a machine or a signal ends it; returns why. `does`: what it does at first."""
         self._startup()
+        self.supervisor.ready(does)
         try:
             while self.ended is None:
                 self._step()
@@ -87,6 +90,7 @@ class Node(ABC):
         self.worker.start()
 
     def _step(self) -> None:
+        self.supervisor.beat()
         incoming = self.transport.poll(self._timeout())
         now = time.monotonic()
         events = [(i.at if isinstance(i, Stamped) else now, _event(i)) for i in incoming]
@@ -120,6 +124,7 @@ class Node(ABC):
                     self.worker.abort(job)
                 case Report(text):
                     log.info(text)
+                    self.supervisor.status(text)
                 case Stop(reason, failed):
                     self.end(reason, failed)
                 case _:
@@ -135,6 +140,7 @@ class Node(ABC):
 
     def _shutdown(self) -> None:
         reason = self.ended.reason if self.ended else "it failed"
+        self.supervisor.stopping(reason)
         try:
             self.farewell(reason, time.monotonic())
         finally:

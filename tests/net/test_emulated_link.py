@@ -97,6 +97,20 @@ def test_a_poll_does_not_wait_for_what_is_due_later(near: PacedTransport) -> Non
         assert near.poll(0.02) == []
 
 
+def test_a_segment_that_its_ring_did_not_outlive_does_not_arrive(near: PacedTransport) -> None:
+    near.pace = PACE
+    near.send_ring(segment(1))
+    limit = time.monotonic() + PATIENCE_S
+    while not near._early_ones:  # it is here, but not due yet
+        assert time.monotonic() < limit
+        assert near.poll(0.0) == []
+    near.ring_key = b"the next ring's"
+    near.send_ring(segment(2))
+    ((_, incoming),) = taken(near, 1)
+    assert isinstance(incoming.message, Segment)
+    assert incoming.message.seq == 2
+
+
 def test_without_a_pace_stamped_messages_are_taken_as_they_come(
     near: PacedTransport, far: PacedTransport
 ) -> None:
