@@ -163,7 +163,7 @@ def _played(
     with tempfile.TemporaryDirectory(prefix="edgespec-") as traces:
         with (
             LocalRing(config, Path(traces)) as ring,
-            Client(ring.address, LOAD_S, check=ring.check) as client,
+            Client(ring.address, ring.identity, LOAD_S, check=ring.check) as client,
         ):
             try:
                 await_ring(client, ring, notes)

@@ -75,7 +75,10 @@ def demo(
     notes.say(f"starting a coordinator and {config.stages} stage(s) on this machine")
     # Told to end, it ends its processes first (the kernel ends them if it has no chance to).
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with LocalRing(config) as ring, Client(ring.address, LOAD_S, check=ring.check) as client:
+    with (
+        LocalRing(config) as ring,
+        Client(ring.address, ring.identity, LOAD_S, check=ring.check) as client,
+    ):
         try:
             await_ring(client, ring, notes)
             with cancelling(client):

@@ -15,8 +15,8 @@ _LOOK_AGAIN_S = 1.0
 """Seconds before a coordinator that is announced, but does not answer, is tried again."""
 
 
-def discovered(wait: float, say: Callable[[str], None]) -> Address:
-    """The address of the one coordinator on the local network.
+def discovered(wait: float, say: Callable[[str], None], cluster: str = "") -> Address:
+    """The address of the one coordinator on the local network, or the one of this cluster there.
 
     `wait`: seconds to look for it; `say` gets one remark when the search begins and one when it
     ends well. Raises ConfigError if several answer, PeerLost if none does.
@@ -26,8 +26,11 @@ def discovered(wait: float, say: Callable[[str], None]) -> Address:
     say(f"looking for a coordinator on the local network, for {wait:.0f} s at most")
     deadline = time.monotonic() + wait
     silent: list[Found] = []
+    others: list[Found] = []
     while (left := deadline - time.monotonic()) > 0.0:
-        found = find_coordinators(left)
+        heard = find_coordinators(left)
+        others = [one for one in heard if cluster and one.cluster != cluster]
+        found = [one for one in heard if one not in others]
         with ThreadPoolExecutor() as pool:
             places = list(pool.map(Found.reachable, found))
         answering = [(one, at) for one, at in zip(found, places, strict=True) if at is not None]
@@ -38,7 +41,9 @@ def discovered(wait: float, say: Callable[[str], None]) -> Address:
             return address
         silent = found
         time.sleep(min(_LOOK_AGAIN_S, max(0.0, deadline - time.monotonic())))
-    raise PeerLost(_unreachable(silent) if silent else _none(wait))
+    if silent:
+        raise PeerLost(_unreachable(silent))
+    raise PeerLost(_only_others(others, cluster) if others else _none(wait))
 
 
 def _which(answering: list[tuple[Found, Address]]) -> str:
@@ -48,12 +53,30 @@ def _which(answering: list[tuple[Found, Address]]) -> str:
 
 def _unreachable(silent: list[Found]) -> str:
     one = silent[0]
-    places = ", ".join(f"{host}:{one.port}" for host in one.addresses)
+    places = _places(one)
     return (
         f"the coordinator {one.description} is announced at {places}, but no connection can be "
         f"made; does a firewall close TCP port {one.port} there, or is it gone? An address that "
         "works can be given: --coordinator HOST[:PORT]"
     )
+
+
+def _only_others(others: list[Found], cluster: str) -> str:
+    known = "; ".join(
+        f"{one.description}, {f'cluster {one.cluster}' if one.cluster else 'of no cluster'}, at "
+        f"{_places(one)}"
+        for one in others
+    )
+    return (
+        f"no coordinator of cluster {cluster} was found, which this machine belongs to. "
+        f"Coordinators of other clusters are here: {known}. Start `edgespec serve` where the "
+        "cluster was made, or say where it is: --coordinator HOST[:PORT]; to belong to another "
+        "cluster takes a token of it: edgespec join TOKEN"
+    )
+
+
+def _places(one: Found) -> str:
+    return ", ".join(str(Address(host, one.port)) for host in one.addresses)
 
 
 def _none(wait: float) -> str:

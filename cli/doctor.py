@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 import typer
@@ -13,21 +14,33 @@ from rich.text import Text
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
-from edgespec.daemon.doctor import BLOCKED, OK, WARNING, Finding, examine
+from edgespec.config import Address
+from edgespec.daemon.cluster import folder_of
+from edgespec.daemon.doctor import examine
+from edgespec.daemon.doctor_network import examine_network
+from edgespec.daemon.finding import BLOCKED, OK, WARNING, Finding
 from edgespec.daemon.process import EXIT_FAILED
 
 _MARKS = {OK: ("ok", "green"), WARNING: ("warning", "yellow"), BLOCKED: ("blocked", "bold red")}
 
 
-def doctor(cache: options.Cache = "", as_json: options.Json = False) -> None:
-    """Look whether edgespec can run on this device: software, kernels, memory, disk, ports.
+def doctor(
+    coordinator: options.Coordinator = None,
+    cluster: options.Cluster = "",
+    cache: options.Cache = "",
+    as_json: options.Json = False,
+) -> None:
+    """Look whether edgespec can run on this device, and reach its cluster.
 
+    Software, kernels, memory, disk and ports; clock, keys, network and the way to the coordinator.
     Exit code 0 if it can, warnings or not; 1 if something blocks it.
     """
+    told = None if coordinator is None else Address.parse(coordinator)
     notes = Notes()
     with notes.waiting("looking") as waiting:
         findings = []
-        for finding in examine(Path(cache) if cache else _blocks()):
+        device = examine(Path(cache) if cache else _blocks())
+        for finding in chain(device, examine_network(folder_of(cluster), told)):
             findings.append(finding)
             waiting(f"looked at {finding.name}")
     blocked = [finding for finding in findings if finding.state == BLOCKED]

@@ -1,26 +1,38 @@
-"""edgespec join: run one stage of the ring."""
+"""edgespec join: become part of a cluster, and run one stage of its ring."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.discover import discovered
+from edgespec.cli.reach import address_of, admitted
 from edgespec.config import LOOPBACK, Address, Emulation, StageConfig
+from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.process import end_with_parent, leave, start_logging
 from edgespec.daemon.stage import run_stage
+from edgespec.net.keys import Token
+
+log = logging.getLogger("edgespec")
 
 
 def join(
+    token: Annotated[
+        str,
+        typer.Argument(
+            help="What `edgespec init` or `edgespec token new` printed. Needed once: the device is "
+            "remembered.",
+            show_default=False,
+        ),
+    ] = "",
     stage: Annotated[
         int,
         typer.Option(
-            help="Which stage to be, counted from 1. Default: the first place that is free, or "
-            "else a spare, which takes the place of a stage that is lost.",
+            help="Which stage to be, counted from 1. Default: the place that the plan has for this "
+            "device, or the first that is free, or else a spare, which takes the place of a stage "
+            "that is lost.",
             show_default=False,
         ),
     ] = 0,
@@ -35,28 +47,33 @@ def join(
     wait: Annotated[
         float, typer.Option(help="Seconds to wait for a coordinator that has never answered.")
     ] = 60.0,
+    cluster: options.Cluster = "",
     cache: options.Cache = "",
     emulate: options.Emulate = "",
     cost_model: options.CostModel = "",
     trace: options.Trace = "",
 ) -> None:
-    """Join the ring as one stage: load its layers and compute, until Ctrl-C or SIGTERM.
+    """Join a cluster's ring as one stage: load its layers and compute, until Ctrl-C or SIGTERM.
 
-    When the ring or the coordinator is lost, it keeps its layers and joins again.
+    The first time it takes a token. When the ring or the coordinator is lost, it keeps its layers
+    and joins again.
     """
     end_with_parent()
     start_logging()
     emulation = Emulation.parse(emulate, cost_model)
-    config = StageConfig(
-        stage,
-        Address.parse(LOOPBACK if coordinator is None else coordinator),
-        model,
-        wait,
-        emulation=emulation,
-        trace=trace,
-        cache=cache,
-    )
-    if coordinator is None:  # after all else has been checked: it takes time
-        found = discovered(config.wait, logging.getLogger("edgespec").info)
-        config = replace(config, coordinator=found)
-    leave(run_stage(config))
+
+    def config(address: Address) -> StageConfig:
+        return StageConfig(
+            stage, address, model, wait, emulation=emulation, trace=trace, cache=cache
+        )
+
+    # What can be checked without the network is, before anybody is looked for.
+    config(Address.parse(LOOPBACK if coordinator is None else coordinator))
+    path = folder_of(cluster)
+    if token:
+        admitted(path, Token.parse(token), coordinator, wait, log.info)
+    folder = ClusterFolder.open(path)
+    address = address_of(folder, coordinator, wait, log.info)
+    if not folder.is_coordinator:
+        folder.with_address(str(address))
+    leave(run_stage(config(address), folder.identity, folder.name))

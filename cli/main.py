@@ -10,8 +10,11 @@ import typer
 from edgespec import __version__
 from edgespec.cli.bench import bench
 from edgespec.cli.demo import demo
+from edgespec.cli.device import device
 from edgespec.cli.doctor import doctor
+from edgespec.cli.init import init
 from edgespec.cli.join import join
+from edgespec.cli.leave import leave
 from edgespec.cli.plan import plan
 from edgespec.cli.profile import profile
 from edgespec.cli.prompt import prompt
@@ -19,6 +22,8 @@ from edgespec.cli.serve import serve
 from edgespec.cli.service import service
 from edgespec.cli.shard import shard
 from edgespec.cli.simulate import simulate
+from edgespec.cli.status import status
+from edgespec.cli.token import token
 from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_USAGE
 from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
 
@@ -31,9 +36,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, serve, join, prompt, bench, simulate, shard, plan, profile, doctor):
+for command in (demo, init, serve, join, leave, prompt, status):
     app.command()(command)
+app.add_typer(token, name="token")
+app.add_typer(device, name="device")
 app.add_typer(service, name="service")
+for command in (bench, simulate, shard, plan, profile, doctor):
+    app.command()(command)
 
 
 @app.callback(invoke_without_command=True)

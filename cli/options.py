@@ -77,6 +77,15 @@ Cache = Annotated[
         help="Folder that keeps finished blocks. Default: ~/.cache/edgespec/blocks.",
     ),
 ]
+Cluster = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR",
+        envvar="EDGESPEC_CLUSTER",
+        help="Folder with this machine's keys and what it knows of its cluster. Default: "
+        "~/.local/state/edgespec.",
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float64 or (CUDA) float16.")]
 Coordinator = Annotated[
     str | None,

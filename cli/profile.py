@@ -17,8 +17,10 @@ from rich.table import Table
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.config import Address
+from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.errors import ConfigError
+from edgespec.net.keys import Identity
 
 if TYPE_CHECKING:
     from edgespec.daemon.measure import Measured
@@ -50,6 +52,7 @@ def profile(
     plot: Annotated[
         str, typer.Option(metavar="FILE.png", help="Draw the time of a layer by rows.")
     ] = "",
+    cluster: options.Cluster = "",
     cache: options.Cache = "",
     as_json: options.Json = False,
 ) -> None:
@@ -67,8 +70,9 @@ def profile(
     for path in (file, *([Path(plot)] if plot else [])):
         _check_writable(path)
     address = Address.parse(coordinator) if coordinator else None
+    identity = ClusterFolder.open(folder_of(cluster)).identity if coordinator else None
     notes = Notes()
-    measured = _measured(notes, name, cache, model, draft, address, seconds)
+    measured = _measured(notes, name, cache, model, draft, address, identity, seconds)
     content = json.dumps(measured.profile.to_dict(), indent=2, ensure_ascii=False) + "\n"
     file.write_text(content, encoding="utf-8")
     if plot:
@@ -92,6 +96,7 @@ def _measured(
     model: str,
     draft: str,
     coordinator: Address | None,
+    identity: Identity | None,
     seconds: float,
 ) -> Measured:
     """Look which quantisations run here, then measure; exit code 1 if no 4-bit one does."""
@@ -116,6 +121,7 @@ def _measured(
             model=model,
             draft=draft,
             coordinator=coordinator,
+            identity=identity,
             seconds=seconds,
         )
         return measure(request, kernels.usable, kernels.unusable, waiting)

@@ -9,12 +9,12 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.answering import cancelling, make_submit, show
-from edgespec.cli.discover import discovered
 from edgespec.cli.notes import Notes
-from edgespec.config import DEFAULT_PORT, LOOPBACK, Address
+from edgespec.cli.reach import admitted, reach
+from edgespec.daemon.cluster import folder_of
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import ConfigError
-from edgespec.net.discovery import takes_connections
+from edgespec.net.keys import Token
 from edgespec.runtime.client import Client
 
 
@@ -32,6 +32,13 @@ def prompt(
     wait: Annotated[
         float, typer.Option(help="Seconds to wait for a coordinator that does not answer.")
     ] = 10.0,
+    token: Annotated[
+        str,
+        typer.Option(
+            help="A token of `edgespec token new --client`: lets this machine ask, from now on.",
+        ),
+    ] = "",
+    cluster: options.Cluster = "",
     as_json: options.Json = False,
 ) -> None:
     """Send a prompt to the running coordinator and stream the answer; Ctrl-C cancels it."""
@@ -39,17 +46,13 @@ def prompt(
         read_prompt(text), max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, policy
     )
     notes = Notes()
-    address = nearest(wait, notes) if coordinator is None else Address.parse(coordinator)
-    with Client(address, wait) as client, cancelling(client):
+    if token:
+        admitted(folder_of(cluster), Token.parse(token), coordinator, wait, notes.say)
+    address, identity = reach(coordinator, cluster, wait, notes.say)
+    with Client(address, identity, wait) as client, cancelling(client):
         finished = show(client.ask(submit), as_json, notes)
     if finished.finish_reason == "cancelled":
         raise typer.Exit(EXIT_CANCELLED)
-
-
-def nearest(wait: float, notes: Notes) -> Address:
-    """The coordinator of this machine, or else the one on the local network."""
-    here = Address(LOOPBACK, DEFAULT_PORT)
-    return here if takes_connections(here) else discovered(wait, notes.say)
 
 
 def read_prompt(text: str) -> str:

@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from edgespec.cli import options
-from edgespec.config import DEFAULT_PORT, LOOPBACK, Address, Emulation, Timing
+from edgespec.config import DEFAULT_PORT, Emulation, Timing
+from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.coordinator import run_coordinator
 from edgespec.daemon.process import end_with_parent, leave, start_logging
-from edgespec.daemon.settings import coordinator_config
+from edgespec.daemon.settings import Asked, served_config
 
 
 def serve(
@@ -23,13 +24,24 @@ def serve(
     ] = 0,
     model: options.Model = "",
     draft: options.Draft = "",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK,
-    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free.")] = DEFAULT_PORT,
+    host: Annotated[
+        str,
+        typer.Option(help="Address to listen on. Default: as the cluster has it, or 127.0.0.1."),
+    ] = "",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port to listen on; 0: any free. Default: as the cluster has it, or "
+            f"{DEFAULT_PORT}.",
+            show_default=False,
+        ),
+    ] = None,
     quant: options.Quant = "",
-    draft_quant: options.DraftQuant = "none",
+    draft_quant: options.DraftQuant = "",
     layers: options.Layers = "",
     context: options.Context = 0,
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = "",
+    cluster: options.Cluster = "",
     cache: options.Cache = "",
     emulate: options.Emulate = "",
     cost_model: options.CostModel = "",
@@ -41,26 +53,17 @@ def serve(
 ) -> None:
     """Run the coordinator: head, draft model, and the way in for prompts.
 
-    Start it once, then `edgespec join --stage N` on every device. It runs until Ctrl-C or SIGTERM.
-    When a stage is lost, requests wait for it to come back and then go on.
+    It serves the ring that `edgespec init` described. Options that describe a ring (from --stages
+    to --dtype) take the place of that description as a whole, for this start. It runs until Ctrl-C
+    or SIGTERM. When a stage is lost, requests wait for it to come back and then go on.
     """
     end_with_parent()
     start_logging()
     emulation = Emulation.parse(emulate, cost_model)
     timing = Timing(recovery=recovery)
-    config = coordinator_config(
-        model,
-        draft,
-        stages,
-        dtype,
-        Address(host, port),
-        emulation,
-        trace,
-        quant=quant,
-        draft_quant=draft_quant,
-        layers=layers,
-        context=context,
-        cache=cache,
-        timing=timing,
+    folder = ClusterFolder.open(folder_of(cluster))
+    asked = Asked(model, draft, stages, dtype, quant, draft_quant, layers, context, host, port)
+    config = served_config(
+        folder.settings, asked, emulation=emulation, trace=trace, cache=cache, timing=timing
     )
-    leave(run_coordinator(config))
+    leave(run_coordinator(config, folder))

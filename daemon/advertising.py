@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from ipaddress import ip_address
 from pathlib import PurePath
 
 from edgespec.config import CoordinatorConfig
@@ -21,14 +22,15 @@ LOOK_S = 3.0
 class Advertising:
     """Announces a coordinator, from `start` to `stop`, wherever its address can be reached."""
 
-    def __init__(self, config: CoordinatorConfig, port: int) -> None:
-        """`port`: the one that the coordinator listens on."""
+    def __init__(self, config: CoordinatorConfig, port: int, cluster: str = "") -> None:
+        """`port`: the one that the coordinator listens on; `cluster`: its cluster's id."""
         self._host = number_of(config.address.host)
         self._port = port
         self._properties = {
             "version": str(VERSION),
             "model": PurePath(config.model).name,  # where it lies is nobody's business
             "stages": str(config.stages),
+            "cluster": cluster,
         }
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgespec-advertising", daemon=True)
@@ -37,7 +39,7 @@ class Advertising:
 
     def start(self) -> None:
         """Announce it from now on; nothing is sent for a coordinator on loopback."""
-        if not self._host.startswith("127."):
+        if not ip_address(self._host).is_loopback:
             self._thread.start()
 
     def stop(self) -> None:

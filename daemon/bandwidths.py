@@ -20,6 +20,7 @@ from edgespec.daemon.layer_times import settled
 from edgespec.daemon.timing import Clock, Sample, timed
 from edgespec.errors import ConfigError
 from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.net.keys import Identity
 from edgespec.runtime.client import Client
 
 CACHE_ROWS = 2048
@@ -165,12 +166,14 @@ def _resident(descriptor: int, size: int) -> float:
 # --- the coordinator ----------------------------------------------------------------------------
 
 
-def round_trips(coordinator: Address, clock: Clock = time.perf_counter) -> Sample:
+def round_trips(
+    coordinator: Address, identity: Identity, clock: Clock = time.perf_counter
+) -> Sample:
     """Seconds from asking a coordinator for its status to having it, several times.
 
-    Raises PeerLost if nobody answers there.
+    Raises PeerLost if nobody answers there, AccessRefused if the key is not accepted.
     """
-    with Client(coordinator, _COORDINATOR_WAIT_S) as client:
+    with Client(coordinator, identity, _COORDINATOR_WAIT_S) as client:
         client.status()  # connecting is not a trip
         found = []
         for _ in range(_ROUND_TRIPS):

@@ -2,60 +2,64 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from pathlib import Path
+import secrets
+from functools import partial
 
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.advertising import Advertising
+from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.process import exit_code
-from edgespec.errors import ConfigError, ModelError
+from edgespec.daemon.registry import Registry
+from edgespec.daemon.settings import context_of, look_at_models
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.membership import MembershipMachine
-from edgespec.model.hub import is_hub_id
 from edgespec.net.block_server import BlockServer
-from edgespec.net.discovery_interfaces import EVERY_ADDRESS
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.planning.costs import RingCosts
 from edgespec.planning.partition import blocks_of
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.equipment import Equipment
+from edgespec.runtime.registrar import admits
 from edgespec.runtime.trace import Trace
-from edgespec.wire.messages import Assign
+from edgespec.wire.messages import Assign, Connect
+
+SECRET_BYTES = 32
+"""Of what the keys of all rings are made from."""
 
 log = logging.getLogger("edgespec")
 
 
-def run_coordinator(config: CoordinatorConfig) -> int:
-    """Serve until a signal ends it; returns the exit code.
+def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder) -> int:
+    """Serve the devices and clients of a cluster until a signal ends it; returns the exit code.
 
     The address is taken, and printed as the one line on standard output, before the models are
     loaded, so that stages can start meanwhile. Raises ConfigError for settings, models or an
     address that cannot be used.
     """
-    _look_at_models(config)
+    look_at_models(config)
+    registrar = Registry(cluster)
     costs = emulated_costs(config.emulation, config.stages) if config.emulation else None
     trace = Trace(config.trace) if config.trace else None
-    transport = PacedTransport.coordinator(config.address)
+    transport = PacedTransport.coordinator(
+        config.address, cluster.identity, partial(admits, registrar)
+    )
     try:
         address = f"{config.address.host}:{transport.control_port}"
         print(f"coordinator at {address}", flush=True)
-        if config.address.host not in ("127.0.0.1", "localhost", "::1"):
-            log.warning("anyone who reaches %s can use this ring: there are no keys yet", address)
         if costs is not None:
             log.warning(described(costs))
-        node, blocks = _build(config, transport, costs, trace)
+        node, blocks = _build(config, cluster, registrar, transport, costs, trace)
     except BaseException:
         transport.close()
         raise
-    way = "" if config.address.host == EVERY_ADDRESS else f" --coordinator {address}"
-    log.info("waiting for %d stage(s): edgespec join --stage N%s", config.stages, way)
+    log.info("cluster %s: waiting for %d stage(s)", cluster.cluster_id, config.stages)
     blocks.start()
-    advertising = Advertising(config, transport.control_port)
+    advertising = Advertising(config, transport.control_port, cluster.cluster_id)
     advertising.start()
     node.supervisor = Notifier()
     try:
@@ -65,37 +69,10 @@ def run_coordinator(config: CoordinatorConfig) -> int:
         blocks.stop()
 
 
-def _look_at_models(config: CoordinatorConfig) -> None:
-    """Find the commonest mistakes at once: before anything is imported, and stages are started."""
-    for path in filter(None, (config.model, config.draft)):
-        if not Path(path).is_dir() and not is_hub_id(path):
-            raise ModelError(
-                f"there is no model folder {path}; give a folder with config.json, a tokenizer and "
-                "*.safetensors files, such as `huggingface-cli download MODEL --local-dir DIR` "
-                "makes, or ORGANISATION/NAME of a model on the Hugging Face Hub"
-            )
-    try:
-        settings = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
-        layers = int(settings["num_hidden_layers"])
-        longest = int(settings.get("max_position_embeddings", config.context))
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # the loader knows what to say
-    blocks_of(layers, config.stages, config.layers)
-    _context_of(config, longest)
-
-
-def _context_of(config: CoordinatorConfig, longest: int) -> int:
-    """Tokens that a request may have. Raises ConfigError if that is more than the model takes."""
-    if config.context > longest:
-        raise ConfigError(
-            f"a context of {config.context} tokens is more than {config.model} takes; the most is "
-            f"{longest}"
-        )
-    return config.context or longest
-
-
 def _build(
     config: CoordinatorConfig,
+    cluster: ClusterFolder,
+    registrar: Registry,
     transport: PacedTransport,
     costs: RingCosts | None,
     trace: Trace | None,
@@ -121,19 +98,20 @@ def _build(
         log.info("loading the draft model %s", config.draft)
         source = quantising(Checkpoint(config.draft), config.draft_quantisation)
         draft = IndependentDraft(source, config.dtype, device, vocab_size=head.vocab_size)
-    context_length = _context_of(config, model.longest_context)
+    context_length = context_of(config, model.longest_context)
     name = draft.name if draft else ""
     ring = Ring(config.stages, context_length, name, recovery=config.timing.recovery)
     machine = CoordinatorMachine(ring, Tokenizer(model.tokenizer))
     places: list[Assign] = []
     blocks = BlockServer(
         Address(config.address.host, 0),
-        transport.ring_key,
+        cluster.identity.own,
+        partial(admits, registrar, blocks=True),
         model.serving(places),
         busy=lambda: machine.is_working,
     )
     split = blocks_of(model.layers, config.stages, config.layers)
-    key = transport.ring_key.decode()
+    key = secrets.token_hex(SECRET_BYTES)
     places += [
         Assign(
             stage,
@@ -150,12 +128,14 @@ def _build(
         )
         for stage, (first, end) in enumerate(split, start=1)
     ]
+    home = Connect("", transport.data_port, cluster.identity.own.public)
     pace = None if costs is None else lambda _: coordinator_pace(costs, draft)
     node = CoordinatorNode(
         transport,
         CoordinatorCompute(TorchHead(head), draft),
         machine,
-        MembershipMachine(places, transport.data_port, config.timing),
+        MembershipMachine(places, home, config.timing, names=config.places),
+        registrar,
         Equipment(transport, pace, trace),
     )
     return node, blocks

@@ -10,16 +10,15 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from edgespec import __version__
 from edgespec.config import DEFAULT_PORT, LOOPBACK
 from edgespec.daemon.device import ROOT, board_facts, gpu_facts, is_jetson, warnings
+from edgespec.daemon.finding import BLOCKED, OK, WARNING, Finding
 from edgespec.daemon.memory import available_memory
 
-OK, WARNING, BLOCKED = "ok", "warning", "blocked"
 GIB = 2**30
 
 _LEAST_MEMORY = GIB // 2  # the interpreter, torch, and nothing of a model
@@ -27,17 +26,8 @@ _FEW_MEMORY = 2 * GIB
 _LEAST_DISK = 4 * GIB  # a 4-bit block of some layers
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at. `state`: OK, WARNING (it runs all the same) or BLOCKED."""
-
-    name: str
-    state: str
-    text: str
-
-
 def examine(cache: Path, port: int = DEFAULT_PORT, root: Path = ROOT) -> Iterator[Finding]:
-    """Look at everything, one thing after the other; it takes some seconds."""
+    """Look at this device, one thing after the other; it takes some seconds."""
     yield from _versions()
     broken = _import_problem()
     if broken:
@@ -61,21 +51,18 @@ def _versions() -> Iterator[Finding]:
     yield Finding("python", OK, f"{platform.python_version()} ({sys.executable})")
     yield Finding("edgespec", OK, __version__)
     for requirement in metadata.requires("edgespec") or ():
-        found = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:; extra == \W([\w-]+)\W)?", requirement)
-        if found and found[3] in (None, "four-bit"):
-            yield _version(found[1], found[2], is_optional=found[3] is not None)
+        found = re.fullmatch(r"([\w-]+)>=([\d.]+)", requirement)
+        if found:  # else it is one of an extra, for tests
+            yield _version(found[1], found[2])
 
 
-def _version(name: str, least: str, is_optional: bool) -> Finding:
+def _version(name: str, least: str) -> Finding:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        if is_optional:
-            return Finding(name, OK, "not installed; nf4 and nf4-dq need it, nothing else does")
         return Finding(name, BLOCKED, f"not installed; pip install '{name}>={least}'")
     if _numbers(version) < _numbers(least):
-        state = WARNING if is_optional else BLOCKED
-        return Finding(name, state, f"{version} is too old; pip install '{name}>={least}'")
+        return Finding(name, BLOCKED, f"{version} is too old; pip install '{name}>={least}'")
     return Finding(name, OK, version)
 
 

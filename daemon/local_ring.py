@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from edgespec.config import Address, CoordinatorConfig
+from edgespec.daemon.cluster import VARIABLE, ClusterFolder, ClusterSettings
 from edgespec.daemon.process import EXIT_USAGE, PARENT
 from edgespec.errors import ConfigError, EdgespecError, PeerLost
 
@@ -53,6 +54,11 @@ class LocalRing:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="edgespec-")
         self.address = config.address
+        # Keys of its own, which end with it: nobody else's cluster, and nobody else on the machine.
+        self._cluster = ClusterFolder.create(
+            Path(self._folder.name) / "cluster", ClusterSettings(config.model, stages=config.stages)
+        )
+        self.identity = self._cluster.identity
         self._interrupted = False
         self._before: Any = None  # what Ctrl-C did before
 
@@ -135,7 +141,12 @@ class LocalRing:
                 "--trace",
                 str(self._trace / f"{name.replace(' ', '-')}.jsonl"),
             ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            PARENT: str(os.getpid()),
+            VARIABLE: str(self._cluster.path),
+        }
         with self._log(name).open("wb") as log, _signals_held():
             process = subprocess.Popen(
                 [sys.executable, "-m", "edgespec.cli.main", *arguments],

@@ -53,6 +53,7 @@ from edgespec.errors import ConfigError, ModelError
 from edgespec.model.block import compute_dtype
 from edgespec.model.device import best_device
 from edgespec.model.loader import Checkpoint
+from edgespec.net.keys import Identity
 from edgespec.net.sockets import own_address_towards
 from edgespec.planning.cost_model import GROUP, packed_bytes
 from edgespec.planning.profile import ROWS, Figure, Profile, RowTable
@@ -78,6 +79,7 @@ class Request:
     model: str = ""
     draft: str = ""
     coordinator: Address | None = None
+    identity: Identity | None = None
     seconds: float = 60.0
 
 
@@ -310,7 +312,8 @@ def _link(session: _Session) -> tuple[Figure, Figure]:
         )
         return latency, _link_bandwidth("")
     session.say(f"the link to {coordinator}")
-    trips = round_trips(coordinator)
+    assert session.request.identity is not None, "whoever names a coordinator has its keys"
+    trips = round_trips(coordinator, session.request.identity)
     own = own_address_towards(coordinator)
     if own.startswith("127."):
         session.notes.append(

@@ -17,6 +17,7 @@ from edgespec.model.loader import Checkpoint, fingerprint
 from edgespec.model.manifest import Manifest, manifest_of
 from edgespec.model.source import TensorSource
 from edgespec.net.block_transfer import fetch_block
+from edgespec.net.keys import Identity
 from edgespec.wire.messages import Assign, BlockOffer
 
 SILENCE_S = 60.0
@@ -29,11 +30,13 @@ log = logging.getLogger("edgespec")
 class Wanted:
     """The block that this stage was assigned, and whom to tell how far it is.
 
-    `coordinator`: where it is reached. `stop()`: whether nobody wants the block any more.
+    `coordinator`: where it is reached, with the keys of `identity`. `stop()`: whether nobody wants
+    the block any more.
     """
 
     assign: Assign
     coordinator: Address
+    identity: Identity
     say: Say
     stop: Callable[[], bool]
 
@@ -112,7 +115,7 @@ def _from_coordinator(wanted: Wanted, library: BlockLibrary) -> TensorSource:
             return _block(wanted, incoming.found)
         fetched = fetch_block(
             source,
-            place.ring_key.encode(),
+            wanted.identity,
             place.stage,
             lambda offer: incoming.folder / _file_of(offer, key),
             lambda progress: wanted.say(f"receiving the block: {progress.text}"),

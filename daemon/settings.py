@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 from edgespec.config import (
+    DEFAULT_PORT,
+    LOOPBACK,
     MOST_STAGES,
     Address,
     CoordinatorConfig,
@@ -13,11 +18,66 @@ from edgespec.config import (
     Timing,
 )
 from edgespec.daemon.bundled import bundled
+from edgespec.daemon.cluster import ClusterSettings
 from edgespec.errors import ConfigError
+from edgespec.model.hub import require_model
 from edgespec.model.manifest import manifest_of
-from edgespec.planning.partition import parse_split
+from edgespec.planning.partition import blocks_of, parse_split
 
 Value = TypeVar("Value", str, int, tuple[int, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What `edgespec serve` was told; what it was not told is empty (port: None)."""
+
+    model: str
+    draft: str
+    stages: int
+    dtype: str
+    quant: str
+    draft_quant: str
+    layers: str
+    context: int
+    host: str
+    port: int | None
+
+    @property
+    def describes_ring(self) -> bool:
+        """Whether it says anything of the ring, beside where it listens."""
+        return any(value for name, value in asdict(self).items() if name not in ("host", "port"))
+
+
+def served_config(
+    settings: ClusterSettings,
+    asked: Asked,
+    *,
+    emulation: Emulation | None,
+    trace: str,
+    cache: str,
+    timing: Timing,
+) -> CoordinatorConfig:
+    """The ring that was asked for, or else that of the cluster. Raises ConfigError."""
+    usual = asked.describes_ring
+    ring: Asked | ClusterSettings = asked if usual else settings
+    host = asked.host or (LOOPBACK if usual else settings.host)
+    port = asked.port if asked.port is not None else DEFAULT_PORT if usual else settings.port
+    config = coordinator_config(
+        ring.model,
+        ring.draft,
+        ring.stages,
+        ring.dtype or "float32",
+        Address(host, port),
+        emulation,
+        trace,
+        quant=ring.quant,
+        draft_quant=ring.draft_quant or "none",
+        layers=ring.layers,
+        context=ring.context,
+        cache=cache,
+        timing=timing,
+    )
+    return config if usual else replace(config, places=settings.places)
 
 
 def coordinator_config(
@@ -71,6 +131,30 @@ def coordinator_config(
         context=context,
         cache=cache,
     )
+
+
+def look_at_models(config: CoordinatorConfig) -> None:
+    """Find the commonest mistakes at once: before anything is imported, and stages are started."""
+    for path in filter(None, (config.model, config.draft)):
+        require_model(path)
+    try:
+        settings = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
+        layers = int(settings["num_hidden_layers"])
+        longest = int(settings.get("max_position_embeddings", config.context))
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # the loader knows what to say
+    blocks_of(layers, config.stages, config.layers)
+    context_of(config, longest)
+
+
+def context_of(config: CoordinatorConfig, longest: int) -> int:
+    """Tokens that a request may have. Raises ConfigError if that is more than the model takes."""
+    if config.context > longest:
+        raise ConfigError(
+            f"a context of {config.context} tokens is more than {config.model} takes; the most is "
+            f"{longest}"
+        )
+    return config.context or longest
 
 
 def _agreed(what: str, asked: Value, made: Value, model: str) -> Value:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from edgespec.daemon.process import exit_code
 from edgespec.errors import CapacityError
 from edgespec.machines.member import MemberMachine
 from edgespec.net.emulated_link import PacedTransport
+from edgespec.net.keys import Identity
 from edgespec.net.sockets import own_address_towards
 from edgespec.runtime.equipment import Equipment, NodePace
 from edgespec.runtime.stage_node import Loader, StageNode
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("edgespec")
 
 
-def run_stage(config: StageConfig) -> int:
+def run_stage(config: StageConfig, identity: Identity, name: str) -> int:
     """Join the ring, and join it again when it was lost, until a signal; returns the exit code.
 
-    Raises ConfigError for settings or addresses that cannot be used.
+    `name`: what the cluster calls this device.
+
+    Raises ConfigError for settings or addresses that cannot be used, AccessRefused if the
+    coordinator does not, or no longer, know the key.
     """
     log.info("%s: starting", f"stage {config.stage}" if config.stage else "any stage")
     host = own_address_towards(config.coordinator)
@@ -39,16 +42,27 @@ def run_stage(config: StageConfig) -> int:
     # Python's lock held would look like a dead stage.
     import edgespec.backends.torch_backend
     import edgespec.daemon.obtaining  # noqa: F401
+    from edgespec.daemon.memory import available_memory
+    from edgespec.model.device import best_device
 
     pace = None
     if config.emulation is not None:
         pace = _pace(config.emulation)
     trace = Trace(config.trace) if config.trace else None
-    transport = PacedTransport.stage(config.coordinator, host)
-    join = Join(config.stage, socket.gethostname(), os.getpid(), host, transport.data_port)
+    transport = PacedTransport.stage(config.coordinator, identity, host)
+    join = Join(
+        config.stage,
+        name,
+        os.getpid(),
+        host,
+        transport.data_port,
+        identity.own.public,
+        available_memory(best_device().type).bytes,
+    )
     member = MemberMachine(join, str(config.coordinator), config.wait, config.timing)
     equipment = Equipment(transport, pace, trace)
-    node = StageNode(transport, member, config.coordinator, _loader(config), equipment)
+    load = _loader(config, identity)
+    node = StageNode(transport, member, config.coordinator, load, equipment)
     node.supervisor = Notifier()
     return exit_code(node.run(f"looking for the coordinator at {config.coordinator}"))
 
@@ -63,14 +77,14 @@ def _pace(emulation: Emulation) -> Callable[[Assign | None], NodePace]:
     return pace
 
 
-def _loader(config: StageConfig) -> Loader:
+def _loader(config: StageConfig, identity: Identity) -> Loader:
     def load(assign: Assign, say: Callable[[str], None], stop: Callable[[], bool]) -> BlockBackend:
         from edgespec.backends.torch_backend import TorchBlock
         from edgespec.daemon.obtaining import Wanted, obtain
         from edgespec.model.block import Block
         from edgespec.model.device import best_device
 
-        wanted = Wanted(assign, config.coordinator, say, stop)
+        wanted = Wanted(assign, config.coordinator, identity, say, stop)
         source = obtain(wanted, config.model, config.cache)
         _require_memory(assign, source)
         return TorchBlock(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from ipaddress import IPv6Address
 
 from edgespec.errors import ConfigError
 
@@ -95,41 +97,63 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A TCP host and port."""
+    """A TCP host and port. `host`: a name, an IPv4 number, or an IPv6 number without brackets, with
+    a zone behind it (`fe80::1%eth0`) if it is link-local."""
 
     host: str
     port: int
 
     def __post_init__(self) -> None:
-        if ":" in self.host or "[" in self.host:
-            raise ConfigError(
-                f"{self.host!r} looks like an IPv6 address, which edgespec does not use yet; give "
-                "an IPv4 address or a host name"
-            )
-        if not self.host or any(c.isspace() or not c.isprintable() or c in "/*" for c in self.host):
+        if not self.host or any(
+            c.isspace() or not c.isprintable() or c in "/*[]" for c in self.host
+        ):
             raise ConfigError(f"{self.host!r} is no host name or address")
+        if self.is_ipv6:
+            _check_ipv6(self.host)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"{self.port} is no port; ports go from 1 to 65535")
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if self.is_ipv6 else f"{self.host}:{self.port}"
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether it is an IPv6 number; of a name nobody knows."""
+        return ":" in self.host
 
     @property
     def endpoint(self) -> str:
         """ZeroMQ's name for it."""
-        return f"tcp://{self.host}:{self.port}"
+        return f"tcp://{self}"
 
     @staticmethod
     def parse(text: str) -> Address:
-        """HOST or HOST:PORT; raises ConfigError for anything else."""
-        if text.count(":") > 1:
-            return Address(text.strip(), DEFAULT_PORT)  # refused there, with the reason
-        host, colon, port = text.strip().rpartition(":")
-        if not colon:
-            return Address(port, DEFAULT_PORT)
-        if not (port.isascii() and port.isdecimal()) or int(port) == 0:
+        """HOST or HOST:PORT, an IPv6 number with a port in brackets; raises ConfigError for
+        anything else."""
+        text = text.strip()
+        bracketed = re.fullmatch(r"\[([^\[\]]*:[^\[\]]*)\](?::(.*))?", text)
+        if bracketed:
+            host, port = bracketed[1], bracketed[2]
+        elif text.count(":") > 1:
+            host, port = text, None
+        else:
+            host, colon, rest = text.partition(":")
+            port = rest if colon else None
+        if port is None:
+            return Address(host, DEFAULT_PORT)
+        if not (port.isascii() and port.isdecimal() and len(port) <= 5) or int(port) == 0:
             raise ConfigError(f"{text!r} is no HOST:PORT; ports go from 1 to 65535")
         return Address(host, int(port))
+
+
+def _check_ipv6(host: str) -> None:
+    try:
+        IPv6Address(host)
+    except ValueError:
+        raise ConfigError(
+            f"{host!r} is no IPv6 address; with a port it is written [ADDRESS]:PORT, and a "
+            "link-local one has its interface behind it: fe80::1%eth0"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +197,8 @@ class CoordinatorConfig:
     `draft`: one of the first two, "" means none. `layers`: how many each stage gets; empty means
     equal shares. `context`: tokens of prompt and answer together; 0 means as many as the model
     takes. `cache`: the folder that keeps finished blocks; "" means the user's own. `trace`: the
-    file that says what this node did when; "" means none.
+    file that says what this node did when; "" means none. `places`: names of the devices that a
+    plan gives the places of stages 1, 2, … to; empty means that any device may take any.
     """
 
     model: str
@@ -189,6 +214,7 @@ class CoordinatorConfig:
     layers: tuple[int, ...] = ()
     context: int = 0
     cache: str = ""
+    places: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_dtype(self.dtype)

@@ -4,7 +4,8 @@
     ├── ConfigError            a setting, option, file or prompt that cannot be used as given
     │   ├── ModelError         a model, tokenizer or checkpoint that cannot be used as given
     │   │   └── BlockDamaged       a block file or its manifest that is not what was written
-    │   └── AddressUnavailable a host, network or port that cannot be used now, but may be later
+    │   ├── AddressUnavailable a host, network or port that cannot be used now, but may be later
+    │   └── AccessRefused      a key or token that is missing, or that nobody accepts (any more)
     ├── CapacityError          a limit (context, memory, queue) that a request would exceed
     ├── ProtocolError          somebody broke the rules of a protocol
     │   ├── LocalProtocolError     we did: a bug in this program
@@ -36,6 +37,10 @@ class BlockDamaged(ModelError):
 
 class AddressUnavailable(ConfigError):
     """A host, network or port that cannot be used now, but may be later: wait, and try again."""
+
+
+class AccessRefused(ConfigError):
+    """A key or token that is missing, or that the other side does not, or no longer, accept."""
 
 
 class CapacityError(EdgespecError):

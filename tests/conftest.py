@@ -70,6 +70,24 @@ def fail_on(left: set[psutil.Process], culprit: str) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _a_cluster_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The folder of a cluster of the tests' own, which every command that they start uses.
+
+    Whoever has it is the cluster's owner: coordinator, stages and clients of a test need no token.
+    """
+    from support.keys import OWN
+
+    from edgespec.daemon.cluster import VARIABLE, ClusterFolder, ClusterSettings
+
+    folder = tmp_path_factory.mktemp("cluster")
+    ClusterFolder.create(folder, ClusterSettings())
+    (folder / "cluster.key").write_text(OWN.secret)  # that of rings in the test's own process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(folder))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_process_outlives_the_run() -> Iterator[None]:
     """Catches what fixtures of a wider scope forgot, and daemons whose parent is gone."""
     yield

@@ -24,6 +24,12 @@ HERE = Address("127.0.0.1", 7430)
         ("10.0.0.1", Address("10.0.0.1", DEFAULT_PORT)),
         ("nano.local:1", Address("nano.local", 1)),
         (" d0:65535 ", Address("d0", 65535)),
+        ("::1", Address("::1", DEFAULT_PORT)),
+        ("[::1]", Address("::1", DEFAULT_PORT)),
+        ("[::1]:7431", Address("::1", 7431)),
+        ("fe80::1%eth0", Address("fe80::1%eth0", DEFAULT_PORT)),
+        (" [fe80::1%wlan0.7]:1 ", Address("fe80::1%wlan0.7", 1)),
+        ("2001:db8:0:0:0:0:0:1", Address("2001:db8:0:0:0:0:0:1", DEFAULT_PORT)),
     ],
 )
 def test_an_address_is_a_host_and_maybe_a_port(text: str, address: Address) -> None:
@@ -46,8 +52,20 @@ def test_an_address_is_a_host_and_maybe_a_port(text: str, address: Address) -> N
         ("a:0", "ports go from 1"),
         ("a:²", "is no HOST:PORT"),
         ("a:65536", "ports go from 1"),
-        ("::1", "IPv6"),
-        ("[::1]:80", "IPv6"),
+        ("[::1]:0", "ports go from 1"),
+        ("[::1]:", "is no HOST:PORT"),
+        ("[::1]x", "is no host name"),
+        ("[::1", "is no host name"),
+        ("[]:1", "is no host name"),
+        ("[a]:1", "is no host name"),
+        ("[d0:1]", "is no IPv6 address"),
+        ("1:2:3", "is no IPv6 address"),
+        ("10.0.0.1:7430:7431", r"with a port it is written \[ADDRESS\]:PORT"),
+        ("tcp://a:7430", "is no host name"),
+        ("fe80::1%", "is no IPv6 address"),
+        ("fe80::1%a%b", "is no IPv6 address"),
+        ("fe80::1%a]:1", "is no host name"),
+        ("fe80::1%a b", "is no host name"),
     ],
 )
 def test_anything_else_is_refused(text: str, words: str) -> None:
@@ -55,14 +73,23 @@ def test_anything_else_is_refused(text: str, words: str) -> None:
         Address.parse(text)
 
 
-@given(st.text(max_size=20))
+@given(st.text(max_size=20) | st.text(alphabet=":[]%0af.e", max_size=20))
 def test_any_text_is_an_address_or_refused(text: str) -> None:
     try:
         address = Address.parse(text)
     except ConfigError:
         return
-    assert address.endpoint == f"tcp://{address.host}:{address.port}"
+    assert address.endpoint == f"tcp://{address}"
+    assert Address.parse(str(address)) == address
     assert 1 <= address.port <= 65535
+
+
+def test_an_ipv6_number_is_written_in_brackets() -> None:
+    address = Address("fe80::1%eth0", 7430)
+    assert str(address) == "[fe80::1%eth0]:7430"
+    assert address.endpoint == "tcp://[fe80::1%eth0]:7430"
+    assert address.is_ipv6
+    assert not Address("d0", 7430).is_ipv6
 
 
 @pytest.mark.parametrize(

@@ -70,10 +70,19 @@ class OpenRing:
 
 @dataclass(frozen=True, slots=True)
 class ConnectRing:
-    """From now on, push segments to this TCP address (empty host: the coordinator's)."""
+    """From now on, push segments to this TCP address (empty host: the coordinator's).
+
+    `key`: the public key that the node there has to prove.
+    """
 
     host: str
     port: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRing:
+    """This node has no part in a ring: push to nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +222,7 @@ Effect = (
     | ResetStage
     | OpenRing
     | ConnectRing
+    | CloseRing
     | Report
     | Stop
     | OpenCache

@@ -95,6 +95,13 @@ class RingBroke:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyRemoved:
+    """The cluster's owner, or the device itself, has this public key admitted no more."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class PeerGone:
     """A client can no longer be reached."""
 
@@ -139,6 +146,7 @@ Event = (
     | RingDown
     | RingEnded
     | RingBroke
+    | KeyRemoved
     | PeerGone
     | BlockLoaded
     | BlockLoading

@@ -9,6 +9,7 @@ from __future__ import annotations
 from edgespec.config import Timing
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import (
+    CloseRing,
     ConnectRing,
     Effect,
     LoadBlock,
@@ -105,9 +106,9 @@ class MemberMachine:
             case StandBy(text):
                 self._asking_since, self._was_placed, self._next = None, True, now
                 self._place = None
-                return [Report(text)]
-            case Connect(host, port):
-                return [ConnectRing(host, port), Report("the ring is up")]
+                return [CloseRing(), Report(text)]
+            case Connect(host, port, key):
+                return [ConnectRing(host, port, key), Report("the ring is up")]
             case Refuse(reason) if not self._was_placed:
                 return [Stop(f"the coordinator refused: {reason}", failed=True)]
             case Refuse(reason):
@@ -126,7 +127,7 @@ class MemberMachine:
         if before == assign:  # the coordinator was missed for a while, and is back
             return [] if self._loading else [SendCoordinator(Ready(0.0, assign.ring))]
         text = f"joined as stage {assign.stage} of {assign.stages}"
-        effects: list[Effect] = [OpenRing(assign.data_key)]
+        effects: list[Effect] = [OpenRing(assign.ring_key)]
         if self._block == assign.block:
             if self._loading:
                 return effects

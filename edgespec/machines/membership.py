@@ -8,9 +8,10 @@ to itself when it comes back. A stage too many stands by as a spare.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from ipaddress import IPv4Address
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from ipaddress import ip_address
 from itertools import pairwise
 
 from edgespec.config import Timing
@@ -18,6 +19,7 @@ from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import ConnectRing, Effect, OpenRing, Report, SendPeer, Tell
 from edgespec.machines.events import (
     Event,
+    KeyRemoved,
     MessageArrived,
     PeerGone,
     RingBroke,
@@ -25,17 +27,22 @@ from edgespec.machines.events import (
     RingUp,
     Tick,
 )
+from edgespec.machines.health import REASON_CHARS, DeviceWatch, printable
+from edgespec.machines.places import MOST_SHOWN, SPARE, Member, line_of, node_of
 from edgespec.wire.messages import (
     Assign,
     Cancel,
     Connect,
     Fault,
     Goodbye,
+    Health,
     Heartbeat,
     Join,
     Loading,
+    NodeStatus,
     Ready,
     Refuse,
+    Removed,
     StandBy,
     Status,
     StatusRequest,
@@ -45,50 +52,35 @@ from edgespec.wire.messages import (
 ALL_REQUESTS = -1
 """The request number of a Fault that means the whole stage."""
 
-STATE_CHARS = 120
-"""Of what a stage says about its loading that are shown."""
-
-SPARE = 0
-"""The place of a stage that has none."""
-
-
-@dataclass(slots=True)
-class _Member:
-    """A stage that has a place, or stands by for one."""
-
-    peer: bytes
-    join: Join
-    heard: float
-    place: int
-    state: str = "loading"
-    ready: bool = False
-    loaded: bool = False  # whether it has ever been ready in this place
-
-    def __str__(self) -> str:
-        name = f"stage {self.place}" if self.place else "the spare"
-        return f"{name} ({self.join.name}, process {self.join.pid})"
-
-    def is_process_of(self, join: Join) -> bool:
-        """Whether `join` comes of the same process, through a connection that was made anew."""
-        return (self.join.host, self.join.port) == (join.host, join.port)
-
-
 class MembershipMachine:
     """The coordinator's list of stages and clients, without I/O."""
 
-    def __init__(self, places: Sequence[Assign], data_port: int, timing: Timing) -> None:
-        """`places[s - 1]` is what stage s shall run; `data_port` is where the last one pushes."""
+    def __init__(
+        self,
+        places: Sequence[Assign],
+        home: Connect,
+        timing: Timing,
+        requests: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        names: Sequence[str] = (),
+    ) -> None:
+        """`places[s - 1]` is what stage s shall run, and its `ring_key` a secret from which the
+        rings' own ones are made; `home` is where the last stage pushes. `requests()`: how many run
+        and how many wait, for who asks. `names`: whom a plan has for each place; () for nobody."""
         self._places = places
-        self._data_port = data_port
+        self._requests = requests
+        self._names = names
+        self._home = home
         self._timing = timing
-        self._members: dict[int, _Member] = {}
-        self._spares: dict[bytes, _Member] = {}
+        self._members: dict[int, Member] = {}
+        self._spares: dict[bytes, Member] = {}
         self._rivals: dict[int, tuple[bytes, float]] = {}  # who asks for a taken place since when
         self._clients: dict[bytes, float] = {}
         self._ring = 1
         self._is_up = False
         self._was_up = False
+        self._up_since = self._now = 0.0
         self._next_beat: float | None = None
+        self._watch = DeviceWatch()
 
     @property
     def stage_peers(self) -> list[bytes]:
@@ -101,7 +93,12 @@ class MembershipMachine:
         return [m.peer for m in self._everybody]
 
     @property
-    def _everybody(self) -> list[_Member]:
+    def keys(self) -> list[str]:
+        """Public keys of the stages and spares."""
+        return [m.join.key for m in self._everybody]
+
+    @property
+    def _everybody(self) -> list[Member]:
         return [*self._members.values(), *self._spares.values()]
 
     def stage_of(self, peer: bytes) -> str | None:
@@ -115,10 +112,13 @@ class MembershipMachine:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event; any message of a peer shows that it lives."""
+        self._now = now
         match event:
             case MessageArrived(peer, message):
                 self._heard(peer, now)
                 return self._on_message(peer, message, now)
+            case KeyRemoved(key):
+                return self._on_removed(key)
             case RingBroke():
                 return self._take_down("the coordinator's connection to stage 1 broke")
             case Tick():
@@ -135,7 +135,7 @@ class MembershipMachine:
         elif peer in self._clients:
             self._clients[peer] = now
 
-    def _member_of(self, peer: bytes) -> _Member | None:
+    def _member_of(self, peer: bytes) -> Member | None:
         return next((m for m in self._everybody if m.peer == peer), None)
 
     def _on_message(self, peer: bytes, message: object, now: float) -> list[Effect]:
@@ -148,6 +148,9 @@ class MembershipMachine:
             case Submit() | Cancel():
                 self._clients[peer] = now
                 return []
+            case Heartbeat(number) if member is not None:
+                self._watch.trips.back(peer, number, now)
+                return []
             case Heartbeat():
                 # Only who is known here is answered: a stage or client of an earlier coordinator,
                 # or one that was given up, shall notice that nobody works for it.
@@ -156,16 +159,24 @@ class MembershipMachine:
             return []  # a stranger, or a stage that was refused
         match message:
             case Loading(text):
-                # A peer's words go to people's terminals: one short line.
-                member.state = "".join(c for c in text[:STATE_CHARS] if c.isprintable())
+                member.state = printable(text)
                 return []
+            case Health():
+                layers = self._layers_of(member)
+                return self._watch.health.heard(peer, str(member), layers, message, now)
             case Ready(seconds, ring):
                 return self._on_ready(member, seconds, ring)
             case Goodbye(reason):
-                return self._lose(member, f"left: {reason}")
+                return self._lose(member, f"left: {printable(reason, REASON_CHARS)}")
             case Fault(request, reason) if request == ALL_REQUESTS:
-                return self._lose(member, f"cannot go on: {reason}")
+                return self._lose(member, f"cannot go on: {printable(reason, REASON_CHARS)}")
         return []
+
+    def _layers_of(self, member: Member) -> int:
+        if member.place == SPARE:
+            return 0
+        place = self._places[member.place - 1]
+        return place.end - place.first
 
     # --- stages come --------------------------------------------------------------------------
 
@@ -179,6 +190,7 @@ class MembershipMachine:
             )
         if not _is_address(join.host, join.port):
             return _refuse(peer, f"{join.host!r} port {join.port} is no IPv4 address and TCP port")
+        join = replace(join, name=printable(join.name))
         known = self._member_of(peer)
         if known is not None:
             return self._on_join_again(known, join)
@@ -189,7 +201,7 @@ class MembershipMachine:
             return []  # not before its old connection is silent: this may be an impostor
         return self._lose(old, "lost its connection") + self._give_place(peer, join, now)
 
-    def _on_join_again(self, known: _Member, join: Join) -> list[Effect]:
+    def _on_join_again(self, known: Member, join: Join) -> list[Effect]:
         """It asked twice, or it had missed the coordinator for a while."""
         if known.join.stage != join.stage:
             return _refuse(known.peer, f"this daemon is {known} already")
@@ -200,7 +212,7 @@ class MembershipMachine:
         free = [s for s in range(1, len(self._places) + 1) if s not in self._members]
         holder = self._members.get(join.stage)
         if holder is None and free:
-            return self._enter(peer, join, join.stage or free[0], now)
+            return self._enter(peer, join, join.stage or self._planned(join, free), now)
         if holder is None:
             return self._add_spare(peer, join, now)
         if holder.join.stage == join.stage:
@@ -211,12 +223,19 @@ class MembershipMachine:
             return entered + self._give_place(holder.peer, holder.join, now)
         return self._enter(peer, join, free[0], now) if free else self._add_spare(peer, join, now)
 
-    def _on_rival(self, peer: bytes, join: Join, holder: _Member, now: float) -> list[Effect]:
+    def _planned(self, join: Join, free: Sequence[int]) -> int:
+        """Its own place by the plan; else one that is nobody's, or else any."""
+        own = [s for s in free if self._names[s - 1 : s] == [join.name]]
+        unplanned = [s for s in free if not self._names[s - 1 : s]]
+        return (own or unplanned or free)[0]
+
+    def _on_rival(self, peer: bytes, join: Join, holder: Member, now: float) -> list[Effect]:
         """Another process asks for the same place by its number: the old one dead, or both live."""
         rival, asked = self._rivals.get(join.stage, (b"", now))
         if now - holder.heard > 2 * self._timing.beat:
             del self._members[join.stage]
             cause = f"was replaced by process {join.pid} on {join.name}"
+            self._watch.lost(holder.peer, holder.place, cause, now)
             return [
                 *self._take_down(f"{holder} {cause}"),
                 *self._enter(peer, join, join.stage, now),
@@ -234,23 +253,30 @@ class MembershipMachine:
 
     def _enter(self, peer: bytes, join: Join, place: int, now: float) -> list[Effect]:
         self._rivals.pop(place, None)
-        member = self._members[place] = _Member(peer, join, now, place)
+        self._watch.health.forget(peer)
+        member = self._members[place] = Member(peer, join, now, place)
         text = f"{member} joined, {len(self._members)} of {len(self._places)}"
         return [self._assign(member), Report(text)]
 
-    def _assign(self, member: _Member) -> Effect:
-        return SendPeer(member.peer, replace(self._places[member.place - 1], ring=self._ring))
+    def _assign(self, member: Member) -> Effect:
+        return SendPeer(member.peer, self._place(member.place))
+
+    def _place(self, stage: int) -> Assign:
+        """In the ring of now, whose secret tells nothing of that of another ring."""
+        place = self._places[stage - 1]
+        key = hashlib.sha256(f"{place.ring_key} ring {self._ring}".encode()).hexdigest()
+        return replace(place, ring=self._ring, ring_key=key)
 
     def _add_spare(self, peer: bytes, join: Join, now: float) -> list[Effect]:
-        member = self._spares[peer] = _Member(peer, join, now, SPARE, "standing by")
+        member = self._spares[peer] = Member(peer, join, now, SPARE, "standing by")
         return [self._stand_by(member), Report(f"{member} stands by")]
 
-    def _stand_by(self, spare: _Member) -> Effect:
+    def _stand_by(self, spare: Member) -> Effect:
         wish = spare.join.stage
         taken = f"; stage {wish} was given to another while it was away" if wish else ""
         return SendPeer(spare.peer, StandBy(f"standing by as a spare{taken}"))
 
-    def _on_ready(self, member: _Member, seconds: float, ring: int) -> list[Effect]:
+    def _on_ready(self, member: Member, seconds: float, ring: int) -> list[Effect]:
         if ring != self._ring or member.ready or member.place == SPARE:
             return []  # of a ring before this one, or said twice
         effects: list[Effect] = []
@@ -261,6 +287,7 @@ class MembershipMachine:
         if not self._all_ready():
             return effects
         self._is_up = self._was_up = True
+        self._up_since = self._now
         return [*effects, *self._connect_ring(), Tell(RingUp()), Report("the ring is up")]
 
     def _all_ready(self) -> bool:
@@ -271,20 +298,30 @@ class MembershipMachine:
     def _connect_ring(self) -> list[Effect]:
         """Every node pushes to the next; the last stage to the coordinator."""
         ring = [self._members[stage] for stage in sorted(self._members)]
-        key = replace(self._places[0], ring=self._ring).data_key
+        first = ring[0].join
         effects: list[Effect] = [
-            OpenRing(key),
-            ConnectRing(ring[0].join.host, ring[0].join.port),
+            OpenRing(self._place(1).ring_key),
+            ConnectRing(first.host, first.port, first.key),
         ]
         for member, following in pairwise(ring):
-            effects.append(SendPeer(member.peer, Connect(following.join.host, following.join.port)))
-        effects.append(SendPeer(ring[-1].peer, Connect("", self._data_port)))
+            join = following.join
+            effects.append(SendPeer(member.peer, Connect(join.host, join.port, join.key)))
+        effects.append(SendPeer(ring[-1].peer, self._home))
         return effects
 
     # --- stages go ----------------------------------------------------------------------------
 
-    def _lose(self, lost: _Member, cause: str) -> list[Effect]:
+    def _on_removed(self, key: str) -> list[Effect]:
+        """A device that is no longer part of the cluster is told so, and is nobody at once."""
+        effects: list[Effect] = []
+        for member in [m for m in self._everybody if m.join.key == key]:
+            effects.append(SendPeer(member.peer, Removed("this device was removed")))
+            effects += self._lose(member, "was removed from the cluster")
+        return effects
+
+    def _lose(self, lost: Member, cause: str) -> list[Effect]:
         """A ring without one of its stages cannot go on: all the others begin the next one."""
+        self._watch.lost(lost.peer, lost.place, cause, self._now)
         if lost.place == SPARE:
             gone = self._spares.pop(lost.peer, None)
             return [Report(f"{lost} {cause}")] if gone else []
@@ -321,7 +358,7 @@ class MembershipMachine:
                 # Should it live, it reads this first and comes back at once.
                 effects.append(SendPeer(member.peer, Goodbye(f"{member} {cause}")))
                 effects += self._lose(member, cause)
-        effects += [SendPeer(m.peer, Heartbeat()) for m in self._everybody]
+        effects += [SendPeer(m.peer, self._watch.trips.beat(m.peer, now)) for m in self._everybody]
         for peer, heard in list(self._clients.items()):
             if now - heard > self._timing.client_silence:
                 del self._clients[peer]
@@ -329,21 +366,32 @@ class MembershipMachine:
         return effects
 
     def status(self) -> Status:
-        """Every place, and every spare, in one line of text."""
-        lines = []
-        for place in self._places:
-            member = self._members.get(place.stage)
-            who = f"{member.join.name} {member.state}" if member else "missing"
-            layers = f"layers {place.first} to {place.end - 1}"
-            lines.append(f"stage {place.stage}: {layers}: {who}")
-        lines += [f"spare: {spare.join.name} {spare.state}" for spare in self._spares.values()]
-        return Status(self._is_up, tuple(lines))
+        """Every place, and every spare: in one line of text, and in figures."""
+        shown: list[tuple[Assign | None, Member | None]] = [
+            (place, self._members.get(place.stage)) for place in self._places
+        ]
+        shown += [(None, spare) for spare in self._spares.values()]
+        running, waiting = self._requests()
+        return Status(
+            self._is_up,
+            tuple(line_of(place, member) for place, member in shown[:MOST_SHOWN]),
+            tuple(self._node(place, member) for place, member in shown[:MOST_SHOWN]),
+            len(self._places),
+            self._ring,
+            self._now - self._up_since if self._is_up else 0.0,
+            running,
+            waiting,
+        )
+
+    def _node(self, place: Assign | None, member: Member | None) -> NodeStatus:
+        return self._watch.described(node_of(place, member, self._now), member, self._now)
 
 
 def _is_address(host: str, port: int) -> bool:
     """Whether others can connect to it without asking a name server, which would take its time."""
+    # A zone is the name of an interface of the one who told it: it means nothing to others.
     try:
-        return str(IPv4Address(host)) == host and 1 <= port <= 65535
+        return str(ip_address(host)) == host and "%" not in host and 1 <= port <= 65535
     except ValueError:
         return False
 

@@ -146,15 +146,18 @@ def model_files(model: str | Path) -> ModelFiles:
 
     Raises ModelError if it is neither, or the hub does not give it to us.
     """
-    if Path(model).is_dir():
-        return FolderFiles(Path(model))
-    if is_hub_id(model):
-        return _hub_files(str(model))
-    raise ModelError(
-        f"there is no model folder {model}; give a folder with config.json, a tokenizer and "
-        "*.safetensors files, such as `huggingface-cli download MODEL --local-dir DIR` makes, or "
-        "the ORGANISATION/NAME of a model on the Hugging Face Hub"
-    )
+    require_model(model)
+    return FolderFiles(Path(model)) if Path(model).is_dir() else _hub_files(str(model))
+
+
+def require_model(model: str | Path) -> None:
+    """Raise ModelError if this is neither a folder nor a hub id; nobody is asked."""
+    if not Path(model).is_dir() and not is_hub_id(model):
+        raise ModelError(
+            f"there is no model folder {model}; give a folder with config.json, a tokenizer and "
+            "*.safetensors files, such as `huggingface-cli download MODEL --local-dir DIR` makes, "
+            "or the ORGANISATION/NAME of a model on the Hugging Face Hub"
+        )
 
 
 @functools.cache

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import hmac
 import logging
 import os
 import queue
@@ -32,6 +31,8 @@ from edgespec.machines.piece_sender import (
     SendPiece,
 )
 from edgespec.machines.transfer import WINDOW
+from edgespec.net.access import Admits, Gate
+from edgespec.net.keys import KeyPair
 from edgespec.net.sockets import Dropped, bind, waiting
 from edgespec.net.zmq_transport import HEARTBEAT_MS
 from edgespec.wire.codec import HASH_BYTES, decode, encode
@@ -99,20 +100,27 @@ class _Ready:
 
 
 class BlockServer:
-    """Serves block files to the nodes that know `ring_key`. `start` it, `stop` it, once each."""
+    """Serves block files to the nodes that it admits. `start` it, `stop` it, once each."""
 
     def __init__(
-        self, address: Address, ring_key: bytes, prepare: Prepare, busy: Callable[[], bool]
+        self,
+        address: Address,
+        own: KeyPair,
+        admits: Admits,
+        prepare: Prepare,
+        busy: Callable[[], bool],
     ) -> None:
         """Listen at `address` (port 0: any free one); `busy()`: whether the ring works now.
 
-        `prepare` is called in a thread of its own, `busy` in another one, often. Raises
-        ConfigError if the address cannot be used.
+        `own` is proved to whoever connects, `admits` says who may. `prepare` is called in a thread
+        of its own, `busy` in another one, often. Raises ConfigError if the address cannot be used.
         """
-        self._key = ring_key
         self._busy = busy
         self._context = zmq.Context()
+        self._context.setsockopt(zmq.IPV6, 1)
         self._router = self._open()
+        self._gate = Gate(self._context)
+        self._door = self._gate.guard(self._router, "the block channel", own, admits)
         try:
             self.port = bind(self._router, address)
         except ConfigError:
@@ -166,6 +174,7 @@ class BlockServer:
             os.close(file)
 
     def _close(self) -> None:
+        self._gate.close()
         self._router.close()
         self._context.term()
 
@@ -180,10 +189,12 @@ class BlockServer:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._waker, zmq.POLLIN)
+        poller.register(self._door, zmq.POLLIN)
         while not self._stopping:
             ready = dict(poller.poll(self._timeout_ms()))
             if ready.get(self._waker.fileno()):
                 self._waker.recv(4096)
+            self._gate.heard(self._door)
             try:
                 self._step()
             except Exception:  # a bug: this message is lost, the others are not
@@ -200,9 +211,6 @@ class BlockServer:
         self._carry_out(self._sender.handle(RingIs(self._busy()), time.monotonic()))
         for frames in waiting(self._router):
             peer = frames.pop(0)
-            if not frames or not hmac.compare_digest(frames.pop(0), self._key):
-                self._dropped.note("it asked for a block from outside of the ring")
-                continue
             try:
                 self._on_message(peer, decode(frames))
             except RemoteProtocolError as problem:
@@ -222,7 +230,7 @@ class BlockServer:
     def _send(self, peer: bytes, message: Message) -> bool:
         """Whether it left; a receiver that is gone or does not read will ask again."""
         try:
-            frames = [peer, self._key, *encode(message)]
+            frames = [peer, *encode(message)]
             self._router.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False

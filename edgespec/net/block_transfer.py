@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import hmac
 import os
 import shutil
 import time
@@ -18,7 +17,13 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from edgespec.config import Address
-from edgespec.errors import CapacityError, ConfigError, EdgespecError, RemoteProtocolError
+from edgespec.errors import (
+    AccessRefused,
+    CapacityError,
+    ConfigError,
+    EdgespecError,
+    RemoteProtocolError,
+)
 from edgespec.machines.events import Tick
 from edgespec.machines.transfer import (
     SILENCE_S,
@@ -39,13 +44,13 @@ from edgespec.machines.transfer import (
     Truncate,
     Write,
 )
-from edgespec.net.block_server import BULK, LOST_MS, QUEUED, BlockServer, ServedBlock
-from edgespec.net.sockets import Dropped, connect, waiting
+from edgespec.net.access import prove
+from edgespec.net.block_server import BULK, LOST_MS, QUEUED
+from edgespec.net.keys import Identity
+from edgespec.net.sockets import connect, waiting
 from edgespec.net.zmq_transport import HEARTBEAT_MS
 from edgespec.wire.codec import LARGEST_CHUNK, Limits, decode, encode
 from edgespec.wire.messages import BlockOffer
-
-__all__ = ["BlockServer", "FetchedBlock", "ServedBlock", "fetch_block"]
 
 LIMITS = Limits(header_bytes=LARGEST_CHUNK, frame_bytes=LARGEST_CHUNK)
 """Of what a sender says: an offer's texts and hashes are the largest."""
@@ -68,7 +73,7 @@ class FetchedBlock:
 
 def fetch_block(
     source: Address,
-    ring_key: bytes,
+    identity: Identity,
     stage: int,
     place: Callable[[BlockOffer], Path],
     progress: Callable[[TransferProgress], None],
@@ -80,12 +85,13 @@ def fetch_block(
     `place(offer)` says where the file shall lie (its folder must be there); until it is whole it
     is `<name>.part` beside it, and whatever is in there already is used. `stop()` true ends it.
 
-    Raises PeerLost after `silence` seconds without progress; ConfigError if the sender refuses,
+    `identity`: the key that this node proves, and that of the sender. Raises PeerLost after
+    `silence` seconds without progress; ConfigError if the sender refuses,
     or the address cannot be used; RemoteProtocolError for a sender that breaks the protocol;
     CapacityError if the disk is full; EdgespecError if it was stopped; and what `place` raises.
     """
     machine = BlockReceiver(stage, str(source), silence)
-    with _Fetch(source, ring_key, machine, place, progress, stop) as fetch:
+    with _Fetch(source, identity, machine, place, progress, stop) as fetch:
         return fetch.run()
 
 
@@ -95,29 +101,31 @@ class _Fetch:
     def __init__(
         self,
         source: Address,
-        ring_key: bytes,
+        identity: Identity,
         machine: BlockReceiver,
         place: Callable[[BlockOffer], Path],
         progress: Callable[[TransferProgress], None],
         stop: Callable[[], bool],
     ) -> None:
         self._source = source
-        self._key = ring_key
         self._machine = machine
         self._place = place
         self._progress = progress
         self._stop = stop
         self._part: _PartFile | None = None
-        self._dropped = Dropped()
         self._fetched: FetchedBlock | None = None
         self._context = zmq.Context()
         self._context.linger = 0
-        self._dealer = self._open()
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._context.setsockopt(zmq.IPV6, 1)
+        self._dealer = self._open(identity)
+        events = (
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        )
         self._monitor: zmq.Socket[bytes] = self._dealer.get_monitor_socket(events)
 
-    def _open(self) -> zmq.Socket[bytes]:
+    def _open(self, identity: Identity) -> zmq.Socket[bytes]:
         dealer = self._context.socket(zmq.DEALER)
+        prove(dealer, identity.own, identity.coordinator)
         dealer.setsockopt(zmq.MAXMSGSIZE, LARGEST_CHUNK)
         dealer.setsockopt(zmq.RCVHWM, QUEUED)
         dealer.setsockopt(zmq.TOS, BULK)
@@ -167,11 +175,10 @@ class _Fetch:
         """What happened to the connection, then what came: pieces that a cut left are used too."""
         for frames in waiting(self._monitor):
             event = parse_monitor_message(frames)["event"]
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise AccessRefused(f"{self._source} does not send blocks to this machine's key")
             self._handle(Connected() if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else Cut())
         for frames in waiting(self._dealer):
-            if not hmac.compare_digest(frames.pop(0), self._key):
-                self._dropped.note("it came with a block from outside of the ring")
-                continue
             try:
                 message = decode(frames, LIMITS)
             except RemoteProtocolError as problem:
@@ -188,7 +195,7 @@ class _Fetch:
             case Ask(message):
                 # A full queue means a dead connection: it is asked for again behind the next one.
                 with contextlib.suppress(zmq.Again):
-                    self._dealer.send_multipart([self._key, *encode(message)], zmq.NOBLOCK)
+                    self._dealer.send_multipart(encode(message), zmq.NOBLOCK)
             case Show(progress):
                 self._progress(progress)
             case GiveUp(error):

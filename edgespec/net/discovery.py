@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import logging
 import queue
+import re
 import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import AddressValueError, IPv4Address
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from edgespec.config import Address
 from edgespec.net.discovery_interfaces import Interface, best_first, own_interfaces, to_look_on
+from edgespec.net.zones import is_link_local
 from edgespec.wire.codec import VERSION
 
 if TYPE_CHECKING:
@@ -40,9 +42,11 @@ CONNECT_S = 1.0
 _RESOLVE_S = 1.5
 _PAUSE_S = 0.2
 _MOST_FOUND = 16
+_MOST_SAID = 16
 _MOST_ADDRESSES = 8
 _NAME_CHARS = 63
 _MODEL_CHARS = 64
+_CLUSTER = re.compile("[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,12 @@ class Found:
     """A coordinator that announces itself. Nothing of it is certain."""
 
     name: str
-    addresses: tuple[str, ...]  # IPv4, best first
+    addresses: tuple[str, ...]  # best first
     port: int
     version: str = ""
     model: str = ""
     stages: str = ""
+    cluster: str = ""
 
     @property
     def description(self) -> str:
@@ -118,7 +123,7 @@ def find_coordinators(timeout: float, settle: float = SETTLE_S) -> list[Found]:
     while (left := deadline - time.monotonic()) > 0.0:
         interfaces = own_interfaces()
         try:
-            found = _browse(interfaces, min(left, ROUND_S), settle)
+            found = browse(interfaces, min(left, ROUND_S), settle)
         except OSError as problem:  # an interface is just going, or UDP port 5353 is not to be had
             found = []
             if said != str(problem):
@@ -130,42 +135,12 @@ def find_coordinators(timeout: float, settle: float = SETTLE_S) -> list[Found]:
     return []
 
 
-def found_from(
-    name: str,
-    port: int | None,
-    addresses: Sequence[str],
-    properties: Mapping[bytes, bytes | None],
-    interfaces: Sequence[Interface],
-) -> Found | None:
-    """What an announcement says, as far as it may be used; None if there is no way to connect."""
-    possible = best_first(filter(_is_host, addresses[:_MOST_ADDRESSES]), interfaces)
-    if not possible or port is None or not 0 < port < 65536:
-        return None
+def browse(interfaces: Sequence[Interface], timeout: float, settle: float) -> list[Found]:
+    """One question on these interfaces, and what is answered within `timeout` seconds, or within
+    `settle` after the first answer.
 
-    def text(key: bytes, most: int) -> str:
-        return _shown((properties.get(key) or b"").decode("utf-8", "replace"), most)
-
-    return Found(
-        _shown(name.removesuffix(f".{SERVICE}"), _NAME_CHARS) or "unnamed",
-        possible,
-        port,
-        text(b"version", 8),
-        text(b"model", _MODEL_CHARS),
-        text(b"stages", 4),
-    )
-
-
-def takes_connections(address: Address, timeout: float = CONNECT_S) -> bool:
-    """Whether something listens at an address."""
-    try:
-        socket.create_connection((address.host, address.port), timeout).close()
-    except OSError:
-        return False
-    return True
-
-
-def _browse(interfaces: Sequence[Interface], timeout: float, settle: float) -> list[Found]:
-    """One question and its answers."""
+    Raises OSError if multicast DNS is not to be had here.
+    """
     from zeroconf import ServiceBrowser
 
     usable = to_look_on(interfaces)
@@ -202,10 +177,56 @@ def _browse(interfaces: Sequence[Interface], timeout: float, settle: float) -> l
     return list(found.values())
 
 
+def found_from(
+    name: str,
+    port: int | None,
+    addresses: Sequence[str],
+    properties: Mapping[bytes, bytes | None],
+    interfaces: Sequence[Interface],
+) -> Found | None:
+    """What an announcement says, as far as it may be used; None if there is no way to connect."""
+    possible = best_first(filter(_is_host, addresses[:_MOST_SAID]), interfaces)
+    if not possible or port is None or not 0 < port < 65536:
+        return None
+
+    def text(key: bytes, most: int) -> str:
+        return _shown((properties.get(key) or b"").decode("utf-8", "replace"), most)
+
+    cluster = text(b"cluster", _MODEL_CHARS)
+    return Found(
+        _shown(name.removesuffix(f".{SERVICE}"), _NAME_CHARS) or "unnamed",
+        possible[:_MOST_ADDRESSES],
+        port,
+        text(b"version", 8),
+        text(b"model", _MODEL_CHARS),
+        text(b"stages", 4),
+        cluster if _CLUSTER.fullmatch(cluster) else "",
+    )
+
+
+def takes_connections(address: Address, timeout: float = CONNECT_S) -> bool:
+    """Whether something listens at an address."""
+    try:
+        socket.create_connection((address.host, address.port), timeout).close()
+    except OSError:
+        return False
+    return True
+
+
 def _found(name: str, info: ServiceInfo | None, interfaces: Sequence[Interface]) -> Found | None:
     if info is None:
         return None
-    return found_from(name, info.port, info.parsed_addresses(), info.properties, interfaces)
+    addresses = sorted(map(_with_named_zone, info.parsed_scoped_addresses()), key=is_link_local)
+    return found_from(name, info.port, addresses, info.properties, interfaces)
+
+
+def _with_named_zone(address: str) -> str:
+    """With the interface's name for the index that the library gives; without, if it is gone."""
+    number, _, index = address.partition("%")
+    try:
+        return f"{number}%{socket.if_indextoname(int(index))}"
+    except (ValueError, OSError):
+        return number
 
 
 def _resolved(zeroconf: Zeroconf, name: str, patience: float) -> ServiceInfo | None:
@@ -232,7 +253,7 @@ def _opened(interfaces: Sequence[Interface]) -> Zeroconf:
     logging.getLogger("zeroconf").setLevel(logging.CRITICAL)
     places: list[str | int | tuple[tuple[str, int, int], int]] = []
     for one in interfaces:
-        places += [str(own.ip) for own in one.addresses]
+        places += [str(own.ip) for own in one.addresses if own.version == 4]
         if one.has_ipv6:
             places.append(socket.if_nametoindex(one.name))
     try:
@@ -242,10 +263,10 @@ def _opened(interfaces: Sequence[Interface]) -> Zeroconf:
 
 
 def _is_host(address: str) -> bool:
-    """Whether this is an IPv4 address that another machine may have; edgespec speaks no IPv6."""
+    """Whether this is an address that another machine may have."""
     try:
-        number = IPv4Address(address)
-    except AddressValueError:
+        number = ip_address(address)
+    except ValueError:
         return False
     return not (
         number.is_loopback or number.is_multicast or number.is_unspecified or number.is_reserved

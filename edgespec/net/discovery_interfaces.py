@@ -8,9 +8,9 @@ the user named none, and an address that is also one's own is the last to be tri
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Interface, IPv6Address, IPv6Interface, ip_address
 from typing import Any
 
 import psutil
@@ -18,8 +18,10 @@ import psutil
 from edgespec.config import Address
 from edgespec.errors import ConfigError
 from edgespec.net.sockets import own_address_towards
+from edgespec.net.zones import is_link_local
 
 EVERY_ADDRESS = "0.0.0.0"
+EVERY_ADDRESS_6 = "::"
 
 _VIRTUAL = (
     "docker",
@@ -45,7 +47,7 @@ class Interface:
     """A network interface that is up and can multicast."""
 
     name: str
-    addresses: tuple[IPv4Interface, ...]
+    addresses: tuple[IPv4Interface | IPv6Interface, ...]  # without zones: its name says which
     has_ipv6: bool
 
     @property
@@ -54,11 +56,13 @@ class Interface:
         return self.name.startswith(_VIRTUAL)
 
     def __str__(self) -> str:
-        return f"{self.name} ({', '.join(str(one.ip) for one in self.addresses)})"
+        numbers = [one.ip for one in self.addresses]
+        known = [one for one in numbers if one.version == 4] or numbers
+        return f"{self.name} ({', '.join(map(str, known))})"
 
 
 def own_interfaces() -> list[Interface]:
-    """Interfaces of this machine that are up, have IPv4 and can multicast; no loopback."""
+    """Interfaces of this machine that are up, have an address and can multicast; no loopback."""
     return interfaces_from(psutil.net_if_stats(), psutil.net_if_addrs())
 
 
@@ -72,15 +76,23 @@ def interfaces_from(
         if not state.isup or "multicast" not in flags or flags & {"loopback", "pointopoint"}:
             continue
         here = addresses.get(name, [])
-        numbers = tuple(
-            IPv4Interface(f"{one.address}/{one.netmask or 32}")
-            for one in here
-            if one.family == socket.AF_INET
-        )
+        numbers = [
+            *(
+                IPv4Interface(f"{one.address}/{one.netmask or 32}")
+                for one in here
+                if one.family == socket.AF_INET
+            ),
+            *(_ipv6(one) for one in here if one.family == socket.AF_INET6),
+        ]
         if numbers:
-            ipv6 = any(one.family == socket.AF_INET6 for one in here)
-            found.append(Interface(name, numbers, ipv6))
+            ipv6 = any(one.version == 6 for one in numbers)
+            found.append(Interface(name, tuple(numbers), ipv6))
     return found
+
+
+def _ipv6(found: Any) -> IPv6Interface:
+    bits = int(IPv6Address(found.netmask)).bit_count() if found.netmask else 128
+    return IPv6Interface(f"{found.address.partition('%')[0]}/{bits}")
 
 
 def to_look_on(interfaces: Iterable[Interface]) -> list[Interface]:
@@ -88,35 +100,59 @@ def to_look_on(interfaces: Iterable[Interface]) -> list[Interface]:
     return [one for one in interfaces if not one.is_virtual]
 
 
-def to_announce_on(host: str, interfaces: Iterable[Interface]) -> list[Interface]:
-    """Where a coordinator that listens on `host`, an IPv4 address, can be reached by others.
+def listens_everywhere(host: str) -> bool:
+    """Whether who listens on `host`, a number, does so on every interface."""
+    return host in (EVERY_ADDRESS, EVERY_ADDRESS_6)
 
-    0.0.0.0: all but the virtual ones; any other address: the interface that has it, with that
-    address alone; loopback: none.
+
+def to_announce_on(host: str, interfaces: Iterable[Interface]) -> list[Interface]:
+    """Where a coordinator that listens on `host`, a number, can be reached by others, and at which
+    addresses.
+
+    0.0.0.0: all but the virtual ones, at their IPv4 addresses; ::, at all addresses; any other
+    one: the interface that has it, with that address alone; loopback: none.
     """
-    if host == EVERY_ADDRESS:
-        return to_look_on(interfaces)
-    listening = IPv4Address(host)
-    return [
-        Interface(one.name, tuple(a for a in one.addresses if a.ip == listening), one.has_ipv6)
-        for one in interfaces
-        if any(a.ip == listening for a in one.addresses)
-    ]
+    if listens_everywhere(host):
+        versions = (4,) if host == EVERY_ADDRESS else (4, 6)
+        return _with_addresses(to_look_on(interfaces), lambda a: a.version in versions)
+    number, _, zone = host.partition("%")
+    at = [one for one in interfaces if zone in ("", one.name)]
+    return _with_addresses(at, lambda a: a.ip == ip_address(number))
+
+
+def _with_addresses(
+    interfaces: Iterable[Interface], takes: Callable[[IPv4Interface | IPv6Interface], bool]
+) -> list[Interface]:
+    """Those of the interfaces that have such addresses, with these alone."""
+    left = [replace(one, addresses=tuple(filter(takes, one.addresses))) for one in interfaces]
+    return [one for one in left if one.addresses]
 
 
 def best_first(addresses: Iterable[str], interfaces: Sequence[Interface]) -> tuple[str, ...]:
     """The addresses to which there is a route, best first.
 
-    First those on a network that this machine is on, then those behind a router, and those that
-    are this machine's own last: if the coordinator is here, all of its addresses are.
+    First those on a network that this machine is on, then those behind a router, IPv4 before IPv6
+    in both; then those that are link-local, by every interface that may be meant if they have no
+    zone; and those that are this machine's own last: if the coordinator is here, all of its
+    addresses are.
     """
     networks = [own.network for one in interfaces for own in one.addresses]
     ranked = []
-    for address in dict.fromkeys(addresses):
+    for address in dict.fromkeys(_with_every_zone(addresses, interfaces)):
         try:
             is_own = own_address_towards(Address(address, 9)) == address
         except ConfigError:
             continue  # no route
-        is_near = any(IPv4Address(address) in network for network in networks)
-        ranked.append((is_own, not is_near, address))
-    return tuple(address for *_, address in sorted(ranked, key=lambda one: one[:2]))
+        number = ip_address(address)
+        is_far = not any(number in net for net in networks if net.version == number.version)
+        ranked.append((is_own, is_link_local(address), is_far, number.version, address))
+    return tuple(address for *_, address in sorted(ranked, key=lambda one: one[:-1]))
+
+
+def _with_every_zone(addresses: Iterable[str], interfaces: Sequence[Interface]) -> Iterator[str]:
+    """An address that came without saying by which interface is one on each of them."""
+    for address in addresses:
+        if is_link_local(address) and "%" not in address:
+            yield from (f"{address}%{one.name}" for one in to_look_on(interfaces) if one.has_ipv6)
+        else:
+            yield address

@@ -18,6 +18,8 @@ import zmq
 
 from edgespec.config import Address
 from edgespec.errors import PeerLost
+from edgespec.net.access import Admits
+from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.planning.costs import LinkCosts
 from edgespec.wire.codec import encode
@@ -54,10 +56,10 @@ class LinkPace:
 
 @dataclass(frozen=True, slots=True)
 class Stamped(Incoming):
-    """A message that came over an emulated link, `at` its due time, while `key` was the ring's."""
+    """A message that came over an emulated link, `at` its due time, in the ring of that key."""
 
-    at: float
-    key: bytes
+    at: float = 0.0
+    ring_key: bytes = b""
 
 
 class PacedTransport(ZmqTransport):
@@ -69,8 +71,8 @@ class PacedTransport(ZmqTransport):
     pace, else the real ones.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, identity: Identity) -> None:
+        super().__init__(identity)
         self.pace: LinkPace | None = None
         self.happened_at: Callable[[], float] = time.monotonic
         self.on_sent: Callable[[Message, int], None] | None = None
@@ -80,14 +82,14 @@ class PacedTransport(ZmqTransport):
         self._taken = 0
 
     @classmethod
-    def coordinator(cls, address: Address) -> PacedTransport:
+    def coordinator(cls, address: Address, identity: Identity, admits: Admits) -> PacedTransport:
         """See ZmqTransport."""
-        return _paced(super().coordinator(address))
+        return _paced(super().coordinator(address, identity, admits))
 
     @classmethod
-    def stage(cls, coordinator: Address, host: str) -> PacedTransport:
+    def stage(cls, coordinator: Address, identity: Identity, host: str) -> PacedTransport:
         """See ZmqTransport."""
-        return _paced(super().stage(coordinator, host))
+        return _paced(super().stage(coordinator, identity, host))
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -151,7 +153,9 @@ class PacedTransport(ZmqTransport):
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
             due = heapq.heappop(waiting)[2]
-            if not due.on_ring or due.key == self.ring_key:  # else its ring was lost on the way
+            if (
+                not due.on_ring or due.ring_key == self.ring_key
+            ):  # else its ring was lost
                 ready.append(due)
         return ready
 
@@ -167,7 +171,7 @@ class PacedTransport(ZmqTransport):
             if at is None or self.pace is None or not abs(at - time.monotonic()) < FARTHEST_S:
                 yield one
             else:
-                yield Stamped(one.on_ring, one.peer, one.message, at, self.ring_key)
+                yield Stamped(one.on_ring, one.peer, one.message, one.key, at, self.ring_key)
 
     def _read(self, frames: list[bytes]) -> Message | None:
         self._stamp = None

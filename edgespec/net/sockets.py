@@ -6,11 +6,13 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import zmq
 
 from edgespec.config import Address
 from edgespec.errors import AddressUnavailable
+from edgespec.net.zones import is_link_local
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +32,28 @@ def waiting(source: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
             return
 
 
-class Dropped:
-    """Messages that were dropped, with a note in the log at most every NOTE_S."""
+def proved(source: zmq.Socket[bytes]) -> Iterator[tuple[str, list[bytes]]]:
+    """The same, each with the public key that its sender proved ("" on a socket that connects)."""
+    for _ in range(BATCH):
+        try:
+            frames = source.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return
+        yield _key_of(frames[-1]), [frame.bytes for frame in frames]
 
-    def __init__(self) -> None:
+
+def _key_of(frame: zmq.Frame) -> str:
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
+
+
+class Dropped:
+    """What was dropped, with a note in the log at most every NOTE_S."""
+
+    def __init__(self, what: str = "dropped a message") -> None:
+        self._what = what
         self._unsaid = 0
         self._said = float("-inf")
 
@@ -44,15 +64,16 @@ class Dropped:
             self._unsaid += 1
             return
         more = f" ({self._unsaid} more since the last note)" if self._unsaid else ""
-        log.warning("dropped a message: %s%s", reason, more)
+        log.warning("%s: %s%s", self._what, reason, more)
         self._said, self._unsaid = now, 0
 
 
 def bind(opened: zmq.Socket[bytes], address: Address) -> int:
-    """Bind and return the port."""
+    """Bind and return the port. `::` takes IPv4 too, `0.0.0.0` IPv4 alone."""
     host = number_of(address.host)  # ZeroMQ binds to numbers alone
+    opened.setsockopt(zmq.IPV6, ":" in host)
     try:
-        opened.bind(f"tcp://{host}:{address.port or '*'}")
+        opened.bind(f"{Address(host, 0).endpoint.removesuffix('0')}{address.port or '*'}")
     except zmq.ZMQError as problem:
         raise AddressUnavailable(
             f"cannot listen on {address} ({problem.strerror}); choose another --host or --port, or "
@@ -64,6 +85,7 @@ def bind(opened: zmq.Socket[bytes], address: Address) -> int:
 
 def connect(opened: zmq.Socket[bytes], address: Address) -> None:
     host = number_of(address.host)  # ZeroMQ would go on asking for an unknown name, silently
+    opened.setsockopt(zmq.IPV6, ":" in host)
     try:
         opened.connect(Address(host, address.port).endpoint)
     except zmq.ZMQError as problem:
@@ -71,26 +93,46 @@ def connect(opened: zmq.Socket[bytes], address: Address) -> None:
 
 
 def number_of(host: str) -> str:
-    """The IPv4 address of a host name."""
-    try:
-        return socket.gethostbyname(host)
-    except (OSError, UnicodeError) as problem:
-        cause = getattr(problem, "strerror", None) or problem
-        raise AddressUnavailable(
-            f"the host {host!r} is unknown ({cause}); check its name"
-        ) from None
+    """The address of a host name: IPv4 if it has one, or else IPv6, with a zone if link-local.
+
+    Raises AddressUnavailable for an unknown name, and for a link-local number without its zone.
+    """
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            places = socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as problem:
+            cause = getattr(problem, "strerror", None) or problem
+            continue
+        number = _number(places[0][4])
+        if is_link_local(number) and "%" not in number:
+            raise AddressUnavailable(
+                f"{host} is an address on one network only; say by which interface: {number}%eth0"
+            )
+        return number
+    raise AddressUnavailable(f"the host {host!r} is unknown ({cause}); check its name")
+
+
+def _number(place: tuple[Any, ...]) -> str:
+    """The host of a socket's address, which has the zone's index as its fourth part."""
+    host = str(place[0]).partition("%")[0]
+    if len(place) < 4 or not place[3] or not is_link_local(host):
+        return host
+    return f"{host}%{socket.if_indextoname(place[3])}"
 
 
 def own_address_towards(address: Address) -> str:
     """The address of this machine on the route to `address`, as a peer there would see it.
 
+    A link-local one has the zone behind it, which nobody else can use: see `without_zone`.
     Raises AddressUnavailable if the host is unknown or there is no route.
     """
-    target = (number_of(address.host), address.port)
+    target = number_of(address.host)
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # a datagram socket sends nothing here, it only picks a route
-            return str(probe.getsockname()[0])
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # A datagram socket sends nothing here, it only picks a route.
+            probe.connect(socket.getaddrinfo(target, address.port, family)[0][4])
+            return _number(probe.getsockname())
     except OSError as problem:
         raise AddressUnavailable(
             f"there is no route to {address} ({problem.strerror or problem}); check --coordinator"

@@ -1,25 +1,27 @@
 """ZeroMQ transport: a node's data ring (PUSH/PULL) and its control channel (ROUTER/DEALER).
 
 Control never waits behind data, so that a retained set overtakes the rows that it prunes. All
-sockets of a node are owned by one thread.
+sockets of a node are owned by one thread. Every one of them is CURVE: what goes over the network is
+encrypted, whoever listens admits known keys alone, and whoever connects knows the key of the other.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
-import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import zmq
 
 from edgespec.config import Address
-from edgespec.errors import ConfigError, PeerLost, RemoteProtocolError
-from edgespec.net.sockets import Dropped, bind, connect, waiting
+from edgespec.errors import AccessRefused, ConfigError, PeerLost, RemoteProtocolError
+from edgespec.net.access import Admits, Gate, Refusals, prove
+from edgespec.net.keys import Identity, KeyPair
+from edgespec.net.sockets import Dropped, bind, connect, proved, waiting
 from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
 from edgespec.wire.messages import Message, Segment
 
@@ -40,30 +42,49 @@ HEARTBEAT_MS = 1_000
 """ZMTP pings find half-open connections (a pulled cable) and make ZeroMQ reconnect. Whether a
 peer lives is decided by the machines' own Heartbeat, which also shows that its loop runs."""
 
-KEY_BYTES = 16
-"""Of the key that opens every message on a data ring. It is no substitute for encryption, but
-a stranger who only finds the port, or a node of an earlier ring, cannot put a segment into it."""
+CONTROL_WAITING = 64
+"""Control messages of one peer that are read ahead; the rest stays with the peer."""
+
+CONTROL_BYTES = 8 << 20
+"""The longest frame on the control channel: twice the longest text that a message may hold."""
+
+MOST_FAILURES = 5
+"""Handshakes that may fail, without one that succeeds, before the other side is called a stranger:
+one can fail because the other side is just ending."""
+
+CONTROL, DATA = "the control channel", "the data ring"
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A message that came: on the ring (peer empty), or on control from `peer`."""
+    """A message that came: on the ring (peer empty), or on control from `peer`.
+
+    `key`: the public key that the peer of a coordinator has proved; "" elsewhere.
+    """
 
     on_ring: bool
     peer: bytes
     message: Message
+    key: str = ""
 
 
 class ZmqTransport:
     """Sockets of one node. Use `coordinator` or `stage` or `client` to make one."""
 
-    def __init__(self) -> None:
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
         self._context = zmq.Context()
         # A socket that nobody configured must not keep the program alive either.
         self._context.linger = LINGER_MS
         self._context.setsockopt(zmq.MAXMSGSIZE, DEFAULT_LIMITS.frame_bytes)
         self._context.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._context.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
+        self._context.setsockopt(zmq.IPV6, 1)
+        self._gate: Gate | None = None
+        self._door_monitors: list[zmq.Socket[bytes]] = []
+        self._refusals = Refusals()
+        self._control_monitor: zmq.Socket[bytes] | None = None
+        self._peer_name = ""
         self._poller = zmq.Poller()
         self._control: zmq.Socket[bytes] | None = None
         self._pull: zmq.Socket[bytes] | None = None
@@ -72,6 +93,7 @@ class ZmqTransport:
         self._early: deque[Segment] = deque(maxlen=RING_HWM)
         self._dropped = Dropped()
         self._monitor: zmq.Socket[bytes] | None = None
+        self._ring_pair: KeyPair | None = None
         self.ring_key = b""
         self.ring_broke: float | None = None
         """When the connection to the next node broke first. Segments may have been lost with it,
@@ -80,18 +102,20 @@ class ZmqTransport:
         self.data_port = 0
 
     @classmethod
-    def coordinator(cls, address: Address) -> ZmqTransport:
+    def coordinator(cls, address: Address, identity: Identity, admits: Admits) -> ZmqTransport:
         """Control bound at `address` (port 0: any free one), data on a free port beside it.
 
-        Raises ConfigError if the address cannot be used.
+        `admits` says which keys may use control. Raises ConfigError if the address cannot be used.
         """
-        transport = cls()
-        transport.ring_key = secrets.token_hex(KEY_BYTES).encode()
+        transport = cls(identity)
         control = transport._open(zmq.ROUTER, CONTROL_HWM)
+        control.setsockopt(zmq.RCVHWM, CONTROL_WAITING)
+        control.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
         # An unreachable peer shall be an error here, not a message that silently disappears.
         control.setsockopt(zmq.ROUTER_MANDATORY, 1)
         transport._control = control
         try:
+            transport._guard(control, CONTROL, admits)
             transport.control_port = bind(control, address)
         except ConfigError:
             transport.close()
@@ -100,23 +124,28 @@ class ZmqTransport:
         return transport
 
     @classmethod
-    def stage(cls, coordinator: Address, host: str) -> ZmqTransport:
+    def stage(cls, coordinator: Address, identity: Identity, host: str) -> ZmqTransport:
         """Control connected to the coordinator, data on a free port of `host`.
 
         Raises ConfigError for an address that cannot be used, like `client`.
         """
-        transport = cls.client(coordinator)
+        transport = cls.client(coordinator, identity)
         transport._open_data(host)
         return transport
 
     @classmethod
-    def client(cls, coordinator: Address) -> ZmqTransport:
+    def client(cls, coordinator: Address, identity: Identity) -> ZmqTransport:
         """Control connected to the coordinator, no data."""
-        transport = cls()
+        transport = cls(identity)
         control = transport._open(zmq.DEALER, CONTROL_HWM)
+        control.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
         control.setsockopt(zmq.RECONNECT_IVL, 100)
         control.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
         transport._control = control
+        transport._peer_name = str(coordinator)
+        prove(control, identity.own, identity.coordinator)
+        monitor = transport._control_monitor = control.get_monitor_socket(Refusals.EVENTS)
+        transport._poller.register(monitor, zmq.POLLIN)
         try:
             connect(control, coordinator)
         except ConfigError:
@@ -132,26 +161,56 @@ class ZmqTransport:
             self._poller.register(opened, zmq.POLLIN)
         return opened
 
+    def _guard(self, guarded: zmq.Socket[bytes], channel: str, admits: Admits) -> None:
+        if self._gate is None:
+            self._gate = Gate(self._context)
+        monitor = self._gate.guard(guarded, channel, self._identity.own, admits)
+        self._door_monitors.append(monitor)
+        self._poller.register(monitor, zmq.POLLIN)
+
     def _open_data(self, host: str) -> None:
         self._pull = self._open(zmq.PULL, RING_HWM)
+        self._guard(self._pull, DATA, self._admits_to_ring)
         try:
             self.data_port = bind(self._pull, Address(host, 0))
         except ConfigError:
             self.close()
             raise
 
-    def connect_ring(self, address: Address) -> None:
-        """From now on, push segments to `address`; first those that were sent before.
+    def _admits_to_ring(self, key: str) -> str:
+        pair = self._ring_pair
+        is_member = pair is not None and hmac.compare_digest(key, pair.public)
+        return "" if is_member else "it is not that of a member of this ring"
+
+    def open_ring(self, key: str) -> None:
+        """From now on, take segments from those who know this secret of the ring's members alone.
+
+        Whoever connects proves the pair that is made from it: each ring is shut to all members of
+        an earlier one.
+        """
+        self.ring_key = key.encode()
+        self._ring_pair = KeyPair.from_words(key)
+
+    def connect_ring(self, address: Address, key: str) -> None:
+        """From now on, push segments to the holder of the public `key` at `address`; first those
+        that were sent before.
 
         Raises ConfigError for an address that cannot be used.
         """
         self._close_push()
+        assert self._ring_pair is not None, "a ring is opened before it is connected"
         self._push = self._open(zmq.PUSH, RING_HWM)
+        prove(self._push, self._ring_pair, key)
         self._monitor = self._push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._poller.register(self._monitor, zmq.POLLIN)
         connect(self._push, address)
         while self._early:
             self.send_ring(self._early.popleft())
+
+    def close_ring(self) -> None:
+        """Push nothing any more: this node has no part in a ring."""
+        self._close_push()
+        self.ring_broke = None
 
     def _close_push(self) -> None:
         if self._monitor is not None and self._push is not None:
@@ -200,10 +259,12 @@ class ZmqTransport:
 
     def poll(self, timeout: float) -> list[Incoming]:
         """Whatever came within `timeout` seconds; malformed messages are dropped with a note."""
+        self.check_access()
         ready = dict(self._poller.poll(max(0, round(timeout * 1000))))
         for waker in self._wakers.values():
             if ready.get(waker.fileno()):
                 waker.recv(4096)
+        self._look_at_doors(ready)
         if self._monitor is not None and self._monitor in ready:
             self._monitor.recv_multipart()
             self.ring_broke = self.ring_broke or time.monotonic()
@@ -214,15 +275,37 @@ class ZmqTransport:
             incoming += self._take_ring(self._pull)
         return incoming
 
+    def _look_at_doors(self, ready: Mapping[object, int]) -> None:
+        if self._control_monitor is not None and self._control_monitor in ready:
+            self._refusals.take(self._control_monitor)
+        for monitor in self._door_monitors:
+            if monitor in ready and self._gate is not None:
+                self._gate.heard(monitor)
+
+    def check_access(self) -> None:
+        """Raise AccessRefused if the coordinator does not let this node in, or is another one."""
+        where, refusals = self._peer_name, self._refusals
+        if refusals.is_refused:
+            raise AccessRefused(
+                f"the coordinator at {where} does not accept the key of this machine (or this "
+                "token): it was removed, is used up or has expired; make a new token there with "
+                "`edgespec token new`"
+            )
+        if refusals.failures >= MOST_FAILURES and not refusals.succeeded:
+            raise AccessRefused(
+                f"who listens at {where} is not the coordinator of the cluster that this machine "
+                "belongs to; check the address, or join the cluster there with a token of it"
+            )
+
     def _take_control(self, control: zmq.Socket[bytes]) -> Iterator[Incoming]:
         has_peer = control.type == zmq.ROUTER
-        for frames in waiting(control):
+        for key, frames in proved(control):
             peer = frames.pop(0) if has_peer else b""
             message = self._read(frames)
             if isinstance(message, Segment):
                 self._dropped.note("it is a segment on the control channel")
             elif message is not None:
-                yield Incoming(False, peer, message)
+                yield Incoming(False, peer, message, key)
 
     def _take_ring(self, pull: zmq.Socket[bytes]) -> Iterator[Incoming]:
         for frames in waiting(pull):
@@ -245,6 +328,11 @@ class ZmqTransport:
     def close(self) -> None:
         """Close all sockets; last messages get LINGER_MS to leave."""
         self._close_push()
+        if self._control_monitor is not None and self._control is not None:
+            self._control.disable_monitor()
+            self._control_monitor.close()
+        if self._gate is not None:
+            self._gate.close()
         for opened in (self._control, self._pull):
             if opened is not None:
                 opened.close()

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from edgespec.config import Address, Timing
-from edgespec.errors import ConfigError, PeerLost, RequestFailed
+from edgespec.errors import AccessRefused, ConfigError, PeerLost, RequestFailed
+from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.wire.messages import (
     Cancel,
@@ -15,6 +16,7 @@ from edgespec.wire.messages import (
     Heartbeat,
     Message,
     Progress,
+    Removed,
     Status,
     StatusRequest,
     Submit,
@@ -34,11 +36,13 @@ class Client:
     def __init__(
         self,
         coordinator: Address,
+        identity: Identity,
         wait: float,
         timing: Timing | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """`wait`: seconds until a coordinator that never answered is given up.
+        """`identity`: whose key is shown. `wait`: seconds until a coordinator that never answered
+        is given up.
 
         `check` is called on every turn and may raise: who started the ring sees its end first.
         Raises ConfigError for an address or a wait that cannot be used.
@@ -49,7 +53,7 @@ class Client:
         self._coordinator = coordinator
         self._wait = wait
         self._timing = timing or Timing()
-        self._transport = ZmqTransport.client(coordinator)
+        self._transport = ZmqTransport.client(coordinator, identity)
         self._started = time.monotonic()
         self._heard: float | None = None
         self._said = 0.0
@@ -110,7 +114,10 @@ class Client:
         self._transport.send_control(b"", message)
 
     def _receive(self) -> list[Message]:
-        """What came within a beat. Raises PeerLost after too long a silence."""
+        """What came within a beat.
+
+        Raises PeerLost after too long a silence, AccessRefused if the key is not accepted.
+        """
         if self._check is not None:
             self._check()
         now = time.monotonic()
@@ -119,6 +126,9 @@ class Client:
             self._send(Heartbeat())
         messages = [i.message for i in self._transport.poll(self._timing.beat)]
         now = time.monotonic()
+        for message in messages:
+            if isinstance(message, Removed):
+                raise AccessRefused(f"the coordinator refused: {message.reason}")
         if messages:
             self._heard = now
         elif self._heard is None and now - self._started > self._wait:

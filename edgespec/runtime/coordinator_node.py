@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+
 from edgespec.backends.compute import CoordinatorCompute
-from edgespec.errors import PeerLost
+from edgespec.errors import EdgespecError, PeerLost
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     ConnectRing,
@@ -14,12 +17,39 @@ from edgespec.machines.effects import (
     SendStages,
     Tell,
 )
-from edgespec.machines.events import Event, MessageArrived, PeerGone, RingBroke, RingEnded, Tick
+from edgespec.machines.events import (
+    Event,
+    KeyRemoved,
+    MessageArrived,
+    PeerGone,
+    RingBroke,
+    RingEnded,
+    Tick,
+)
 from edgespec.machines.membership import MembershipMachine
-from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.net.keys import short
+from edgespec.net.sockets import Dropped
+from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.runtime.equipment import Equipment
 from edgespec.runtime.node import Node, ring_address
-from edgespec.wire.messages import Cancel, Credit, Fault, Goodbye, Submit, Tokens
+from edgespec.runtime.registrar import MAY_SEND, OWNER, STAGE, Registrar
+from edgespec.wire.messages import (
+    Cancel,
+    Credit,
+    Enrol,
+    Enrolled,
+    Fault,
+    Goodbye,
+    Join,
+    Leave,
+    Message,
+    Refuse,
+    Removed,
+    Submit,
+    Tokens,
+)
+
+log = logging.getLogger("edgespec")
 
 
 class CoordinatorNode(Node):
@@ -31,13 +61,66 @@ class CoordinatorNode(Node):
         compute: CoordinatorCompute,
         machine: CoordinatorMachine,
         membership: MembershipMachine,
+        registrar: Registrar,
         equipment: Equipment | None = None,
     ) -> None:
         super().__init__(transport, compute.perform)
+        self._registrar = registrar
+        self._dropped = Dropped()
         if equipment is not None:
             self.worker.instead(equipment.equip(None, compute.perform, self))
         self._machine = machine
         self._membership = membership
+
+    def admit(self, incoming: Incoming) -> bool:
+        """Whether the sender may say that; a key counts only as long as it is known."""
+        if incoming.on_ring:
+            return True  # its key was the ring's
+        peer, message, key = incoming.peer, incoming.message, incoming.key
+        role = self._registrar.role_of(key)
+        if role is None:
+            self._refuse(
+                incoming, Removed(f"this key counts no more: {self._registrar.why_not(key)}")
+            )
+        elif type(message) not in MAY_SEND[role]:
+            self._refuse(incoming, Refuse(f"the key of a {role} is not for that"))
+        elif isinstance(message, Join) and message.key != key:
+            self._refuse(incoming, Refuse("a stage joins with the key that it connects with"))
+        elif isinstance(message, Enrol):
+            self._enrol(peer, key, message)
+        elif isinstance(message, Leave):
+            self._registrar.forget(key)
+            self._answer(peer, Goodbye("this device is forgotten"))
+        else:
+            return True
+        return False
+
+    def _refuse(self, incoming: Incoming, answer: Message) -> None:
+        what = type(incoming.message).__name__
+        self._dropped.note(f"the key {short(incoming.key)} may not send a {what}")
+        self._answer(incoming.peer, answer)
+
+    def _enrol(self, peer: bytes, key: str, enrol: Enrol) -> None:
+        try:
+            name = self._registrar.enrol(key, enrol.key, enrol.name)
+        except EdgespecError as problem:
+            log.warning("%s is not admitted: %s", short(enrol.key), problem)
+            self._answer(peer, Refuse(str(problem)))
+        else:
+            log.info("%s (key %s) is admitted to the cluster", name, short(enrol.key))
+            self._answer(peer, Enrolled(name))
+
+    def _answer(self, peer: bytes, message: Message) -> None:
+        with contextlib.suppress(PeerLost):
+            self.transport.send_control(peer, message)
+
+    def _removed(self) -> list[Event]:
+        """The members whose keys were removed since they joined."""
+        return [
+            KeyRemoved(key)
+            for key in self._membership.keys
+            if self._registrar.role_of(key) not in (OWNER, STAGE)
+        ]
 
     def route(self, event: Event, now: float) -> list[Effect]:
         """Requests to the coordinator machine; everything that shows life to the membership."""
@@ -57,6 +140,8 @@ class CoordinatorNode(Node):
             case MessageArrived():
                 return self._membership.handle(event, now)
             case Tick():
+                for removed in self._removed():
+                    self.perform_all(self._membership.handle(removed, now), now)
                 return self._membership.handle(event, now) + self._machine.handle(event, now)
             case _:
                 return self._machine.handle(event, now)
@@ -81,9 +166,9 @@ class CoordinatorNode(Node):
             case SendPeer(peer, message):
                 self._send_peer(peer, message, now)
             case OpenRing(key):
-                self.transport.ring_key = key.encode()
-            case ConnectRing(host, port):
-                self.transport.connect_ring(ring_address(host, port, "127.0.0.1"))
+                self.transport.open_ring(key)
+            case ConnectRing(host, port, key):
+                self.transport.connect_ring(ring_address(host, port, "127.0.0.1"), key)
                 self.transport.ring_broke = None  # that was the ring before
             case Tell(event):
                 self.perform_all(self._machine.handle(event, now), now)

@@ -44,6 +44,10 @@ class Node(ABC):
 
     # --- what a node is -----------------------------------------------------------------------
 
+    def admit(self, incoming: Incoming) -> bool:
+        """Whether a message may be handled at all."""
+        return True
+
     @abstractmethod
     def route(self, event: Event, now: float) -> list[Effect]:
         """Hand an event to the machine that it is for."""
@@ -93,7 +97,9 @@ class Node(ABC):
         self.supervisor.beat()
         incoming = self.transport.poll(self._timeout())
         now = time.monotonic()
-        events = [(i.at if isinstance(i, Stamped) else now, _event(i)) for i in incoming]
+        events = [
+            (i.at if isinstance(i, Stamped) else now, _event(i)) for i in incoming if self.admit(i)
+        ]
         events += self.worker.timed_events()
         deadline = self.deadline()
         if deadline is not None and now >= deadline:

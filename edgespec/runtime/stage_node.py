@@ -8,8 +8,9 @@ from collections.abc import Callable
 from edgespec.backends.base import BlockBackend
 from edgespec.backends.compute import StageCompute
 from edgespec.config import Address
-from edgespec.errors import EdgespecError
+from edgespec.errors import AccessRefused, EdgespecError
 from edgespec.machines.effects import (
+    CloseRing,
     ConnectRing,
     Effect,
     LoadBlock,
@@ -19,6 +20,7 @@ from edgespec.machines.effects import (
     SendCoordinator,
     SendRing,
 )
+from edgespec.machines.effort import Effort
 from edgespec.machines.events import (
     BlockLoaded,
     BlockLoading,
@@ -28,13 +30,23 @@ from edgespec.machines.events import (
     RingBroke,
     Tick,
 )
+from edgespec.machines.health import HEALTH_S
 from edgespec.machines.member import MemberMachine
 from edgespec.machines.stage import StageMachine
-from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.runtime.equipment import Equipment
 from edgespec.runtime.node import Node, ring_address
 from edgespec.runtime.worker import Perform
-from edgespec.wire.messages import Assign, End, Goodbye, Retain, Segment
+from edgespec.wire.messages import (
+    Assign,
+    End,
+    Goodbye,
+    Health,
+    Heartbeat,
+    Removed,
+    Retain,
+    Segment,
+)
 
 Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], BlockBackend]
 """Builds the assigned block. The second argument takes how far it is, in words, and raises
@@ -57,7 +69,9 @@ class StageNode(Node):
         coordinator: Address,
         load: Loader,
         equipment: Equipment | None = None,
+        device: Callable[[], Health | None] = lambda: None,
     ) -> None:
+        """`device()`: how this device is, as far as that is known; it must not wait."""
         super().__init__(transport, self._perform)
         self._member = member
         self._coordinator = coordinator
@@ -67,6 +81,15 @@ class StageNode(Node):
         self._machine: StageMachine | None = None
         self._connected = False  # to the next node, in this ring
         self._early: list[Segment] = []
+        self._device = device
+        self._effort = Effort()
+        self._next_health = 0.0
+
+    def admit(self, incoming: Incoming) -> bool:
+        """Raises AccessRefused if the coordinator says that this device has no part any more."""
+        if isinstance(incoming.message, Removed):
+            raise AccessRefused(f"the coordinator refused: {incoming.message.reason}")
+        return True
 
     def route(self, event: Event, now: float) -> list[Effect]:
         """Segments, retained sets and ends to the stage machine; the rest to the member."""
@@ -74,10 +97,32 @@ class StageNode(Node):
             case MessageArrived(_, Retain() | End()):
                 alive = self._member.handle(event, now)
                 return alive + (self._machine.handle(event, now) if self._machine else [])
-            case MessageArrived() | Tick() | BlockLoading() | BlockLoaded() | LoadFailed():
+            case MessageArrived(_, Heartbeat(number)) if number:  # it measures the way: at once
+                return [*self._member.handle(event, now), SendCoordinator(Heartbeat(number))]
+            case Tick():
+                return self._on_tick(now)
+            case MessageArrived() | BlockLoading() | BlockLoaded() | LoadFailed():
                 return self._member.handle(event, now)
             case _:
-                return self._machine.handle(event, now) if self._machine else []
+                return self._compute_on(event, now)
+
+    def _on_tick(self, now: float) -> list[Effect]:
+        effects = self._member.handle(Tick(), now)
+        # Who says that it lives has a place, or stands by for one: it says how it is, too.
+        if SendCoordinator(Heartbeat()) in effects and now >= self._next_health:
+            device = self._device()
+            if device is not None:
+                self._next_health = now + HEALTH_S
+                effects.append(SendCoordinator(self._effort.health(device, now)))
+        return effects
+
+    def _compute_on(self, event: Event, now: float) -> list[Effect]:
+        if self._machine is None:
+            return []
+        self._effort.ended(event, now)
+        effects = self._machine.handle(event, now)
+        self._effort.asked(effects, now)
+        return effects
 
     def deadline(self) -> float | None:
         """The member's; the stage machine has none."""
@@ -91,11 +136,14 @@ class StageNode(Node):
             case SendCoordinator(message):
                 self.transport.send_control(b"", message)
             case OpenRing(key):
-                self.transport.ring_key = key.encode()
+                self.transport.open_ring(key)
                 self._connected = False
                 self._early.clear()
-            case ConnectRing(host, port):
-                self._connect_ring(ring_address(host, port, self._coordinator.host))
+            case ConnectRing(host, port, key):
+                self._connect_ring(ring_address(host, port, self._coordinator.host), key)
+            case CloseRing():
+                self.transport.close_ring()
+                self._connected = False
             case ResetStage(assign):
                 self.perform_all(self._reset(assign), now)
             case _:
@@ -107,8 +155,8 @@ class StageNode(Node):
         else:  # a segment may overtake the control message that connects
             self._early.append(segment)
 
-    def _connect_ring(self, address: Address) -> None:
-        self.transport.connect_ring(address)
+    def _connect_ring(self, address: Address, key: str) -> None:
+        self.transport.connect_ring(address, key)
         self.transport.ring_broke = None  # that was the ring before
         self._connected = True
         early, self._early = self._early, []
@@ -117,6 +165,7 @@ class StageNode(Node):
 
     def _reset(self, assign: Assign) -> list[Effect]:
         """Be ready for a new ring, in which the block that is loaded has this place."""
+        self._effort.take_place(assign.block)
         is_first, is_last = assign.stage == 1, assign.stage == assign.stages
         row_limit = assign.context_length + SPECULATIVE_LIMIT
         if self._machine is None:

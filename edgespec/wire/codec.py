@@ -18,11 +18,20 @@ import msgpack
 import numpy as np
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.wire.messages import TAGS, BlockOffer, Message, Piece, PieceRequest, Segment
+from edgespec.wire.messages import (
+    TAGS,
+    BlockOffer,
+    Health,
+    Message,
+    NodeStatus,
+    Piece,
+    PieceRequest,
+    Segment,
+)
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
 
 MAGIC = "edgespec"
-VERSION = 4
+VERSION = 5
 
 Frame = bytes | memoryview
 
@@ -114,6 +123,8 @@ def _decode(frames: Sequence[Frame], limits: Limits) -> Message:
     match message:
         case Segment():
             _check_segment(message, limits)
+        case Health():
+            _check_health(message)
         case BlockOffer():
             _check_offer(message)
         case PieceRequest():
@@ -156,6 +167,15 @@ def _check_segment(segment: Segment, limits: Limits) -> None:
     if rows:
         _need(int(segment.ids.min()) >= 0, "negative id")
         _need(int(segment.positions.min()) >= 0, "negative position")
+
+
+def _check_health(health: Health) -> None:
+    degrees = (health.temperature, health.limit)
+    _need(all(abs(celsius) < 1000.0 for celsius in degrees), "a temperature that cannot be")
+    _need(0 <= health.free <= health.memory, "more memory is free than there is")
+    _need(0.0 <= health.busy <= 1.0, "a share that is none")
+    times = (health.slowdown, health.one_row, health.few_rows)
+    _need(all(0.0 <= number < math.inf for number in times), "a time that cannot be")
 
 
 def _check_offer(offer: BlockOffer) -> None:
@@ -310,12 +330,40 @@ def _read_numbers(value: Any, raw: Iterator[Frame], limits: Limits) -> tuple[int
     return tuple(array.tolist())
 
 
-_KINDS: dict[Any, _Kind] = {
+_PLAIN: dict[Any, _Kind] = {
     int: _Kind(_pack_int, _read_int),
     bool: _Kind(_pack_bool, _read_bool),
     float: _Kind(_pack_float, _read_float),
     str: _Kind(_pack_text, _read_text),
+}
+"""What a record in the header may be made of."""
+
+
+def _records(record: type) -> _Kind:
+    """The kind of a tuple of these: each is an array of its fields in the header."""
+    hints = get_type_hints(record)
+    kinds = [(f.name, _PLAIN[hints[f.name]]) for f in fields(record)]
+
+    def pack(value: Any, frames: list[Frame]) -> list[Any]:
+        return [[kind.pack(getattr(one, name), frames) for name, kind in kinds] for one in value]
+
+    def read(value: Any, raw: Iterator[Frame], limits: Limits) -> tuple[Any, ...]:
+        _need(isinstance(value, list) and len(value) <= limits.items, "a field is no fit list")
+        return tuple(read_one(one, raw, limits) for one in value)
+
+    def read_one(value: Any, raw: Iterator[Frame], limits: Limits) -> Any:
+        fits = isinstance(value, list) and len(value) == len(kinds)
+        _need(fits, f"a {record.__name__} has the wrong number of fields")
+        pairs = zip(kinds, value, strict=True)
+        return record(**{name: kind.unpack(part, raw, limits) for (name, kind), part in pairs})
+
+    return _Kind(pack, read)
+
+
+_KINDS: dict[Any, _Kind] = {
+    **_PLAIN,
     tuple[str, ...]: _Kind(_pack_texts, _read_texts),
+    tuple[NodeStatus, ...]: _records(NodeStatus),
     tuple[int, ...]: _Kind(_pack_numbers, _read_numbers),
     IntArray: _Kind(_pack_array, _read_array),
     Tensor: _Kind(_pack_tensor, _read_tensor),

@@ -75,9 +75,9 @@ class Assign:
     `model` is the folder's path on the coordinator; `fingerprint` tells whether a folder on the
     stage holds the same model. `quantisation` names how the block's matrices are held. A stage
     that has neither the model nor the block asks for it at `blocks_port` of the coordinator.
-    `ring_key` (hex) is the coordinator's secret for its members. `ring` numbers its rings, of which
-    every loss of a stage begins a new one: a stage that holds the block already forgets all that it
-    had of the ring before, and is ready for this one.
+    `ring` numbers the coordinator's rings, of which every loss of a stage begins a new one: a stage
+    that holds the block already forgets all that it had of the ring before, and is ready for this
+    one. `ring_key` is the secret of this ring's members.
     """
 
     stage: int
@@ -92,12 +92,6 @@ class Assign:
     blocks_port: int
     ring_key: str
     ring: int = 1
-
-    @property
-    def data_key(self) -> str:
-        """What opens every message on the data ring, so that only members of this very ring can
-        put one there."""
-        return f"{self.ring_key}.{self.ring}"
 
     @property
     def block(self) -> tuple[str, int, int, str, str]:
@@ -119,11 +113,13 @@ class StandBy:
 class Connect:
     """Every stage is ready: push what you compute to this TCP address.
 
-    An empty host means the coordinator, by the name that the stage knows it by.
+    An empty host means the coordinator, by the name that the stage knows it by. `key`: the public
+    key that the node there has to prove.
     """
 
     host: str
     port: int
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +143,8 @@ class Goodbye:
 class Join:
     """A stage asks for its place: who it is, and the TCP address of its data socket.
 
-    `stage` 0: any place that is free, or else that of a spare.
+    `stage` 0: any place that is free, or else that of a spare. `key`: its public key, which its
+    data socket proves. `memory`: bytes that it has for a block, 0 if it does not know.
     """
 
     stage: int
@@ -155,6 +152,32 @@ class Join:
     pid: int
     host: str
     port: int
+    key: str
+    memory: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a device is. `temperature`: of its hottest part in °C, and `limit`, at which it slows
+    down; 0: unknown. `memory` and `free`: bytes that it has, and that are not used. `busy`: the
+    share of the time since the last Health in which its stage computed. `throttled`: whether it
+    says that it runs slower than it could; the text says why, fit for a user.
+
+    Of its latest blocks, 0 if it computed none: `slowdown` is how many times as long as its best
+    ones of that size they took, `one_row` and `few_rows` the median seconds of those of one row,
+    and of 2 to 16.
+    """
+
+    temperature: float
+    limit: float
+    memory: int
+    free: int
+    busy: float
+    throttled: bool
+    text: str
+    slowdown: float = 0.0
+    one_row: float = 0.0
+    few_rows: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +212,40 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Still alive; both ways."""
+    """Still alive; both ways. One with a `number` above 0 is sent back at once, so that the
+    coordinator learns how long a message takes to a stage and back."""
+
+    number: int = 0
+
+
+# --- whoever has a token, or wants to be forgotten → coordinator ---------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Enrol:
+    """Whoever shows a token asks that this public key be admitted from now on, under this name."""
+
+    key: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """Answer to Enrol: the key is admitted. `name`: what the cluster calls its holder."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A device asks that its own key be forgotten; answered by Goodbye."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Answer to whoever had a key that counts no more; the reason is fit for a user."""
+
+    reason: str
 
 
 # --- client ↔ coordinator -----------------------------------------------------------------------
@@ -276,11 +332,53 @@ class StatusRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """A stage's place, or a spare (`stage` 0), as the coordinator sees it; a part of Status.
+
+    `state`: missing, loading, waiting, ready or standing by; `words`: the same in more words.
+    `heard`: seconds since its last message. What is 0 or "" is not known: nobody is there, or it
+    has not said. `temperature` to `throttled`: see Health. `warning`: what is wrong with it, in
+    words. `trip`: seconds of a control message there and back. `losses` of whoever was in that
+    place: how many, the last one's cause, and how many seconds ago.
+    """
+
+    stage: int
+    first: int
+    end: int
+    name: str = ""
+    address: str = ""
+    state: str = "missing"
+    words: str = "missing"
+    heard: float = 0.0
+    temperature: float = 0.0
+    limit: float = 0.0
+    memory: int = 0
+    free: int = 0
+    busy: float = 0.0
+    throttled: bool = False
+    warning: str = ""
+    trip: float = 0.0
+    losses: int = 0
+    last_loss: str = ""
+    lost_ago: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
-    """The ring as the coordinator sees it: one line of text a stage, and whether all are ready."""
+    """The ring as the coordinator sees it: whether all stages are ready, one line of text each.
+
+    `nodes`: the same in figures, places first. `ring`: its number, one more for each that was
+    lost. `up_for`: seconds since it is up, 0 if it is not. `running` and `waiting`: requests.
+    """
 
     ready: bool
     lines: tuple[str, ...]
+    nodes: tuple[NodeStatus, ...] = ()
+    stages: int = 0
+    ring: int = 0
+    up_for: float = 0.0
+    running: int = 0
+    waiting: int = 0
 
 
 # --- block transfer: receiver → sender ------------------------------------------------------------
@@ -360,11 +458,16 @@ Message = (
     | Refuse
     | Goodbye
     | Join
+    | Health
     | Loading
     | Ready
     | Fault
     | Credit
     | Heartbeat
+    | Enrol
+    | Enrolled
+    | Leave
+    | Removed
     | Submit
     | Cancel
     | Progress
@@ -396,6 +499,11 @@ TAGS: dict[int, type[Message]] = {
     23: Fault,
     24: Heartbeat,
     25: Credit,
+    26: Health,
+    30: Enrol,
+    31: Enrolled,
+    32: Leave,
+    33: Removed,
     40: Submit,
     41: Cancel,
     42: Progress,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,16 +11,21 @@ import pytest
 from support.commands import Done, run_here
 
 from edgespec.config import QUANTISATIONS
-from edgespec.daemon import doctor, kernels
-from edgespec.daemon.doctor import BLOCKED, OK, WARNING, Finding
+from edgespec.daemon import doctor, doctor_network, kernels
+from edgespec.daemon.finding import BLOCKED, OK, WARNING, Finding
 
 Here = Callable[..., Done]
 
 
 @pytest.fixture
-def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Here:
-    """Runs `edgespec doctor` in this process, without trying kernels one by one."""
-    monkeypatch.setenv("COLUMNS", "200")
+def here(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Here:
+    """Runs `edgespec doctor` in this process, without trying kernels one by one, before there is
+    a cluster, and on a network on which nobody is heard."""
+    monkeypatch.setenv("COLUMNS", "400")  # no line is broken
+    monkeypatch.setenv("EDGESPEC_CLUSTER", str(tmp_path / "cluster"))
+    monkeypatch.setattr(doctor_network, "browse", lambda *_: [])
     monkeypatch.setattr(
         kernels,
         "usable_quantisations",
@@ -64,11 +70,30 @@ def test_what_blocks_is_named_and_ends_with_1(
     assert done.code == 1
     result = json.loads(done.out)
     assert result["can_run"] is False
-    assert result["findings"][-1] == {
-        "name": "import",
-        "state": BLOCKED,
-        "text": "torch cannot be loaded",
-    }
+    broken = {"name": "import", "state": BLOCKED, "text": "torch cannot be loaded"}
+    assert broken in result["findings"]
+    names = [finding["name"] for finding in result["findings"]]
+    assert names[names.index("import") + 1 :] == ["clock", "cluster", "mDNS", "coordinator"]
+
+
+def test_the_way_to_the_coordinator_is_looked_at(here: Here, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closing:
+        gone = f"127.0.0.1:{closing.getsockname()[1]}"
+    done = here("--coordinator", gone, "--cluster", str(tmp_path / "other"))
+    assert done.code == 1
+    assert f"none yet in {tmp_path / 'other'}" in done.out
+    assert f"{gone} (--coordinator): nothing listens there" in done.out
+    assert "edgespec cannot run here yet: coordinator" in done.err
+    here("--coordinator", "a:b").assert_refused("is no HOST:PORT")
+
+
+def test_extras_for_tests_are_no_requirement(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = ["torch>=2.6", "numpy>=999.0", "no-such-thing>=1", 'pytest>=8.2; extra == "test"']
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: needed)
+    states = {finding.name: finding.state for finding in doctor._versions()}
+    assert states["torch"] == OK
+    assert states["numpy"] == states["no-such-thing"] == BLOCKED
+    assert "pytest" not in states
 
 
 def test_a_library_that_cannot_be_loaded_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

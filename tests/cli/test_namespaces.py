@@ -15,7 +15,7 @@ import psutil
 import pytest
 from support import announcer, namespaces
 from support.commands import Command
-from support.namespaces import Host, lan
+from support.namespaces import NETWORK, NETWORK_6, Host, lan
 from support.torch_rings import generated, prompts, tokenizer
 
 from edgespec.cli.discover import discovered
@@ -136,30 +136,65 @@ def test_a_test_is_left_out_only_outside_ci(
 # --- commands that find each other --------------------------------------------------------------
 
 
-def announce(host: Host, port: int, model: str) -> Command:
+OURS, OTHERS = "0123456789ab", "ba9876543210"
+
+
+def announce(host: Host, port: int, model: str, cluster: str) -> Command:
     """Something that announces itself as a coordinator, and takes connections."""
-    return host.program(sys.executable, announcer.__file__, "0.0.0.0", str(port), model)
+    return host.program(sys.executable, announcer.__file__, "0.0.0.0", str(port), model, cluster)
 
 
-def test_a_ring_that_was_told_no_address_gives_plain_decodings_text() -> None:
-    prompt = next(iter(prompts().values()))
-    plain = tokenizer().decode(list(generated(prompt, NEW_TOKENS)))
-    ask = ("prompt", "--json", "--max-new-tokens", str(NEW_TOKENS), prompt)
+class Cluster:
+    """One cluster: the folders of its machines, and the token that lets them in."""
+
+    def __init__(self, folder: Path, d0: Host, *options: str) -> None:
+        """Made on d0, which serves the bundled pair in float64."""
+        self._folder = folder
+        with self.on(d0, "init", "--dtype", "float64", *options) as made:
+            done = made.done()
+        assert done.code == 0, done.err
+        self.token = done.out.split()[-1]
+
+    def on(self, host: Host, command: str, *arguments: str) -> Command:
+        """A command on a host, which has a folder of its own."""
+        return host.command(command, "--cluster", str(self._folder / host.name), *arguments)
+
+    def join(self, host: Host, *arguments: str) -> Command:
+        """A stage there."""
+        return self.on(host, "join", *arguments, self.token)
+
+    def prompt(self, host: Host, text: str, *arguments: str) -> Command:
+        """A question from there."""
+        length = str(NEW_TOKENS)
+        options = ("--json", "--max-new-tokens", length, "--token", self.token, *arguments)
+        return self.on(host, "prompt", *options, text)
+
+
+def plain_text(prompt: str) -> str:
+    """What one process makes of it."""
+    return str(tokenizer().decode(list(generated(prompt, NEW_TOKENS))))
+
+
+PROMPT = next(iter(prompts().values()))
+
+
+def test_a_ring_that_was_told_no_address_gives_plain_decodings_text(tmp_path: Path) -> None:
     with lan("d0", "v1", "v2", "user") as (d0, v1, v2, user):
+        cluster = Cluster(tmp_path, d0, "--stages", "2")
         v2.link_down()
         with (
-            d0.command("serve", "--host", "0.0.0.0", "--stages", "2", "--dtype", "float64") as d0s,
-            v1.command("join", "--stage", "1") as first,
-            v2.command("join", "--stage", "2") as second,
+            cluster.on(d0, "serve") as d0s,
+            cluster.join(v1, "--stage", "1") as first,
+            cluster.join(v2, "--stage", "2") as second,
         ):
             second.until_err("looking for a coordinator")
             first.until_err(f"at {d0.address}:7430")
             v2.link_up()
-            with user.command(*ask) as far, d0.command(*ask) as near:
+            with cluster.prompt(user, PROMPT) as far, cluster.prompt(d0, PROMPT) as near:
                 answers = [far.done(), near.done()]
             for done in answers:
                 assert done.code == 0, done.err
-                assert json.loads(done.out)["text"] == plain
+                assert json.loads(done.out)["text"] == plain_text(PROMPT)
             assert (
                 f"found the coordinator {HERE} (base, 2 stages) at {d0.address}" in answers[0].err
             )
@@ -168,39 +203,102 @@ def test_a_ring_that_was_told_no_address_gives_plain_decodings_text() -> None:
             assert d0s.done().code == 0
 
 
-def test_a_ring_on_loopback_is_asked_from_its_own_machine_alone() -> None:
-    with lan("d0", "user") as (d0, user), d0.command("serve", "--stages", "1") as serve:
-        serve.until_err("waiting for 1 stage")
-        with user.command("prompt", "x", "--wait", "3") as asking:
-            asking.done().assert_refused(
-                "no coordinator was found within 3 s (asked by multicast DNS on eth0 (10.77.0.2))",
-                "--host 0.0.0.0",
-                "UDP port 5353",
-                "--coordinator HOST[:PORT]",
-                code=1,
-            )
-        assert "announced" not in serve.err
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["unique local", "link-local", "link-local, to a neighbour alone"])
+def test_a_ring_without_ipv4_gives_plain_decodings_text(kind: str, tmp_path: Path) -> None:
+    """Each machine has an interface more, so that nobody can guess by which a neighbour is met."""
+    with lan("d0", "v1", "v2", "user") as hosts:
+        d0, v1, v2, user = hosts
+        for host in hosts:
+            host.add_interface("aaa0")
+            host.forget(NETWORK, *([] if kind == "unique local" else [NETWORK_6]))
+        home = d0.ipv6 if kind == "unique local" else f"{d0.link_local}%eth0"
+        listen = home if "neighbour" in kind else "::"
+        cluster = Cluster(tmp_path, d0, "--stages", "2", "--host", listen)
+        with cluster.on(d0, "serve") as d0s, cluster.join(v1) as first, cluster.join(v2) as second:
+            first.until_err(f"at [{home}]:7430")
+            second.until_err(f"at [{home}]:7430")
+            with cluster.prompt(user, PROMPT) as asking:
+                done = asking.done()
+            assert done.code == 0, (done.err, d0s.err, first.err, second.err)
+            assert json.loads(done.out)["text"] == plain_text(PROMPT)
+            assert f"found the coordinator {HERE} (base, 2 stages) at [{home}]:7430" in done.err
 
 
-def test_of_several_coordinators_the_user_has_to_choose() -> None:
+def test_a_ring_on_loopback_is_asked_from_its_own_machine_alone(tmp_path: Path) -> None:
+    with lan("d0", "user") as (d0, user):
+        cluster = Cluster(tmp_path, d0, "--stages", "1", "--host", "127.0.0.1")
+        with cluster.on(d0, "serve") as serve:
+            serve.until_err("waiting for 1 stage")
+            with cluster.prompt(user, "x", "--wait", "3") as asking:
+                asking.done().assert_refused(
+                    "no coordinator was found within 3 s (asked by multicast DNS on eth0 "
+                    "(10.77.0.2))",
+                    "--host 0.0.0.0",
+                    "UDP port 5353",
+                    "--coordinator HOST[:PORT]",
+                    code=1,
+                )
+            assert "announced" not in serve.err
+
+
+def discovering(host: Host, cluster: str = "") -> Command:
+    """The search of a machine that belongs to a cluster, or to none; it prints what is found."""
+    code = (
+        "import sys; from edgespec.cli.discover import discovered\n"
+        "from edgespec.errors import EdgespecError\n"
+        "try: print(discovered(6.0, print, sys.argv[1]))\n"
+        "except EdgespecError as problem: print(type(problem).__name__, problem)\n"
+    )
+    return host.program(sys.executable, "-c", code, cluster)
+
+
+def test_of_several_coordinators_that_of_the_cluster_is_taken() -> None:
     with (
-        lan("d0", "e0", "v1") as (d0, e0, v1),
-        announce(d0, 7430, "llama") as one,
-        announce(e0, 7431, "qwen") as other,
+        lan("d0", "e0", "v1", "v2", "v3") as (d0, e0, v1, v2, v3),
+        announce(d0, 7430, "llama", OURS) as one,
+        announce(e0, 7431, "qwen", OTHERS) as other,
     ):
         one.until_err("announced as ")
         other.until_err("announced as ")
-        with v1.command("join", "--stage", "1") as joining:
-            done = joining.done()
-        assert done.code == 2
-        assert "2 coordinators are on this network; say which: --coordinator 10.77.0." in done.err
+        with (
+            discovering(v1) as choosing,
+            discovering(v2, OURS) as ours,
+            discovering(v3, "f" * 12) as nobodys,
+        ):
+            several, found, nobody = choosing.done().out, ours.done().out, nobodys.done().out
+        assert "ConfigError 2 coordinators are on this network; say which: --coord" in several
         for choice in ("--coordinator 10.77.0.1:7430 for ", "--coordinator 10.77.0.2:7431 for "):
-            assert choice in done.err
+            assert choice in several
         for model in ("(llama, 2 stages)", "(qwen, 2 stages)"):
-            assert model in done.err
+            assert model in several
+        assert found.endswith(f"\n{d0.address}:7430\n")
+        assert f"PeerLost no coordinator of cluster {'f' * 12} was found" in nobody
+        assert "Coordinators of other clusters are here: " in nobody
+        assert f"(llama, 2 stages), cluster {OURS}, at 10.77.0.1:7430" in nobody
+        assert f"(qwen, 2 stages), cluster {OTHERS}, at 10.77.0.2:7431" in nobody
         other.process.kill()  # it withdraws nothing, and is announced no longer
-        with v1.command("join", "--stage", "1", "--wait", "3") as joining:
-            joining.until_err(f"(llama, 2 stages) at {d0.address}:7430")
+        with discovering(v1) as one_is_left:
+            assert one_is_left.done().out.endswith(f"\n{d0.address}:7430\n")
+
+
+@pytest.mark.slow
+def test_the_doctor_walks_to_the_coordinator(tmp_path: Path) -> None:
+    with lan("d0", "v1") as (d0, v1):
+        cluster = Cluster(tmp_path, d0, "--stages", "1")
+        with cluster.on(d0, "serve") as serve, cluster.join(v1) as joining:
+            joining.until_err("the ring is up")
+            assert serve.process.poll() is None
+            with cluster.on(v1, "doctor", "--json") as looking:
+                done = looking.done()
+        assert done.code == 0, done
+        found = {one["name"]: one for one in json.loads(done.out)["findings"]}
+        assert "our coordinator" in found["mDNS"]["text"]
+        assert (
+            f"{d0.address}:7430 (as remembered) takes connections" in found["coordinator"]["text"]
+        )
+        assert found["key"]["state"] == found["cluster"]["state"] == "ok", done
+        assert "there and back by eth0" in found["link"]["text"]
 
 
 def test_a_coordinator_that_takes_no_connection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.checkpoints import write_checkpoint
+from support.keys import OWN, everybody, identity
 
 from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Quantisation
 from edgespec.daemon.obtaining import Wanted, obtain
@@ -24,7 +25,7 @@ from edgespec.model.source import TensorSource
 from edgespec.net.block_server import BlockServer
 from edgespec.wire.messages import Assign
 
-KEY = b"0123456789abcdef"
+DEVICE = identity("a device")
 QUANT = "int4-g32"
 
 
@@ -38,7 +39,7 @@ class Coordinator:
 
     def wanted(self, stage: int = 1, **changes: object) -> Wanted:
         place = replace(self.places[stage - 1], **changes)  # type: ignore[arg-type]
-        return Wanted(place, Address(LOOPBACK, 1), self.said.append, lambda: False)
+        return Wanted(place, Address(LOOPBACK, 1), DEVICE, self.said.append, lambda: False)
 
 
 @contextmanager
@@ -54,7 +55,8 @@ def serving(model: Path, cache: Path, quant: str = QUANT) -> Iterator[Coordinato
     )
     ring_model = RingModel(config)
     places: list[Assign] = []
-    server = BlockServer(Address(LOOPBACK, 0), KEY, ring_model.serving(places), lambda: False)
+    prepare = ring_model.serving(places)
+    server = BlockServer(Address(LOOPBACK, 0), OWN, everybody, prepare, lambda: False)
     places += [
         Assign(
             stage,
@@ -67,7 +69,7 @@ def serving(model: Path, cache: Path, quant: str = QUANT) -> Iterator[Coordinato
             quant,
             ring_model.longest_context,
             server.port,
-            KEY.decode(),
+            "",
         )
         for stage, (first, end) in enumerate([(0, 1), (1, 4)], start=1)
     ]

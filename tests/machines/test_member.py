@@ -45,8 +45,9 @@ from edgespec.wire.messages import (
 )
 
 TIMING = Timing(beat=0.5, silence=4.0, retry=1.0)
-JOIN = Join(2, "board", 7, "10.0.0.2", 5002)
+JOIN = Join(2, "board", 7, "10.0.0.2", 5002, "key of V2")
 PLACE = Assign(2, 3, 4, 8, "/models/big", "mark", "bfloat16", "int4", 4096, 7, "key")
+SECOND = replace(PLACE, ring=2, ring_key="key of the second")
 WAIT = 10.0
 
 
@@ -148,13 +149,13 @@ def test_a_place_is_loaded_once_however_often_it_comes() -> None:
     member = Member()
     member.tick()
     effects = member.hear(PLACE)
-    assert effects[1:] == [OpenRing("key.1"), LoadBlock(PLACE)]
+    assert effects[1:] == [OpenRing("key"), LoadBlock(PLACE)]
     assert "stage 2 of 3" in reports(effects)[0]
     assert "layers 4 to 7" in reports(effects)[0]
     assert member.hear(PLACE) == []
-    assert member.hear(replace(PLACE, ring=2)) == [OpenRing("key.2")]
+    assert member.hear(SECOND) == [OpenRing("key of the second")]
     effects = member.machine.handle(BlockLoaded(2.0), member.now)
-    assert effects[:2] == [ResetStage(replace(PLACE, ring=2)), SendCoordinator(Ready(2.0, 2))]
+    assert effects[:2] == [ResetStage(SECOND), SendCoordinator(Ready(2.0, 2))]
 
 
 def test_another_block_is_loaded_behind_the_one_that_is_and_that_one_is_for_nobody() -> None:
@@ -174,10 +175,10 @@ def test_another_block_is_loaded_behind_the_one_that_is_and_that_one_is_for_nobo
 def test_in_the_next_ring_it_is_ready_at_once() -> None:
     member = Member()
     member.load()
-    again = replace(PLACE, ring=2, stage=1, stages=2)
+    again = replace(SECOND, stage=1, stages=2)
     effects = member.hear(again)
     assert effects[:3] == [
-        OpenRing("key.2"),
+        OpenRing("key of the second"),
         ResetStage(again),
         SendCoordinator(Ready(0.0, 2)),
     ]
@@ -222,7 +223,7 @@ def test_told_where_to_push_it_connects(host: str) -> None:
     member = Member()
     member.tick()
     member.hear(PLACE)
-    assert ConnectRing(host, 5003) in member.hear(Connect(host, 5003))
+    assert ConnectRing(host, 5003, "its key") in member.hear(Connect(host, 5003, "its key"))
 
 
 # --- alone ----------------------------------------------------------------------------------------
@@ -311,7 +312,7 @@ def test_a_broken_connection_is_told_and_it_asks_again() -> None:
     assert sent(member.tick()) == [JOIN]
 
 
-@pytest.mark.parametrize("message", [Heartbeat(), Connect("", 1), PLACE, End(1)])
+@pytest.mark.parametrize("message", [Heartbeat(), Connect("", 1, "key"), PLACE, End(1)])
 def test_whatever_the_coordinator_says_shows_that_it_lives(message: Message) -> None:
     member = Member()
     member.tick()

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 
 import pytest
-from support.memberships import ASK, DATA_PORT, TIMING, Membership, address, asks, to, why_down
+from support.memberships import (
+    ASK,
+    HOME,
+    TIMING,
+    Membership,
+    address,
+    asks,
+    ring_key,
+    to,
+    why_down,
+)
 
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import ConnectRing, OpenRing, Report, SendPeer, Tell
@@ -38,7 +47,7 @@ from edgespec.wire.messages import (
 def test_a_stage_that_asks_gets_its_place() -> None:
     ring = Membership(3)
     effects = ring.join(2)
-    assert to(effects, address(2)) == [ring.places[1]]
+    assert to(effects, address(2)) == [ring.place(2, 1)]
     assert Report("stage 2 (board2, process 72) joined, 1 of 3") in effects
 
 
@@ -46,8 +55,8 @@ def test_a_stage_that_asks_twice_gets_the_same_place_again() -> None:
     ring = Membership(2)
     ring.join(1)
     again = ring.join(1)
-    assert to(again, address(1)) == [ring.places[0]]
-    assert again == [SendPeer(address(1), ring.places[0])], "and it is no news"
+    assert to(again, address(1)) == [ring.place(1, 1)]
+    assert again == [SendPeer(address(1), ring.place(1, 1))], "and it is no news"
 
 
 @pytest.mark.parametrize("stage", [-1, 4, 2**40])
@@ -103,18 +112,18 @@ def test_the_ring_is_up_when_all_are_ready_and_each_pushes_to_the_next() -> None
     effects = ring.say(address(1), Ready(1.0))
     assert Tell(RingUp()) in effects
     assert ring.machine.status().ready
-    assert effects[1:3] == [OpenRing("key.1"), ConnectRing("10.0.0.1", 5001)]
-    assert to(effects, address(1)) == [Connect("10.0.0.2", 5002)]
-    assert to(effects, address(2)) == [Connect("10.0.0.3", 5003)]
-    assert to(effects, address(3)) == [Connect("", DATA_PORT)]
+    assert effects[1:3] == [OpenRing(ring_key(1)), ConnectRing("10.0.0.1", 5001, "key of V1")]
+    assert to(effects, address(1)) == [Connect("10.0.0.2", 5002, "key of V2")]
+    assert to(effects, address(2)) == [Connect("10.0.0.3", 5003, "key of V3")]
+    assert to(effects, address(3)) == [HOME]
     ready = effects.index(Tell(RingUp()))
     assert all(effects.index(e) < ready for e in effects if isinstance(e, SendPeer | ConnectRing))
 
 
 def test_a_ring_of_one_stage_leads_back_to_the_coordinator() -> None:
     effects = Membership(1).bring_up()
-    assert ConnectRing("10.0.0.1", 5001) in effects
-    assert to(effects, address(1)) == [Connect("", DATA_PORT)]
+    assert ConnectRing("10.0.0.1", 5001, "key of V1") in effects
+    assert to(effects, address(1)) == [HOME]
 
 
 def test_ready_twice_changes_nothing() -> None:
@@ -159,14 +168,14 @@ def test_when_a_stage_is_lost_the_others_begin_the_next_ring(lost: int) -> None:
     assert why_down(effects) == [reason]
     assert Report(reason) in effects
     for stage in {1, 2, 3} - {lost}:
-        assert to(effects, address(stage)) == [replace(ring.places[stage - 1], ring=2)]
+        assert to(effects, address(stage)) == [ring.place(stage, 2)]
     assert to(effects, address(lost)) == []
     assert not ring.machine.status().ready
-    assert to(ring.join(lost), address(lost)) == [replace(ring.places[lost - 1], ring=2)]
+    assert to(ring.join(lost), address(lost)) == [ring.place(lost, 2)]
     assert ring.all_ready(1) == [], "that is of the ring before"
     effects = ring.all_ready(2)
     assert Tell(RingUp()) in effects
-    assert OpenRing("key.2") in effects
+    assert OpenRing(ring_key(2)) in effects
     assert ring.machine.status().ready
 
 
@@ -210,7 +219,8 @@ def test_a_silent_stage_is_lost_after_the_silence_and_not_before(lost: int) -> N
         if why_down(effects):
             break
         assert ring.now - begun <= TIMING.silence
-        assert [to(effects, address(s)) for s in (1, 2, 3)] == [[Heartbeat()]] * 3
+        beats = [to(effects, address(s)) for s in (1, 2, 3)]
+        assert [[type(beat) for beat in each] for each in beats] == [[Heartbeat]] * 3
     assert ring.now - begun <= TIMING.silence + TIMING.beat
     (reason,) = why_down(effects)
     assert reason.startswith(f"stage {lost} (board{lost}, process {70 + lost}) has been silent for")
@@ -249,7 +259,7 @@ def test_whatever_a_stage_says_shows_that_it_lives(message: Message) -> None:
         Heartbeat(),
         End(1),
         Retain(1, 1, 1, (), ()),
-        Connect("10.0.0.1", 1),
+        Connect("10.0.0.1", 1, "key"),
         Refuse("no"),
     ],
 )

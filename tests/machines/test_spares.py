@@ -22,7 +22,7 @@ def test_a_new_daemon_takes_the_place_of_one_that_is_silent() -> None:
     assert why_down(effects) == [
         "stage 2 (board2, process 72) was replaced by process 99 on board2"
     ]
-    assert to(effects, b"new") == [replace(ring.places[1], ring=2)]
+    assert to(effects, b"new") == [ring.place(2, 2)]
     assert ring.machine.stage_of(address(2)) is None
 
 
@@ -34,7 +34,7 @@ def test_a_new_daemon_that_comes_at_once_is_not_refused_but_waits_for_a_beat() -
     ring.now += TIMING.beat * 1.5
     assert ring.say(b"new", new) == []
     ring.now += TIMING.beat
-    assert to(ring.say(b"new", new), b"new") == [replace(ring.places[0], ring=2)]
+    assert to(ring.say(b"new", new), b"new") == [ring.place(1, 2)]
 
 
 def test_a_daemon_whose_connection_was_made_anew_has_its_place_again() -> None:
@@ -44,7 +44,7 @@ def test_a_daemon_whose_connection_was_made_anew_has_its_place_again() -> None:
     ring.now += TIMING.beat * 2.5
     effects = ring.say(b"anew", asks(2))
     assert why_down(effects) == ["stage 2 (board2, process 72) lost its connection"]
-    assert to(effects, b"anew") == [replace(ring.places[1], ring=2)]
+    assert to(effects, b"anew") == [ring.place(2, 2)]
 
 
 # --- spares ---------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_a_daemon_whose_connection_was_made_anew_has_its_place_again() -> None:
 def test_who_wants_any_place_gets_the_first_that_is_free() -> None:
     ring = Membership(2)
     ring.join(1)
-    assert to(ring.say(b"any", asks(0)), b"any") == [ring.places[1]]
+    assert to(ring.say(b"any", asks(0)), b"any") == [ring.place(2, 1)]
 
 
 def test_a_spare_makes_room_for_a_stage_that_wants_the_place_by_its_number() -> None:
@@ -61,10 +61,10 @@ def test_a_spare_makes_room_for_a_stage_that_wants_the_place_by_its_number() -> 
     ring = Membership(2)
     ring.say(b"any", asks(0))
     effects = ring.join(1)
-    assert to(effects, address(1)) == [ring.places[0]]
-    assert to(effects, b"any") == [ring.places[1]]
+    assert to(effects, address(1)) == [ring.place(1, 1)]
+    assert to(effects, b"any") == [ring.place(2, 1)]
     effects = ring.join(2)
-    assert to(effects, address(2)) == [ring.places[1]]
+    assert to(effects, address(2)) == [ring.place(2, 1)]
     assert to(effects, b"any") == [StandBy("standing by as a spare")]
 
 
@@ -82,7 +82,7 @@ def test_a_spare_takes_a_lost_place_at_once_and_the_old_stage_stands_by() -> Non
     assert ring.machine.stage_peers == [address(1), address(2)]
     assert ring.machine.daemon_peers[-1] == b"spare"
     effects = ring.say(address(2), Goodbye("stopped"))
-    assert to(effects, b"spare") == [replace(ring.places[1], ring=2)]
+    assert to(effects, b"spare") == [ring.place(2, 2)]
     ring.say(b"spare", Ready(1.0, 2))
     assert Tell(RingUp()) in ring.say(address(1), Ready(0.0, 2))
     (told,) = to(ring.join(2), address(2))

@@ -16,9 +16,12 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
+from support.keys import OWN
+from support.sockets import DEVICE, HOST, BareSockets
 
 from edgespec.config import Address
 from edgespec.errors import (
+    AccessRefused,
     CapacityError,
     ConfigError,
     EdgespecError,
@@ -28,14 +31,18 @@ from edgespec.errors import (
 )
 from edgespec.machines.transfer import TransferProgress
 from edgespec.net import block_transfer
-from edgespec.net.block_server import CHUNK_BYTES
-from edgespec.net.block_transfer import BlockServer, FetchedBlock, ServedBlock, fetch_block
+from edgespec.net.block_server import CHUNK_BYTES, BlockServer, Prepare, ServedBlock
+from edgespec.net.block_transfer import FetchedBlock, fetch_block
+from edgespec.net.keys import Identity, KeyPair
 from edgespec.wire.codec import encode
 from edgespec.wire.messages import BlockOffer, BlockRequest, Heartbeat, PieceRequest
 
-HOST = "127.0.0.1"
-KEY = b"0123456789abcdef" * 2
 DATA = random.Random(0).randbytes(3 * CHUNK_BYTES + 12_345)
+
+
+def admits(key: str) -> str:
+    """One device."""
+    return "" if key == DEVICE.own.public else "it is not that of a stage"
 
 
 class Site:
@@ -49,7 +56,11 @@ class Site:
         self.sha256 = hashlib.sha256(DATA).hexdigest()
         self.prepared: list[int] = []
         self.busy = False
-        self.server = BlockServer(Address(HOST, 0), KEY, self.prepare, lambda: self.busy)
+        self.server = self.serving(0, self.prepare)
+
+    def serving(self, port: int, prepare: Prepare) -> BlockServer:
+        """A server that admits one device."""
+        return BlockServer(Address(HOST, port), OWN, admits, prepare, lambda: self.busy)
 
     def prepare(self, stage: int, tell: Callable[[str], None]) -> ServedBlock:
         """Stage 1 is there, stage 2 cannot be made, making stage 3 is a bug, 4 is damaged."""
@@ -66,7 +77,7 @@ class Site:
         """Fetch from it."""
         asked: dict[str, object] = {
             "source": Address(HOST, self.server.port),
-            "ring_key": KEY,
+            "identity": DEVICE,
             "stage": stage,
             "place": lambda _: self.goal,
             "progress": lambda _: None,
@@ -91,12 +102,10 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 @contextmanager
-def stranger(kind: int) -> Iterator[zmq.Socket[bytes]]:
-    """A bare socket."""
-    with zmq.Context() as context, context.socket(kind) as opened:
-        opened.linger = 0
-        opened.rcvtimeo = 5_000
-        yield opened
+def member(port: int, takes: int = 1000) -> Iterator[zmq.Socket[bytes]]:
+    """A bare socket that is connected and has a right key."""
+    with BareSockets() as bare:
+        yield bare.connect(zmq.DEALER, port, DEVICE.own, takes=takes)
 
 
 # --- a transfer -----------------------------------------------------------------------------------
@@ -168,7 +177,8 @@ def test_a_sender_that_restarts_is_waited_for(site: Site, tmp_path: Path) -> Non
         time.sleep(0.002)
     site.server.stop()
     sent = site.server.sent_bytes
-    site.server = BlockServer(Address(HOST, site.server.port), KEY, site.prepare, lambda: False)
+    site.busy = False
+    site.server = site.serving(site.server.port, site.prepare)
     site.server.start()
     thread.join()
     assert site.goal.read_bytes() == DATA
@@ -272,10 +282,30 @@ def test_an_error_of_the_place_is_passed_on(site: Site) -> None:
 # --- strangers ------------------------------------------------------------------------------------
 
 
-def test_nobody_gets_anything_without_the_key(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(PeerLost, match=r"127\.0\.0\.1:\d+ came no further.*belong to this ring"):
-        site.fetch(ring_key=b"x" * 32, silence=0.5)
-    assert "outside of the ring" in caplog.text
+def test_who_is_not_admitted_gets_nothing_and_is_told(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Identity(KeyPair.new(), OWN.public)
+    with pytest.raises(AccessRefused, match=r"127\.0\.0\.1:\d+ does not send blocks to this"):
+        site.fetch(identity=other)
+    assert "refused a connection: 127.0.0.1 wants to use the block channel" in caplog.text
+    assert "it is not that of a stage" in caplog.text
+    assert site.prepared == []
+
+
+def test_who_has_no_key_gets_nothing(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    with BareSockets() as bare:
+        stranger = bare.connect(zmq.DEALER, site.server.port)
+        stranger.send_multipart(encode(BlockRequest(1)))
+        assert not stranger.poll(300)
+    assert "someone has no key" in caplog.text
+    assert site.prepared == []
+
+
+def test_a_sender_with_another_key_is_told_and_believed_nothing(site: Site) -> None:
+    other = Identity(DEVICE.own, KeyPair.new().public)
+    with pytest.raises(PeerLost, match=r"127\.0\.0\.1:\d+ .*no connection"):
+        site.fetch(identity=other, silence=0.5)
     assert site.prepared == []
 
 
@@ -286,21 +316,18 @@ def test_a_sender_that_is_not_there_is_lost(site: Site) -> None:
 
 RUBBISH: list[list[bytes]] = [
     [b""],
-    [KEY],
-    [KEY, b""],
-    [KEY, b"\xff" * 100],
-    [KEY, *[b"x"] * 50],
+    [b"\xff" * 100],
+    [b"x"] * 50,
     [b"GET / HTTP/1.1\r\n\r\n"],
-    [KEY, *map(bytes, encode(Heartbeat()))],
-    [KEY, *map(bytes, encode(PieceRequest("0" * 64, 0, 100, 0)))],
-    [KEY, b"x" * 100_000],
+    [bytes(frame) for frame in encode(Heartbeat())],
+    [bytes(frame) for frame in encode(PieceRequest("0" * 64, 0, 100, 0))],
+    [b"x" * 100_000],
 ]
 
 
 @pytest.mark.parametrize("number", range(len(RUBBISH)))
 def test_a_server_survives_rubbish(number: int, site: Site) -> None:
-    with stranger(zmq.DEALER) as sender:
-        sender.connect(f"tcp://{HOST}:{site.server.port}")
+    with member(site.server.port) as sender:
         sender.send_multipart(RUBBISH[number])
         site.fetch()
     assert site.goal.read_bytes() == DATA
@@ -311,12 +338,11 @@ def test_a_piece_beyond_the_file_is_not_served(
 ) -> None:
     site.fetch()
     sent = site.server.sent_bytes
-    with stranger(zmq.DEALER) as sender:
-        sender.connect(f"tcp://{HOST}:{site.server.port}")
+    with member(site.server.port) as sender:
         for offset, length in ((len(DATA), 1), (len(DATA) - 5, 6), (2**62, 9), (0, CHUNK_BYTES)):
             request = PieceRequest(site.sha256, offset, length, 0)
-            sender.send_multipart([KEY, *encode(request)])
-        sender.send_multipart([KEY, *encode(BlockRequest(1))])
+            sender.send_multipart(encode(request))
+        sender.send_multipart(encode(BlockRequest(1)))
         sender.recv_multipart()  # the offer: all before it was read
     assert site.server.sent_bytes == sent
     assert "not in the block" in caplog.text
@@ -325,12 +351,10 @@ def test_a_piece_beyond_the_file_is_not_served(
 def test_a_receiver_that_never_reads_holds_up_nobody(site: Site) -> None:
     site.fetch()
     site.goal.unlink()
-    with stranger(zmq.DEALER) as greedy:
-        greedy.rcvhwm = 1
-        greedy.connect(f"tcp://{HOST}:{site.server.port}")
+    with member(site.server.port, takes=1) as greedy:
         for _ in range(300):
             request = PieceRequest(site.sha256, 0, CHUNK_BYTES // 4, 0)
-            greedy.send_multipart([KEY, *encode(request)])
+            greedy.send_multipart(encode(request))
         site.fetch()
     assert site.goal.read_bytes() == DATA
 
@@ -338,20 +362,22 @@ def test_a_receiver_that_never_reads_holds_up_nobody(site: Site) -> None:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ([KEY, b"\x00"], r"127\.0\.0\.1:\d+ sent a malformed message"),
-        ([KEY], "malformed"),
-        ([KEY, *map(bytes, encode(Heartbeat()))], "sent a Heartbeat instead"),
+        ([b"\x00"], r"127\.0\.0\.1:\d+ sent a malformed message"),
+        ([b""], "malformed"),
+        ([bytes(frame) for frame in encode(Heartbeat())], "sent a Heartbeat instead"),
     ],
 )
 def test_a_sender_that_breaks_the_protocol_is_named(
     site: Site, answer: list[bytes], problem: str
 ) -> None:
-    with stranger(zmq.ROUTER) as evil:
+    with BareSockets() as bare:
+        evil = bare.open(zmq.ROUTER)
+        evil.curve_server = True
+        evil.curve_secretkey = OWN.secret.encode()
         port = evil.bind_to_random_port(f"tcp://{HOST}")
 
         def reply() -> None:
             peer = evil.recv_multipart()[0]
-            evil.send_multipart([peer, b"no key", b"\x00"])  # dropped: nobody of the ring said it
             evil.send_multipart([peer, *answer])
 
         thread = threading.Thread(target=reply)
@@ -366,7 +392,7 @@ def test_a_sender_that_breaks_the_protocol_is_named(
 
 def test_a_port_that_is_taken_is_a_config_error(site: Site) -> None:
     with pytest.raises(ConfigError, match="cannot listen"):
-        BlockServer(Address(HOST, site.server.port), KEY, site.prepare, lambda: False)
+        site.serving(site.server.port, site.prepare)
 
 
 def test_a_server_that_never_started_can_be_stopped(tmp_path: Path) -> None:
@@ -383,11 +409,10 @@ def test_stopping_ends_a_long_preparation(tmp_path: Path) -> None:
             time.sleep(0.01)
         raise AssertionError("it was not stopped")
 
-    server = BlockServer(Address(HOST, 0), KEY, prepare, lambda: False)
+    server = BlockServer(Address(HOST, 0), OWN, admits, prepare, lambda: False)
     server.start()
-    with stranger(zmq.DEALER) as asking:
-        asking.connect(f"tcp://{HOST}:{server.port}")
-        asking.send_multipart([KEY, *encode(BlockRequest(1))])
+    with member(server.port) as asking:
+        asking.send_multipart(encode(BlockRequest(1)))
         assert began.wait(5.0)
         started = time.monotonic()
         server.stop()
@@ -403,7 +428,7 @@ def test_a_server_answers_while_it_prepares(tmp_path: Path) -> None:
         assert go_on.wait(10.0)
         return site.prepare(stage, tell)
 
-    server = BlockServer(Address(HOST, 0), KEY, prepare, lambda: False)
+    server = site.serving(0, prepare)
     server.start()
     shown: list[str] = []
 

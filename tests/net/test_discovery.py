@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support import announcer, mdns_rubbish
 from support.commands import Command
-from support.namespaces import Host, lan
+from support.namespaces import NETWORK, Host, lan
 
 from edgespec.config import Address
 from edgespec.errors import ConfigError
@@ -51,12 +51,13 @@ def number(address: str, netmask: str | None = "255.255.255.0") -> SimpleNamespa
 
 def interface(name: str, *addresses: str) -> Interface:
     """One that is up."""
-    return Interface(name, tuple(map(IPv4Interface, addresses)), True)
+    return Interface(name, tuple(map(ip_interface, addresses)), True)
 
 
 JETSON = [
     interface("docker0", "172.17.0.1/16"),
-    interface("eth0", "192.168.1.10/24"),
+    interface("eth0", "192.168.1.10/24", "fd00::10/64", "fe80::10/64"),
+    interface("eth1", "fe80::10/64"),
     interface("l4tbr0", "192.168.55.1/24"),
     interface("wlan0", "10.0.0.5/8", "10.0.0.6/8"),
 ]
@@ -70,20 +71,25 @@ def test_only_interfaces_that_can_be_used_count() -> None:
         "lo": stats("up,loopback,running"),
         "eth0": stats(UP),
         "eth1": stats("up,broadcast,multicast", isup=False),  # no cable
-        "eth2": stats(UP),  # no address yet
+        "eth2": stats(UP),  # no IPv4
         "wlan0": stats(UP),
         "tun0": stats("up,pointopoint,running,noarp,multicast"),
         "wg0": stats("up,running,noarp"),
     }
     addresses = {name: [number("10.1.2.3")] for name in states if name != "eth2"}
-    addresses["eth2"] = [number("fe80::1%eth2", "ffff:ffff::")]
-    addresses["wlan0"] = [number("fe80::2%wlan0"), number("10.0.0.9", None), number("10.0.0.8")]
+    addresses["eth2"] = [number("fe80::1%eth2", "ffff:ffff:ffff:ffff::")]
+    addresses["eth3"] = []
+    states["eth3"] = stats(UP)  # no address yet
+    addresses["wlan0"] = [number("fd00::2", None), number("10.0.0.9", None), number("10.0.0.8")]
     found = interfaces_from(states, addresses)
+    wlan0 = IPv4Interface("10.0.0.9/32"), IPv4Interface("10.0.0.8/24"), IPv6Interface("fd00::2")
     assert found == [
         Interface("eth0", (IPv4Interface("10.1.2.3/24"),), False),
-        Interface("wlan0", (IPv4Interface("10.0.0.9/32"), IPv4Interface("10.0.0.8/24")), True),
+        Interface("eth2", (IPv6Interface("fe80::1/64"),), True),
+        Interface("wlan0", wlan0, True),
     ]
-    assert [str(one) for one in found] == ["eth0 (10.1.2.3)", "wlan0 (10.0.0.9, 10.0.0.8)"]
+    shown = ["eth0 (10.1.2.3)", "eth2 (fe80::1)", "wlan0 (10.0.0.9, 10.0.0.8)"]
+    assert [str(one) for one in found] == shown
 
 
 @pytest.mark.parametrize(
@@ -94,14 +100,27 @@ def test_only_interfaces_that_can_be_used_count() -> None:
         ("172.17.0.1", ["docker0 (172.17.0.1)"]),  # it was asked for
         ("127.0.0.1", []),
         ("192.168.1.11", []),
+        ("fd00::10", ["eth0 (fd00::10)"]),
+        ("fe80::10%eth1", ["eth1 (fe80::10)"]),
+        ("fe80::10%eth7", []),
+        ("::1", []),
     ],
 )
 def test_a_coordinator_is_announced_where_it_listens(host: str, places: list[str]) -> None:
     assert [str(one) for one in to_announce_on(host, JETSON)] == places
 
 
+def test_who_listens_on_both_is_announced_at_both() -> None:
+    def numbers(host: str) -> list[str]:
+        return [str(a.ip) for one in to_announce_on(host, JETSON) for a in one.addresses]
+
+    ipv4 = ["192.168.1.10", "10.0.0.5", "10.0.0.6"]
+    assert numbers("0.0.0.0") == ipv4
+    assert numbers("::") == [ipv4[0], "fd00::10", "fe80::10", "fe80::10", *ipv4[1:]]
+
+
 def test_others_are_looked_for_on_real_networks() -> None:
-    assert [one.name for one in to_look_on(JETSON)] == ["eth0", "wlan0"]
+    assert [one.name for one in to_look_on(JETSON)] == ["eth0", "eth1", "wlan0"]
 
 
 # --- which address ------------------------------------------------------------------------------
@@ -111,12 +130,25 @@ def test_the_best_address_is_near_and_somebody_elses(monkeypatch: pytest.MonkeyP
     def route(address: Address) -> str:
         if address.host == "203.0.113.1":
             raise ConfigError("no route")
-        mine = {"192.168.55.1", "10.0.0.5"}
+        mine = {"192.168.55.1", "10.0.0.5", "fe80::10%eth1"}
         return address.host if address.host in mine else "192.168.1.10"
 
     monkeypatch.setattr(discovery_interfaces, "own_address_towards", route)
-    addresses = ["203.0.113.1", "192.168.55.1", "8.8.8.8", "192.168.1.20", "10.0.0.5", "8.8.8.8"]
-    assert best_first(addresses, JETSON) == ("192.168.1.20", "8.8.8.8", "192.168.55.1", "10.0.0.5")
+    best = ("192.168.1.20", "fd00::20", "8.8.8.8", "2001:db8::1", "fe80::20%eth0")
+    own = ("192.168.55.1", "10.0.0.5", "fe80::10%eth1")
+    assert best_first(["203.0.113.1", *reversed(own), *reversed(best), *best], JETSON) == (
+        *best,
+        "10.0.0.5",  # our own, in the order in which they came
+        "192.168.55.1",
+        "fe80::10%eth1",
+    )
+
+
+def test_an_address_of_one_network_is_tried_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery_interfaces, "own_address_towards", lambda _: "192.168.1.10")
+    wanted = ("fe80::20%eth0", "fe80::20%eth1", "fe80::20%wlan0")
+    assert best_first(["fe80::20"], JETSON) == wanted
+    assert best_first(["fe80::20%eth1", "fe80::20"], JETSON) == (wanted[1], wanted[0], wanted[2])
 
 
 def test_an_address_counts_only_if_it_takes_connections() -> None:
@@ -149,9 +181,27 @@ def test_an_announcement_is_understood() -> None:
     found = said(version=str(VERSION).encode(), model=b"llama", stages=b"3")
     assert found == Found("board", ("192.0.2.77",), 7430, str(VERSION), "llama", "3")
     assert found.description == "board (llama, 3 stages)"
+    assert found.cluster == ""
     one = said(version=b"0", stages=b"1")
     assert one is not None
     assert one.description == "board (1 stage, another version of edgespec)"
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster"),
+    [
+        (b"0123456789ab", "0123456789ab"),
+        (b"0123456789AB", ""),
+        (b"0123456789abc", ""),
+        (b"0123456789a\n", ""),
+        (b"\xff" * 12, ""),
+        (None, ""),
+    ],
+)
+def test_only_what_can_be_a_cluster_is_one(text: bytes | None, cluster: str) -> None:
+    found = said(cluster=text)
+    assert found is not None
+    assert found.cluster == cluster
 
 
 @pytest.mark.parametrize("port", [None, 0, 65536, -1])
@@ -161,7 +211,10 @@ def test_no_port_is_no_coordinator(port: int | None) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["", "x", "127.0.0.1", "0.0.0.0", "224.0.0.251", "255.255.255.255", "fe80::1", "1.2.3.4%eth0"],
+    [
+        *("", "x", "127.0.0.1", "0.0.0.0", "224.0.0.251", "255.255.255.255", "1.2.3.4%eth0"),
+        *("::", "::1", "ff02::fb", "::ffff:127.0.0.1", "::127.0.0.1", "fe80::1%", "1::2::3"),
+    ],
 )
 def test_addresses_that_nobody_can_have_are_left_out(address: str) -> None:
     assert said(addresses=(address,)) is None
@@ -171,7 +224,7 @@ def test_addresses_that_nobody_can_have_are_left_out(address: str) -> None:
     name=st.text(max_size=300),
     addresses=st.lists(st.ip_addresses().map(str) | st.text(max_size=20), max_size=20),
     properties=st.dictionaries(
-        st.sampled_from(["version", "model", "stages", "other"]),
+        st.sampled_from(["version", "model", "stages", "cluster", "other"]),
         st.none() | st.binary(max_size=255),
     ),
 )
@@ -184,14 +237,18 @@ def test_whatever_is_said_is_short_and_printable(
         assert found.description.isprintable()
         assert len(found.description) < 200
         assert len(found.addresses) <= 8
+        assert len(found.cluster) in (0, 12)
 
 
 # --- on a LAN -----------------------------------------------------------------------------------
 
 
+CLUSTER = "0123456789ab"
+
+
 def announce(host: Host, address: str = "0.0.0.0", port: int = 7430, model: str = "m") -> Command:
     """Announce a coordinator there."""
-    return host.program(sys.executable, announcer.__file__, address, str(port), model)
+    return host.program(sys.executable, announcer.__file__, address, str(port), model, CLUSTER)
 
 
 def find(host: Host, timeout: float = 15.0) -> list[dict[str, object]]:
@@ -216,6 +273,7 @@ def test_a_coordinator_is_found_until_it_withdraws() -> None:
             "version": str(VERSION),
             "model": "llama",
             "stages": "2",
+            "cluster": CLUSTER,
         }
         with v1.program(sys.executable, "-c", _LISTEN, SERVICE) as listening:
             listening.until_out("Added")
@@ -250,6 +308,37 @@ def test_a_coordinator_is_found_over_ipv6_alone() -> None:
             assert finding.done().out == f"['{d0.address}']\n"
 
 
+def test_ipv6_addresses_are_announced_and_come_behind_ipv4() -> None:
+    with lan("d0", "v1") as (d0, v1), announce(d0, "::") as one:
+        one.until_err(f"on eth0 ({d0.address})")
+        (found,) = find(v1)
+        ipv6 = [d0.ipv6, f"{d0.link_local}%eth0"]
+        assert found["addresses"] == [d0.address, *ipv6]
+        v1.forget(NETWORK)
+        (found,) = find(v1)
+        assert found["addresses"] == ipv6
+        with v1.program(sys.executable, "-c", _REACH) as reaching:
+            assert reaching.done().out == f"[{d0.ipv6}]:7430\n", reaching.err
+
+
+_REACH = (
+    "from edgespec.net.discovery import find_coordinators; "
+    "print(find_coordinators(15.0)[0].reachable())"
+)
+
+
+def test_without_any_other_address_the_link_local_one_is_used() -> None:
+    with lan("d0", "v1") as (d0, v1):
+        v1.forget(NETWORK)
+        v1.add_interface("aaa0")  # leads nowhere
+        with announce(d0, f"{d0.link_local}%eth0") as one:
+            one.until_err(
+                f"announced as {socket.gethostname().partition('.')[0]} on eth0 (fe80::1)"
+            )
+            with v1.program(sys.executable, "-c", _REACH) as reaching:
+                assert reaching.done().out == f"[{d0.link_local}%eth0]:7430\n", reaching.err
+
+
 @pytest.mark.slow
 def test_coordinators_of_one_host_name_are_told_apart() -> None:
     with lan("d0", "e0", "v1") as (d0, e0, v1), announce(d0) as one:
@@ -265,8 +354,9 @@ def test_coordinators_of_one_host_name_are_told_apart() -> None:
 
 
 @pytest.mark.slow
-def test_one_who_listens_on_loopback_is_not_announced() -> None:
-    with lan("d0") as (d0,), announce(d0, "127.0.0.1") as one:
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
+def test_one_who_listens_on_loopback_is_not_announced(loopback: str) -> None:
+    with lan("d0") as (d0,), announce(d0, loopback) as one:
         one.until_out("announcing")
         assert find(d0, 3.0) == []
         one.signal(signal.SIGTERM)

@@ -10,6 +10,8 @@ from contextlib import closing
 import numpy as np
 import pytest
 import zmq
+from support.keys import OWN, OWNER_IDENTITY, everybody
+from support.sockets import DEVICE, HOST, PATIENCE_S, RING, BareSockets
 
 from edgespec.config import Address
 from edgespec.net.emulated_link import LinkPace, PacedTransport, Stamped
@@ -18,8 +20,6 @@ from edgespec.planning.costs import LinkCosts
 from edgespec.wire.codec import encode
 from edgespec.wire.messages import End, Heartbeat, Message, Retain, Segment
 
-HOST = "127.0.0.1"
-PATIENCE_S = 10.0
 LATENCY = 0.05
 SENDING = 0.02  # of a segment with one row
 PACE = LinkPace(LinkCosts(LATENCY, 1000.0), 0.03, lambda rows, hidden: 20 * rows)
@@ -28,15 +28,17 @@ PACE = LinkPace(LinkCosts(LATENCY, 1000.0), 0.03, lambda rows, hidden: 20 * rows
 @pytest.fixture
 def near() -> Iterator[PacedTransport]:
     """A coordinator whose ring leads back to itself."""
-    with closing(PacedTransport.coordinator(Address(HOST, 0))) as transport:
-        transport.connect_ring(Address(HOST, transport.data_port))
+    made = PacedTransport.coordinator(Address(HOST, 0), OWNER_IDENTITY, everybody)
+    with closing(made) as transport:
+        transport.open_ring(RING)
+        transport.connect_ring(Address(HOST, transport.data_port), OWN.public)
         yield transport
 
 
 @pytest.fixture
 def far(near: PacedTransport) -> Iterator[PacedTransport]:
     """A stage."""
-    with closing(PacedTransport.stage(Address(HOST, near.control_port), HOST)) as transport:
+    with closing(PacedTransport.stage(Address(HOST, near.control_port), DEVICE, HOST)) as transport:
         yield transport
 
 
@@ -104,7 +106,7 @@ def test_a_segment_that_its_ring_did_not_outlive_does_not_arrive(near: PacedTran
     while not near._early_ones:  # it is here, but not due yet
         assert time.monotonic() < limit
         assert near.poll(0.0) == []
-    near.ring_key = b"the next ring's"
+    near.open_ring("the secret of the next ring")
     near.send_ring(segment(2))
     ((_, incoming),) = taken(near, 1)
     assert isinstance(incoming.message, Segment)
@@ -126,10 +128,9 @@ def test_a_stamp_that_is_not_of_this_machine_counts_for_nothing(
     near: PacedTransport, due: float
 ) -> None:
     near.pace = PACE
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
-        stranger.connect(f"tcp://{HOST}:{near.control_port}")
-        stranger.send_multipart([*encode(End(1)), struct.pack(">8sd", b"due at: ", due)])
+    with BareSockets() as bare:
+        member = bare.connect(zmq.DEALER, near.control_port, DEVICE.own)
+        member.send_multipart([*encode(End(1)), struct.pack(">8sd", b"due at: ", due)])
         ((_, incoming),) = taken(near, 1)
     assert type(incoming) is Incoming
     assert incoming.message == End(1)

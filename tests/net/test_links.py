@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Protocol
 
 import numpy as np
 import pytest
+from support.keys import OWNER_IDENTITY
+from support.sockets import DEVICE, HOST, PATIENCE_S, listening, next_of, staged
 
 from edgespec.config import Address
 from edgespec.errors import LocalProtocolError
@@ -15,9 +18,6 @@ from edgespec.net.inproc import InprocLink
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.wire.messages import Heartbeat, Message, Retain, Segment, Submit
 from edgespec.wire.tensor import Tensor
-
-HOST = "127.0.0.1"
-PATIENCE_S = 10.0
 
 
 class Link(Protocol):
@@ -40,38 +40,35 @@ class ZmqLink:
 
     def receive(self) -> Message:
         """Wait for the next message."""
+        limit = time.monotonic() + PATIENCE_S
         while not self._here:
-            came = self._receiver.poll(PATIENCE_S)
-            assert came, "nothing came"
-            self._here += [incoming.message for incoming in came]
+            assert time.monotonic() < limit, "nothing came"
+            self._here += [incoming.message for incoming in self._receiver.poll(0.5)]
         return self._here.pop(0)
 
 
 def to_coordinator(stack: ExitStack) -> Link:
     """The control channel of a stage or client."""
-    coordinator = stack.enter_context(closing(ZmqTransport.coordinator(Address(HOST, 0))))
+    coordinator = stack.enter_context(closing(listening()))
     address = Address(HOST, coordinator.control_port)
-    client = stack.enter_context(closing(ZmqTransport.client(address)))
+    client = stack.enter_context(closing(ZmqTransport.client(address, OWNER_IDENTITY)))
     return ZmqLink(lambda message: client.send_control(b"", message), coordinator)
 
 
 def to_stage(stack: ExitStack) -> Link:
     """The control channel from the coordinator, to a stage that said something first."""
-    coordinator = stack.enter_context(closing(ZmqTransport.coordinator(Address(HOST, 0))))
-    address = Address(HOST, coordinator.control_port)
-    stage = stack.enter_context(closing(ZmqTransport.stage(address, HOST)))
+    coordinator = stack.enter_context(closing(listening()))
+    stage = stack.enter_context(closing(staged(coordinator)))
     stage.send_control(b"", Heartbeat())
-    (hello,) = coordinator.poll(PATIENCE_S)
-    return ZmqLink(lambda message: coordinator.send_control(hello.peer, message), stage)
+    peer = next_of(coordinator).peer
+    return ZmqLink(lambda message: coordinator.send_control(peer, message), stage)
 
 
 def along_ring(stack: ExitStack) -> Link:
     """The data ring between two nodes."""
-    coordinator = stack.enter_context(closing(ZmqTransport.coordinator(Address(HOST, 0))))
-    address = Address(HOST, coordinator.control_port)
-    stage = stack.enter_context(closing(ZmqTransport.stage(address, HOST)))
-    stage.ring_key = coordinator.ring_key
-    coordinator.connect_ring(Address(HOST, stage.data_port))
+    coordinator = stack.enter_context(closing(listening()))
+    stage = stack.enter_context(closing(staged(coordinator)))
+    coordinator.connect_ring(Address(HOST, stage.data_port), DEVICE.own.public)
     return ZmqLink(coordinator.send_ring, stage)  # type: ignore[arg-type]
 
 

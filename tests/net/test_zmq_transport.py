@@ -5,55 +5,55 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
 import zmq
+from support.keys import OWN, OWNER_IDENTITY, everybody
+from support.sockets import (
+    DEVICE,
+    HOST,
+    MEMBER,
+    PATIENCE_S,
+    BareSockets,
+    listening,
+    next_of,
+    nothing_of,
+    polled_until,
+    staged,
+)
 
 from edgespec.config import Address
 from edgespec.errors import ConfigError, PeerLost
 from edgespec.net.sockets import own_address_towards
-from edgespec.net.zmq_transport import Incoming, ZmqTransport
+from edgespec.net.zmq_transport import CONTROL_BYTES, ZmqTransport
 from edgespec.wire.codec import DEFAULT_LIMITS, encode
 from edgespec.wire.messages import Fault, Heartbeat, Join, Segment
-
-HOST = "127.0.0.1"
-PATIENCE_S = 10.0
 
 
 @pytest.fixture
 def coordinator() -> Iterator[ZmqTransport]:
     """A coordinator's sockets."""
-    with closing(ZmqTransport.coordinator(Address(HOST, 0))) as transport:
+    with closing(listening()) as transport:
         yield transport
 
 
 @pytest.fixture
 def stage(coordinator: ZmqTransport) -> Iterator[ZmqTransport]:
-    """A stage's sockets, with the ring's key."""
-    with closing(ZmqTransport.stage(Address(HOST, coordinator.control_port), HOST)) as transport:
-        transport.ring_key = coordinator.ring_key
+    """A stage's sockets, in the same ring."""
+    with closing(staged(coordinator)) as transport:
         yield transport
 
 
 @pytest.fixture
-def stranger() -> Iterator[Callable[[int, int], zmq.Socket[bytes]]]:
-    """Makes sockets that belong to nobody."""
-    with ExitStack() as opened:
-        context = opened.enter_context(zmq.Context())
-
-        def connect(kind: int, port: int) -> zmq.Socket[bytes]:
-            made = opened.enter_context(context.socket(kind))
-            made.linger = 0
-            made.connect(f"tcp://{HOST}:{port}")
-            return made
-
-        yield connect
+def bare() -> Iterator[BareSockets]:
+    """Makes sockets that belong to no node."""
+    with BareSockets() as made:
+        yield made
 
 
 def segment(seq: int = 1) -> Segment:
@@ -62,16 +62,13 @@ def segment(seq: int = 1) -> Segment:
     return Segment(1, seq, 0, False, 0, 2, ids, ids, ids, ids, None)
 
 
-def next_of(transport: ZmqTransport) -> Incoming:
-    """The next message that is not dropped."""
-    limit = time.monotonic() + PATIENCE_S
-    while time.monotonic() < limit:
-        for incoming in transport.poll(0.1):
-            return incoming
-    raise AssertionError("nothing came")
+def connect_ring(sender: ZmqTransport, receiver: ZmqTransport) -> None:
+    """Let one of the two push to the other."""
+    key = receiver._identity.own.public
+    sender.connect_ring(Address(HOST, receiver.data_port), key)
 
 
-# --- strangers ------------------------------------------------------------------------------------
+# --- strangers, and members that send rubbish -----------------------------------------------------
 
 RUBBISH: list[list[bytes]] = [
     [b""],
@@ -80,37 +77,51 @@ RUBBISH: list[list[bytes]] = [
     [b"x"] * 50,
     [os.urandom(3000), os.urandom(10)],
     [bytes(f) for f in encode(Heartbeat())] + [b"one frame too many"],
-    [bytes(encode(Join(1, "x", 1, HOST, 1))[0])[:-1]],
+    [bytes(encode(Join(1, "x", 1, HOST, 1, OWN.public))[0])[:-1]],
 ]
+
+
+def test_who_has_no_key_gets_nothing_through(
+    coordinator: ZmqTransport,
+    stage: ZmqTransport,
+    bare: BareSockets,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for node in coordinator, stage:
+        bare.connect(zmq.PUSH, node.data_port).send_multipart([node.ring_key, *encode(segment())])
+        assert nothing_of(node)
+        assert "refused a connection: someone has no key" in caplog.text
+        caplog.clear()
+    sender = bare.connect(zmq.DEALER, coordinator.control_port)
+    sender.send_multipart(encode(Fault(1, "well-formed")))
+    assert nothing_of(coordinator)
+    assert not sender.poll(0), "it is told nothing either"
 
 
 @pytest.mark.parametrize("number", range(len(RUBBISH)))
 def test_rubbish_on_the_control_channel_is_dropped(
     number: int,
     coordinator: ZmqTransport,
-    stranger: Callable[[int, int], zmq.Socket[bytes]],
+    bare: BareSockets,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    sender = stranger(zmq.DEALER, coordinator.control_port)
+    sender = bare.connect(zmq.DEALER, coordinator.control_port, DEVICE.own)
     sender.send_multipart(RUBBISH[number])
     sender.send_multipart(encode(Fault(5, "it lives")))
-    assert next_of(coordinator).message == Fault(5, "it lives")
+    came = next_of(coordinator)
+    assert came.message == Fault(5, "it lives")
+    assert came.key == DEVICE.own.public
     assert "dropped a message" in caplog.text
 
 
 @pytest.mark.parametrize("number", range(len(RUBBISH)))
 def test_rubbish_on_the_data_ring_is_dropped(
-    number: int,
-    coordinator: ZmqTransport,
-    stage: ZmqTransport,
-    stranger: Callable[[int, int], zmq.Socket[bytes]],
-    caplog: pytest.LogCaptureFixture,
+    number: int, stage: ZmqTransport, bare: BareSockets, caplog: pytest.LogCaptureFixture
 ) -> None:
-    coordinator.connect_ring(Address(HOST, stage.data_port))
-    sender = stranger(zmq.PUSH, stage.data_port)
+    sender = bare.connect(zmq.PUSH, stage.data_port, MEMBER, DEVICE.own.public)
     sender.send_multipart(RUBBISH[number])
-    sender.send_multipart([coordinator.ring_key, *RUBBISH[number]])
-    sender.send_multipart([coordinator.ring_key, *encode(segment(8))])
+    sender.send_multipart([stage.ring_key, *RUBBISH[number]])
+    sender.send_multipart([stage.ring_key, *encode(segment(8))])
     came = next_of(stage)
     assert came.on_ring
     assert isinstance(came.message, Segment)
@@ -120,49 +131,46 @@ def test_rubbish_on_the_data_ring_is_dropped(
 
 @pytest.mark.parametrize("key", [None, b"", b"0" * 32])
 def test_a_segment_without_the_rings_key_is_dropped(
-    key: bytes | None,
-    coordinator: ZmqTransport,
-    stage: ZmqTransport,
-    stranger: Callable[[int, int], zmq.Socket[bytes]],
+    key: bytes | None, coordinator: ZmqTransport, stage: ZmqTransport, bare: BareSockets
 ) -> None:
+    """A connection may be older than the ring."""
     for receiver, sender in (stage, coordinator), (coordinator, stage):
+        server = receiver._identity.own.public
         forged = [] if key is None else [key]
-        stranger(zmq.PUSH, receiver.data_port).send_multipart([*forged, *encode(segment(2**40))])
-        assert receiver.poll(0.2) == []
-        sender.connect_ring(Address(HOST, receiver.data_port))
+        late = bare.connect(zmq.PUSH, receiver.data_port, MEMBER, server)
+        late.send_multipart([*forged, *encode(segment(2**40))])
+        assert nothing_of(receiver)
+        connect_ring(sender, receiver)
         sender.send_ring(segment(3))
         came = next_of(receiver).message
         assert isinstance(came, Segment)
         assert came.seq == 3
 
 
+@pytest.mark.parametrize("key", [b"", b"0" * 32])
 def test_a_stage_without_a_place_takes_no_segment(
-    coordinator: ZmqTransport, stranger: Callable[[int, int], zmq.Socket[bytes]]
+    key: bytes, coordinator: ZmqTransport, bare: BareSockets, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(ZmqTransport.stage(Address(HOST, coordinator.control_port), HOST)) as alone:
-        sender = stranger(zmq.PUSH, alone.data_port)
-        sender.send_multipart([b"", *encode(segment())])
-        assert alone.poll(0.2) == []
-
-
-def test_two_rings_have_two_keys(coordinator: ZmqTransport) -> None:
-    with closing(ZmqTransport.coordinator(Address(HOST, 0))) as other:
-        assert other.ring_key != coordinator.ring_key
-        assert len(other.ring_key) >= 32
+    address = Address(HOST, coordinator.control_port)
+    with closing(ZmqTransport.stage(address, DEVICE, HOST)) as alone:
+        sender = bare.connect(zmq.PUSH, alone.data_port, MEMBER, DEVICE.own.public)
+        sender.send_multipart([key, *encode(segment())])
+        assert nothing_of(alone)
+        assert "not that of a member of this ring" in caplog.text
 
 
 def test_what_comes_on_the_wrong_socket_is_dropped(
     coordinator: ZmqTransport,
     stage: ZmqTransport,
-    stranger: Callable[[int, int], zmq.Socket[bytes]],
+    bare: BareSockets,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    sender = stranger(zmq.DEALER, coordinator.control_port)
+    sender = bare.connect(zmq.DEALER, coordinator.control_port, DEVICE.own)
     sender.send_multipart(encode(segment()))
     sender.send_multipart(encode(Heartbeat()))
     assert next_of(coordinator).message == Heartbeat()
     assert "segment on the control channel" in caplog.text
-    pusher = stranger(zmq.PUSH, stage.data_port)
+    pusher = bare.connect(zmq.PUSH, stage.data_port, MEMBER, DEVICE.own.public)
     pusher.send_multipart([stage.ring_key, *encode(Fault(1, "x"))])
     pusher.send_multipart([stage.ring_key, *encode(segment())])
     assert isinstance(next_of(stage).message, Segment)
@@ -170,12 +178,10 @@ def test_what_comes_on_the_wrong_socket_is_dropped(
 
 
 def test_a_flood_of_rubbish_does_not_fill_the_log(
-    coordinator: ZmqTransport,
-    stranger: Callable[[int, int], zmq.Socket[bytes]],
-    caplog: pytest.LogCaptureFixture,
+    coordinator: ZmqTransport, bare: BareSockets, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    sender = stranger(zmq.DEALER, coordinator.control_port)
+    sender = bare.connect(zmq.DEALER, coordinator.control_port, DEVICE.own)
     for _ in range(500):
         sender.send_multipart([b"rubbish"])
     sender.send_multipart(encode(Heartbeat()))
@@ -183,45 +189,31 @@ def test_a_flood_of_rubbish_does_not_fill_the_log(
     assert 1 <= len(caplog.records) < 10
 
 
-def test_bytes_that_are_no_zeromq_do_no_harm(coordinator: ZmqTransport) -> None:
-    """Also the announcement of a frame of a gigabyte, behind a proper greeting."""
-    greeting = (
-        b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL" + bytes(16) + b"\x00" + bytes(31)
-    )
-    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
-    (frame,) = (bytes(frame) for frame in encode(Fault(1, "well-formed")))
-    hello = bytes([4, len(ready)]) + ready + bytes([0, len(frame)]) + frame
-    huge = b"\x02" + struct.pack(">Q", 1 << 30) + b"x" * 1000
-    for rubbish in (os.urandom(200), b"GET / HTTP/1.0\r\n\r\n"):
-        with socket.create_connection((HOST, coordinator.control_port)) as raw:
-            raw.sendall(rubbish)
-    with socket.create_connection((HOST, coordinator.control_port)) as raw:
-        raw.sendall(greeting)
-        assert raw.recv(10)[:1] == b"\xff"
-        raw.sendall(hello)
-        assert next_of(coordinator).message == Fault(1, "well-formed")
-        raw.sendall(huge)
-        assert _until_closed(raw), "the connection of a sender beyond all limits goes on"
-    with closing(ZmqTransport.client(Address(HOST, coordinator.control_port))) as client:
-        client.send_control(b"", Heartbeat())
-        assert next_of(coordinator).message == Heartbeat()
+def test_a_frame_beyond_all_limits_ends_its_members_connection(
+    coordinator: ZmqTransport, bare: BareSockets
+) -> None:
+    sender = bare.connect(zmq.DEALER, coordinator.control_port, DEVICE.own)
+    monitor = sender.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    sender.send_multipart(encode(Heartbeat()))
+    assert next_of(coordinator).message == Heartbeat()
+    sender.send(bytes(CONTROL_BYTES + 1))
+    polled_until(coordinator, lambda: monitor.poll(0))
+    with closing(ZmqTransport.client(Address(HOST, coordinator.control_port), DEVICE)) as client:
+        client.send_control(b"", Fault(1, "it lives"))
+        polled_until(client, lambda: Fault(1, "it lives") in _messages(coordinator))
+    sender.disable_monitor()
+    monitor.close()
 
 
-def _until_closed(raw: socket.socket) -> bool:
-    """Whether the other side closes sooner than it would find this one dead."""
-    limit = time.monotonic() + 2.0
-    with suppress(ConnectionError, TimeoutError):
-        while (left := limit - time.monotonic()) > 0:
-            raw.settimeout(left)
-            if not raw.recv(4096):
-                break
-    return time.monotonic() < limit
+def _messages(transport: ZmqTransport) -> list[object]:
+    return [incoming.message for incoming in transport.poll(0.0)]
 
 
 def test_the_limit_on_frames_reaches_every_socket(coordinator: ZmqTransport) -> None:
-    for opened in (coordinator._control, coordinator._pull):
+    limits = {coordinator._control: CONTROL_BYTES, coordinator._pull: DEFAULT_LIMITS.frame_bytes}
+    for opened, limit in limits.items():
         assert opened is not None
-        assert opened.getsockopt(zmq.MAXMSGSIZE) == DEFAULT_LIMITS.frame_bytes
+        assert opened.getsockopt(zmq.MAXMSGSIZE) == limit
 
 
 # --- connecting late, and peers that are gone -----------------------------------------------------
@@ -233,18 +225,19 @@ def test_segments_sent_before_the_ring_is_connected_are_not_lost(
     """Data may overtake the control message that tells where to push it."""
     for seq in (1, 2):
         coordinator.send_ring(segment(seq))
-    coordinator.connect_ring(Address(HOST, stage.data_port))
+    connect_ring(coordinator, stage)
     coordinator.send_ring(segment(3))
     seqs: list[int] = []
+    limit = time.monotonic() + PATIENCE_S
     while len(seqs) < 3:
-        came = stage.poll(PATIENCE_S)
-        assert came
+        assert time.monotonic() < limit
+        came = stage.poll(0.5)
         seqs += [i.message.seq for i in came if isinstance(i.message, Segment)]
     assert seqs == [1, 2, 3]
 
 
 def test_a_peer_that_is_gone_is_an_error_and_not_a_silence(coordinator: ZmqTransport) -> None:
-    client = ZmqTransport.client(Address(HOST, coordinator.control_port))
+    client = ZmqTransport.client(Address(HOST, coordinator.control_port), DEVICE)
     client.send_control(b"", Heartbeat())
     peer = next_of(coordinator).peer
     client.close()
@@ -261,10 +254,11 @@ def test_a_client_may_come_before_the_coordinator() -> None:
     with socket.socket() as reserved:
         reserved.bind((HOST, 0))
         port = reserved.getsockname()[1]
-    with closing(ZmqTransport.client(Address(HOST, port))) as client:
+    with closing(ZmqTransport.client(Address(HOST, port), OWNER_IDENTITY)) as client:
         client.send_control(b"", Heartbeat())
         time.sleep(0.3)
-        with closing(ZmqTransport.coordinator(Address(HOST, port))) as late:
+        late = ZmqTransport.coordinator(Address(HOST, port), OWNER_IDENTITY, everybody)
+        with closing(late):
             assert next_of(late).message == Heartbeat()
 
 
@@ -287,7 +281,7 @@ def test_poll_returns_when_a_waker_rings(coordinator: ZmqTransport) -> None:
 def test_closing_never_hangs_on_unsent_messages(other_end: str) -> None:
     with socket.socket() as listener:
         listener.bind((HOST, 0))  # bound but not listening: connections are refused
-        client = ZmqTransport.client(Address(HOST, listener.getsockname()[1]))
+        client = ZmqTransport.client(Address(HOST, listener.getsockname()[1]), OWNER_IDENTITY)
         if other_end == "gone":
             listener.listen()
             taken, _ = listener.accept()
@@ -300,7 +294,7 @@ def test_closing_never_hangs_on_unsent_messages(other_end: str) -> None:
 
 
 def test_closing_hands_over_the_last_words(coordinator: ZmqTransport) -> None:
-    client = ZmqTransport.client(Address(HOST, coordinator.control_port))
+    client = ZmqTransport.client(Address(HOST, coordinator.control_port), DEVICE)
     client.send_control(b"", Fault(1, "last words"))
     client.close()
     assert next_of(coordinator).message == Fault(1, "last words")
@@ -311,7 +305,7 @@ def test_a_broken_connection_to_the_next_node_is_noticed(coordinator: ZmqTranspo
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         listener.listen()
-        coordinator.connect_ring(Address(HOST, listener.getsockname()[1]))
+        coordinator.connect_ring(Address(HOST, listener.getsockname()[1]), DEVICE.own.public)
         taken, _ = listener.accept()
         with taken:
             assert coordinator.poll(0.1) == []
@@ -328,19 +322,19 @@ def test_a_broken_connection_to_the_next_node_is_noticed(coordinator: ZmqTranspo
 def test_a_taken_port_is_refused_with_what_to_do(coordinator: ZmqTransport) -> None:
     address = Address(HOST, coordinator.control_port)
     with pytest.raises(ConfigError, match=rf"cannot listen on {HOST}:\d+ .*in use.*--port"):
-        ZmqTransport.coordinator(address)
+        ZmqTransport.coordinator(address, OWNER_IDENTITY, everybody)
 
 
 def test_a_host_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
-        ZmqTransport.coordinator(Address("192.0.2.1", 0))
+        ZmqTransport.coordinator(Address("192.0.2.1", 0), OWNER_IDENTITY, everybody)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "x" * 70, "a..b"])
 def test_an_unknown_host_is_refused_everywhere(host: str) -> None:
     for attempt in (
-        lambda: ZmqTransport.coordinator(Address(host, 0)),
-        lambda: ZmqTransport.client(Address(host, 7430)),
+        lambda: ZmqTransport.coordinator(Address(host, 0), OWNER_IDENTITY, everybody),
+        lambda: ZmqTransport.client(Address(host, 7430), OWNER_IDENTITY),
         lambda: own_address_towards(Address(host, 7430)),
     ):
         with pytest.raises(ConfigError, match="unknown"):
@@ -348,7 +342,8 @@ def test_an_unknown_host_is_refused_everywhere(host: str) -> None:
 
 
 def test_localhost_is_an_address_to_listen_on() -> None:
-    with closing(ZmqTransport.coordinator(Address("localhost", 0))) as transport:
+    made = ZmqTransport.coordinator(Address("localhost", 0), OWNER_IDENTITY, everybody)
+    with closing(made) as transport:
         assert transport.control_port > 0
 
 

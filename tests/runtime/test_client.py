@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from support.keys import OWNER_IDENTITY, everybody
 from support.rings import submit
 
 from edgespec.config import Address, Timing
@@ -35,7 +36,7 @@ class Scripted:
     """A coordinator that says what a test tells it to."""
 
     def __init__(self) -> None:
-        self.transport = ZmqTransport.coordinator(Address(HOST, 0))
+        self.transport = ZmqTransport.coordinator(Address(HOST, 0), OWNER_IDENTITY, everybody)
         self.address = Address(HOST, self.transport.control_port)
         self.peer = b""
         self.heard: list[Message] = []
@@ -63,7 +64,7 @@ def coordinator() -> Iterator[Scripted]:
 
 
 def test_an_answer_is_what_came_for_this_request(coordinator: Scripted) -> None:
-    with Client(coordinator.address, 5.0, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, 5.0, TIMING) as client:
         answer = client.ask(submit(tag=1))
         client._send(Heartbeat())
         coordinator.say(
@@ -79,7 +80,7 @@ def test_an_answer_is_what_came_for_this_request(coordinator: Scripted) -> None:
 
 
 def test_a_failure_is_raised_with_the_coordinators_words(coordinator: Scripted) -> None:
-    with Client(coordinator.address, 5.0, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, 5.0, TIMING) as client:
         client._send(Heartbeat())
         coordinator.say(Failed(1, "stage 2 has been silent"))
         with pytest.raises(RequestFailed, match=r"^stage 2 has been silent$"):
@@ -90,7 +91,7 @@ def test_nobody_there_is_said_while_it_waits_and_then_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_module, "NOTE_S", 0.2)
-    with Client(Address(HOST, 9), 0.7, TIMING) as client:
+    with Client(Address(HOST, 9), OWNER_IDENTITY, 0.7, TIMING) as client:
         said: list[object] = []
         started = time.monotonic()
         answer = map(said.append, client.ask(submit()))
@@ -102,7 +103,7 @@ def test_nobody_there_is_said_while_it_waits_and_then_an_error(
 
 
 def test_a_coordinator_that_falls_silent_is_an_error(coordinator: Scripted) -> None:
-    with Client(coordinator.address, 5.0, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, 5.0, TIMING) as client:
         client._send(Heartbeat())
         coordinator.say(Progress(1, "x"))
         with pytest.raises(PeerLost, match=r"has been silent for 0\.[5-9] s: it has ended"):
@@ -110,7 +111,7 @@ def test_a_coordinator_that_falls_silent_is_an_error(coordinator: Scripted) -> N
 
 
 def test_it_says_heartbeat_while_it_waits(coordinator: Scripted) -> None:
-    with Client(coordinator.address, 0.6, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, 0.6, TIMING) as client:
         with pytest.raises(PeerLost):
             list(client.ask(submit()))
         coordinator.listen(1.0)
@@ -119,7 +120,7 @@ def test_it_says_heartbeat_while_it_waits(coordinator: Scripted) -> None:
 
 
 def test_a_cancel_goes_out_once_and_its_end_is_the_coordinators(coordinator: Scripted) -> None:
-    with Client(coordinator.address, 5.0, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, 5.0, TIMING) as client:
         client._send(Heartbeat())
         coordinator.say(Tokens(1, (1,), "a"))
         answer = client.ask(submit())
@@ -137,7 +138,7 @@ def test_a_cancel_that_nobody_confirms_ends_too(
     coordinator: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "CANCEL_WAIT_S", 0.3)
-    with Client(coordinator.address, 5.0, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, 5.0, TIMING) as client:
         client._send(Heartbeat())
         coordinator.say(Progress(1, "waiting"))
         answer = client.ask(submit())
@@ -148,14 +149,14 @@ def test_a_cancel_that_nobody_confirms_ends_too(
 
 
 def test_a_cancel_before_anybody_answered_ends_at_once() -> None:
-    with Client(Address(HOST, 9), 60.0, TIMING) as client:
+    with Client(Address(HOST, 9), OWNER_IDENTITY, 60.0, TIMING) as client:
         client.cancel()
         with pytest.raises(KeyboardInterrupt):
             next(client.ask(submit()))
 
 
 def test_status_waits_for_the_answer(coordinator: Scripted) -> None:
-    with Client(coordinator.address, 5.0, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, 5.0, TIMING) as client:
         client._send(StatusRequest())
         coordinator.say(Heartbeat(), Status(True, ("stage 1: ready",)))
         assert client.status() == Status(True, ("stage 1: ready",))
@@ -166,7 +167,7 @@ def test_who_started_the_ring_sees_its_end_first() -> None:
         raise PeerLost("the stage 2 process was killed")
 
     with (
-        Client(Address(HOST, 9), 5.0, TIMING, check) as client,
+        Client(Address(HOST, 9), OWNER_IDENTITY, 5.0, TIMING, check) as client,
         pytest.raises(PeerLost, match="stage 2 process was killed"),
     ):
         list(client.ask(submit()))
@@ -175,4 +176,4 @@ def test_who_started_the_ring_sees_its_end_first() -> None:
 @pytest.mark.parametrize("wait", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_wait_that_is_none_is_refused(wait: float) -> None:
     with pytest.raises(ConfigError, match="wait is"):
-        Client(Address(HOST, 9), wait)
+        Client(Address(HOST, 9), OWNER_IDENTITY, wait)

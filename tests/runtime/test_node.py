@@ -5,30 +5,36 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import zmq
+from support.keys import OWN
 from support.nodes import HOST, QUICK, NodeRing, NodeThread, until
 from support.rings import assert_one_end, submit
+from support.sockets import BareSockets
 
 from edgespec.backends.fake import FakeBlock
-from edgespec.config import Address, Timing
+from edgespec.config import Timing
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
 from edgespec.machines.effects import Stop
-from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.net.keys import KeyPair
+from edgespec.runtime.registrar import CLIENT
 from edgespec.wire.codec import encode
 from edgespec.wire.messages import (
     Assign,
     Cancel,
     Connect,
+    Credit,
     End,
+    Enrol,
     Fault,
     Finished,
     Goodbye,
+    Health,
     Heartbeat,
     Join,
     Loading,
@@ -36,6 +42,7 @@ from edgespec.wire.messages import (
     Progress,
     Ready,
     Refuse,
+    Removed,
     Retain,
     Segment,
     Submit,
@@ -119,7 +126,7 @@ def test_stages_may_start_before_the_coordinator() -> None:
     for number, stage in ((1, first), (2, second)):
         ring.threads[number] = NodeThread(stage)
     time.sleep(0.3)
-    ring.transport = ZmqTransport.coordinator(Address(HOST, port))
+    ring.transport = ring._open(port)
     ring.start_coordinator()
     try:
         ask = submit()
@@ -341,20 +348,26 @@ def forged(seq: int, request: int = 1) -> Segment:
     return Segment(request, seq, 0, False, 9, 3, ids, ids - 1, ids, ids, hidden)
 
 
+THIEF = KeyPair.from_words("a thief")
+
 STRANGE: list[Message] = [
     Fault(1, "forged"),
     Fault(-1, "forged"),
     Ready(0.0),
     Goodbye("forged"),
     Loading("x"),
+    Credit(1),
+    Health(99.0, 90.0, 1, 1, 1.0, True, "forged"),
     Retain(1, 2**40, 2**40, (), ()),
     End(1),
     Cancel(1),
-    Connect("10.9.9.9", 1),
+    Connect("10.9.9.9", 1, THIEF.public),
     Refuse("forged"),
-    Join(1, "thief", 1, HOST, 9),
-    Join(99, "thief", 1, HOST, 9),
-    Join(2, "\x1b[31m", 1, "evil host", 99999999),
+    Removed("forged"),
+    Enrol(THIEF.public, "thief"),
+    Join(1, "thief", 1, HOST, 9, OWN.public),
+    Join(99, "thief", 1, HOST, 9, THIEF.public),
+    Join(2, "\x1b[31m", 1, "evil host", 99999999, OWN.public),
     Heartbeat(),
     Assign(1, 1, 0, 1, "m", "f", "float32", "none", 1, 7, ""),
     forged(1),
@@ -362,54 +375,73 @@ STRANGE: list[Message] = [
 ]
 
 
+class Annoyer:
+    """Somebody who says everything, to everybody, all the time."""
+
+    def __init__(self, ring: NodeRing, own: KeyPair | None, of_cluster: KeyPair = OWN) -> None:
+        """`own`: the key that is shown; `of_cluster`: whose coordinator is expected."""
+        self._own = own
+        self._control = ring.address.port, of_cluster.public
+        self._data: list[tuple[int, str]] = []
+        for thread in ring.threads.values():
+            transport = thread.node.transport
+            self._data.append((transport.data_port, transport._identity.own.public))
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wait for its end."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            with BareSockets() as bare:  # who is refused would not come again by itself
+                control = bare.connect(zmq.DEALER, self._control[0], self._own, self._control[1])
+                data = [bare.connect(zmq.PUSH, port, self._own, key) for port, key in self._data]
+                for _ in range(10):
+                    self._say_all(control, data)
+                    self._over.wait(0.01)
+
+    def _say_all(self, control: zmq.Socket[bytes], data: list[zmq.Socket[bytes]]) -> None:
+        for message in STRANGE:
+            _put(control, encode(message))
+            for opened in data:
+                _put(opened, encode(message))
+                _put(opened, [b"guess", *encode(message)])
+        for seq in range(60):  # numbers that are in flight right now, too
+            for opened in data:
+                _put(opened, [b"", *encode(forged(seq))])
+        _put(control, [b"\xc1" * 50])
+
+
+def _put(opened: zmq.Socket[bytes], frames: Sequence[bytes | memoryview]) -> None:
+    with suppress(zmq.Again):
+        opened.send_multipart(frames, zmq.NOBLOCK)
+
+
 def test_strangers_change_nothing_in_a_running_answer() -> None:
+    """No key; unknown keys; another cluster's; a client's; and that of a stage without a place."""
     ask = submit(max_new_tokens=120)
-    with NodeRing(3) as ring, zmq.Context() as context:
+    with NodeRing(3) as ring:
         ring.await_up()
         for block in ring.blocks:
             block.delay = 0.002
-        stop_it = threading.Event()
-        ports = [ring.threads[s].node.transport.data_port for s in range(4)]
-        annoyer = threading.Thread(target=_annoy, args=(context, ring.address.port, ports, stop_it))
-        annoyer.start()
+        client, stage = ring.keys.add("a bad client", CLIENT), ring.keys.add("a bad stage")
+        annoyers = [Annoyer(ring, pair) for pair in (None, THIEF, client.own, stage.own)]
+        annoyers.append(Annoyer(ring, THIEF, THIEF))
         try:
             answers = [ring.ask(ask) for _ in range(2)]
         finally:
-            stop_it.set()
-            annoyer.join()
+            for annoyer in annoyers:
+                annoyer.stop()
         for answer in answers:
             ring.assert_right(ask, answer)
+            assert answer.recoveries == 0
         ring.assert_free()
         assert all(thread.stop is None for thread in ring.threads.values()), "all still run"
-
-
-def _annoy(
-    context: zmq.Context[zmq.Socket[bytes]], port: int, ports: list[int], stop_it: threading.Event
-) -> None:
-    """Everything that a stranger can say, to everybody, all the time."""
-    control = context.socket(zmq.DEALER)
-    data = [context.socket(zmq.PUSH) for _ in ports]
-    control.connect(f"tcp://{HOST}:{port}")
-    for opened, its_port in zip(data, ports, strict=True):
-        opened.connect(f"tcp://{HOST}:{its_port}")
-    numbers = list(range(60))
-    while not stop_it.is_set():
-        for message in STRANGE:
-            with suppress(zmq.Again):
-                control.send_multipart(encode(message), zmq.NOBLOCK)
-            for opened in data:
-                with suppress(zmq.Again):
-                    opened.send_multipart(encode(message), zmq.NOBLOCK)
-                    opened.send_multipart([b"guess", *encode(message)], zmq.NOBLOCK)
-        for seq in numbers:  # numbers that are in flight right now, too
-            for opened in data:
-                with suppress(zmq.Again):
-                    opened.send_multipart([b"", *encode(forged(seq))], zmq.NOBLOCK)
-        with suppress(zmq.Again):
-            control.send_multipart([b"\xc1" * 50], zmq.NOBLOCK)
-        time.sleep(0.01)
-    for opened in [control, *data]:
-        opened.close(linger=0)
+        assert len(ring.membership.daemon_peers) == 3
 
 
 def test_a_stage_may_not_speak_for_requests_of_the_past() -> None:

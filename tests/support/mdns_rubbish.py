@@ -13,7 +13,7 @@ import time
 
 GROUP = ("224.0.0.251", 5353)
 SERVICE = (b"_edgespec", b"_tcp", b"local")
-A, PTR, TXT, SRV = 1, 12, 16, 33
+A, PTR, TXT, AAAA, SRV = 1, 12, 16, 28, 33
 
 
 def name(*labels: bytes) -> bytes:
@@ -33,7 +33,7 @@ def announcement(instance: bytes, port: int, addresses: list[bytes], text: bytes
         record(name(*SERVICE), PTR, owner),
         record(owner, SRV, struct.pack("!HHH", 0, 0, port) + host),
         record(owner, TXT, text),
-        *(record(host, A, address) for address in addresses),
+        *(record(host, A if len(one) == 4 else AAAA, one) for one in addresses),
     ]
     return struct.pack("!HHHHHH", 0, 0x8400, 0, len(answers), 0, 0) + b"".join(answers)
 
@@ -42,8 +42,14 @@ def impossible() -> list[bytes]:
     """Announcements of what nobody can connect to, and of names that nobody has."""
     loopback, everyone, group = b"\x7f\0\0\1", b"\xff" * 4, b"\xe0\0\0\xfb"
     neighbour = b"\x0a\x4d\0\1"
+    loopback6, group6, mapped = bytes(15) + b"\1", b"\xff\2" + bytes(13) + b"\xfb", b"\xff\xff"
+    nobody = b"\xfe\x80" + bytes(13) + b"\x99"
     return [
         announcement(b"loopback", 7430, [loopback, everyone, group, bytes(4)], b"\3a=b"),
+        announcement(
+            b"loopback6", 7430, [loopback6, group6, bytes(16), bytes(10) + mapped + loopback], b""
+        ),
+        announcement(b"nobody", 7430, [nobody], b"\x0ccluster=\x1b]0;"),
         announcement(b"no port", 0, [neighbour], b"\3a=b"),
         announcement(b"no address", 7430, [], b"\3a=b"),
         announcement(b"\x1b[2J\0\r\n\xff\xfe", 7430, [loopback], b"\xff" + b"model=\x1b" * 40),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
+
 from edgespec.config import Timing
 from edgespec.machines.effects import Effect, SendPeer, Tell
 from edgespec.machines.events import MessageArrived, RingDown, Tick
 from edgespec.machines.membership import MembershipMachine
-from edgespec.wire.messages import Assign, Heartbeat, Join, Message, Ready, Submit
+from edgespec.wire.messages import Assign, Connect, Heartbeat, Join, Message, Ready, Submit
 
 TIMING = Timing(beat=1.0, silence=4.0, client_silence=10.0)
-DATA_PORT = 999
+HOME = Connect("", 999, "key of D0")
 ASK = Submit(1, "hi", 5, 0.0, 0, 1.0, 0.0, 0, (), "")
 
 
@@ -21,8 +24,12 @@ class Membership:
             Assign(s, stages, s - 1, s, "model", "mark", "float32", "none", 100, 7, "key")
             for s in range(1, stages + 1)
         ]
-        self.machine = MembershipMachine(self.places, DATA_PORT, TIMING)
+        self.machine = MembershipMachine(self.places, HOME, TIMING)
         self.now = 100.0
+
+    def place(self, stage: int, ring: int) -> Assign:
+        """What a stage is assigned in that ring."""
+        return replace(self.places[stage - 1], ring=ring, ring_key=ring_key(ring))
 
     def say(self, peer: bytes, message: Message) -> list[Effect]:
         """A message comes."""
@@ -62,7 +69,13 @@ class Membership:
 def asks(stage: int, **changes: object) -> Join:
     """The Join of a stage."""
     fields = {"stage": stage, "name": f"board{stage}", "pid": 70 + stage, "host": f"10.0.0.{stage}"}
+    fields["key"] = f"key of V{stage}"
     return Join(**{**fields, "port": 5000 + stage, **changes})  # type: ignore[arg-type]
+
+
+def ring_key(number: int) -> str:
+    """The secret of the members of that ring."""
+    return hashlib.sha256(f"key ring {number}".encode()).hexdigest()
 
 
 def address(stage: int) -> bytes:

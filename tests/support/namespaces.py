@@ -2,10 +2,10 @@
 
     with lan("d0", "v1") as (d0, v1), v1.command("join", "--stage", "1") as joining: ...
 
-Each host has an Ethernet of its own (eth0, 10.77.0.N/24 and fe80::N), a loopback and nothing else:
-no default route, no way out. The bridge lies in a namespace too, so that neither the machine's
-network nor its firewall is touched, and several LANs may exist at once with the same addresses.
-It takes root and `ip` of iproute2.
+Each host has an Ethernet of its own (eth0: 10.77.0.N/24, fd77::N/64 and fe80::N), a loopback and
+nothing else: no default route, no way out. The bridge lies in a namespace too, so that neither the
+machine's network nor its firewall is touched, and several LANs may exist at once with the same
+addresses. It takes root and `ip` of iproute2.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from support.commands import COMMAND, Command
 PREFIX = "edgespec-test"
 INTERFACE = "eth0"
 NETWORK = "10.77.0"
+NETWORK_6 = "fd77"
 
 _numbers = itertools.count(1)
 
@@ -39,6 +40,35 @@ class Host:
     address: str  # IPv4
     _switch: str
     _port: str
+
+    @property
+    def ipv6(self) -> str:
+        """Its address that is its own on every network."""
+        return f"{NETWORK_6}::{self.address.rpartition('.')[2]}"
+
+    @property
+    def link_local(self) -> str:
+        """Its address that means it on this LAN only, without a zone."""
+        return f"fe80::{self.address.rpartition('.')[2]}"
+
+    def forget(self, *networks: str) -> None:
+        """Take the addresses of these networks (NETWORK, NETWORK_6) away from it."""
+        masks = {NETWORK: ".0/24", NETWORK_6: "::/64"}
+        _ip(
+            *(f"addr flush dev {INTERFACE} to {network}{masks[network]}" for network in networks),
+            namespace=self.namespace,
+        )
+
+    def add_interface(self, name: str) -> None:
+        """Another interface that is up and leads nowhere, with a link-local address alone."""
+        _ip(
+            f"link add {name} type veth peer name {name}-end",
+            f"link set {name}-end up",
+            f"link set {name} addrgenmode none",
+            f"link set {name} up",
+            f"addr add fe80::aa/64 dev {name} nodad",
+            namespace=self.namespace,
+        )
 
     def inside(self, *arguments: str) -> list[str]:
         """A command line that runs another one on this host.
@@ -121,7 +151,11 @@ def _build(switch: str, hosts: Sequence[Host]) -> None:
             # The kernel's own link-local address is not to be used for the first two seconds.
             *([f"link set {INTERFACE} addrgenmode none"] if with_ipv6 else []),
             f"link set {INTERFACE} up",
-            *([f"addr add fe80::{number:x}/64 dev {INTERFACE} nodad"] if with_ipv6 else []),
+            *(
+                f"addr add {prefix}::{number}/64 dev {INTERFACE} nodad"
+                for prefix in ("fe80", NETWORK_6)
+                if with_ipv6
+            ),
             namespace=host.namespace,
         )
 

@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 
+from support.keys import OWN, OWNER_IDENTITY, ListedKeys
 from support.rings import VOCABULARY, ToyCodec, plain_answer
 
 from edgespec.backends.compute import CoordinatorCompute
@@ -21,8 +23,9 @@ from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.runtime.client import Client
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.node import Node
+from edgespec.runtime.registrar import CLIENT, admits
 from edgespec.runtime.stage_node import StageNode
-from edgespec.wire.messages import Assign, Finished, Join, Submit
+from edgespec.wire.messages import Assign, Connect, Finished, Join, Submit
 from edgespec.wire.tensor import Tensor
 
 HOST = "127.0.0.1"
@@ -131,7 +134,8 @@ class NodeRing:
         self.timing = timing
         self.codec = ToyCodec(frozenset(eos_ids))
         self.blocks = [SlowBlock(stage) for stage in range(stages)]
-        self.transport = ZmqTransport.coordinator(Address(HOST, port))
+        self.keys = ListedKeys()
+        self.transport = self._open(port)
         self.address = Address(HOST, self.transport.control_port)
         self._draft = draft
         self._recovery = recovery
@@ -139,6 +143,11 @@ class NodeRing:
         self._loads = loads or {}
         self.threads: dict[int, NodeThread] = {}
         self.loaded: list[int] = []  # the stages whose blocks were loaded, in order
+
+    def _open(self, port: int) -> ZmqTransport:
+        return ZmqTransport.coordinator(
+            Address(HOST, port), OWNER_IDENTITY, partial(admits, self.keys)
+        )
 
     def __enter__(self) -> NodeRing:
         self.start_coordinator()
@@ -158,7 +167,7 @@ class NodeRing:
     def start_coordinator(self) -> NodeThread:
         """D0."""
         draft = FakeDraft(self.stages, VOCABULARY, 0.7) if self._draft else None
-        key = self.transport.ring_key.decode()
+        key = "the secret of the rings"
         places = [
             Assign(s, self.stages, s - 1, s, "toy", "toy", "float64", "none", CONTEXT, 7, key)
             for s in range(1, self.stages + 1)
@@ -171,12 +180,15 @@ class NodeRing:
             recovery=self._recovery,
         )
         self.machine = CoordinatorMachine(ring, self.codec)
-        self.membership = MembershipMachine(places, self.transport.data_port, self.timing)
+        self.membership = MembershipMachine(
+            places, Connect("", self.transport.data_port, OWN.public), self.timing
+        )
         node = CoordinatorNode(
             self.transport,
             CoordinatorCompute(FakeHead(VOCABULARY), draft),
             self.machine,
             self.membership,
+            self.keys,
         )
         self.threads[0] = NodeThread(node)
         return self.threads[0]
@@ -188,7 +200,7 @@ class NodeRing:
 
     def restart_coordinator(self) -> NodeThread:
         """Another one at the same address, which knows nothing of the one before."""
-        self.transport = ZmqTransport.coordinator(self.address)
+        self.transport = self._open(self.address.port)
         return self.start_coordinator()
 
     def start_spare(self) -> NodeThread:
@@ -199,9 +211,10 @@ class NodeRing:
 
     def stage_node(self, stage: int, wait: float = 10.0) -> StageNode:
         """A stage that is not running yet."""
-        transport = ZmqTransport.stage(self.address, HOST)
         self._pid += 1
-        join = Join(stage, "toybox", self._pid, HOST, transport.data_port)
+        who = self.keys.add(f"device {self._pid}")
+        transport = ZmqTransport.stage(self.address, who, HOST)
+        join = Join(stage, "toybox", self._pid, HOST, transport.data_port, who.own.public)
 
         def load(
             assign: Assign, progress: Callable[[str], None], stop: Callable[[], bool]
@@ -225,7 +238,7 @@ class NodeRing:
     @contextmanager
     def client(self, wait: float = 10.0) -> Iterator[Client]:
         """Somebody who asks."""
-        with Client(self.address, wait, self.timing) as client:
+        with Client(self.address, self.keys.add("client", CLIENT), wait, self.timing) as client:
             yield client
 
     def ask(self, ask: Submit) -> Finished:

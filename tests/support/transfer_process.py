@@ -17,9 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.config import Address
-from edgespec.net.block_transfer import BlockServer, ServedBlock, fetch_block
+from edgespec.net.block_server import BlockServer, ServedBlock
+from edgespec.net.block_transfer import fetch_block
+from edgespec.net.keys import Identity, KeyPair
 
-KEY = b"0123456789abcdef" * 2
+SENDER = KeyPair.from_words("the sender")
+RECEIVER = Identity(KeyPair.from_words("the receiver"), SENDER.public)
 HOST = "127.0.0.1"
 
 
@@ -63,7 +66,10 @@ def serve(path: Path, count: Path) -> None:
     def prepare(stage: int, tell: Callable[[str], None]) -> ServedBlock:
         return served(path)
 
-    server = Counted(Address(HOST, 0), KEY, prepare, lambda: False)
+    def admits(key: str) -> str:
+        return "" if key == RECEIVER.own.public else "it is not the receiver"
+
+    server = Counted(Address(HOST, 0), SENDER, admits, prepare, lambda: False)
     server.count = os.open(count, os.O_WRONLY | os.O_CREAT)
     server.start()
     print(server.port, flush=True)
@@ -73,7 +79,7 @@ def serve(path: Path, count: Path) -> None:
 
 def fetch(port: int, path: Path) -> None:
     """Fetch, then say so."""
-    fetch_block(Address(HOST, port), KEY, 1, lambda _: path, lambda _: None, lambda: False)
+    fetch_block(Address(HOST, port), RECEIVER, 1, lambda _: path, lambda _: None, lambda: False)
     print("fetched", flush=True)
     sys.stdin.read()
 

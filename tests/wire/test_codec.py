@@ -32,13 +32,16 @@ from edgespec.wire.messages import (
     BlockOffer,
     Credit,
     Fault,
+    Health,
     Heartbeat,
     Message,
+    NodeStatus,
     Piece,
     PieceRequest,
     Progress,
     Retain,
     Segment,
+    Status,
     Submit,
 )
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
@@ -76,6 +79,15 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     IntArray: arrays(),
     Tensor | None: st.none() | tensors(),
 }
+
+
+def made_of_values(kind: type[Any]) -> st.SearchStrategy[Any]:
+    """Anything of a type whose fields may hold whatever their own types can."""
+    hints = get_type_hints(kind)
+    return st.builds(kind, **{f.name: VALUES[hints[f.name]] for f in fields(kind)})
+
+
+VALUES[tuple[NodeStatus, ...]] = st.lists(made_of_values(NodeStatus), max_size=3).map(tuple)
 
 
 @st.composite
@@ -122,9 +134,29 @@ def offers(draw: st.DrawFn) -> BlockOffer:
     return BlockOffer(draw(texts), draw(texts), size, draw(SHA256), chunk_bytes, hashes)
 
 
+@st.composite
+def healths(draw: st.DrawFn) -> Health:
+    """What a device can say of itself."""
+    degrees, times = st.floats(-999.0, 999.0), st.floats(0.0, allow_infinity=False)
+    memory = draw(WHOLE)
+    return Health(
+        draw(degrees),
+        draw(degrees),
+        memory,
+        draw(st.integers(0, memory)),
+        draw(st.floats(0.0, 1.0)),
+        draw(st.booleans()),
+        draw(st.text(max_size=20)),
+        draw(times),
+        draw(times),
+        draw(times),
+    )
+
+
 CHECKED: dict[type[Message], st.SearchStrategy[Any]] = {
     Segment: segments(),
     BlockOffer: offers(),
+    Health: healths(),
     PieceRequest: st.builds(PieceRequest, SHA256, WHOLE, st.integers(0, LARGEST_CHUNK), WHOLE),
     Piece: st.builds(Piece, SHA256, WHOLE, st.binary(min_size=1, max_size=99).map(raw_bytes)),
 }
@@ -133,10 +165,7 @@ CHECKED: dict[type[Message], st.SearchStrategy[Any]] = {
 
 def messages_of(kind: type[Message]) -> st.SearchStrategy[Any]:
     """Any message of a type."""
-    if kind in CHECKED:
-        return CHECKED[kind]
-    hints = get_type_hints(kind)
-    return st.builds(kind, **{f.name: VALUES[hints[f.name]] for f in fields(kind)})
+    return CHECKED[kind] if kind in CHECKED else made_of_values(kind)
 
 
 def plain(message: Message) -> tuple[object, ...]:
@@ -234,6 +263,14 @@ def header(*values: object) -> bytes:
     return packed
 
 
+def status(lines: object, nodes: object = ()) -> bytes:
+    """The header of a Status with these fields."""
+    return header(47, True, lines, nodes, 1, 1, 0.0, 0, 0)
+
+
+NODE: list[object] = [1, 0, 4, "", "", "", "", 0.0, 0.0, 0.0, 0, 0, 0.0, False, "", 0.0, 0, "", 0.0]
+"""A NodeStatus in a header."""
+
 HOSTILE: dict[str, list[Frame]] = {
     "no frames": [],
     "empty": [b""],
@@ -251,9 +288,9 @@ HOSTILE: dict[str, list[Frame]] = {
     "unknown tag": [header(99)],
     "negative tag": [header(-1)],
     "field too few": [header(23, 1)],
-    "field too many": [header(24, 1)],
-    "bytes behind the header": [header(24) + b"\x00"],
-    "a frame too many": [header(24), b""],
+    "field too many": [header(24, 0, 1)],
+    "bytes behind the header": [header(24, 0) + b"\x00"],
+    "a frame too many": [header(24, 0), b""],
     "a frame too few": [header(3)],
     "int is true": [header(3, True)],
     "int is a float": [header(3, 1.0)],
@@ -270,9 +307,17 @@ HOSTILE: dict[str, list[Frame]] = {
     "declares 2**32 items": [b"\xdd\xff\xff\xff\xff"],
     "declares a map of 2**32": [b"\x94\xa8edgespec\x01\x06\xdf\xff\xff\xff\xff"],
     "nested 100,000 deep": [b"\x91" * 100_000 + b"\xc0"],
-    "texts are numbers": [header(47, True, [1])],
-    "texts are nested": [header(47, True, [["a"]])],
-    "too many texts": [header(47, True, ["a"] * 257)],
+    "texts are numbers": [status([1])],
+    "texts are nested": [status([["a"]])],
+    "too many texts": [status(["a"] * 257)],
+    "records are no list": [status([], 1)],
+    "a record is no list": [status([], [1])],
+    "a record lacks a field": [status([], [NODE[:-1]])],
+    "a record has a field too many": [status([], [[*NODE, 0]])],
+    "a record's integer is text": [status([], [["1", *NODE[1:]]])],
+    "a record's float is NaN": [status([], [[*NODE[:-1], float("nan")]])],
+    "a record's text is a record": [status([], [[*NODE[:3], NODE, *NODE[4:]]])],
+    "too many records": [status([], [NODE] * 257)],
     "array without its frame": [header(2, 1, 1, 1, ["int64", [1]], ["int64", [0]]), bytes(8)],
     "array is a number": [header(2, 1, 1, 1, 5, ["int64", [0]]), b"", b""],
     "array of an unknown dtype": [
@@ -310,6 +355,39 @@ HOSTILE: dict[str, list[Frame]] = {
 def test_hostile_bytes_are_refused(frames: list[Frame]) -> None:
     refused(frames)
     refused([memoryview(frame) for frame in frames])
+
+
+def test_the_hostile_statuses_are_refused_for_what_is_wrong_with_them() -> None:
+    message = decode([status(["a line"] * 256, [NODE] * 256)])
+    assert isinstance(message, Status)
+    assert message.lines == ("a line",) * 256
+    assert message.nodes == (NodeStatus(1, 0, 4, state="", words=""),) * 256
+
+
+def test_half_a_heartbeat_is_refused() -> None:
+    assert decode([header(24, 3)]) == Heartbeat(3)
+    assert "wrong number of fields" in refused([header(24)])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": math.inf},
+        {"limit": -math.inf},
+        {"memory": -1, "free": -1},
+        {"free": -1},
+        {"free": 101},
+        {"busy": 1.5},
+        {"busy": -0.1},
+        {"slowdown": math.inf},
+        {"one_row": -1.0},
+        {"few_rows": math.inf},
+    ],
+)
+def test_a_device_cannot_say_what_no_device_is(changes: dict[str, Any]) -> None:
+    health = Health(50.0, 90.0, 100, 100, 1.0, False, "", 1.0, 0.1, 0.2)
+    assert decode(encode(health)) == health
+    refused(encode(replace(health, **changes)))
 
 
 def test_another_version_is_named() -> None:

@@ -1,0 +1,56 @@
+"""edgespec device: list the devices and clients of the cluster, and remove one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from edgespec.cli import options
+from edgespec.cli.notes import Notes
+from edgespec.cli.token import moment, opened_registry, show, with_cluster
+from edgespec.daemon.cluster import folder_of
+
+device = typer.Typer(help="Devices and clients that the cluster admits.", no_args_is_help=True)
+
+
+@device.command(name="list")
+def list_devices(cluster: options.Cluster = "", as_json: options.Json = False) -> None:
+    """Show who is admitted; whether they are there now, `edgespec status` says."""
+    entries = opened_registry(folder_of(cluster)).devices()
+    if as_json:
+        listed = [{**asdict(entry), "fingerprint": entry.fingerprint} for entry in entries]
+        print(json.dumps({"devices": listed}, ensure_ascii=False))
+        return
+    if not entries:
+        Notes().say("no device is admitted yet; `edgespec token new` makes a token for one")
+        return
+    table = Table("name", "role", "fingerprint", "admitted", box=box.SIMPLE_HEAD, pad_edge=False)
+    for entry in entries:
+        table.add_row(Text(entry.name), entry.role, entry.fingerprint, moment(entry.added))
+    show(table)
+
+
+@device.command()
+def remove(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME|FINGERPRINT", help="As `edgespec device list` shows it.")
+    ],
+    cluster: options.Cluster = "",
+) -> None:
+    """Admit a device or client no longer."""
+    folder = folder_of(cluster)
+    registry = opened_registry(folder)
+    entry = registry.remove(name)
+    notes = Notes()
+    notes.say(f"{entry.name} ({entry.fingerprint}) is admitted no longer")
+    if registry.tokens():
+        notes.say(
+            "tokens can still be used: whoever has one can come back, unless they are taken back: "
+            + with_cluster("edgespec token revoke all", folder)
+        )

@@ -1,0 +1,262 @@
+"""edgespec init: make a cluster on the coordinator's machine, or change what it serves."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgespec.cli import options
+from edgespec.cli.notes import Notes
+from edgespec.cli.plan import _as_json, _commands
+from edgespec.cli.token import with_cluster
+from edgespec.config import DEFAULT_PORT, Address
+from edgespec.daemon.bundled import bundled
+from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, folder_of
+from edgespec.daemon.planning import asked_model, chosen_context, devices_of, speculative_speed
+from edgespec.daemon.registry import Registry
+from edgespec.daemon.registry_book import clean_name
+from edgespec.daemon.settings import coordinator_config, look_at_models
+from edgespec.errors import AccessRefused, ConfigError
+from edgespec.net.discovery_interfaces import EVERY_ADDRESS
+from edgespec.planning.memory import GIB, Device
+from edgespec.planning.plan import Plan
+from edgespec.planning.plan import plan as make_plan
+from edgespec.planning.problem import Problem
+from edgespec.runtime.registrar import STAGE
+
+TOKEN_S = 3600.0
+"""For how many seconds the token that `init` prints admits devices."""
+
+
+def init(
+    model: options.Model = "",
+    draft: options.Draft = "",
+    stages: Annotated[
+        int,
+        typer.Option(
+            help="Number of stages in the ring. Default: as --layers, --devices or the model's "
+            "folder has.",
+            show_default=False,
+        ),
+    ] = 0,
+    layers: options.Layers = "",
+    devices: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|PROFILE[,PROFILE...]",
+            help="Plan the ring for these devices, as `edgespec plan` does: a JSON file, or names "
+            "or files of profiles, the coordinator's first.",
+        ),
+    ] = "",
+    quant: options.Quant = "",
+    draft_quant: options.DraftQuant = "none",
+    context: options.Context = 0,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32, bfloat16, float64 or (CUDA) float16. Default: float32, or bfloat16, as "
+            "a plan has it, with --devices."
+        ),
+    ] = "",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = EVERY_ADDRESS,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free.")] = DEFAULT_PORT,
+    cluster: options.Cluster = "",
+    as_json: options.Json = False,
+) -> None:
+    """Make a cluster: its key, what it serves, and a token that lets devices in for an hour.
+
+    Standard output is the one line to run on each device. Run again, it changes what is served from
+    the next start on, and keeps the cluster's key, devices and tokens.
+    """
+    notes = Notes()
+    folder = folder_of(cluster)
+    kept = _is_cluster(folder)
+    model, draft = _absolute(model), _absolute(draft)
+    planned = None
+    if devices:
+        if stages or layers:
+            raise ConfigError(
+                "--devices plans how many stages there are and how many layers each has; leave "
+                "--stages and --layers out"
+            )
+        planned = _planned(model, draft, quant, draft_quant, context, devices)
+        quant, context, layers = planned.quant, planned.made.problem.context, planned.layers
+    settings = _settings(
+        model,
+        draft,
+        stages,
+        dtype or ("bfloat16" if planned else "float32"),
+        Address(host, port),
+        quant=quant,
+        draft_quant=draft_quant,
+        layers=layers,
+        context=context,
+    )
+    if planned:
+        settings = replace(settings, places=planned.places)
+    text = planned.text(notes) if planned else ""
+    made = ClusterFolder.create(folder, settings)
+    made.keep_plan(text)
+    token = Registry(made).new_token(STAGE, 0, TOKEN_S)
+    if as_json:
+        print(json.dumps(_as_object(made, settings, token.text, kept), ensure_ascii=False))
+        return
+    for line in planned.lines() if planned else ():
+        notes.say(line)
+    _tell(notes, made, kept)
+    print(f"edgespec join {token.text}")
+
+
+def _settings(
+    model: str,
+    draft: str,
+    stages: int,
+    dtype: str,
+    address: Address,
+    *,
+    quant: str,
+    draft_quant: str,
+    layers: str,
+    context: int,
+) -> ClusterSettings:
+    """What `edgespec serve` would take, looked at as it does. Raises ConfigError."""
+    config = coordinator_config(
+        model,
+        draft,
+        stages,
+        dtype,
+        address,
+        quant=quant,
+        draft_quant=draft_quant,
+        layers=layers,
+        context=context,
+    )
+    look_at_models(config)
+    return ClusterSettings(
+        model,
+        draft,
+        config.stages,
+        dtype,
+        quant,
+        draft_quant,
+        layers,
+        context,
+        address.host,
+        address.port,
+    )
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A plan, and what it was asked for."""
+
+    made: Plan
+    model: str
+    draft: str
+    draft_quant: str
+
+    @property
+    def quant(self) -> str:
+        """The quantisation that it reckons with."""
+        return self.made.problem.model.quantisation.name
+
+    @property
+    def layers(self) -> str:
+        """Those of stage 1, 2, ... as the option has them."""
+        return ",".join(map(str, self.made.split))
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The names of its devices in ring order; () if they are only kinds of devices."""
+        devices = [place.device for place in self.made.places[1:]]
+        if not all(map(_has_own_name, devices)):
+            return ()
+        names = tuple(clean_name(device.name) for device in devices)
+        if len(set(names)) < len(names):
+            raise ConfigError(
+                f"two devices would be called the same: {', '.join(names)}; give them names that "
+                "differ in more than spaces"
+            )
+        return names
+
+    def text(self, notes: Notes) -> str:
+        """The JSON object that `edgespec plan --json` prints; takes seconds."""
+        with notes.waiting("playing the plan in virtual time"):
+            speed = speculative_speed(self.made)
+        commands = list(_commands(self.made, self.model, self.draft, self.draft_quant))
+        return json.dumps(_as_json(self.made, speed, commands), ensure_ascii=False) + "\n"
+
+    def lines(self) -> Iterator[str]:
+        """What it says of each device."""
+        for place in self.made.places:
+            what = f"layers {place.first} to {place.end - 1}" if place.stage else "coordinator"
+            yield (
+                f"{'V' if place.stage else 'D'}{place.stage} {place.device.name}: {what}, needs "
+                f"{place.need.total / GIB:.2f} of {place.device.memory / GIB:.2f} GiB"
+            )
+        for device, reason in self.made.left_out:
+            yield f"left out: {device.name} ({reason})"
+
+
+def _planned(
+    model: str, draft: str, quant: str, draft_quant: str, context: int, devices: str
+) -> _Planned:
+    base = model or bundled("base")
+    drafting = draft or ("" if model else bundled("draft"))
+    asked = asked_model(base, quant, drafting, draft_quant)
+    coordinator, others = devices_of(devices)
+    problem = Problem(asked.model, coordinator, others, chosen_context(asked, context))
+    return _Planned(make_plan(problem), base, drafting, draft_quant)
+
+
+def _has_own_name(device: Device) -> bool:
+    """Whether it is called other than its kind: then it is one certain device."""
+    kind = device.profile.name
+    return device.name != kind and not device.name.startswith(f"{kind}#")
+
+
+def _absolute(model: str) -> str:
+    """A folder wherever the coordinator is started; a hub id stays."""
+    return os.path.abspath(model) if model and Path(model).is_dir() else model
+
+
+def _is_cluster(folder: Path) -> bool:
+    try:
+        return ClusterFolder.open(folder).is_coordinator
+    except AccessRefused:
+        return False  # if that is not because there is none, `create` says the same again
+
+
+def _tell(notes: Notes, made: ClusterFolder, kept: bool) -> None:
+    if kept:
+        notes.say(
+            f"the cluster {made.cluster_id} in {made.path} keeps its key, devices and tokens; its "
+            "settings are changed: restart the coordinator"
+        )
+    else:
+        notes.say(f"made the cluster {made.cluster_id} in {made.path}")
+    notes.say(f"start the coordinator:        {with_cluster('edgespec serve', made.path)}")
+    notes.say(f"another token, when needed:   {with_cluster('edgespec token new', made.path)}")
+    if made.settings.places:
+        notes.say(f"places are kept for devices of these names: {' '.join(made.settings.places)}")
+    notes.say("on each device, within an hour:")
+
+
+def _as_object(
+    made: ClusterFolder, settings: ClusterSettings, token: str, kept: bool
+) -> dict[str, object]:
+    return {
+        "cluster": made.cluster_id,
+        "folder": str(made.path),
+        "kept": kept,
+        "token": token,
+        "valid_seconds": TOKEN_S,
+        "join": f"edgespec join {token}",
+        "settings": asdict(settings),
+    }

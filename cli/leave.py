@@ -1,0 +1,43 @@
+"""edgespec leave: this device is part of its cluster no more."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edgespec.cli import options
+from edgespec.cli.notes import Notes
+from edgespec.cli.reach import address_of
+from edgespec.daemon.cluster import ClusterFolder, folder_of
+from edgespec.errors import AccessRefused, ConfigError, PeerLost
+from edgespec.runtime.enrolment import leave as leave_cluster
+
+
+def leave(
+    coordinator: options.Coordinator = None,
+    wait: Annotated[
+        float, typer.Option(help="Seconds to wait for a coordinator that does not answer.")
+    ] = 10.0,
+    cluster: options.Cluster = "",
+) -> None:
+    """Leave the cluster: the coordinator admits this device's key no more, and it is deleted here.
+
+    A daemon of this device ends by itself. Blocks stay in the cache.
+    """
+    notes = Notes()
+    folder = ClusterFolder.open(folder_of(cluster))
+    if folder.is_coordinator:
+        raise ConfigError(
+            f"{folder.path} is the coordinator's own folder; a cluster ends when that is deleted"
+        )
+    name = folder.name
+    try:
+        address = address_of(folder, coordinator, wait, notes.say)
+        leave_cluster(address, folder.identity, wait)
+    except AccessRefused:
+        notes.say("the coordinator did not know this device any more")
+    except PeerLost as lost:
+        notes.say(f"{lost}; once it is back, say there: edgespec device remove {name}")
+    folder.forget()
+    notes.say(f"this machine is no part of the cluster {folder.cluster_id} any more")

@@ -1,0 +1,82 @@
+"""Reaching the coordinator: who this machine is in its cluster, and where the coordinator is."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from edgespec.cli.discover import discovered
+from edgespec.config import Address
+from edgespec.daemon.cluster import ClusterFolder, folder_of, own_key
+from edgespec.errors import AccessRefused, PeerLost
+from edgespec.net.discovery import takes_connections
+from edgespec.net.keys import Identity, Token, short
+from edgespec.runtime.enrolment import enrol
+
+Say = Callable[[str], None]
+
+
+def reach(coordinator: str | None, cluster: str, wait: float, say: Say) -> tuple[Address, Identity]:
+    """The coordinator's address, and this machine's keys in its cluster.
+
+    `coordinator`: HOST[:PORT], None if the user did not say; `cluster`: the folder, "" for the
+    usual one; `wait`: seconds to look for it on the local network. Raises AccessRefused without a
+    cluster, ConfigError for an address that is none, PeerLost if it is not found.
+    """
+    folder = ClusterFolder.open(folder_of(cluster))
+    return address_of(folder, coordinator, wait, say), folder.identity
+
+
+def address_of(folder: ClusterFolder, coordinator: str | None, wait: float, say: Say) -> Address:
+    """Where the cluster's coordinator is: as told, on this machine, where it was, or as found."""
+    if coordinator is not None:
+        return Address.parse(coordinator)
+    known = _known(folder)
+    if known is not None and takes_connections(known):
+        return known
+    try:
+        return discovered(wait, say, folder.cluster_id)
+    except PeerLost:
+        if known is None or folder.is_coordinator:
+            raise
+        return known  # it may come back there, on a network that keeps multicast back
+
+
+def _known(folder: ClusterFolder) -> Address | None:
+    """Where it was last; None if it takes whichever port is free."""
+    return None if folder.address.endswith(":0") else Address.parse(folder.address)
+
+
+def admitted(path: Path, token: Token, coordinator: str | None, wait: float, say: Say) -> None:
+    """Have this machine's key admitted by a token, and remember the cluster.
+
+    A token that was used already is no error for a machine that belongs to the cluster: a service
+    is started with the same words at every boot. Raises AccessRefused if it does not count.
+    """
+    before = _membership(path)
+    is_member = before is not None and before.identity.coordinator == token.coordinator
+    if before is not None and is_member and before.is_coordinator:
+        return
+    if coordinator is not None:
+        address = Address.parse(coordinator)
+    elif before is not None and is_member:
+        address = address_of(before, None, wait, say)
+    else:
+        address = discovered(wait, say, short(token.coordinator))
+    own = own_key(path)
+    try:
+        name = enrol(address, token, own, socket.gethostname(), wait)
+    except AccessRefused:
+        if not is_member:
+            raise
+        return
+    ClusterFolder.remember(path, own, token.coordinator, name, str(address))
+    say(f"this machine is {name} of the cluster {short(token.coordinator)} from now on")
+
+
+def _membership(path: Path) -> ClusterFolder | None:
+    try:
+        return ClusterFolder.open(path)
+    except AccessRefused:
+        return None

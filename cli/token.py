@@ -1,0 +1,137 @@
+"""edgespec token: make, list and take back what lets devices and clients into the cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from edgespec.cli import options
+from edgespec.cli.notes import Notes
+from edgespec.daemon.cluster import ClusterFolder, default_folder, folder_of
+from edgespec.daemon.registry import Registry
+from edgespec.errors import ConfigError
+from edgespec.net.keys import short
+from edgespec.runtime.registrar import CLIENT, STAGE
+
+token = typer.Typer(
+    help="Tokens: what lets devices and clients into the cluster.", no_args_is_help=True
+)
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SPAN = re.compile(r"([0-9]{1,9})([smhd])")
+
+
+@token.command()
+def new(
+    client: Annotated[
+        bool,
+        typer.Option("--client", help="For somebody who asks, not for a device that computes."),
+    ] = False,
+    uses: Annotated[
+        int, typer.Option(help="How many devices or clients it admits; 0: any number.")
+    ] = 1,
+    valid: Annotated[
+        str, typer.Option(metavar="N[s|m|h|d]", help="For how long it admits them.")
+    ] = "1h",
+    cluster: options.Cluster = "",
+) -> None:
+    """Make a token and print it, alone, on standard output."""
+    folder = folder_of(cluster)
+    registry = opened_registry(folder)
+    seconds = seconds_of(valid)
+    made = registry.new_token(CLIENT if client else STAGE, uses, seconds)
+    notes = Notes()
+    many = "any number of" if not uses else str(uses)
+    what = "client(s)" if client else "device(s)"
+    notes.say(f"admits {many} {what} until {moment(time.time() + seconds)}; to be used with:")
+    notes.say("edgespec prompt --token TOKEN ..." if client else "edgespec join TOKEN")
+    revoke_it = f"edgespec token revoke {short(made.pair.public)}"
+    notes.say(f"to take it back: {with_cluster(revoke_it, folder)}")
+    print(made.text)
+
+
+@token.command(name="list")
+def list_tokens(cluster: options.Cluster = "", as_json: options.Json = False) -> None:
+    """Show the tokens that can still be used. The tokens themselves are kept nowhere."""
+    entries = opened_registry(folder_of(cluster)).tokens()
+    if as_json:
+        listed = [
+            {
+                "id": entry.id,
+                "role": entry.role,
+                "expires": entry.expires,
+                "uses_left": entry.uses_left,
+                "made": entry.made,
+            }
+            for entry in entries
+        ]
+        print(json.dumps({"tokens": listed}))
+        return
+    if not entries:
+        Notes().say("no token can be used; `edgespec token new` makes one")
+        return
+    table = Table("id", "for", "uses left", "expires", "made", box=box.SIMPLE_HEAD, pad_edge=False)
+    for entry in entries:
+        left = "any number" if entry.uses_left is None else str(entry.uses_left)
+        table.add_row(entry.id, entry.role, left, moment(entry.expires), moment(entry.made))
+    show(table)
+
+
+@token.command()
+def revoke(
+    token_id: Annotated[
+        str, typer.Argument(metavar="ID|all", help="As `edgespec token list` shows it.")
+    ],
+    cluster: options.Cluster = "",
+) -> None:
+    """Take a token back, or all of them. Who was admitted by it stays admitted."""
+    registry = opened_registry(folder_of(cluster))
+    if token_id == "all":
+        registry.revoke_all()
+        Notes().say("no token counts any more")
+    else:
+        registry.revoke(token_id)
+        Notes().say(f"the token {token_id} counts no more; who came in by it stays admitted")
+
+
+def opened_registry(folder: Path) -> Registry:
+    """The registry of the cluster in a folder. Raises AccessRefused or ConfigError without one."""
+    return Registry(ClusterFolder.open(folder))
+
+
+def seconds_of(text: str) -> float:
+    """A span of time, such as 30m, in seconds. Raises ConfigError if it is none."""
+    found = _SPAN.fullmatch(text.strip())
+    if not found:
+        raise ConfigError(f"{text!r} is no span of time; give a number with s, m, h or d: 30m, 2d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def show(table: Table) -> None:
+    """Print a table, not cut to the width of a narrow terminal or of a pipe."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    wide = console.options.update(width=1000)
+    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
+    console.print(table)
+
+
+def moment(seconds: float) -> str:
+    """A time as the clock on the wall has it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def with_cluster(command: str, folder: Path) -> str:
+    """A command line, with the folder where it is not the one that is used without being named."""
+    if folder == default_folder():
+        return command
+    return f"{command} --cluster {shlex.quote(str(folder))}"

@@ -1,0 +1,323 @@
+"""The cluster folder: who this machine is, and on the coordinator's also what it serves."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from edgespec.config import DEFAULT_PORT, LOOPBACK, Address, CoordinatorConfig, Quantisation
+from edgespec.daemon.private_files import (
+    held,
+    make_folder,
+    parse_object,
+    read_private,
+    remove_private,
+    require_own,
+    write_private,
+)
+from edgespec.errors import AccessRefused, ConfigError
+from edgespec.net.discovery_interfaces import EVERY_ADDRESS
+from edgespec.net.keys import Identity, KeyPair, is_key, short
+from edgespec.planning.partition import parse_split
+
+VARIABLE = "EDGESPEC_CLUSTER"
+"""Environment variable: the cluster folder."""
+
+COORDINATOR_NAME = "coordinator"
+"""What the coordinator is called where a device has its name."""
+
+_VERSION = 1
+_CLUSTER_KEY = "cluster.key"
+_SETTINGS = "settings.json"
+_DEVICE_KEY = "device.key"
+_MEMBERSHIP = "membership.json"
+_PLAN = "plan.json"
+
+
+def default_folder() -> Path:
+    """$EDGESPEC_CLUSTER, systemd's state folder, or the user's own."""
+    chosen = os.environ.get(VARIABLE, "") or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    if chosen:
+        return Path(chosen).absolute()
+    state = os.environ.get("XDG_STATE_HOME", "")
+    root = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    return root / "edgespec"
+
+
+def folder_of(option: str) -> Path:
+    """The folder that the option --cluster names; "": the default."""
+    return Path(option).absolute() if option else default_folder()
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """What `edgespec serve` takes for the ring, in the words of its options.
+
+    `model` and `draft` "": the bundled ones. `layers` "": equal shares; `context` 0: what the model
+    takes; `quant` "": as the model's folder has it. `places`: the devices that a plan gives the
+    places of the ring to, that of stage 1 first; () if any device may take any place.
+    """
+
+    model: str = ""
+    draft: str = ""
+    stages: int = 1
+    dtype: str = "float32"
+    quant: str = ""
+    draft_quant: str = "none"
+    layers: str = ""
+    context: int = 0
+    host: str = EVERY_ADDRESS
+    port: int = DEFAULT_PORT
+    places: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for settings that no coordinator could use."""
+        for field in fields(self):
+            wanted = {"int": int, "str": str}.get(str(field.type), tuple)
+            value = getattr(self, field.name)
+            if not isinstance(value, wanted) or isinstance(value, bool):
+                raise ConfigError(f"{field.name} is {value!r}; it must be of type {field.type}")
+        CoordinatorConfig(
+            self.model,
+            self.draft,
+            self.stages,
+            self.dtype,
+            Address(self.host, self.port),
+            quantisation=Quantisation.parse(self.quant or "none"),
+            draft_quantisation=Quantisation.parse(self.draft_quant),
+            layers=parse_split(self.layers),
+            context=self.context,
+        )
+        if not all(isinstance(name, str) and name for name in self.places):
+            raise ConfigError(f"places is {self.places!r}; it must be the names of devices")
+        if self.places and len(set(self.places)) != self.stages:
+            raise ConfigError(
+                f"places names {len(set(self.places))} devices, and the ring has {self.stages} "
+                "stages; name one device for each, or none"
+            )
+
+    def to_json(self) -> str:
+        """As it is stored."""
+        return json.dumps({"version": _VERSION, **asdict(self)}, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str, path: Path) -> ClusterSettings:
+        """What is stored in a file. Raises ConfigError, naming it, if it is not as it should be."""
+        keys = frozenset(field.name for field in fields(ClusterSettings))
+        content = parse_object(text, path, _VERSION, keys)
+        if isinstance(content["places"], list):
+            content["places"] = tuple(content["places"])
+        try:
+            return ClusterSettings(**content)
+        except ConfigError as problem:
+            raise ConfigError(f"{path}: {problem}; `edgespec init` writes it anew") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Membership:
+    """Of a device: the coordinator's public key, what it calls us, and where it was last."""
+
+    coordinator: str
+    name: str
+    address: str
+
+    def __post_init__(self) -> None:
+        if not is_key(self.coordinator):
+            raise ConfigError("the coordinator's key is no key")
+        if not isinstance(self.name, str) or not isinstance(self.address, str):
+            raise ConfigError("name and address must be texts")
+        Address.parse(self.address)
+
+
+class ClusterFolder:
+    """The keys of this machine, and whose they are; made by `create`, `open` and `remember`.
+
+    Every method raises AccessRefused if others could read or change what is stored, and ConfigError
+    if it is damaged, or if the disk refuses.
+    """
+
+    def __init__(self, path: Path, own: KeyPair, membership: _Membership | None) -> None:
+        """`membership`: None for the coordinator."""
+        self.path = path
+        self._own, self._membership = own, membership
+
+    @staticmethod
+    def create(path: Path, settings: ClusterSettings) -> ClusterFolder:
+        """Make a cluster; one that is there keeps its key, devices and tokens, not its settings."""
+        make_folder(path)
+        with held(path):
+            if (path / _MEMBERSHIP).exists():
+                raise ConfigError(
+                    f"this machine is a device of another cluster, by {path}; let it leave that "
+                    "one with `edgespec leave`, or give another folder with --cluster"
+                )
+            own = _key(path / _CLUSTER_KEY)
+            write_private(path / _SETTINGS, settings.to_json())
+            if own is None:  # last: a folder is a cluster's if and only if it has this file
+                own = _new_key(path / _CLUSTER_KEY)
+        return ClusterFolder(path, own, None)
+
+    @staticmethod
+    def open(path: Path) -> ClusterFolder:
+        """What is there. Raises AccessRefused, with what to do, if nothing is."""
+        require_own(path)
+        own = _key(path / _CLUSTER_KEY)
+        if own is not None:
+            return ClusterFolder(path, own, None)
+        stored = read_private(path / _MEMBERSHIP, secret=False)
+        if stored is None:
+            raise AccessRefused(
+                f"there is no cluster in {path}; on the coordinator make one with `edgespec init "
+                "--model ...`, on a device join one with `edgespec join TOKEN`"
+            )
+        membership = _membership(stored[0], path / _MEMBERSHIP)
+        own = _key(path / _DEVICE_KEY)
+        if own is None:
+            raise AccessRefused(
+                f"{path / _DEVICE_KEY} is missing, with which this device proved who it is; join "
+                "again with `edgespec join TOKEN`"
+            )
+        return ClusterFolder(path, own, membership)
+
+    @staticmethod
+    def remember(
+        path: Path, own: KeyPair, coordinator_key: str, name: str, address: str
+    ) -> ClusterFolder:
+        """Keep that the coordinator with this public key has admitted our key, as `name`.
+
+        `address`: its HOST:PORT. What was remembered before is replaced. Raises ConfigError for a
+        coordinator's folder.
+        """
+        membership = _Membership(coordinator_key, name, address)
+        make_folder(path)
+        with held(path):
+            _refuse_coordinators(path)
+            if _key(path / _DEVICE_KEY) != own:
+                write_private(path / _DEVICE_KEY, own.secret + "\n")
+            _write_membership(path, membership)
+        return ClusterFolder(path, own, membership)
+
+    @property
+    def identity(self) -> Identity:
+        """With what this machine proves who it is, and to whom."""
+        if self._membership is None:
+            return Identity.of_coordinator(self._own)
+        return Identity(self._own, self._membership.coordinator)
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether the cluster's own key is here: whoever may read it may do everything."""
+        return self._membership is None
+
+    @property
+    def cluster_id(self) -> str:
+        """The coordinator's fingerprint."""
+        return short(self.identity.coordinator)
+
+    @property
+    def settings(self) -> ClusterSettings:
+        """What the coordinator serves, as it is on disk now. Raises ConfigError on a device."""
+        if self._membership is not None:
+            raise ConfigError(
+                f"{self.path} is that of a device, which has no settings of a ring; do this on the "
+                "coordinator"
+            )
+        path = self.path / _SETTINGS
+        stored = read_private(path, secret=False)
+        if stored is None:
+            raise ConfigError(f"{path} is missing; `edgespec init` writes it anew")
+        return ClusterSettings.from_json(stored[0], path)
+
+    def keep_plan(self, text: str) -> None:
+        """Keep the plan that the settings follow, in plan.json; "": there is none (any more)."""
+        with held(self.path):
+            if text:
+                write_private(self.path / _PLAN, text)
+            else:
+                remove_private(self.path / _PLAN)
+
+    @property
+    def name(self) -> str:
+        """What the cluster calls this machine."""
+        return COORDINATOR_NAME if self._membership is None else self._membership.name
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT at which this machine last reached the coordinator."""
+        if self._membership is not None:
+            return self._membership.address
+        settings = self.settings
+        host = LOOPBACK if settings.host == EVERY_ADDRESS else settings.host
+        return f"{host}:{settings.port}"
+
+    def with_address(self, address: str) -> ClusterFolder:
+        """The same, with where the coordinator is now; on a device that is kept on disk."""
+        if self._membership is None or address == self._membership.address:
+            return self
+        membership = replace(self._membership, address=address)
+        with held(self.path):
+            _write_membership(self.path, membership)
+        return ClusterFolder(self.path, self._own, membership)
+
+    def forget(self) -> None:
+        """Remove a device's membership and key pair. Raises ConfigError on a coordinator."""
+        with held(self.path):
+            _refuse_coordinators(self.path)
+            for name in (_MEMBERSHIP, _DEVICE_KEY):
+                remove_private(self.path / name)
+
+
+def own_key(path: Path) -> KeyPair:
+    """This device's key pair, made at the first call and kept, whatever cluster it is in.
+
+    Raises ConfigError for a coordinator's folder.
+    """
+    make_folder(path)
+    with held(path):
+        _refuse_coordinators(path)
+        return _key(path / _DEVICE_KEY) or _new_key(path / _DEVICE_KEY)
+
+
+def _key(path: Path) -> KeyPair | None:
+    """The key pair whose secret key a file holds; None if it is not there."""
+    stored = read_private(path, secret=True)
+    if stored is None:
+        return None
+    try:
+        return KeyPair.from_secret(stored[0].strip())
+    except ValueError:
+        raise ConfigError(
+            f"{path} is damaged: it holds no secret key; put a copy of it back. If there is none, "
+            "remove it: whoever knew this machine by that key has to be given the new one"
+        ) from None
+
+
+def _new_key(path: Path) -> KeyPair:
+    pair = KeyPair.new()
+    write_private(path, pair.secret + "\n")
+    return pair
+
+
+def _membership(text: str, path: Path) -> _Membership:
+    keys = frozenset(field.name for field in fields(_Membership))
+    content = parse_object(text, path, _VERSION, keys)
+    try:
+        return _Membership(**content)
+    except ConfigError as problem:
+        raise ConfigError(f"{path} is damaged: {problem}; join again with a token") from None
+
+
+def _write_membership(path: Path, membership: _Membership) -> None:
+    text = json.dumps({"version": _VERSION, **asdict(membership)}, indent=1) + "\n"
+    write_private(path / _MEMBERSHIP, text)
+
+
+def _refuse_coordinators(path: Path) -> None:
+    if (path / _CLUSTER_KEY).exists():
+        raise ConfigError(
+            f"{path} is the coordinator's own folder; a stage on the coordinator's machine needs "
+            "no token (`edgespec join` alone), and for another cluster give another folder with "
+            "--cluster"
+        )

@@ -1,0 +1,360 @@
+"""Looks at a device's surroundings: its clock, its cluster, and the way to the coordinator.
+
+Nothing here waits for long, and nothing asks for rights: every leg ends within a few seconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import psutil
+
+from edgespec.config import LOOPBACK, Address
+from edgespec.daemon.cluster import ClusterFolder
+from edgespec.daemon.device import ROOT, interface_speed
+from edgespec.daemon.finding import BLOCKED, OK, WARNING, Finding
+from edgespec.errors import AccessRefused, ConfigError, EdgespecError
+from edgespec.net.discovery import Found, browse
+from edgespec.net.discovery_interfaces import listens_everywhere, own_interfaces, to_look_on
+from edgespec.net.sockets import number_of, own_address_towards
+from edgespec.runtime.client import Client
+
+HEAR_S = 2.0
+"""Seconds to listen for coordinators."""
+
+CONNECT_S = 3.0
+ANSWER_S = 4.0
+"""Seconds for a connection, and for an answer to it: five handshakes may fail before a coordinator
+is called a stranger."""
+
+TRIPS_S = 2.0
+SPARE_S = 2.0
+"""Seconds that a leg may take beyond its own limit before it is left to itself."""
+
+_TRIPS = 20
+_LEAST_SPEED = 100e6  # bits a second
+_MOST_TRIP_S = 0.02
+_EDGESPEC_BEGAN = datetime(2025, 1, 1, tzinfo=timezone.utc).timestamp()
+_DAY_S = 86400.0
+_MOST_ADDRESSES = 2  # each may cost CONNECT_S
+_CHECK = (
+    "; is that machine on and in this network, does its firewall let this TCP port in, and does "
+    "`edgespec serve` listen on more than loopback there?"
+)
+_UNSYNCHRONISED = 5  # adjtimex(2): TIME_ERROR
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """An address where the coordinator may be, and how it is known."""
+
+    address: Address
+    source: str
+
+
+def examine_network(
+    cluster: Path, told: Address | None = None, root: Path = ROOT
+) -> Iterator[Finding]:
+    """Look at everything around this device; `cluster`: the cluster folder, which need not be
+    there; `told`: where the user says that the coordinator is."""
+    yield _clock([Path(__file__), cluster])
+    folder, finding = _cluster(cluster)
+    yield finding
+    finding, heard = _multicast(folder)
+    yield finding
+    way, finding = _coordinator(folder, told, heard)
+    yield finding
+    if way is not None and folder is not None:
+        yield from _access(way.address, folder, root)
+
+
+# --- this machine -------------------------------------------------------------------------------
+
+
+def _clock(witnesses: Sequence[Path]) -> Finding:
+    """Whether the time of day can be right: it may not be before these files were written.
+
+    It blocks nothing: no node compares its time with another's.
+    """
+    now = time.time()
+    least = max([_EDGESPEC_BEGAN, *(path.stat().st_mtime - _DAY_S for path in _there(witnesses))])
+    said = f"{datetime.fromtimestamp(max(now, 0.0), timezone.utc):%Y-%m-%d %H:%M} UTC"
+    if now < least:
+        return Finding(
+            "clock",
+            WARNING,
+            f"it says {said}, which is in the past: downloads will fail, and on the coordinator "
+            "tokens expire at the wrong time; sudo timedatectl set-ntp true, or without internet "
+            "sudo date --set='YYYY-MM-DD HH:MM' after every start",
+        )
+    synchronised = _is_synchronised()
+    if synchronised is None:
+        return Finding("clock", OK, f"{said}; whether it is synchronised cannot be told here")
+    if not synchronised:
+        return Finding(
+            "clock",
+            WARNING,
+            f"{said}, but not synchronised: if it is wrong, downloads fail, and on the coordinator "
+            "tokens expire at the wrong time; sudo timedatectl set-ntp true (it takes internet)",
+        )
+    return Finding("clock", OK, f"{said}, synchronised")
+
+
+def _there(paths: Sequence[Path]) -> list[Path]:
+    return [path for path in paths if os.path.exists(path)]  # Path.exists minds permissions
+
+
+def _is_synchronised() -> bool | None:
+    """What the kernel says of its clock; None if it does not tell."""
+    request = ctypes.create_string_buffer(512)  # struct timex, modes 0: to be asked takes no rights
+    try:
+        state = ctypes.CDLL(None).adjtimex(request)
+    except (AttributeError, OSError):
+        return None
+    return None if state < 0 else state != _UNSYNCHRONISED
+
+
+def _cluster(path: Path) -> tuple[ClusterFolder | None, Finding]:
+    try:
+        folder = ClusterFolder.open(path)
+        known = _known(folder)
+    except (ConfigError, OSError) as problem:
+        if isinstance(problem, AccessRefused) and _is_unused(path):
+            return None, Finding(
+                "cluster",
+                OK,
+                f"none yet in {path}: on the coordinator `edgespec init --model ...` makes one, on "
+                "a device `edgespec join TOKEN` enters one",
+            )
+        return None, Finding("cluster", BLOCKED, str(problem))
+    who = "its coordinator" if folder.is_coordinator else f"called {folder.name} there"
+    where = f", the coordinator is expected at {known}" if known else ""
+    text = f"{folder.cluster_id} ({path}): this machine is {who}{where}"
+    return folder, Finding("cluster", OK, text)
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether nobody has made or entered a cluster by this folder, as far as we may know."""
+    if not os.path.lexists(path):
+        return True
+    kept = (path / "cluster.key", path / "membership.json")
+    return os.access(path, os.R_OK | os.X_OK) and not any(map(os.path.lexists, kept))
+
+
+def _known(folder: ClusterFolder) -> Address | None:
+    """Where the coordinator is by what is stored; None if that does not say."""
+    if not folder.is_coordinator:
+        return Address.parse(folder.address) if folder.address else None
+    settings = folder.settings
+    host = LOOPBACK if listens_everywhere(settings.host) else settings.host
+    return Address(host, settings.port) if settings.port else None
+
+
+# --- the network --------------------------------------------------------------------------------
+
+
+def _multicast(folder: ClusterFolder | None) -> tuple[Finding, list[Found]]:
+    interfaces = own_interfaces()
+    places = to_look_on(interfaces)
+    if not places:
+        return Finding(
+            "mDNS",
+            WARNING,
+            "no network is up here, so that others cannot be found; plug in a cable, or join a "
+            "Wi-Fi (a ring on this machine alone needs none)",
+        ), []
+    where = ", ".join(map(str, places))
+    try:
+        heard = _within(HEAR_S, lambda: browse(interfaces, HEAR_S, HEAR_S / 2))
+    except OSError as problem:
+        return Finding(
+            "mDNS",
+            WARNING,
+            f"UDP port 5353 is not to be had on {where} ({problem}): does a program keep it for "
+            "itself? Until then give --coordinator HOST[:PORT]",
+        ), []
+    if heard is None:
+        return Finding("mDNS", WARNING, f"no end of asking on {where}; give --coordinator"), []
+    return Finding("mDNS", OK, f"asked on {where}; {_who_was_heard(heard, folder)}"), heard
+
+
+def _who_was_heard(heard: Sequence[Found], folder: ClusterFolder | None) -> str:
+    ours, others = _sorted_out(heard, folder)
+    said = [f"our coordinator {_described(one)} was heard" for one in ours]
+    said += [f"{_described(one)} of another cluster was heard" for one in others if folder]
+    said += [f"{_described(one)} was heard" for one in others if not folder]
+    return "; ".join(said) or "no coordinator was heard"
+
+
+def _described(one: Found) -> str:
+    cluster = f", cluster {one.cluster}" if one.cluster else ""
+    return f"{one.description}{cluster} at {Address(one.addresses[0], one.port)}"
+
+
+def _sorted_out(
+    heard: Sequence[Found], folder: ClusterFolder | None
+) -> tuple[list[Found], list[Found]]:
+    """Those that say that they are of our cluster, and the others."""
+    ours = [one for one in heard if folder and one.cluster == folder.cluster_id]
+    return ours, [one for one in heard if one not in ours]
+
+
+def _coordinator(
+    folder: ClusterFolder | None, told: Address | None, heard: Sequence[Found]
+) -> tuple[_Way | None, Finding]:
+    """The first way to the coordinator that is open: the one that commands would take."""
+    ways = list(_ways(folder, told, heard))
+    if not ways:
+        return None, _no_way(heard)
+    problems = []
+    for way in ways:
+        problem, seconds = _connecting(way.address)
+        if not problem:
+            text = f"{way.address} ({way.source}) takes connections, within {seconds * 1e3:.1f} ms"
+            return way, Finding("coordinator", OK, text)
+        problems.append(f"{way.address} ({way.source}): {problem}")
+    state = BLOCKED if told else WARNING
+    return None, Finding("coordinator", state, "; ".join(problems))
+
+
+def _ways(
+    folder: ClusterFolder | None, told: Address | None, heard: Sequence[Found]
+) -> Iterator[_Way]:
+    if told is not None:
+        yield _Way(told, "--coordinator")
+        return
+    known = _known(folder) if folder else None
+    if known is not None:
+        yield _Way(known, "as remembered")
+    ours, others = _sorted_out(heard, folder)
+    usable = ours if folder else others
+    if len(usable) == 1:
+        for host in usable[0].addresses[:_MOST_ADDRESSES]:
+            if Address(host, usable[0].port) != known:
+                yield _Way(Address(host, usable[0].port), "by mDNS")
+
+
+def _no_way(heard: Sequence[Found]) -> Finding:
+    if heard:
+        listed = ", or ".join(f"--coordinator {Address(h.addresses[0], h.port)}" for h in heard)
+        return Finding("coordinator", OK, f"which one is ours is not known yet; try {listed}")
+    return Finding(
+        "coordinator",
+        OK,
+        "none is known yet; where one runs already and is not heard, try --coordinator HOST[:PORT]",
+    )
+
+
+def _connecting(address: Address) -> tuple[str, float]:
+    """Why no connection can be made, "" if it can; and the seconds that it took."""
+
+    def work() -> tuple[str, float]:
+        host = number_of(address.host)
+        start = time.perf_counter()
+        socket.create_connection((host, address.port), CONNECT_S).close()
+        return "", time.perf_counter() - start
+
+    try:
+        found = _within(CONNECT_S, work)
+    except ConnectionRefusedError:
+        return "nothing listens there; start `edgespec serve` on that machine", 0.0
+    except (ConfigError, OSError) as problem:
+        return f"{problem}{'' if isinstance(problem, ConfigError) else _CHECK}", 0.0
+    return found or (f"no answer within {CONNECT_S:.0f} s{_CHECK}", 0.0)
+
+
+# --- the coordinator ----------------------------------------------------------------------------
+
+
+def _access(address: Address, folder: ClusterFolder, root: Path) -> Iterator[Finding]:
+    """Whether it takes our key, and if it does, how far away it is."""
+    try:
+        trips = _within(ANSWER_S + TRIPS_S, lambda: _round_trips(address, folder))
+    except AccessRefused as problem:
+        yield Finding("key", BLOCKED, str(problem))
+        return
+    except EdgespecError as problem:
+        yield Finding("key", WARNING, str(problem))
+        return
+    if trips is None:
+        yield Finding("key", WARNING, f"no answer from {address} in time; try again")
+        return
+    yield Finding("key", OK, f"accepted, as that of {folder.name}")
+    yield _link(address, median(trips), root)
+
+
+def _round_trips(address: Address, folder: ClusterFolder) -> list[float]:
+    """Seconds of each way there and back. Raises AccessRefused or PeerLost."""
+    trips = []
+    with Client(address, folder.identity, ANSWER_S) as client:
+        client.status()  # connecting is not a trip
+        end = time.perf_counter() + TRIPS_S
+        while len(trips) < _TRIPS and time.perf_counter() < end:
+            start = time.perf_counter()
+            client.status()
+            trips.append(time.perf_counter() - start)
+    return trips
+
+
+def _link(address: Address, trip: float, root: Path) -> Finding:
+    own = own_address_towards(address)
+    text = f"{trip * 1e3:.1f} ms there and back"
+    is_slow = trip > _MOST_TRIP_S
+    if own == number_of(address.host):
+        busy = "; that is long: this machine is busy with other things" if is_slow else ""
+        return Finding("link", WARNING if is_slow else OK, f"{text}, on this machine{busy}")
+    name = _interface_with(own)
+    speed = interface_speed(name, root) if name else None
+    if speed is None:
+        text += f" by {name or own}, which does not tell its speed (Wi-Fi does not)"
+    else:
+        text += f" by {name}, {speed[1] / 1e6:.0f} Mbit/s"
+    if is_slow:
+        text += "; each token waits for several ways: a cable is better than Wi-Fi"
+    elif speed is not None and speed[1] < _LEAST_SPEED:
+        text += "; a cable or a port that does 1000 Mbit/s would make blocks and prompts faster"
+    else:
+        return Finding("link", OK, text)
+    return Finding("link", WARNING, text)
+
+
+def _interface_with(own: str) -> str:
+    """The network interface that has this address; "" if none has."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == own for address in addresses):
+            return str(name)
+    return ""
+
+
+def _within(seconds: float, work: Callable[[], Result]) -> Result | None:
+    """What work returns or raises; None if it takes SPARE_S longer than that (a name server that
+    is silent), and then it is left to itself."""
+    done: queue.SimpleQueue[tuple[Result | None, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except Exception as problem:
+            done.put((None, problem))
+
+    threading.Thread(target=run, name="edgespec-doctor", daemon=True).start()
+    try:
+        result, problem = done.get(timeout=seconds + SPARE_S)
+    except queue.Empty:
+        return None
+    if problem is not None:
+        raise problem
+    return result

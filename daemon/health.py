@@ -1,0 +1,150 @@
+"""How this device is: temperature, memory, whether it is throttled; seen by a thread of its own.
+
+A sensor may take its time, or hang: neither shall keep a stage's loop from saying that it lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from edgespec.daemon.device import HOT, NEAR_TRIP, ROOT, Zone, system_text, zones
+from edgespec.daemon.memory import available_memory
+from edgespec.machines.health import HEALTH_S
+from edgespec.wire.messages import Health
+
+log = logging.getLogger("edgespec")
+
+_PROCESSORS = re.compile(r"cpu|gpu|processor|devfreq", re.IGNORECASE)
+"""Kinds of cooling device that cool by computing less; others are fans."""
+
+_CHIPS = re.compile(r"cpu|gpu|core|k10temp|zenpower|soc|thermal|acpitz", re.IGNORECASE)
+"""Chips of psutil whose temperature is the processor's; a disk's says nothing of computing."""
+
+
+class DeviceMonitor:
+    """Looks at this device every HEALTH_S seconds while it is entered; `latest()` says how it is.
+
+    `device_type`: where the model is, "cpu" or "cuda". Everything is read below `root`.
+    """
+
+    def __init__(
+        self, device_type: str = "cpu", root: Path = ROOT, every: float = HEALTH_S
+    ) -> None:
+        self._device_type = device_type
+        self._root = root
+        self._every = every
+        self._clocks: dict[str, int] = {}  # the highest limit of each since the start
+        self._latest: Health | None = None
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edgespec-health", daemon=True)
+
+    def __enter__(self) -> DeviceMonitor:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(self._every)  # it may hang in a sensor
+
+    def latest(self) -> Health | None:
+        """How the device was at the last look; None before the first."""
+        return self._latest
+
+    def look(self) -> Health:
+        """How the device is now, by the sensor that is nearest to its limit. What it does not tell
+        is 0."""
+        found = _zones(self._root)
+        zone = min(found, key=_room, default=None)
+        total, free = _memory(self._device_type, self._root)
+        why = "; ".join(self._throttling(found))
+        return Health(
+            temperature=zone.celsius if zone else 0.0,
+            limit=(zone.limit or 0.0) if zone else 0.0,
+            memory=total,
+            free=free,
+            busy=0.0,
+            throttled=bool(why),
+            text=why,
+        )
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._latest = self.look()
+            except Exception:  # a device as odd as none before: the stage works without this
+                log.exception("how this device is cannot be told")
+                return
+            if self._end.wait(self._every):
+                return
+
+    def _throttling(self, found: list[Zone]) -> Iterator[str]:
+        """Why the device computes slower than it was set up to, in words."""
+        for zone in found:
+            if zone.limit is not None and zone.celsius >= zone.limit:
+                yield f"{zone.name} has {zone.celsius:.0f} °C and slows down at {zone.limit:.0f}"
+        for name in _cooling(self._root):
+            yield f"{name} is held back to cool it"
+        for clock in sorted((self._root / "sys/devices/system/cpu/cpufreq").glob("policy*")):
+            # A power mode lowers the limit too, but for good: `edgespec doctor` tells of that.
+            now = _whole(clock / "scaling_max_freq")
+            most = self._clocks[clock.name] = max(now, self._clocks.get(clock.name, 0))
+            if 0 < now < most:
+                yield f"the CPU clock is limited to {now / 1e3:.0f} of {most / 1e3:.0f} MHz"
+                return  # all cores together are one reason
+
+
+def _zones(root: Path) -> list[Zone]:
+    found = [zone for zone in zones(root) if not zone.name.startswith("PMIC")]
+    return found or (_sensors() if root == ROOT else [])
+
+
+def _sensors() -> list[Zone]:
+    """The processor's temperatures by psutil, for systems without thermal zones."""
+    reads = getattr(psutil, "sensors_temperatures", dict)()
+    return [
+        Zone(chip, one.current, one.critical or one.high or None)
+        for chip, sensors in reads.items()
+        if _CHIPS.search(chip)
+        for one in sensors
+        if -40.0 < one.current < 150.0
+    ]
+
+
+def _room(zone: Zone) -> float:
+    """°C that are left until its part slows down."""
+    return (HOT + NEAR_TRIP if zone.limit is None else zone.limit) - zone.celsius
+
+
+def _cooling(root: Path) -> Iterator[str]:
+    """The cooling devices that are at work by slowing a processor down."""
+    kinds = {
+        system_text(folder / "type")
+        for folder in (root / "sys/class/thermal").glob("cooling_device*")
+        if _whole(folder / "cur_state") > 0
+    }
+    yield from sorted(kind for kind in kinds if _PROCESSORS.search(kind))
+
+
+def _memory(device_type: str, root: Path) -> tuple[int, int]:
+    """Bytes that models have here, and those that are free."""
+    free = available_memory(device_type, root)
+    if "GPU" in free.source:
+        import torch
+
+        total = torch.cuda.mem_get_info()[1]
+    else:
+        found = re.search(r"^MemTotal:\s*(\d+) kB", system_text(root / "proc/meminfo"), re.M)
+        total = int(found[1]) * 1024 if found else int(psutil.virtual_memory().total)
+    return total, min(free.bytes, total)
+
+
+def _whole(file: Path) -> int:
+    """The number in a file of the system; 0 if there is none."""
+    text = system_text(file)
+    return int(text) if text.isdecimal() else 0

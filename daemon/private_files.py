@@ -1,0 +1,207 @@
+"""Private files: what only its owner may read, written whole or not at all; for keys above all."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import AccessRefused, ConfigError
+from edgespec.model.locks import locked
+
+MOST_BYTES = 4 << 20
+"""A file that is longer is not read: ours are far shorter."""
+
+LOCK_WAIT_S = 1.0
+"""Less than the silence after which a node is given up: a coordinator may be the one that waits."""
+
+REMEDY = "put a copy of it back, or remove it"
+"""What to do about a damaged file."""
+
+_RUN_AS = "run this as the one who made it, or with sudo"
+_OTHERS_WRITE = 0o022
+_OTHERS_ANYTHING = 0o077
+
+
+class _Busy(Exception):
+    """Another process holds the folder."""
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that is its owner's alone, or take one that nobody else can write to.
+
+    Raises AccessRefused for one that others can write to, and ConfigError if it cannot be made.
+    """
+    try:
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+        elif not any(folder.iterdir()):
+            folder.chmod(0o700)
+        require_own(folder)
+    except OSError as problem:
+        raise ConfigError(f"cannot use the folder {folder}: {_reason(problem)}") from None
+
+
+def require_own(folder: Path) -> None:
+    """Raise AccessRefused for a folder in which others could replace files, or we cannot look."""
+    try:
+        mode = folder.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as problem:
+        raise AccessRefused(f"cannot look into {folder}: {_reason(problem)}; {_RUN_AS}") from None
+    if mode & _OTHERS_WRITE:
+        raise AccessRefused(
+            f"others can write to the folder {folder}, and so put keys of their own there; "
+            f"if that is not wanted: chmod go-w {folder}"
+        )
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep all other processes (and threads) from changing the files of a folder.
+
+    Raises ConfigError if another one does not let go of it within `LOCK_WAIT_S`.
+    """
+    limit = time.monotonic() + LOCK_WAIT_S
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(folder, _busy))
+                break
+            except OSError as problem:
+                raise ConfigError(f"cannot lock the folder {folder}: {_reason(problem)}") from None
+            except _Busy:
+                if time.monotonic() > limit:
+                    raise ConfigError(
+                        f"another edgespec is changing {folder}, and does not end; try again, or "
+                        "look what it waits for"
+                    ) from None
+                time.sleep(0.005)
+        yield
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file whole, or not at all; nobody else can read it at any time.
+
+    The caller holds the folder (`held`). Written by root, it belongs to the folder's owner: a
+    service that runs as a user of its own goes on reading it. Raises ConfigError if that fails.
+    """
+    fresh = _fresh(path)
+    try:
+        fresh.unlink(missing_ok=True)  # of a process that was killed
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            if os.geteuid() == 0:
+                owner = path.parent.stat()
+                os.chown(descriptor, owner.st_uid, owner.st_gid)
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(fresh, path)
+        _sync_folder(path.parent)
+    except OSError as problem:
+        raise ConfigError(f"cannot write {path}: {_reason(problem)}") from None
+
+
+def remove_private(path: Path) -> None:
+    """Remove a file, and what a killed process may have left of it, if it is there."""
+    try:
+        for name in (path, _fresh(path)):
+            name.unlink(missing_ok=True)
+    except OSError as problem:
+        raise ConfigError(f"cannot remove {path}: {_reason(problem)}") from None
+
+
+def read_private(path: Path, *, secret: bool) -> tuple[str, os.stat_result] | None:
+    """Text and state of a file; None if it is not there.
+
+    Raises AccessRefused if others can write to it or, where it is `secret`, read it, or if we
+    cannot; ConfigError if it is no text file.
+    """
+    try:
+        # A link or a pipe in the place of the file is none of ours; a pipe would be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            state = os.fstat(descriptor)
+            _check_mode(path, state.st_mode, secret)
+            raw = file.read(MOST_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError:
+        raise AccessRefused(f"{path} belongs to another user; {_RUN_AS}") from None
+    except OSError as problem:
+        raise ConfigError(f"cannot read {path}: {_reason(problem)}") from None
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        text = ""
+    if not text or len(raw) > MOST_BYTES:
+        raise ConfigError(f"{path} is damaged: it is empty, too long or no text; {REMEDY}")
+    return text, state
+
+
+def parse_object(text: str, path: Path, version: int, keys: frozenset[str]) -> dict[str, Any]:
+    """The JSON object of a file, which has exactly these keys and `version`.
+
+    Raises ConfigError, naming the file, for anything else.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise ConfigError(f"{path} is damaged: it is not JSON: {problem}; {REMEDY}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is damaged: it holds no JSON object; {REMEDY}")
+    found = content.pop("version", None)
+    if found != version or isinstance(found, bool):
+        raise ConfigError(
+            f"{path} has version {found!r}, and this edgespec reads version {version}; use the "
+            "edgespec that wrote it"
+        )
+    check_keys(content, keys, str(path))
+    return content
+
+
+def check_keys(entry: dict[str, Any], keys: frozenset[str], where: str) -> None:
+    """Raise ConfigError if an object has unknown keys, or lacks some."""
+    for what, names in (("has unknown", entry.keys() - keys), ("lacks the", keys - entry.keys())):
+        if names:
+            listed = ", ".join(repr(name) for name in sorted(names))
+            raise ConfigError(f"{where} {what} keys {listed}; {REMEDY}")
+
+
+def _check_mode(path: Path, mode: int, secret: bool) -> None:
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{path} is no plain file; {REMEDY}")
+    if mode & (_OTHERS_ANYTHING if secret else _OTHERS_WRITE):
+        what = "read or change the secret key in" if secret else "change"
+        raise AccessRefused(
+            f"others can {what} {path} (its mode is {stat.S_IMODE(mode):04o}); if nobody has done "
+            f"so: chmod 600 {path}"
+        )
+
+
+def _fresh(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _busy() -> None:
+    raise _Busy
+
+
+def _reason(problem: OSError) -> str:
+    return problem.strerror or str(problem)

@@ -1,0 +1,251 @@
+"""The registry: which devices and tokens a cluster knows; on disk, shared by processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import isfinite
+
+from edgespec.daemon.cluster import COORDINATOR_NAME, ClusterFolder
+from edgespec.daemon.private_files import held, read_private, write_private
+from edgespec.daemon.registry_book import (
+    REVOKED,
+    USED,
+    Book,
+    DeviceEntry,
+    TokenEntry,
+    clean_name,
+)
+from edgespec.errors import AccessRefused, ConfigError
+from edgespec.net.keys import Token, is_key, short
+from edgespec.runtime.registrar import CLIENT, OWNER, STAGE, TOKEN
+
+log = logging.getLogger("edgespec")
+
+FILE = "access.json"
+MOST_DEVICES = 1024
+MOST_TOKENS = 256
+LONGEST_TOKEN_S = 365 * 86400.0
+LOOK_EVERY_S = 0.2
+"""Seconds between two looks at whether another process has changed the file."""
+
+_RANK = {CLIENT: 1, STAGE: 2}  # a stage may do all that a client may
+
+
+class Registry:
+    """Who may do what in the cluster of a coordinator's folder.
+
+    Any thread may ask, and any process that can read the folder may change it. Methods that change
+    something raise ConfigError if the file is damaged or cannot be written. While an object lives,
+    a file that becomes unreadable is warned of once, and what was last read goes on to count.
+    """
+
+    def __init__(self, folder: ClusterFolder, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: seconds since 1970. Raises ConfigError for a device's folder or a bad file."""
+        if not folder.is_coordinator:
+            raise ConfigError(
+                f"{folder.path} is that of a device; devices and tokens are known on the "
+                "coordinator's machine, do this there"
+            )
+        self._folder, self._clock = folder.path, clock
+        self._path = folder.path / FILE
+        self._owner = folder.identity.coordinator
+        self._lock = threading.Lock()  # of what follows; never held while the folder is waited for
+        self._warned = False
+        self._looked = time.monotonic()
+        self._book, self._seen = self._read()
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def role_of(self, key: str) -> str | None:
+        """What the holder of a public key is: "owner", "stage", "client", "token", or None."""
+        if key == self._owner:
+            return OWNER
+        book = self._current()
+        device = book.devices.get(key)
+        if device is not None:
+            return device.role
+        token = book.tokens.get(key)
+        return TOKEN if token is not None and token.is_valid(self._clock()) else None
+
+    def name_of(self, key: str) -> str:
+        """What to call the holder of a public key, known or not."""
+        if key == self._owner:
+            return COORDINATOR_NAME
+        book = self._current()
+        device = book.devices.get(key)
+        if device is not None:
+            return device.name
+        return f"token {short(key)}" if key in book.tokens else short(key)
+
+    def why_not(self, key: str) -> str:
+        """Why a public key is not admitted, for the log; "" if it is."""
+        return "" if self.role_of(key) is not None else self._current().why_not(key)
+
+    def devices(self) -> list[DeviceEntry]:
+        """All that are admitted, in the order in which they came."""
+        return list(self._current(at_once=True).devices.values())
+
+    def tokens(self) -> list[TokenEntry]:
+        """All that can be used now, the oldest first."""
+        now = self._clock()
+        tokens = self._current(at_once=True).tokens.values()
+        return [token for token in tokens if token.is_valid(now)]
+
+    # --- devices --------------------------------------------------------------------------------
+
+    def enrol(self, token_key: str, device_key: str, name: str) -> str:
+        """Admit the device that showed a token; returns the name that it has from now on.
+
+        A key that is admitted already keeps its name and does not use the token up. Raises
+        AccessRefused, with the reason, for a token that does not let it in, and if that cannot be
+        kept on disk.
+        """
+        try:
+            with self._changing() as book:
+                return self._enrol(book, token_key, device_key, name)
+        except AccessRefused:
+            raise
+        except ConfigError as problem:
+            raise AccessRefused(str(problem)) from None
+
+    def _enrol(self, book: Book, token_key: str, device_key: str, name: str) -> str:
+        if not is_key(device_key):
+            raise AccessRefused("what it wants admitted is no key")
+        if device_key == self._owner or book.was_token(device_key):
+            raise AccessRefused("the key that it wants admitted is the coordinator's or a token's")
+        now = self._clock()
+        token, known = book.tokens.get(token_key), book.devices.get(device_key)
+        if token is None or not token.is_valid(now):
+            reason = book.why_not(token_key)
+            if known is not None and reason == USED:
+                return known.name  # it asks again, as it has not heard our answer
+            raise AccessRefused(reason)
+        if known is not None and _RANK[token.role] <= _RANK[known.role]:
+            return known.name
+        if known is None and len(book.devices) >= MOST_DEVICES:
+            raise AccessRefused(
+                f"there are {MOST_DEVICES} devices already; remove some with `edgespec device "
+                "remove NAME`"
+            )
+        book.use(token, now)
+        chosen = known.name if known is not None else book.free_name(clean_name(name))
+        book.devices[device_key] = DeviceEntry(chosen, token.role, device_key, now)
+        book.gone.pop(device_key, None)
+        return chosen
+
+    def remove(self, name_or_fingerprint: str) -> DeviceEntry:
+        """Admit a device no longer. Raises ConfigError if there is none of that name."""
+        with self._changing() as book:
+            for key, entry in book.devices.items():
+                if name_or_fingerprint in (entry.name, entry.fingerprint):
+                    book.drop_device(key, self._clock())
+                    return entry
+            raise ConfigError(
+                f"there is no device {name_or_fingerprint!r}; see `edgespec device list`"
+            )
+
+    def forget(self, key: str) -> None:
+        """Admit the device with this public key no longer, if it is one."""
+        with self._changing() as book:
+            if key in book.devices:
+                book.drop_device(key, self._clock())
+
+    # --- tokens ---------------------------------------------------------------------------------
+
+    def new_token(self, role: str, uses: int, valid_s: float) -> Token:
+        """Make a token that admits devices as "stage" or "client".
+
+        `uses`: how many, 0 for any number; `valid_s`: for how many seconds. Raises ConfigError.
+        """
+        if role not in _RANK:
+            raise ConfigError(f"a token is for a {STAGE} or a {CLIENT}, not for {role!r}")
+        if not 0 <= uses <= 2**31:
+            raise ConfigError(f"uses is {uses}; it must be at least 1, or 0 for any number")
+        if not (isfinite(valid_s) and 1.0 <= valid_s <= LONGEST_TOKEN_S):
+            raise ConfigError(
+                f"a token cannot be valid for {valid_s:g} seconds; give one second to 365 days"
+            )
+        token, now = Token.new(self._owner), self._clock()
+        with self._changing() as book:
+            if len(book.tokens) >= MOST_TOKENS:
+                raise ConfigError(
+                    f"there are {MOST_TOKENS} tokens already; `edgespec token revoke all` takes "
+                    "them back"
+                )
+            left = uses or None
+            entry = TokenEntry(token.pair.public, role, now + valid_s, left, now)
+            book.tokens[entry.key] = entry
+        return token
+
+    def revoke(self, token_id: str) -> None:
+        """Take a token back. Raises ConfigError if there is none of that id."""
+        with self._changing() as book:
+            keys = [key for key, entry in book.tokens.items() if entry.id == token_id]
+            if not keys:
+                raise ConfigError(f"there is no token {token_id!r}; see `edgespec token list`")
+            book.drop_token(keys[0], REVOKED, self._clock())
+
+    def revoke_all(self) -> None:
+        """Take all tokens back."""
+        with self._changing() as book:
+            for key in list(book.tokens):
+                book.drop_token(key, REVOKED, self._clock())
+
+    # --- the file -------------------------------------------------------------------------------
+
+    def _current(self, at_once: bool = False) -> Book:
+        """What counts now; looks at the file not more often than every `LOOK_EVERY_S`."""
+        with self._lock:
+            now = time.monotonic()
+            if at_once or now - self._looked >= LOOK_EVERY_S:
+                self._looked = now
+                if self._signature() != self._seen:
+                    self._reload()
+            return self._book
+
+    def _reload(self) -> None:
+        try:
+            self._book, self._seen = self._read()
+            self._warned = False
+        except ConfigError as problem:
+            if not self._warned:
+                log.warning("devices and tokens stay as they were: %s", problem)
+            self._warned = True
+
+    def _read(self) -> tuple[Book, tuple[int, ...]]:
+        stored = read_private(self._path, secret=False)
+        if stored is None:
+            return Book(), ()
+        text, state = stored
+        return Book.parse(text, self._path), _signature(state)
+
+    def _signature(self) -> tuple[int, ...]:
+        try:
+            return _signature(os.stat(self._path))
+        except OSError:
+            return ()
+
+    @contextmanager
+    def _changing(self) -> Iterator[Book]:
+        """The registry as it is on disk, to be changed; kept if nothing is raised."""
+        with held(self._folder):
+            book, _ = self._read()
+            before = book.to_json()
+            book.drop_stale(self._clock())
+            yield book
+            text = book.to_json()
+            if text != before:
+                write_private(self._path, text)
+            seen = self._signature()  # nobody else writes while we hold the folder
+            with self._lock:
+                self._book, self._seen, self._warned = book, seen, False
+
+
+def _signature(state: os.stat_result) -> tuple[int, ...]:
+    """What differs when the file was written, replaced or given other permissions."""
+    return (state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_size)

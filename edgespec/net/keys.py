@@ -1,0 +1,127 @@
+"""Keys: the CURVE key pairs that nodes prove themselves with, and the tokens that let one in.
+
+A key is 32 bytes (Curve25519), written in Z85 as ZeroMQ has it: 40 characters. What a node may do
+follows from the public key that it has proved to hold, and from nothing that it says of itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import secrets
+import zlib
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils import z85
+
+from edgespec.errors import AccessRefused
+
+KEY_BYTES = 32
+KEY_CHARS = 40
+_Z85 = frozenset(z85.Z85CHARS.decode())
+
+_TOKEN_MARK = "edge-"
+_TOKEN_BYTES = 18  # of the secret: nobody tries 2**144 of them over a network; no padding
+_SUM_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A CURVE key pair, both keys in Z85; the secret one is never shown."""
+
+    public: str
+    secret: str = field(repr=False)
+
+    @staticmethod
+    def new() -> KeyPair:
+        """A random one."""
+        public, secret = zmq.curve_keypair()
+        return KeyPair(public.decode(), secret.decode())
+
+    @staticmethod
+    def from_secret(secret: str) -> KeyPair:
+        """The pair of a secret key. Raises ValueError if it is none."""
+        if not is_key(secret):
+            raise ValueError("a secret key has 40 characters of Z85")
+        return KeyPair(zmq.curve_public(secret.encode()).decode(), secret)
+
+    @staticmethod
+    def from_words(words: str) -> KeyPair:
+        """The pair that everybody can make who knows these words, which have to be a secret."""
+        digest = hashlib.sha256(b"edgespec key pair " + words.encode()).digest()
+        return KeyPair.from_secret(z85.encode(digest).decode())
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a node is: its own key pair, and the public key of the coordinator that it belongs to."""
+
+    own: KeyPair
+    coordinator: str
+
+    @staticmethod
+    def of_coordinator(own: KeyPair) -> Identity:
+        """That of the coordinator itself, and of whoever may read its key: the cluster's owner."""
+        return Identity(own, own.public)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What lets a device or a client into a cluster: who the coordinator is, and a secret.
+
+    From the secret follows a key pair. Whoever comes with it may do one thing, have its own public
+    key admitted. The coordinator keeps the public key of it alone, and the secret never travels.
+    """
+
+    coordinator: str
+    pair: KeyPair
+    text: str = field(repr=False)
+
+    @staticmethod
+    def new(coordinator: str) -> Token:
+        """A random one of the coordinator with this public key."""
+        return Token._of(z85.decode(coordinator), secrets.token_bytes(_TOKEN_BYTES))
+
+    @staticmethod
+    def parse(text: str) -> Token:
+        """From what a user gives. Raises AccessRefused if it is no token, or not all of one."""
+        text = text.strip()
+        try:
+            raw = base64.b64decode(text.removeprefix(_TOKEN_MARK), "-_", validate=True)
+        except (binascii.Error, ValueError):
+            raw = b""
+        body, check = raw[:-_SUM_BYTES], raw[-_SUM_BYTES:]
+        right = len(body) == KEY_BYTES + _TOKEN_BYTES and _sum(body) == check
+        if not (text.startswith(_TOKEN_MARK) and right):
+            raise AccessRefused(
+                "this is no token, or not all of it; copy the whole line that `edgespec init` or "
+                "`edgespec token new` printed on the coordinator"
+            )
+        return Token._of(body[:KEY_BYTES], body[KEY_BYTES:])
+
+    @staticmethod
+    def _of(coordinator: bytes, secret: bytes) -> Token:
+        body = coordinator + secret
+        text = _TOKEN_MARK + base64.urlsafe_b64encode(body + _sum(body)).decode()
+        return Token(z85.encode(coordinator).decode(), KeyPair.from_words(secret.hex()), text)
+
+
+def is_key(text: object) -> bool:
+    """Whether this is a key in Z85."""
+    if not (isinstance(text, str) and len(text) == KEY_CHARS and _Z85.issuperset(text)):
+        return False
+    try:
+        return len(z85.decode(text)) == KEY_BYTES
+    except Exception:  # five characters can stand for more than four bytes hold
+        return False
+
+
+def short(key: str) -> str:
+    """A public key for people: its fingerprint, which has no characters that a shell minds."""
+    return hashlib.sha256(key.encode()).hexdigest()[:12]
+
+
+def _sum(body: bytes) -> bytes:
+    return zlib.crc32(body).to_bytes(_SUM_BYTES, "big")

@@ -1,0 +1,93 @@
+"""The adaptive policy on a ring of which one stage takes three times as long from the middle on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from statistics import mean
+
+import pytest
+from support.worlds import FixedDurations, submit, toy_world
+
+from edgespec.machines.effects import Effect, RunBlock
+from edgespec.policy.experience import Experience
+from edgespec.sim.faults import SlowStage
+from edgespec.sim.oracle import Oracle
+from edgespec.sim.toy import ToyCodec, plain_answer
+from edgespec.wire.messages import Finished, Tokens
+
+STAGES, TOKENS = 3, 120
+BLOCK_S, ROW_S = 0.010, 0.0005
+SLOWER = 3.0
+MIDDLE_S = 0.8
+SEEDS = range(6)
+
+
+@dataclass
+class RowDurations(FixedDurations):
+    """A block takes longer with more rows."""
+
+    def stage(self, number: int, effect: Effect) -> float:
+        """A constant and something for each row."""
+        rows = len(effect.rows) if isinstance(effect, RunBlock) else 0
+        return super().stage(number, effect) + ROW_S * rows
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`rate`: tokens a second from the middle on. `rows`: sent in all."""
+
+    rate: float
+    rows: int
+    step_before: float
+    step_after: float
+    spread_before: float
+    spread_after: float
+
+
+def play(seed: int, slow_stage: int, *, learning: bool) -> Outcome:
+    """One request; the answer is checked. Without `learning`, costs stay what they were."""
+    draft = Oracle(random.Random(f"{seed} draft"), 0.8)
+    ask = submit(prompt=f"hello{seed}", limit=TOKENS, policy="adaptive")
+    right = plain_answer(ToyCodec(), ask, STAGES, 2000)
+    draft.tell(right.whole)
+    world = toy_world(
+        RowDurations([BLOCK_S] * STAGES, head=0.001, draft_row=0.002),
+        draft=draft,
+        faults=[SlowStage(slow_stage, SLOWER, MIDDLE_S, 1e9)],
+    )
+    world.submit(ask)
+    world.run(until=MIDDLE_S)
+    experience = world.coordinator.experience_of("adaptive")
+    step, spread = experience.step.seconds(1), experience.spread
+    early = sum(len(r.message.token_ids) for r in world.replies if isinstance(r.message, Tokens))
+    assert 10 < early < TOKENS - 40, "it is in the middle"
+    with pytest.MonkeyPatch.context() as patch:
+        if not learning:
+            patch.setattr(Experience, "segment", lambda *_: None)
+        world.run()
+    end = world.replies[-1]
+    assert isinstance(end.message, Finished)
+    assert end.message.token_ids == right.token_ids, "exact, whatever was slow"
+    return Outcome(
+        (TOKENS - early) / (end.at - MIDDLE_S),
+        end.message.rows_sent,
+        step,
+        experience.step.seconds(1),
+        spread,
+        experience.spread,
+    )
+
+
+@pytest.mark.parametrize("slow_stage", [1, 2, 3])
+def test_costs_are_learnt_anew_and_segments_adapt(slow_stage: int) -> None:
+    learnt = [play(seed, slow_stage, learning=True) for seed in SEEDS]
+    fixed = [play(seed, slow_stage, learning=False) for seed in SEEDS]
+    for one in learnt:
+        assert one.step_after > 2.0 * one.step_before, "what a segment costs now"
+        assert one.spread_after < 0.9 * one.spread_before, "one stage is what all wait for"
+    assert all(one.step_after == one.step_before for one in fixed)
+    # A row behind a busier stage is cheaper, so that more of them travel together.
+    assert mean(one.rows for one in learnt) > 1.05 * mean(one.rows for one in fixed)
+    gain = mean(one.rate for one in learnt) / mean(one.rate for one in fixed)
+    assert gain > 0.9, f"learning made it {gain:.2f} times as fast"
