@@ -13,7 +13,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
-from edgespec.cli.plan import _as_json, _commands
+from edgespec.cli.plan import commands_of, plan_as_json
 from edgespec.cli.token import with_cluster
 from edgespec.config import DEFAULT_PORT, Address
 from edgespec.daemon.bundled import bundled
@@ -189,8 +189,8 @@ class _Planned:
         """The JSON object that `edgespec plan --json` prints; takes seconds."""
         with notes.waiting("playing the plan in virtual time"):
             speed = speculative_speed(self.made)
-        commands = list(_commands(self.made, self.model, self.draft, self.draft_quant))
-        return json.dumps(_as_json(self.made, speed, commands), ensure_ascii=False) + "\n"
+        commands = list(commands_of(self.made, self.model, self.draft, self.draft_quant))
+        return json.dumps(plan_as_json(self.made, speed, commands), ensure_ascii=False) + "\n"
 
     def lines(self) -> Iterator[str]:
         """What it says of each device."""
@@ -244,7 +244,8 @@ def _tell(notes: Notes, made: ClusterFolder, kept: bool) -> None:
     notes.say(f"start the coordinator:        {with_cluster('edgespec serve', made.path)}")
     notes.say(f"another token, when needed:   {with_cluster('edgespec token new', made.path)}")
     if made.settings.places:
-        notes.say(f"places are kept for devices of these names: {' '.join(made.settings.places)}")
+        names = " ".join(made.settings.places)
+        notes.say(f"places in the ring are kept for the devices with these host names: {names}")
     notes.say("on each device, within an hour:")
 
 

@@ -13,6 +13,7 @@ from edgespec.config import LOOPBACK, Address, Emulation, StageConfig
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.process import end_with_parent, leave, start_logging
 from edgespec.daemon.stage import run_stage
+from edgespec.errors import ConfigError
 from edgespec.net.keys import Token
 
 log = logging.getLogger("edgespec")
@@ -74,6 +75,8 @@ def join(
         admitted(path, Token.parse(token), coordinator, wait, log.info)
     folder = ClusterFolder.open(path)
     address = address_of(folder, coordinator, wait, log.info)
-    if not folder.is_coordinator:
+    try:
         folder.with_address(str(address))
+    except ConfigError as problem:  # it only makes the next start faster
+        log.warning("where the coordinator is cannot be remembered: %s", problem)
     leave(run_stage(config(address), folder.identity, folder.name))

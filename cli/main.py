@@ -41,8 +41,8 @@ for command in (demo, init, serve, join, leave, prompt, status):
 app.add_typer(token, name="token")
 app.add_typer(device, name="device")
 app.add_typer(service, name="service")
-for command in (bench, simulate, shard, plan, profile, doctor):
-    app.command()(command)
+for tool in (bench, simulate, shard, plan, profile, doctor):
+    app.command()(tool)
 
 
 @app.callback(invoke_without_command=True)

@@ -88,9 +88,9 @@ def plan(
     made = make_plan(problem)
     with Notes().waiting("playing the plan in virtual time"):
         speed = speculative_speed(made)
-    commands = list(_commands(made, model, draft, draft_quant))
+    commands = list(commands_of(made, model, draft, draft_quant))
     if as_json_object:
-        print(json.dumps(_as_json(made, speed, commands), ensure_ascii=False))
+        print(json.dumps(plan_as_json(made, speed, commands), ensure_ascii=False))
         return
     console = Console(markup=False, highlight=False, emoji=False)
     table = _table(made)
@@ -175,7 +175,7 @@ def _other_cut(asked: Asked, made: Plan) -> Iterator[str]:
         )
 
 
-def _commands(made: Plan, model: str, draft: str, draft_quant: str) -> Iterator[str]:
+def commands_of(made: Plan, model: str, draft: str, draft_quant: str) -> Iterator[str]:
     """How to start the ring, one line a device; a name of a cost model has no folder yet."""
     of, draft_name = made.problem.model, made.problem.model.draft.name
     folder = shlex.quote(model) if Path(model).is_dir() else "MODEL_FOLDER"
@@ -200,7 +200,7 @@ def _joined(split: tuple[int, ...]) -> str:
     return ",".join(map(str, split))
 
 
-def _as_json(made: Plan, speed: float | None, commands: list[str]) -> dict[str, object]:
+def plan_as_json(made: Plan, speed: float | None, commands: list[str]) -> dict[str, object]:
     problem = made.problem
     profiles = {place.device.profile.name: place.device.profile for place in made.places}
     return {

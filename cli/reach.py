@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.cli.discover import discovered
-from edgespec.config import Address
+from edgespec.config import LOOPBACK, Address
 from edgespec.daemon.cluster import ClusterFolder, folder_of, own_key
 from edgespec.errors import AccessRefused, PeerLost
 from edgespec.net.discovery import takes_connections
@@ -33,7 +33,7 @@ def address_of(folder: ClusterFolder, coordinator: str | None, wait: float, say:
     if coordinator is not None:
         return Address.parse(coordinator)
     known = _known(folder)
-    if known is not None and takes_connections(known):
+    if known is not None and (_is_local(folder) or takes_connections(known)):
         return known
     try:
         return discovered(wait, say, folder.cluster_id)
@@ -41,6 +41,11 @@ def address_of(folder: ClusterFolder, coordinator: str | None, wait: float, say:
         if known is None or folder.is_coordinator:
             raise
         return known  # it may come back there, on a network that keeps multicast back
+
+
+def _is_local(folder: ClusterFolder) -> bool:
+    """Whether the coordinator listens on loopback alone: nobody announces it."""
+    return folder.is_coordinator and folder.settings.host in (LOOPBACK, "localhost", "::1")
 
 
 def _known(folder: ClusterFolder) -> Address | None:

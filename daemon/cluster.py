@@ -18,7 +18,7 @@ from edgespec.daemon.private_files import (
     write_private,
 )
 from edgespec.errors import AccessRefused, ConfigError
-from edgespec.net.discovery_interfaces import EVERY_ADDRESS
+from edgespec.net.discovery_interfaces import EVERY_ADDRESS, listens_everywhere
 from edgespec.net.keys import Identity, KeyPair, is_key, short
 from edgespec.planning.partition import parse_split
 
@@ -170,7 +170,8 @@ class ClusterFolder:
         if stored is None:
             raise AccessRefused(
                 f"there is no cluster in {path}; on the coordinator make one with `edgespec init "
-                "--model ...`, on a device join one with `edgespec join TOKEN`"
+                "--model ...`, on a device join one with `edgespec join TOKEN`; if it lies "
+                "elsewhere (a service's in /var/lib/edgespec), name its folder with --cluster"
             )
         membership = _membership(stored[0], path / _MEMBERSHIP)
         own = _key(path / _DEVICE_KEY)
@@ -249,8 +250,8 @@ class ClusterFolder:
         if self._membership is not None:
             return self._membership.address
         settings = self.settings
-        host = LOOPBACK if settings.host == EVERY_ADDRESS else settings.host
-        return f"{host}:{settings.port}"
+        host = LOOPBACK if listens_everywhere(settings.host) else settings.host
+        return str(Address(host, settings.port))
 
     def with_address(self, address: str) -> ClusterFolder:
         """The same, with where the coordinator is now; on a device that is kept on disk."""

@@ -15,13 +15,13 @@ from edgespec.daemon.notify import Notifier
 from edgespec.daemon.process import exit_code
 from edgespec.daemon.registry import Registry
 from edgespec.daemon.settings import context_of, look_at_models
+from edgespec.daemon.sharing import Sharing, needs_of
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.membership import MembershipMachine
 from edgespec.net.block_server import BlockServer
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.planning.costs import RingCosts
-from edgespec.planning.partition import blocks_of
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.equipment import Equipment
 from edgespec.runtime.registrar import admits
@@ -102,39 +102,44 @@ def _build(
     name = draft.name if draft else ""
     ring = Ring(config.stages, context_length, name, recovery=config.timing.recovery)
     machine = CoordinatorMachine(ring, Tokenizer(model.tokenizer))
-    places: list[Assign] = []
+    planned: list[Assign] = []
     blocks = BlockServer(
         Address(config.address.host, 0),
         cluster.identity.own,
         partial(admits, registrar, blocks=True),
-        model.serving(places),
+        model.serving(planned),
         busy=lambda: machine.is_working,
     )
-    split = blocks_of(model.layers, config.stages, config.layers)
-    key = secrets.token_hex(SECRET_BYTES)
-    places += [
-        Assign(
-            stage,
-            config.stages,
-            first,
-            end,
-            model.name,
-            model.fingerprint,
-            config.dtype,
-            config.quantisation.name,
-            context_length,
-            blocks.port,
-            key,
-        )
-        for stage, (first, end) in enumerate(split, start=1)
-    ]
+    like = Assign(
+        stage=0,
+        stages=config.stages,
+        first=0,
+        end=0,
+        model=model.name,
+        fingerprint=model.fingerprint,
+        dtype=config.dtype,
+        quantisation=config.quantisation.name,
+        context_length=context_length,
+        blocks_port=blocks.port,
+        ring_key=secrets.token_hex(SECRET_BYTES),
+    )
+    sharing = Sharing(model.layers, like, config.layers, planned)
+    can_replan = model.can_be_cut_anew and costs is None  # an emulated ring is what was asked for
+    needs = needs_of(config, model.tokenizer, context_length) if can_replan else None
     home = Connect("", transport.data_port, cluster.identity.own.public)
     pace = None if costs is None else lambda _: coordinator_pace(costs, draft)
     node = CoordinatorNode(
         transport,
         CoordinatorCompute(TorchHead(head), draft),
         machine,
-        MembershipMachine(places, home, config.timing, names=config.places),
+        MembershipMachine(
+            sharing.places,
+            home,
+            config.timing,
+            requests=machine.load,
+            names=config.places,
+            replan=partial(sharing.anew, needs) if needs else None,
+        ),
         registrar,
         Equipment(transport, pace, trace),
     )

@@ -298,7 +298,7 @@ def _access(address: Address, folder: ClusterFolder, root: Path) -> Iterator[Fin
 
 def _round_trips(address: Address, folder: ClusterFolder) -> list[float]:
     """Seconds of each way there and back. Raises AccessRefused or PeerLost."""
-    trips = []
+    trips: list[float] = []
     with Client(address, folder.identity, ANSWER_S) as client:
         client.status()  # connecting is not a trip
         end = time.perf_counter() + TRIPS_S

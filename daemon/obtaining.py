@@ -116,7 +116,7 @@ def _from_coordinator(wanted: Wanted, library: BlockLibrary) -> TensorSource:
         fetched = fetch_block(
             source,
             wanted.identity,
-            place.stage,
+            place.block_number,
             lambda offer: incoming.folder / _file_of(offer, key),
             lambda progress: wanted.say(f"receiving the block: {progress.text}"),
             wanted.stop,

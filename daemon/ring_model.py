@@ -43,6 +43,11 @@ class RingModel:
         """What stages are told: a path that they may have too, or the hub id."""
 
     @property
+    def can_be_cut_anew(self) -> bool:
+        """Whether it has blocks of any layers, and not only those that it was made into."""
+        return self._made is None
+
+    @property
     def layers(self) -> int:
         """Decoder layers of the model."""
         return int(self.head.config.num_hidden_layers)
@@ -52,13 +57,13 @@ class RingModel:
         """Tokens that the model takes."""
         return int(self.head.config.max_position_embeddings)
 
-    def serving(self, places: Sequence[Assign]) -> Callable[[int, Say], ServedBlock]:
-        """What makes or finds the block of a stage, counted from 1, for a BlockServer."""
+    def serving(self, blocks: Sequence[Assign]) -> Callable[[int, Say], ServedBlock]:
+        """What makes or finds a block by its number, counted from 1, for a BlockServer."""
 
-        def prepare(stage: int, say: Say) -> ServedBlock:
-            if not 1 <= stage <= len(places):
-                raise ConfigError(f"this ring has no stage {stage}, only 1 to {len(places)}")
-            return self._block(places[stage - 1], say)
+        def prepare(number: int, say: Say) -> ServedBlock:
+            if not 1 <= number <= len(blocks):
+                raise ConfigError(f"there is no block {number} here, only 1 to {len(blocks)}")
+            return self._block(blocks[number - 1], say)
 
         return prepare
 

@@ -8,6 +8,7 @@ the stages → the policy again.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -97,7 +98,8 @@ class CoordinatorMachine:
             case ComputeFailed(job, request, reason):
                 self._head_jobs.pop(job, None)
                 return self._on_fault(request, reason, now)
-            case RingUp():
+            case RingUp(stages):
+                self._ring = replace(self._ring, stages=stages or self._ring.stages)
                 self._watch.up()
                 return self._start_next(now)
             case RingDown(reason):
@@ -121,6 +123,10 @@ class CoordinatorMachine:
     def idle(self) -> bool:
         """No request waits or runs, and nothing is on the ring."""
         return not self._requests and not self._flying
+
+    def load(self) -> tuple[int, int]:
+        """How many requests run, and how many wait."""
+        return int(self._active is not None), len(self._waiting)
 
     @property
     def is_working(self) -> bool:
@@ -175,6 +181,7 @@ class CoordinatorMachine:
         self._active = request.number
         if not request.recoveries:
             request.tally.started = now
+        request.clock.lead_over(self._ring.stages)
         request.chunk = request.experience.chunk(
             len(request.prefix), self._ring.prefill_chunk, self._ring.stages
         )

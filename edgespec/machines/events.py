@@ -72,7 +72,9 @@ class ComputeFailed:
 
 @dataclass(frozen=True, slots=True)
 class RingUp:
-    """Every stage is ready and connected."""
+    """Every stage is ready and connected; `stages`: how many there are, 0 for as many as before."""
+
+    stages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ class _Device:
     at: float = 0.0
     health: Health | None = None
     why_throttled: str = ""
+    slowdown: float = 0.0  # when it computed last
     hot: _Alarm = field(default_factory=lambda: _Alarm(4.0, 10.0))
     # Governors throttle and let go by turns: that it is over takes longer to say.
     throttled: _Alarm = field(default_factory=lambda: _Alarm(4.0, 20.0))
@@ -121,7 +122,7 @@ class HealthWatch:
         alarms = {
             "hot": device.hot.is_on,
             f"throttled ({device.why_throttled})": device.throttled.is_on,
-            f"{device.health.slowdown:.1f} times as slow as it was": device.slow.is_on,
+            f"{device.slowdown:.1f} times as slow as it was": device.slow.is_on,
             "the slowest": device.slowest.is_on,
         }
         return ", ".join(words for words, is_on in alarms.items() if is_on)
@@ -204,6 +205,7 @@ def _throttle_news(device: _Device, health: Health, now: float) -> str:
 def _slow_news(device: _Device, health: Health, now: float) -> str:
     if not health.slowdown:
         return ""  # it computed nothing lately
+    device.slowdown = health.slowdown
     bad, good = health.slowdown > SLOW, health.slowdown < NOT_SLOW
     if not device.slow.seen(bad, good, now):
         return ""

@@ -52,6 +52,11 @@ from edgespec.wire.messages import (
 ALL_REQUESTS = -1
 """The request number of a Fault that means the whole stage."""
 
+Replan = Callable[[Sequence[Join]], Sequence[Assign] | None]
+"""Places for these devices alone, in this order (those behind the last place are not needed), or
+None if they cannot hold the model."""
+
+
 class MembershipMachine:
     """The coordinator's list of stages and clients, without I/O."""
 
@@ -62,13 +67,18 @@ class MembershipMachine:
         timing: Timing,
         requests: Callable[[], tuple[int, int]] = lambda: (0, 0),
         names: Sequence[str] = (),
+        replan: Replan | None = None,
     ) -> None:
         """`places[s - 1]` is what stage s shall run, and its `ring_key` a secret from which the
         rings' own ones are made; `home` is where the last stage pushes. `requests()`: how many run
-        and how many wait, for who asks. `names`: whom a plan has for each place; () for nobody."""
+        and how many wait, for who asks. `names`: whom a plan has for each place; () for nobody.
+        `replan`: other places, for those alone who are left when one does not come back."""
         self._places = places
         self._requests = requests
         self._names = names
+        self._replan = replan
+        self._most = len(places)
+        self._missing_since: float | None = None  # a place was held once, and is not
         self._home = home
         self._timing = timing
         self._members: dict[int, Member] = {}
@@ -181,7 +191,7 @@ class MembershipMachine:
     # --- stages come --------------------------------------------------------------------------
 
     def _on_join(self, peer: bytes, join: Join, now: float) -> list[Effect]:
-        stages = len(self._places)
+        stages = self._most
         if not 0 <= join.stage <= stages:
             return _refuse(
                 peer,
@@ -190,7 +200,8 @@ class MembershipMachine:
             )
         if not _is_address(join.host, join.port):
             return _refuse(peer, f"{join.host!r} port {join.port} is no IPv4 address and TCP port")
-        join = replace(join, name=printable(join.name))
+        wish = join.stage if join.stage <= len(self._places) else SPARE
+        join = replace(join, name=printable(join.name), stage=wish)
         known = self._member_of(peer)
         if known is not None:
             return self._on_join_again(known, join)
@@ -255,6 +266,8 @@ class MembershipMachine:
         self._rivals.pop(place, None)
         self._watch.health.forget(peer)
         member = self._members[place] = Member(peer, join, now, place)
+        if len(self._members) == len(self._places):
+            self._missing_since = None
         text = f"{member} joined, {len(self._members)} of {len(self._places)}"
         return [self._assign(member), Report(text)]
 
@@ -268,6 +281,7 @@ class MembershipMachine:
         return replace(place, ring=self._ring, ring_key=key)
 
     def _add_spare(self, peer: bytes, join: Join, now: float) -> list[Effect]:
+        self._watch.health.forget(peer)
         member = self._spares[peer] = Member(peer, join, now, SPARE, "standing by")
         return [self._stand_by(member), Report(f"{member} stands by")]
 
@@ -288,7 +302,12 @@ class MembershipMachine:
             return effects
         self._is_up = self._was_up = True
         self._up_since = self._now
-        return [*effects, *self._connect_ring(), Tell(RingUp()), Report("the ring is up")]
+        return [
+            *effects,
+            *self._connect_ring(),
+            Tell(RingUp(len(self._places))),
+            Report("the ring is up"),
+        ]
 
     def _all_ready(self) -> bool:
         return len(self._members) == len(self._places) and all(
@@ -330,6 +349,8 @@ class MembershipMachine:
         if self._spares:
             spare = self._spares.pop(next(iter(self._spares)))
             effects += self._enter(spare.peer, spare.join, lost.place, spare.heard)
+        elif self._was_up and self._missing_since is None:
+            self._missing_since = self._now
         return effects
 
     def _take_down(self, reason: str) -> list[Effect]:
@@ -341,6 +362,35 @@ class MembershipMachine:
         for member in self._members.values():
             member.ready, member.state = False, "waiting"
             effects.append(self._assign(member))
+        return effects
+
+    def _on_missing(self, now: float) -> list[Effect]:
+        """Nobody came in half the time that requests wait: let those who are left do it alone."""
+        patience = self._timing.recovery / 2
+        if self._replan is None or self._missing_since is None or not self._members:
+            return []
+        if not patience or now - self._missing_since < patience:
+            return []
+        self._missing_since = now  # it is tried again as late, with whoever is there then
+        here = [self._members[place] for place in sorted(self._members)]
+        places = self._replan([member.join for member in here])
+        if places is None:
+            return [Report("the devices that are left have no memory for the whole model")]
+        return self._share_out(places, here)
+
+    def _share_out(self, places: Sequence[Assign], here: list[Member]) -> list[Effect]:
+        """Those who are here get other places; who is not needed stands by."""
+        self._places, self._names, self._missing_since = places, (), None
+        self._ring += 1
+        self._members.clear()
+        text = f"the model is shared out anew, over {len(places)} device(s)"
+        effects: list[Effect] = [Tell(RingDown(text)), Report(text)]
+        for place, member in enumerate(here, start=1):
+            join = replace(member.join, stage=SPARE)  # what it wished for is another place now
+            if place <= len(places):
+                effects += self._enter(member.peer, join, place, member.heard)
+            else:
+                effects += self._add_spare(member.peer, join, member.heard)
         return effects
 
     # --- time ---------------------------------------------------------------------------------
@@ -358,6 +408,7 @@ class MembershipMachine:
                 # Should it live, it reads this first and comes back at once.
                 effects.append(SendPeer(member.peer, Goodbye(f"{member} {cause}")))
                 effects += self._lose(member, cause)
+        effects += self._on_missing(now)
         effects += [SendPeer(m.peer, self._watch.trips.beat(m.peer, now)) for m in self._everybody]
         for peer, heard in list(self._clients.items()):
             if now - heard > self._timing.client_silence:

@@ -105,13 +105,20 @@ class RingClock:
 
     def __init__(self, stages: int) -> None:
         self._stages = stages
+        self._before = 0.0  # trips round rings of other lengths
         self._now = 0
         self._last_entry = -1
 
     @property
     def trips(self) -> float:
         """Trips until the newest result."""
-        return self._now / self._stages
+        return self._before + self._now / self._stages
+
+    def lead_over(self, stages: int) -> None:
+        """From now on the ring has so many stages."""
+        if stages != self._stages:
+            self._before, self._stages = self.trips, stages
+            self._now, self._last_entry = 0, -1
 
     def send(self) -> int:
         """A segment leaves now; returns the step at which it enters the ring."""

@@ -32,8 +32,8 @@ from edgespec.machines.piece_sender import (
 )
 from edgespec.machines.transfer import WINDOW
 from edgespec.net.access import Admits, Gate
-from edgespec.net.keys import KeyPair
-from edgespec.net.sockets import Dropped, bind, waiting
+from edgespec.net.keys import KeyPair, short
+from edgespec.net.sockets import Dropped, bind, proved
 from edgespec.net.zmq_transport import HEARTBEAT_MS
 from edgespec.wire.codec import HASH_BYTES, decode, encode
 from edgespec.wire.messages import (
@@ -116,6 +116,7 @@ class BlockServer:
         of its own, `busy` in another one, often. Raises ConfigError if the address cannot be used.
         """
         self._busy = busy
+        self._admits = admits
         self._context = zmq.Context()
         self._context.setsockopt(zmq.IPV6, 1)
         self._router = self._open()
@@ -209,8 +210,12 @@ class BlockServer:
 
     def _step(self) -> None:
         self._carry_out(self._sender.handle(RingIs(self._busy()), time.monotonic()))
-        for frames in waiting(self._router):
-            peer = frames.pop(0)
+        for key, frames in proved(self._router):
+            peer, reason = frames.pop(0), self._admits(key)
+            if reason:  # it was let in once, and is not known any more
+                self._dropped.note(f"the key {short(key)} asks for a block: {reason}")
+                self._send(peer, BlockRefused("this device is no part of the cluster any more"))
+                continue
             try:
                 self._on_message(peer, decode(frames))
             except RemoteProtocolError as problem:

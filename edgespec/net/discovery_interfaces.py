@@ -76,7 +76,7 @@ def interfaces_from(
         if not state.isup or "multicast" not in flags or flags & {"loopback", "pointopoint"}:
             continue
         here = addresses.get(name, [])
-        numbers = [
+        numbers: list[IPv4Interface | IPv6Interface] = [
             *(
                 IPv4Interface(f"{one.address}/{one.netmask or 32}")
                 for one in here

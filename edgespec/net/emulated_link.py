@@ -153,9 +153,7 @@ class PacedTransport(ZmqTransport):
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
             due = heapq.heappop(waiting)[2]
-            if (
-                not due.on_ring or due.ring_key == self.ring_key
-            ):  # else its ring was lost
+            if not due.on_ring or due.ring_key == self.ring_key:  # else its ring was lost
                 ready.append(due)
         return ready
 

@@ -92,14 +92,15 @@ class Token:
             raw = base64.b64decode(text.removeprefix(_TOKEN_MARK), "-_", validate=True)
         except (binascii.Error, ValueError):
             raw = b""
-        body, check = raw[:-_SUM_BYTES], raw[-_SUM_BYTES:]
-        right = len(body) == KEY_BYTES + _TOKEN_BYTES and _sum(body) == check
-        if not (text.startswith(_TOKEN_MARK) and right):
-            raise AccessRefused(
-                "this is no token, or not all of it; copy the whole line that `edgespec init` or "
-                "`edgespec token new` printed on the coordinator"
-            )
-        return Token._of(body[:KEY_BYTES], body[KEY_BYTES:])
+        body = raw[:-_SUM_BYTES]
+        if len(body) == KEY_BYTES + _TOKEN_BYTES:
+            token = Token._of(body[:KEY_BYTES], body[KEY_BYTES:])
+            if token.text == text:  # its mark, its sum, and nothing that only decodes alike
+                return token
+        raise AccessRefused(
+            "this is no token, or not all of it; copy the whole line that `edgespec init` or "
+            "`edgespec token new` printed on the coordinator"
+        )
 
     @staticmethod
     def _of(coordinator: bytes, secret: bytes) -> Token:

@@ -51,3 +51,17 @@ def split_layers(layers: int, stages: int) -> list[tuple[int, int]]:
         blocks.append((first, end))
         first = end
     return blocks
+
+
+def fitted_split(layers: int, most: Sequence[int]) -> tuple[int, ...] | None:
+    """How many layers each device gets: at most `most`, and as equal as that allows.
+
+    None if they cannot hold all layers, or there are fewer layers than devices.
+    """
+    left, split = layers, [0] * len(most)
+    smallest_first = sorted(range(len(most)), key=lambda device: most[device])
+    for done, device in enumerate(smallest_first):
+        others = len(most) - done
+        split[device] = min(most[device], -(-left // others))
+        left -= split[device]
+    return tuple(split) if not left and min(split, default=0) > 0 else None

@@ -16,6 +16,7 @@ from edgespec.wire.messages import (
     Heartbeat,
     Message,
     Progress,
+    Refuse,
     Removed,
     Status,
     StatusRequest,
@@ -127,7 +128,7 @@ class Client:
         messages = [i.message for i in self._transport.poll(self._timing.beat)]
         now = time.monotonic()
         for message in messages:
-            if isinstance(message, Removed):
+            if isinstance(message, Removed | Refuse):
                 raise AccessRefused(f"the coordinator refused: {message.reason}")
         if messages:
             self._heard = now

@@ -83,14 +83,13 @@ class CoordinatorNode(Node):
                 incoming, Removed(f"this key counts no more: {self._registrar.why_not(key)}")
             )
         elif type(message) not in MAY_SEND[role]:
-            self._refuse(incoming, Refuse(f"the key of a {role} is not for that"))
+            self._refuse(incoming, Refuse(f"a key with the role {role} does not allow that"))
         elif isinstance(message, Join) and message.key != key:
             self._refuse(incoming, Refuse("a stage joins with the key that it connects with"))
         elif isinstance(message, Enrol):
             self._enrol(peer, key, message)
         elif isinstance(message, Leave):
-            self._registrar.forget(key)
-            self._answer(peer, Goodbye("this device is forgotten"))
+            self._forget(peer, key)
         else:
             return True
         return False
@@ -109,6 +108,16 @@ class CoordinatorNode(Node):
         else:
             log.info("%s (key %s) is admitted to the cluster", name, short(enrol.key))
             self._answer(peer, Enrolled(name))
+
+    def _forget(self, peer: bytes, key: str) -> None:
+        try:
+            self._registrar.forget(key)
+        except EdgespecError as problem:
+            log.warning("%s cannot leave: %s", short(key), problem)
+            self._answer(peer, Refuse(str(problem)))
+        else:
+            log.info("the device with the key %s has left the cluster", short(key))
+            self._answer(peer, Goodbye("this device is forgotten"))
 
     def _answer(self, peer: bytes, message: Message) -> None:
         with contextlib.suppress(PeerLost):

@@ -77,7 +77,8 @@ class Assign:
     that has neither the model nor the block asks for it at `blocks_port` of the coordinator.
     `ring` numbers the coordinator's rings, of which every loss of a stage begins a new one: a stage
     that holds the block already forgets all that it had of the ring before, and is ready for this
-    one. `ring_key` is the secret of this ring's members.
+    one. `ring_key` is the secret of this ring's members. `block_number`: what the block is called
+    on the block channel.
     """
 
     stage: int
@@ -92,6 +93,7 @@ class Assign:
     blocks_port: int
     ring_key: str
     ring: int = 1
+    block_number: int = 0
 
     @property
     def block(self) -> tuple[str, int, int, str, str]:
@@ -386,9 +388,12 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class BlockRequest:
-    """Asks for the block file of a stage; answered by BlockPreparing, BlockOffer, BlockRefused."""
+    """Asks for a block file; answered by BlockPreparing, BlockOffer, BlockRefused.
 
-    stage: int
+    `number`: as the Assign of the stage has it, counted from 1.
+    """
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def test_a_plan_gives_the_ring_and_the_places(
     assert "D0 desk: coordinator, needs " in done.err
     assert "V1 nano a: layers 0 to " in done.err
     assert f"left out: {plan['left_out'][0]['device']} (" in done.err
-    assert f"places are kept for devices of these names: {' '.join(settings.places)}" in done.err
+    assert f"the devices with these host names: {' '.join(settings.places)}\n" in done.err
     assert done.out.count("\n") == 1
     assert here("--stages", "2").code == 0
     assert not (folder / "plan.json").exists()  # of other settings
@@ -150,7 +150,7 @@ def test_kinds_of_devices_are_no_names(here: Here, folder: Path, quick: None) ->
     assert done.code == 0, done.err
     settings = ClusterFolder.open(folder).settings
     assert (settings.places, settings.dtype, settings.quant) == ((), "float32", "none")
-    assert "places are kept" not in done.err
+    assert "host names" not in done.err
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,7 @@ SERVE = ["serve", "--port", "0"]
 
 WRONG: dict[str, tuple[list[str], str]] = {
     "no command": (["nothing"], "No such command 'nothing'"),
-    "no stages": (SERVE, "Give --stages N, or --layers N,N,..."),
-    "zero stages": ([*SERVE, "--stages", "0"], "Give --stages N"),
+    "no stages": ([*SERVE, "--dtype", "float64"], "Give --stages N, or --layers N,N,..."),
     "fewer than no stages": ([*SERVE, "--stages", "-1"], "-1 stages; a ring has 1 to 256"),
     "too many stages": ([*SERVE, "--stages", "257"], "257 stages; a ring has 1 to 256"),
     "layers in words": ([*SERVE, "--layers", "two,six"], "layers is 'two,six'; give one number"),
@@ -60,7 +59,6 @@ WRONG: dict[str, tuple[list[str], str]] = {
         "there is no model folder /none",
     ),
     "dtype": ([*SERVE, "--stages", "1", "--dtype", "int3"], "unknown dtype 'int3'"),
-    "IPv6 host": ([*SERVE, "--stages", "1", "--host", "::1"], "IPv6"),
     "port": (["serve", "--stages", "1", "--port", "70000"], "70000 is no port"),
     "model of invalid UTF-8": (
         [*SERVE, "--stages", "1", "--model", "/m\udcff"],

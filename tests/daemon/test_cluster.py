@@ -170,10 +170,13 @@ def test_where_the_coordinator_is_seen_from_its_own_machine(folder: Path) -> Non
     made = ClusterFolder.create(folder, ClusterSettings(host="192.168.1.10"))
     assert made.address == "192.168.1.10:7430"
     assert made.with_address("elsewhere:1").address == "192.168.1.10:7430"
+    assert ClusterFolder.create(folder, ClusterSettings(host="::")).address == "127.0.0.1:7430"
+    assert ClusterFolder.create(folder, ClusterSettings(host="fd00::1")).address == "[fd00::1]:7430"
     assert made.name == "coordinator"
 
 
-def test_two_at_once_make_one_key(folder: Path) -> None:
+def test_two_at_once_make_one_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_files, "LOCK_WAIT_S", 60.0)  # the disk may be slow
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda _: ClusterFolder.create(folder, SETTINGS), range(8)))
     assert len({one.identity.own.secret for one in made}) == 1

@@ -53,7 +53,7 @@ def all_settings(draw: st.DrawFn) -> ClusterSettings:
         draft_quant=draw(st.sampled_from(list(QUANTISATIONS))),
         layers=draw(st.sampled_from(["", ",".join(map(str, layers))])),
         context=draw(st.sampled_from([0, 2, 4096])),
-        host=draw(st.sampled_from(["0.0.0.0", "board.local"])),
+        host=draw(st.sampled_from(["0.0.0.0", "board.local", "fd00::1"])),
         port=draw(st.integers(0, 65535)),
         places=tuple(draw(st.one_of(st.just([]), names))),
     )

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.registries import Clock, device, enrol, refused, stored
 
-from edgespec.daemon import registry
+from edgespec.daemon import private_files, registry
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
 from edgespec.daemon.registry import FILE, Registry
 from edgespec.daemon.registry_book import Book
@@ -148,7 +148,10 @@ def at_the_same_time(folder: ClusterFolder, tokens: list[str]) -> list[str]:
     return [process.communicate(timeout=30.0)[0].strip() for process in processes]
 
 
-def test_threads_enrol_and_ask_at_once(known: Registry, folder: ClusterFolder) -> None:
+def test_threads_enrol_and_ask_at_once(
+    known: Registry, folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_files, "LOCK_WAIT_S", 60.0)  # the disk may be slow
     token = known.new_token("stage", 12, 60.0).pair.public
     keys = [device() for _ in range(24)]
     outcomes: list[str] = []

@@ -128,6 +128,25 @@ def test_a_temperature_about_the_bound_is_said_once() -> None:
     assert len(devices.said) == 1
 
 
+@pytest.mark.parametrize(
+    ("bad", "between"),
+    [
+        ({"temperature": 91.0}, {"temperature": 88.0}),
+        ({"temperature": 86.0, "limit": 0.0}, {"temperature": 83.0, "limit": 0.0}),
+        ({"slowdown": 1.8}, {"slowdown": 1.4}),
+        ({"one_row": 0.050}, {"one_row": 0.036}),
+    ],
+)
+def test_what_is_a_little_better_is_neither_over_nor_said_anew(
+    bad: dict[str, object], between: dict[str, object]
+) -> None:
+    assert Devices(4, 4).go_on(60.0, **between) == [], "it would not have been said"
+    devices = Devices(4, 4)
+    assert len(devices.go_on(30.0, **bad)) == 1
+    assert devices.go_on(60.0, **between) == []
+    assert devices.go_on(30.0, **bad) == []
+
+
 def test_an_unknown_temperature_is_not_cold() -> None:
     devices = Devices(4)
     assert devices.go_on(30.0, temperature=0.0, limit=0.0) == []
@@ -140,6 +159,10 @@ def test_the_reason_of_slowness_is_what_the_device_says() -> None:
     assert hot[-1].endswith("computes 2.0 times as slow as it did, and is hot (94 °C): cool it")
     held = Devices(4).go_on(30.0, slowdown=2.0, throttled=True, text="gpu is held back")
     assert "as slow as it did, and is throttled: gpu is held back" in held[-1]
+    by_turns = Devices(4)
+    by_turns.go_on(30.0, throttled=True, text="gpu is held back")
+    by_turns.say()
+    assert by_turns.watch.warning(b"1") == "throttled (gpu is held back)"
     (neither,) = Devices(4).go_on(30.0, slowdown=2.0)
     assert "for a reason that it does not know" in neither
 
@@ -151,7 +174,7 @@ def test_a_stage_that_computes_nothing_is_neither_slow_nor_fast_again() -> None:
     devices.go_on(30.0, slowdown=2.0)
     assert len(devices.said) == 1
     assert devices.go_on(300.0, **idle) == []
-    assert devices.watch.warning(b"2")
+    assert devices.watch.warning(b"2") == "2.0 times as slow as it was"
 
 
 def test_one_slow_block_now_and_then_is_no_slowness() -> None:
@@ -280,6 +303,8 @@ def test_a_status_tells_of_places_without_a_stage_and_of_losses() -> None:
     ring.say(address(1), Loading("loading 3 of 8 layers"))
     node = status_of(ring).nodes[0]
     assert (node.state, node.words, node.memory) == ("loading", "loading 3 of 8 layers", 77)
+    ring.say(address(1), replace(FINE, memory=0, free=0))
+    assert ring.machine.status().nodes[0].memory == 77, "what it said when it joined"
     ring.join(2)
     ring.all_ready(1)
     ring.say(address(2), FINE)

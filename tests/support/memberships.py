@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgespec.config import Timing
 from edgespec.machines.effects import Effect, SendPeer, Tell
-from edgespec.machines.events import MessageArrived, RingDown, Tick
+from edgespec.machines.events import MessageArrived, RingDown, RingUp, Tick
 from edgespec.machines.membership import MembershipMachine
 from edgespec.wire.messages import Assign, Connect, Heartbeat, Join, Message, Ready, Submit
 
@@ -86,6 +86,11 @@ def address(stage: int) -> bytes:
 def to(effects: list[Effect], peer: bytes) -> list[Message]:
     """What is sent to one peer."""
     return [e.message for e in effects if isinstance(e, SendPeer) and e.peer == peer]
+
+
+def goes_up(effects: list[Effect]) -> bool:
+    """Whether the ring is up from now on."""
+    return any(isinstance(e, Tell) and isinstance(e.event, RingUp) for e in effects)
 
 
 def why_down(effects: list[Effect]) -> list[str]:

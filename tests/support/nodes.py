@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -19,6 +20,7 @@ from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import RunBlock, Stop
 from edgespec.machines.member import MemberMachine
 from edgespec.machines.membership import MembershipMachine
+from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.runtime.client import Client
 from edgespec.runtime.coordinator_node import CoordinatorNode
@@ -167,7 +169,7 @@ class NodeRing:
     def start_coordinator(self) -> NodeThread:
         """D0."""
         draft = FakeDraft(self.stages, VOCABULARY, 0.7) if self._draft else None
-        key = "the secret of the rings"
+        key = secrets.token_hex(16)  # stages tell coordinators apart by it, too
         places = [
             Assign(s, self.stages, s - 1, s, "toy", "toy", "float64", "none", CONTEXT, 7, key)
             for s in range(1, self.stages + 1)
@@ -209,10 +211,10 @@ class NodeRing:
         self.threads[number] = NodeThread(self.stage_node(0, 10.0))
         return self.threads[number]
 
-    def stage_node(self, stage: int, wait: float = 10.0) -> StageNode:
-        """A stage that is not running yet."""
+    def stage_node(self, stage: int, wait: float = 10.0, who: Identity | None = None) -> StageNode:
+        """A stage that is not running yet; with a key of its own unless it is `who`."""
         self._pid += 1
-        who = self.keys.add(f"device {self._pid}")
+        who = who or self.keys.add(f"device {self._pid}")
         transport = ZmqTransport.stage(self.address, who, HOST)
         join = Join(stage, "toybox", self._pid, HOST, transport.data_port, who.own.public)
 

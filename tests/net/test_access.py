@@ -1,0 +1,292 @@
+"""Who may connect: gates, refusals, rings of the past, crowds of silent strangers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+
+import numpy as np
+import pytest
+import zmq
+from support.keys import OWN, everybody, identity
+from support.sockets import (
+    DEVICE,
+    HOST,
+    MEMBER,
+    PATIENCE_S,
+    RING,
+    BareSockets,
+    listening,
+    next_of,
+    nothing_of,
+    polled_until,
+    staged,
+)
+
+from edgespec.config import Address
+from edgespec.errors import AccessRefused
+from edgespec.net import access
+from edgespec.net.access import Gate
+from edgespec.net.keys import Identity, KeyPair, short
+from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.wire.codec import encode
+from edgespec.wire.messages import Heartbeat, Segment
+
+OTHER = KeyPair.from_words("someone else")
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"
+
+
+@pytest.fixture
+def bare() -> Iterator[BareSockets]:
+    """Makes sockets that belong to no node."""
+    with BareSockets() as made:
+        yield made
+
+
+def segment(seq: int = 1) -> Segment:
+    """A segment."""
+    ids = np.arange(2, dtype=np.int64)
+    return Segment(1, seq, 0, False, 0, 2, ids, ids, ids, ids, None)
+
+
+def client_of(coordinator: ZmqTransport, who: Identity = DEVICE) -> ZmqTransport:
+    """Somebody who connects."""
+    return ZmqTransport.client(Address(HOST, coordinator.control_port), who)
+
+
+def refusal_of(client: ZmqTransport) -> tuple[str, float]:
+    """Why it is not let in, and after how many seconds it knows."""
+    started = time.monotonic()
+    while time.monotonic() < started + PATIENCE_S:
+        try:
+            client.poll(0.05)
+        except AccessRefused as refused:
+            return str(refused), time.monotonic() - started
+    raise AssertionError("it was let in, or never knew better")
+
+
+# --- a gate ---------------------------------------------------------------------------------------
+
+
+def test_a_gate_admits_by_channel(bare: BareSockets) -> None:
+    allowed = {"one": DEVICE.own.public, "two": OTHER.public}
+    with zmq.Context() as context, ExitStack() as stack, closing(Gate(context)) as gate:
+        for channel, key in allowed.items():
+            pull = stack.enter_context(context.socket(zmq.PULL))
+            gate.guard(pull, channel, OWN, lambda asked, key=key: "" if asked == key else "no")
+            port = pull.bind_to_random_port(f"tcp://{HOST}")
+            for pair in (DEVICE.own, OTHER):
+                bare.connect(zmq.PUSH, port, pair).send(pair.public.encode())
+            assert pull.poll(5_000)
+            assert pull.recv() == key.encode()
+            assert not pull.poll(200), "the other one came in too"
+
+
+def test_a_refusal_is_logged_with_address_channel_and_reason_once_a_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with closing(listening(lambda key: "it is on nobody's list")) as coordinator:
+        started = time.monotonic()
+        for number in range(20):
+            with closing(client_of(coordinator, identity(f"stranger {number}"))) as client:
+                refusal_of(client)
+        took = time.monotonic() - started
+    said = [r.getMessage() for r in caplog.records]
+    first = short(identity("stranger 0").own.public)
+    assert said[0] == (
+        f"refused a connection: {HOST} wants to use the control channel with the key {first}: "
+        "it is on nobody's list"
+    )
+    assert len(said) <= 1 + took
+
+
+def test_who_is_refused_knows_it_within_a_second() -> None:
+    with closing(listening(lambda key: "no")) as coordinator:
+        with closing(client_of(coordinator)) as client:
+            client.send_control(b"", Heartbeat())
+            reason, seconds = refusal_of(client)
+        where = Address(HOST, coordinator.control_port)
+        assert reason.startswith(f"the coordinator at {where} does not accept the key of this")
+        assert "edgespec token new" in reason
+        assert seconds < 1.0
+        assert nothing_of(coordinator)
+
+
+def test_who_expects_another_coordinator_knows_it_soon(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with closing(listening()) as coordinator:
+        with closing(client_of(coordinator, Identity(DEVICE.own, OTHER.public))) as client:
+            client.send_control(b"", Heartbeat())
+            reason, seconds = refusal_of(client)
+        assert re.match(rf"who listens at {HOST}:\d+ is not the coordinator of the clus", reason)
+        assert seconds < 2.0  # five attempts of a tenth of a second and more
+        assert nothing_of(coordinator)
+    assert "someone has no key, or takes this for another cluster" in caplog.text
+
+
+def test_a_list_that_cannot_be_read_lets_nobody_in(caplog: pytest.LogCaptureFixture) -> None:
+    def admits(key: str) -> str:
+        raise OSError("the disk is gone")
+
+    with closing(listening(admits)) as coordinator:
+        for who in (DEVICE, Identity.of_coordinator(OWN)):
+            with closing(client_of(coordinator, who)) as client:
+                client.send_control(b"", Heartbeat())
+                refusal_of(client)
+        assert nothing_of(coordinator)
+    assert "the list of keys cannot be read (the disk is gone)" in caplog.text
+
+
+def test_a_node_that_answers_for_the_coordinator_without_its_key_is_told_nothing() -> None:
+    with BareSockets() as bare:
+        impostor = bare.open(zmq.ROUTER)
+        impostor.curve_server = True
+        impostor.curve_secretkey = OTHER.secret.encode()
+        port = impostor.bind_to_random_port(f"tcp://{HOST}")
+        with closing(ZmqTransport.client(Address(HOST, port), DEVICE)) as client:
+            client.send_control(b"", Heartbeat())
+            refusal_of(client)
+        assert not impostor.poll(0)
+
+
+# --- the data ring --------------------------------------------------------------------------------
+
+
+def test_a_ring_is_shut_to_who_knows_the_secret_of_an_earlier_one(
+    bare: BareSockets, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(listening()) as coordinator, closing(staged(coordinator)) as stage:
+        early = bare.connect(zmq.PUSH, stage.data_port, MEMBER, DEVICE.own.public)
+        early.send_multipart([RING.encode(), *encode(segment(1))])
+        assert next_of(stage).on_ring
+        for node in coordinator, stage:
+            node.open_ring("the secret of the next ring")
+        late = bare.connect(zmq.PUSH, stage.data_port, MEMBER, DEVICE.own.public)
+        for old in (early, late):  # one is still connected, the other may not connect
+            old.send_multipart([RING.encode(), *encode(segment(2))])
+            old.send_multipart([b"the secret of the ring", *encode(segment(2))])
+        assert nothing_of(stage, 0.3)
+        assert "it came on the data ring from outside of it" in caplog.text
+        assert "wants to use the data ring" in caplog.text
+        coordinator.connect_ring(Address(HOST, stage.data_port), DEVICE.own.public)
+        coordinator.send_ring(segment(3))
+        came = next_of(stage).message
+        assert isinstance(came, Segment)
+        assert came.seq == 3
+
+
+def test_a_segment_goes_to_the_holder_of_the_expected_key_alone() -> None:
+    with closing(listening()) as coordinator, closing(staged(coordinator)) as stage:
+        coordinator.connect_ring(Address(HOST, stage.data_port), OTHER.public)
+        coordinator.send_ring(segment())
+        assert nothing_of(stage, 0.3)
+        polled_until(coordinator, lambda: coordinator.ring_broke)
+
+
+def test_a_right_key_of_the_cluster_opens_no_ring(bare: BareSockets) -> None:
+    with closing(listening()) as coordinator:
+        for pair in (DEVICE.own, OWN):
+            member = bare.connect(zmq.PUSH, coordinator.data_port, pair)
+            member.send_multipart([coordinator.ring_key, *encode(segment())])
+        assert nothing_of(coordinator, 0.3)
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def raw(port: int, *parts: bytes) -> socket.socket:
+    """A plain TCP connection on which this was sent."""
+    made = socket.create_connection((HOST, port))
+    for part in parts:
+        made.sendall(part)
+    return made
+
+
+def seconds_until_closed(opened: socket.socket) -> float:
+    """How long the other side lets it live."""
+    started = time.monotonic()
+    opened.settimeout(PATIENCE_S)
+    with suppress(ConnectionError):
+        while opened.recv(4096):
+            pass
+    return time.monotonic() - started
+
+
+SILENT: dict[str, tuple[bytes, ...]] = {
+    "nothing": (),
+    "half a greeting": (GREETING[:7],),
+    "a greeting": (GREETING + b"CURVE" + bytes(15) + b"\x00" + bytes(31),),
+}
+WRONG: dict[str, tuple[bytes, ...]] = {
+    "http": (b"GET / HTTP/1.0\r\n\r\n" + bytes(64),),
+    "noise": (os.urandom(200),),
+    "no mechanism": (GREETING + b"NULL" + bytes(16) + b"\x00" + bytes(31),),
+    "a password": (GREETING + b"PLAIN" + bytes(15) + b"\x00" + bytes(31),),
+    "the protocol of 2010": (b"\x01\x00\x02\x00x",),
+    "a gigabyte": (
+        *SILENT["a greeting"],
+        b"\x06" + struct.pack(">Q", 1 << 30) + b"x" * 1000,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*SILENT, *WRONG])
+def test_who_is_no_zeromq_is_cut_off_and_does_no_harm(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "HANDSHAKE_MS", 400)
+    with closing(listening()) as coordinator:
+        for port in (coordinator.control_port, coordinator.data_port):
+            with raw(port, *{**SILENT, **WRONG}[name]) as opened:
+                assert seconds_until_closed(opened) < 0.4 + 1.0
+        with closing(client_of(coordinator)) as client:
+            client.send_control(b"", Heartbeat())
+            assert next_of(coordinator).message == Heartbeat()
+
+
+def test_every_door_has_the_limit_on_handshakes() -> None:
+    with closing(listening()) as coordinator, closing(staged(coordinator)) as stage:
+        for door in (coordinator._control, coordinator._pull, stage._pull):
+            assert door is not None
+            assert door.getsockopt(zmq.HANDSHAKE_IVL) == access.HANDSHAKE_MS == 3_000
+
+
+def test_closing_hangs_on_nobody_who_is_half_in(bare: BareSockets) -> None:
+    """Also on those who wait for an answer of the list at that very moment."""
+
+    def slow(key: str) -> str:
+        time.sleep(0.02)
+        return ""
+
+    with ExitStack() as stack:
+        coordinator = listening(slow)
+        for parts in SILENT.values():
+            stack.enter_context(raw(coordinator.control_port, *parts))
+        for pair in (DEVICE.own, None, OTHER, *(KeyPair.new() for _ in range(20))):
+            bare.connect(zmq.DEALER, coordinator.control_port, pair).send(b"x")
+        coordinator.poll(0.1)
+        started = time.monotonic()
+        coordinator.close()
+        assert time.monotonic() - started < 1.5
+
+
+def test_a_node_whose_address_is_taken_leaves_no_gate_behind() -> None:
+    with closing(listening()) as coordinator:
+        threads = _threads()
+        address = Address(HOST, coordinator.control_port)
+        for _ in range(3):
+            with pytest.raises(Exception, match="cannot listen"):
+                ZmqTransport.coordinator(address, Identity.of_coordinator(OWN), everybody)
+        assert _threads() == threads
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))

@@ -1,0 +1,302 @@
+"""Roles: what the coordinator takes from the holders of which keys, and keys that are removed."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from support.keys import OWN, OWNER_IDENTITY, ListedKeys
+from support.nodes import HOST, QUICK, NodeRing, NodeThread, until
+from support.rings import submit
+from support.sockets import PATIENCE_S
+
+from edgespec.errors import AccessRefused
+from edgespec.machines.effects import Effect
+from edgespec.machines.events import Event, MessageArrived
+from edgespec.net import access
+from edgespec.net.keys import Identity, KeyPair
+from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.runtime.registrar import CLIENT, MAY_SEND, OWNER, STAGE, TOKEN, admits
+from edgespec.wire.messages import (
+    TAGS,
+    Assign,
+    BlockOffer,
+    BlockPreparing,
+    BlockRefused,
+    BlockRequest,
+    Cancel,
+    Connect,
+    Credit,
+    End,
+    Enrol,
+    Enrolled,
+    Failed,
+    Fault,
+    Finished,
+    Goodbye,
+    Health,
+    Heartbeat,
+    Join,
+    Leave,
+    Loading,
+    Message,
+    Piece,
+    PieceRequest,
+    Progress,
+    Ready,
+    Refuse,
+    Removed,
+    Retain,
+    Segment,
+    StandBy,
+    Status,
+    StatusRequest,
+    Tokens,
+)
+from edgespec.wire.tensor import Tensor
+
+HASH = "0" * 64
+IDS = np.arange(2, dtype=np.int64)
+SENT: list[Message] = [
+    Segment(1, 1, 0, False, 0, 2, IDS, IDS, IDS, IDS, None),
+    Retain(1, 1, 4, (2,), (3,)),
+    End(1),
+    Assign(1, 1, 0, 1, "m", "f", "float32", "none", 1, 7, "x"),
+    Connect(HOST, 1, OWN.public),
+    Refuse("x"),
+    Goodbye("x"),
+    StandBy("x"),
+    Join(1, "x", 1, HOST, 9, OWN.public),
+    Loading("x"),
+    Ready(1.0),
+    Fault(-1, "x"),
+    Heartbeat(),
+    Credit(1),
+    Health(40.0, 90.0, 1, 1, 1.0, False, "x"),
+    Enrol(OWN.public, "x"),
+    Enrolled("x"),
+    Leave(),
+    Removed("x"),
+    submit(),
+    Cancel(1),
+    Progress(1, "x"),
+    Tokens(1, (1,), "x"),
+    Finished(1, "ab", (1, 2), "length", "p", "d", 1, 1, 2, 1.0, 0.5, 1.0, (1,), 2, 0, 0, 0.1),
+    Failed(1, "x"),
+    StatusRequest(),
+    Status(True, ("stage 1: ready",)),
+    BlockRequest(1),
+    PieceRequest(HASH, 0, 1, 0),
+    BlockPreparing("x"),
+    BlockOffer("{}", "{}", 1, HASH, 1 << 16, Tensor("uint8", (1, 32), bytes(32))),
+    BlockRefused("x"),
+    Piece(HASH, 0, Tensor("uint8", (1,), b"x")),
+]
+
+
+def test_no_message_is_forgotten_here() -> None:
+    assert [type(message) for message in SENT] == list(TAGS.values())
+
+
+# --- roles ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Door:
+    """A coordinator node whose machines only write down what reaches them."""
+
+    ring: NodeRing
+    reached: list[Message]
+
+    def connect(self, who: Identity) -> ZmqTransport:
+        """Somebody's control channel."""
+        return ZmqTransport.client(self.ring.address, who)
+
+    def answer(self, client: ZmqTransport) -> Message | None:
+        """What it is told; None if its message came to the machines."""
+        limit = time.monotonic() + PATIENCE_S
+        while not self.reached:
+            assert time.monotonic() < limit, "it was neither taken nor answered"
+            for incoming in client.poll(0.02):
+                return incoming.message
+        return None
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[Door]:
+    """One for all roles and messages."""
+    ring = NodeRing(1)
+    ring.start_coordinator()
+    made = Door(ring, [])
+
+    def write_down(event: Event, now: float) -> list[Effect]:
+        if isinstance(event, MessageArrived):
+            made.reached.append(event.message)
+        return []
+
+    ring.threads[0].node.route = write_down  # type: ignore[method-assign]
+    yield made
+    ring.__exit__()
+
+
+@pytest.fixture(autouse=True)
+def forget(request: pytest.FixtureRequest) -> None:
+    """Nothing reached the machines before a test."""
+    if "door" in request.fixturenames:
+        request.getfixturevalue("door").reached.clear()
+
+
+def who_has(door: Door, role: str) -> Identity:
+    """Somebody new with that role."""
+    if role == OWNER:
+        return OWNER_IDENTITY
+    return door.ring.keys.add(f"{role} {len(door.ring.keys.roles)}", role)
+
+
+@pytest.mark.parametrize("role", list(MAY_SEND))
+@pytest.mark.parametrize("number", range(len(SENT)), ids=lambda n: type(SENT[n]).__name__)
+def test_a_role_may_say_what_it_may_and_nothing_else(door: Door, role: str, number: int) -> None:
+    who, message = who_has(door, role), SENT[number]
+    if isinstance(message, Join):
+        message = replace(message, key=who.own.public)
+    if isinstance(message, Enrol):
+        message = replace(message, key=KeyPair.new().public)
+    with closing(door.connect(who)) as client:
+        client.send_control(b"", message)
+        if isinstance(message, Segment):  # the socket itself takes none
+            client.send_control(b"", Retain(1, 1, 4, (), ()))
+        answer = door.answer(client)
+    if type(message) not in MAY_SEND[role]:
+        assert answer == Refuse(f"a key with the role {role} does not allow that")
+    elif isinstance(message, Enrol):
+        assert answer == Enrolled("x")
+    elif isinstance(message, Leave):
+        assert answer == Goodbye("this device is forgotten")
+        assert door.ring.keys.role_of(who.own.public) is None
+    else:
+        assert answer is None
+        assert [type(m) for m in door.reached] == [type(message)]
+        return
+    assert door.reached == []
+
+
+def test_the_table_is_what_the_design_says() -> None:
+    """Told again in full, so that a slip in one place shows."""
+    asking = {Cancel, Heartbeat, StatusRequest, type(submit())}
+    serving = {Join, Loading, Ready, Fault, Credit, Health, Goodbye}
+    assert {
+        OWNER: asking | serving,
+        STAGE: asking | serving | {Leave},
+        CLIENT: asking | {Leave},
+        TOKEN: {Enrol},
+    } == MAY_SEND
+
+
+@pytest.mark.parametrize("role", [OWNER, STAGE])
+def test_nobody_joins_with_the_key_of_another(door: Door, role: str) -> None:
+    who, other = who_has(door, role), door.ring.keys.add("another stage")
+    with closing(door.connect(who)) as client:
+        client.send_control(b"", Join(1, "x", 1, HOST, 9, other.own.public))
+        assert door.answer(client) == Refuse("a stage joins with the key that it connects with")
+    assert door.reached == []
+
+
+def test_blocks_are_for_the_owner_and_stages() -> None:
+    keys = ListedKeys()
+    roles = {role: keys.add(role, role).own.public for role in (STAGE, CLIENT, TOKEN)}
+    roles[OWNER] = OWN.public
+    for role, key in roles.items():
+        assert admits(keys, key) == ""
+        why = admits(keys, key, blocks=True)
+        assert why == ("" if role in (OWNER, STAGE) else f"it is that of a {role}")
+    unknown = KeyPair.new().public
+    for blocks in (False, True):
+        assert admits(keys, unknown, blocks=blocks) == "it is not known"
+
+
+# --- keys that are removed ------------------------------------------------------------------------
+
+
+def test_a_key_that_is_removed_counts_no_more_on_its_old_connection(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    who = who_has(door, STAGE)
+    with closing(door.connect(who)) as client:
+        client.send_control(b"", Heartbeat())
+        assert door.answer(client) is None
+        door.ring.keys.forget(who.own.public)
+        door.reached.clear()
+        for message in (Heartbeat(), Join(1, "x", 1, HOST, 9, who.own.public), Leave()):
+            client.send_control(b"", message)
+            assert door.answer(client) == Removed("this key counts no more: it is not known")
+    assert door.reached == []
+
+
+def test_a_client_whose_key_is_removed_says_so() -> None:
+    with NodeRing(1) as ring, ring.client() as client:
+        ring.await_up()
+        ring.blocks[0].delay = 0.02
+        answer = client.ask(submit(max_new_tokens=300))
+        next(answer)
+        ring.keys.forget(ring.keys.add("client").own.public)
+        with pytest.raises(AccessRefused, match="refused: this key counts no more"):
+            list(answer)
+        ring.assert_free()
+
+
+def test_a_stage_that_is_removed_ends_and_a_spare_goes_on() -> None:
+    ask = submit(max_new_tokens=150, policy="flowspec")
+    with NodeRing(3, timing=QUICK) as ring:
+        ring.await_up()
+        ring.start_spare()
+        until(lambda: "spare: toybox standing by" in ring.membership.status().lines)
+        for block in ring.blocks:
+            block.delay = 0.003
+        who = ring.threads[2].node.transport._identity
+        with ring.client() as client:
+            answer = client.ask(ask)
+            got = [next(answer) for _ in range(8)]
+            ring.keys.forget(who.own.public)
+            got += answer
+        end = got[-1]
+        assert isinstance(end, Finished)
+        ring.assert_right(ask, end)
+        assert end.recoveries == 1
+        notes = [m.text for m in got if isinstance(m, Progress)]
+        assert any("was removed from the cluster" in note for note in notes)
+        with pytest.raises(AccessRefused, match="the coordinator refused: this "):
+            ring.threads[2].ended()
+        ring.threads[2] = again = NodeThread(ring.stage_node(2, who=who))
+        with pytest.raises(AccessRefused, match="does not accept the key of this machine"):
+            again.ended()
+        ring.assert_free()
+
+
+# --- crowds ---------------------------------------------------------------------------------------
+
+
+def test_500_silent_connections_keep_no_stage_out_and_are_gone_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(access, "HANDSHAKE_MS", 1_000)
+    ring = NodeRing(1)
+    ring.start_coordinator()
+    with ExitStack() as stack:
+        stack.callback(ring.__exit__)
+        address = HOST, ring.address.port
+        crowd = [stack.enter_context(socket.create_connection(address)) for _ in range(500)]
+        started = time.monotonic()
+        ring.start_stage(1)
+        ask = submit(max_new_tokens=10)
+        ring.assert_right(ask, ring.ask(ask))
+        assert time.monotonic() - started < 2.5
+        for opened in crowd:
+            opened.settimeout(PATIENCE_S)
+            while opened.recv(4096):
+                pass
+        assert time.monotonic() - started < 3.5

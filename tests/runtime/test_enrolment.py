@@ -1,0 +1,121 @@
+"""Enrolment: a token lets one device in, once, into its own cluster; and leaving."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from support.keys import OWN, OWNER_IDENTITY
+from support.nodes import HOST, NodeRing, NodeThread
+from support.rings import submit
+
+from edgespec.config import Address
+from edgespec.errors import AccessRefused, PeerLost
+from edgespec.net.keys import Identity, KeyPair, Token
+from edgespec.runtime.client import Client
+from edgespec.runtime.enrolment import enrol, leave
+from edgespec.runtime.registrar import CLIENT, STAGE, TOKEN
+
+
+@pytest.fixture
+def ring() -> Iterator[NodeRing]:
+    """A coordinator without stages."""
+    made = NodeRing(1)
+    made.start_coordinator()
+    yield made
+    made.__exit__()
+
+
+def token_of(ring: NodeRing) -> Token:
+    """A valid one, as its user types it."""
+    token = Token.parse(Token.new(OWN.public).text)
+    ring.keys.roles[token.pair.public] = TOKEN
+    return token
+
+
+def test_a_device_that_is_enrolled_joins_with_its_own_key(ring: NodeRing) -> None:
+    own = KeyPair.new()
+    assert enrol(ring.address, token_of(ring), own, "jetson-1", 5.0) == "jetson-1"
+    assert ring.keys.role_of(own.public) == STAGE
+    assert ring.keys.names == {own.public: "jetson-1"}
+    ring.threads[1] = NodeThread(ring.stage_node(1, who=Identity(own, OWN.public)))
+    ask = submit(max_new_tokens=5)
+    ring.assert_right(ask, ring.ask(ask))
+
+
+def test_a_token_that_was_used_lets_nobody_in(ring: NodeRing) -> None:
+    token = token_of(ring)
+    enrol(ring.address, token, KeyPair.new(), "jetson-1", 5.0)
+    other = KeyPair.new()
+    with pytest.raises(AccessRefused, match=r"does not accept .*is used up.*edgespec token new"):
+        enrol(ring.address, token, other, "jetson-2", 5.0)
+    assert ring.keys.role_of(other.public) is None
+
+
+def test_of_two_who_use_a_token_at_once_one_is_let_in(ring: NodeRing) -> None:
+    """Both may be connected already when the first is admitted."""
+    token, pairs = token_of(ring), [KeyPair.new() for _ in range(6)]
+    problems: list[AccessRefused] = []
+
+    def one(pair: KeyPair) -> None:
+        try:
+            enrol(ring.address, token, pair, "jetson", 5.0)
+        except AccessRefused as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=one, args=(pair,)) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(problems) == 5
+    assert [ring.keys.role_of(pair.public) for pair in pairs].count(STAGE) == 1
+
+
+def test_a_token_is_good_for_nothing_else(ring: NodeRing) -> None:
+    token = token_of(ring)
+    who = Identity(token.pair, token.coordinator)
+    with pytest.raises(AccessRefused, match="the role token does not allow that"):
+        leave(ring.address, who, 5.0)
+    assert ring.keys.role_of(token.pair.public) == TOKEN
+    with Client(ring.address, who, 5.0, ring.timing) as client:
+        with pytest.raises(AccessRefused, match="the role token does not allow that"):
+            client.status()
+        with pytest.raises(AccessRefused, match="the role token does not allow that"):
+            list(client.ask(submit()))
+
+
+def test_a_token_of_another_cluster_is_told_apart(ring: NodeRing) -> None:
+    token = Token.new(KeyPair.new().public)
+    started = time.monotonic()
+    with pytest.raises(AccessRefused, match="is not the coordinator of the cluster"):
+        enrol(ring.address, token, KeyPair.new(), "jetson-1", 10.0)
+    assert time.monotonic() - started < 3.0
+
+
+def test_a_token_that_the_coordinator_never_made_is_refused(ring: NodeRing) -> None:
+    with pytest.raises(AccessRefused, match="does not accept the key of this machine"):
+        enrol(ring.address, Token.new(OWN.public), KeyPair.new(), "jetson-1", 5.0)
+
+
+def test_nobody_there_is_an_error_that_says_what_to_look_at() -> None:
+    started = time.monotonic()
+    with pytest.raises(PeerLost, match=rf"no coordinator answered at {HOST}:9 within 1 s; is `ed"):
+        enrol(Address(HOST, 9), Token.new(OWN.public), KeyPair.new(), "jetson-1", 0.6)
+    assert 0.5 < time.monotonic() - started < 3.0
+
+
+@pytest.mark.parametrize("role", [STAGE, CLIENT])
+def test_who_leaves_is_forgotten(ring: NodeRing, role: str) -> None:
+    who = ring.keys.add("who leaves", role)
+    leave(ring.address, who, 5.0)
+    assert ring.keys.role_of(who.own.public) is None
+    with pytest.raises(AccessRefused, match="does not accept the key of this machine"):
+        leave(ring.address, who, 5.0)
+
+
+def test_the_owner_cannot_leave(ring: NodeRing) -> None:
+    with pytest.raises(AccessRefused, match="the role owner does not allow that"):
+        leave(ring.address, OWNER_IDENTITY, 5.0)
