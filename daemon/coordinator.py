@@ -49,7 +49,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder) -> int:
         config.address, cluster.identity, partial(admits, registrar)
     )
     try:
-        address = f"{config.address.host}:{transport.control_port}"
+        address = Address(config.address.host, transport.control_port)
         print(f"coordinator at {address}", flush=True)
         if costs is not None:
             log.warning(described(costs))

@@ -17,6 +17,7 @@ from edgespec.machines.member import MemberMachine
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import own_address_towards
+from edgespec.net.zones import without_zone
 from edgespec.runtime.equipment import Equipment, NodePace
 from edgespec.runtime.stage_node import Loader, StageNode
 from edgespec.runtime.trace import Trace
@@ -54,7 +55,7 @@ def run_stage(config: StageConfig, identity: Identity, name: str) -> int:
         config.stage,
         name,
         os.getpid(),
-        host,
+        without_zone(host),  # it means nothing to another machine
         transport.data_port,
         identity.own.public,
         available_memory(best_device().type).bytes,

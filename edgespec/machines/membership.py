@@ -199,7 +199,7 @@ class MembershipMachine:
                 "1; choose another --stage, or start the coordinator with more --stages",
             )
         if not _is_address(join.host, join.port):
-            return _refuse(peer, f"{join.host!r} port {join.port} is no IPv4 address and TCP port")
+            return _refuse(peer, f"{join.host!r} port {join.port} is no address for others to use")
         wish = join.stage if join.stage <= len(self._places) else SPARE
         join = replace(join, name=printable(join.name), stage=wish)
         known = self._member_of(peer)

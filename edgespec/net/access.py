@@ -83,7 +83,7 @@ class _Authenticator(ThreadAuthenticator):
         try:
             reason = admits(key) if is_key(key) else "it is no key"
         except Exception as problem:  # whatever it is, nobody comes in by it
-            log.exception("cannot tell who may connect")
+            log.debug("cannot tell who may connect", exc_info=True)
             reason = f"the list of keys cannot be read ({problem})"
         if reason:
             self._dropped.note(

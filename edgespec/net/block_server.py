@@ -118,7 +118,6 @@ class BlockServer:
         self._busy = busy
         self._admits = admits
         self._context = zmq.Context()
-        self._context.setsockopt(zmq.IPV6, 1)
         self._router = self._open()
         self._gate = Gate(self._context)
         self._door = self._gate.guard(self._router, "the block channel", own, admits)

@@ -116,7 +116,6 @@ class _Fetch:
         self._fetched: FetchedBlock | None = None
         self._context = zmq.Context()
         self._context.linger = 0
-        self._context.setsockopt(zmq.IPV6, 1)
         self._dealer = self._open(identity)
         events = (
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH

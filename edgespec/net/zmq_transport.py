@@ -79,7 +79,6 @@ class ZmqTransport:
         self._context.setsockopt(zmq.MAXMSGSIZE, DEFAULT_LIMITS.frame_bytes)
         self._context.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._context.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
-        self._context.setsockopt(zmq.IPV6, 1)
         self._gate: Gate | None = None
         self._door_monitors: list[zmq.Socket[bytes]] = []
         self._refusals = Refusals()

@@ -16,6 +16,7 @@ from edgespec.machines.effects import AbortBlock, Effect, LoadBlock, Report, Sto
 from edgespec.machines.events import Event, MessageArrived, SegmentArrived, Tick
 from edgespec.net.emulated_link import Stamped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
+from edgespec.net.zones import with_zone
 from edgespec.runtime.supervisor import Nobody, Supervisor
 from edgespec.runtime.worker import Perform, Worker
 from edgespec.wire.messages import Segment
@@ -163,4 +164,4 @@ def _event(incoming: Incoming) -> Event:
 
 def ring_address(host: str, port: int, coordinator: str) -> Address:
     """Where a ConnectRing points: an empty host is the coordinator's."""
-    return Address(host or coordinator, port)
+    return Address(with_zone(host, coordinator) if host else coordinator, port)

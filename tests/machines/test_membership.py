@@ -99,7 +99,7 @@ def test_an_address_that_nobody_can_connect_to_is_refused(host: str, port: int) 
     ring = Membership(1)
     (refusal,) = to(ring.join(1, host=host, port=port), address(1))
     assert isinstance(refusal, Refuse)
-    assert "is no IPv4 address and TCP port" in refusal.reason
+    assert "is no address for others" in refusal.reason
 
 
 def test_the_ring_is_up_when_all_are_ready_and_each_pushes_to_the_next() -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import random
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import zmq
-from support.keys import OWN
+from support.block_site import DATA, Site, member
+from support.keys import OWN, everybody
 from support.sockets import DEVICE, HOST, BareSockets
 
 from edgespec.config import Address
@@ -31,60 +30,11 @@ from edgespec.errors import (
 )
 from edgespec.machines.transfer import TransferProgress
 from edgespec.net import block_transfer
-from edgespec.net.block_server import CHUNK_BYTES, BlockServer, Prepare, ServedBlock
-from edgespec.net.block_transfer import FetchedBlock, fetch_block
+from edgespec.net.block_server import CHUNK_BYTES, BlockServer, ServedBlock
+from edgespec.net.block_transfer import FetchedBlock
 from edgespec.net.keys import Identity, KeyPair
 from edgespec.wire.codec import encode
 from edgespec.wire.messages import BlockOffer, BlockRequest, Heartbeat, PieceRequest
-
-DATA = random.Random(0).randbytes(3 * CHUNK_BYTES + 12_345)
-
-
-def admits(key: str) -> str:
-    """One device."""
-    return "" if key == DEVICE.own.public else "it is not that of a stage"
-
-
-class Site:
-    """A folder with a finished block file, and a server of it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / "stage-1.safetensors"
-        self.file.write_bytes(DATA)
-        self.goal = folder / "fetched.safetensors"
-        self.part = folder / "fetched.safetensors.part"
-        self.sha256 = hashlib.sha256(DATA).hexdigest()
-        self.prepared: list[int] = []
-        self.busy = False
-        self.server = self.serving(0, self.prepare)
-
-    def serving(self, port: int, prepare: Prepare) -> BlockServer:
-        """A server that admits one device."""
-        return BlockServer(Address(HOST, port), OWN, admits, prepare, lambda: self.busy)
-
-    def prepare(self, stage: int, tell: Callable[[str], None]) -> ServedBlock:
-        """Stage 1 is there, stage 2 cannot be made, making stage 3 is a bug, 4 is damaged."""
-        self.prepared.append(stage)
-        tell(f"quantising layer 1 of {stage}")
-        if stage == 2:
-            raise ModelError("the model has no layers for it")
-        if stage == 3:
-            raise ZeroDivisionError("layers")
-        sha256 = "0" * 64 if stage == 4 else self.sha256
-        return ServedBlock(self.file, '{"format": 1}', "{}", sha256, len(DATA))
-
-    def fetch(self, stage: int = 1, **changes: object) -> FetchedBlock:
-        """Fetch from it."""
-        asked: dict[str, object] = {
-            "source": Address(HOST, self.server.port),
-            "identity": DEVICE,
-            "stage": stage,
-            "place": lambda _: self.goal,
-            "progress": lambda _: None,
-            "stop": lambda: False,
-            "silence": 10.0,
-        }
-        return fetch_block(**{**asked, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -99,13 +49,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
         made.server.stop()
     left = {t.name for t in set(threading.enumerate()) - before if t.name.startswith("edgespec")}
     assert not left
-
-
-@contextmanager
-def member(port: int, takes: int = 1000) -> Iterator[zmq.Socket[bytes]]:
-    """A bare socket that is connected and has a right key."""
-    with BareSockets() as bare:
-        yield bare.connect(zmq.DEALER, port, DEVICE.own, takes=takes)
 
 
 # --- a transfer -----------------------------------------------------------------------------------
@@ -302,6 +245,18 @@ def test_who_has_no_key_gets_nothing(site: Site, caplog: pytest.LogCaptureFixtur
     assert site.prepared == []
 
 
+def test_who_is_removed_meanwhile_gets_no_more(site: Site) -> None:
+    site.busy = True  # slow enough to be removed in the middle
+
+    def progress(said: TransferProgress) -> None:
+        if said.done >= CHUNK_BYTES:
+            site.admitted.clear()
+
+    with pytest.raises(ConfigError, match="no part of the cluster any more"):
+        site.fetch(progress=progress)
+    assert CHUNK_BYTES <= site.server.sent_bytes < len(DATA)
+
+
 def test_a_sender_with_another_key_is_told_and_believed_nothing(site: Site) -> None:
     other = Identity(DEVICE.own, KeyPair.new().public)
     with pytest.raises(PeerLost, match=r"127\.0\.0\.1:\d+ .*no connection"):
@@ -409,7 +364,7 @@ def test_stopping_ends_a_long_preparation(tmp_path: Path) -> None:
             time.sleep(0.01)
         raise AssertionError("it was not stopped")
 
-    server = BlockServer(Address(HOST, 0), OWN, admits, prepare, lambda: False)
+    server = BlockServer(Address(HOST, 0), OWN, everybody, prepare, lambda: False)
     server.start()
     with member(server.port) as asking:
         asking.send_multipart(encode(BlockRequest(1)))

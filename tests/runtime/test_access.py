@@ -238,7 +238,7 @@ def test_a_key_that_is_removed_counts_no_more_on_its_old_connection(
 
 
 def test_a_client_whose_key_is_removed_says_so() -> None:
-    with NodeRing(1) as ring, ring.client() as client:
+    with NodeRing(1, timing=replace(QUICK, client_silence=0.4)) as ring, ring.client() as client:
         ring.await_up()
         ring.blocks[0].delay = 0.02
         answer = client.ask(submit(max_new_tokens=300))
