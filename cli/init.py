@@ -241,6 +241,9 @@ def _tell(notes: Notes, made: ClusterFolder, kept: bool) -> None:
         )
     else:
         notes.say(f"made the cluster {made.cluster_id} in {made.path}")
+    for model in filter(None, (made.settings.model, made.settings.draft)):
+        if not Path(model).is_dir():
+            notes.say(f"{model} is no folder here: the coordinator takes it from the hub")
     notes.say(f"start the coordinator:        {with_cluster('edgespec serve', made.path)}")
     notes.say(f"another token, when needed:   {with_cluster('edgespec token new', made.path)}")
     if made.settings.places:

@@ -17,9 +17,7 @@ from rich.text import Text
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
-from edgespec.config import DEFAULT_PORT
 from edgespec.daemon.planning import (
-    DISCOVERED,
     Asked,
     asked_model,
     chosen_context,
@@ -51,7 +49,7 @@ def plan(
         typer.Option(
             metavar="FILE|PROFILE[,PROFILE...]",
             help="The devices, the coordinator's first: a JSON file, or names or files of "
-            f"profiles; N*PROFILE stands for N of them. ({DISCOVERED}: not built yet.)",
+            "profiles; N*PROFILE stands for N of them.",
         ),
     ],
     draft: Annotated[
@@ -176,7 +174,7 @@ def _other_cut(asked: Asked, made: Plan) -> Iterator[str]:
 
 
 def commands_of(made: Plan, model: str, draft: str, draft_quant: str) -> Iterator[str]:
-    """How to start the ring, one line a device; a name of a cost model has no folder yet."""
+    """How to start the ring, each with its device; a name of a cost model has no folder yet."""
     of, draft_name = made.problem.model, made.problem.model.draft.name
     folder = shlex.quote(model) if Path(model).is_dir() else "MODEL_FOLDER"
     drafting = f" --draft {shlex.quote(draft)}" if draft else ""
@@ -184,16 +182,14 @@ def commands_of(made: Plan, model: str, draft: str, draft_quant: str) -> Iterato
         drafting = " --draft DRAFT_FOLDER"
     if drafting and draft_quant != "none":
         drafting += f" --draft-quant {draft_quant}"
+    coordinator = made.places[0].device.name
     yield (
-        f"{made.places[0].device.name}: edgespec serve --model {folder}{drafting} --quant "
-        f"{of.quantisation.name} --stages {len(made.split)} --layers {_joined(made.split)} "
-        f"--context {made.problem.context} --dtype bfloat16 --host 0.0.0.0"
+        f"{coordinator}: edgespec init --model {folder}{drafting} --quant {of.quantisation.name} "
+        f"--layers {_joined(made.split)} --context {made.problem.context} --dtype bfloat16"
     )
+    yield f"{coordinator}: edgespec serve"
     for place in made.places[1:]:
-        yield (
-            f"{place.device.name}: edgespec join --stage {place.stage} --coordinator "
-            f"COORDINATOR:{DEFAULT_PORT}"
-        )
+        yield f"{place.device.name}: edgespec join TOKEN --stage {place.stage}"
 
 
 def _joined(split: tuple[int, ...]) -> str:

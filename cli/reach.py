@@ -63,13 +63,13 @@ def admitted(path: Path, token: Token, coordinator: str | None, wait: float, say
     is_member = before is not None and before.identity.coordinator == token.coordinator
     if before is not None and is_member and before.is_coordinator:
         return
+    own = own_key(path)  # a folder that cannot be used is told before anybody is looked for
     if coordinator is not None:
         address = Address.parse(coordinator)
     elif before is not None and is_member:
         address = address_of(before, None, wait, say)
     else:
         address = discovered(wait, say, short(token.coordinator))
-    own = own_key(path)
     try:
         name = enrol(address, token, own, socket.gethostname(), wait)
     except AccessRefused:

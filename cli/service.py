@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from edgespec.cli import options
 from edgespec.cli.join import join
 from edgespec.cli.notes import Notes
+from edgespec.cli.reach import admitted
 from edgespec.cli.serve import serve
+from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.service import (
     ROLES,
+    STATE_FOLDER,
     State,
     Systemd,
+    executable,
     own_files,
     require_readable,
     unit_name,
     unit_text,
 )
 from edgespec.errors import ConfigError
+from edgespec.net.keys import Token
 
 service = typer.Typer(
     help="Let systemd run the coordinator or a stage, from boot on.", no_args_is_help=True
@@ -50,7 +58,8 @@ def install(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="-- OPTIONS...", help="Those of `edgespec serve`, or of `edgespec join`."
+            metavar="-- [TOKEN] OPTIONS...",
+            help="Those of `edgespec serve`, or of `edgespec join`.",
         ),
     ] = None,
     user: Annotated[
@@ -69,24 +78,35 @@ def install(
 ) -> None:
     """Write the unit with this installation's edgespec and the options behind `--`, and start it.
 
-    The user of its own has no home and reads what everybody may read; blocks are kept in
-    /var/cache/edgespec.
+    The cluster is the one in /var/lib/edgespec: of a coordinator, made there with `edgespec init`;
+    of a stage, joined there by the TOKEN, which is used at once and not kept. The user of its own
+    has no home and reads what everybody may read; blocks are kept in /var/cache/edgespec.
     """
+    words = words or []
     systemd = _systemd(root)
-    text = unit_text(role, words or (), user)
-    models = _checked(role, words or [])
+    asked = _checked(role, words)
+    text = unit_text(role, asked.words, user)
     if dry_run:
         print(text, end="")
         return
-    if systemd.live:
-        systemd.require_control()
-    if not user and systemd.live:
-        require_readable([*own_files(), *models])
     notes = Notes()
-    changed = systemd.install(role, text, force)
-    notes.say(f"{systemd.path(role)} {'is written' if changed else 'is as it should be'}")
     if not systemd.live:
+        if asked.token is not None:
+            raise ConfigError(
+                "a token is used on the device itself: all copies of an image would have the same "
+                f"key; leave it out here, and say there: {_here(role, words)}"
+            )
+        _write(systemd, role, text, force, notes)
+        notes.say(f"left to do, on the machine itself: {_left_to_do(role, words)}")
         return
+    systemd.require_control()
+    systemd.require_replaceable(role, text, force)
+    _require_cluster(role, systemd.state_folder, asked, words)
+    if not user:
+        require_readable([*own_files(), *asked.reads, *_served(role, systemd.state_folder, asked)])
+    if asked.token is not None:
+        admitted(systemd.state_folder, asked.token, asked.coordinator, asked.wait, notes.say)
+    _write(systemd, role, text, force, notes)
     if not start:
         systemd.reload()
         return
@@ -96,12 +116,18 @@ def install(
 
 @service.command()
 def uninstall(role: Role, root: Root = "") -> None:
-    """Stop the service and remove its unit. Its blocks stay in /var/cache/edgespec."""
+    """Stop the service and remove its unit.
+
+    Its blocks stay in /var/cache/edgespec, its keys in /var/lib/edgespec.
+    """
     systemd = _systemd(root)
     if systemd.live:
         systemd.require_control()
     systemd.uninstall(role)
-    Notes().say(f"{systemd.path(role)} is removed; blocks stay in /var/cache/edgespec")
+    Notes().say(
+        f"{systemd.path(role)} is removed; blocks stay in /var/cache/edgespec, keys in "
+        f"{STATE_FOLDER}"
+    )
 
 
 @service.command()
@@ -131,33 +157,115 @@ def _systemd(root: str) -> Systemd:
     return Systemd(Path(root), live=False) if root else Systemd()
 
 
-def _checked(role: str, words: list[str]) -> list[Path]:
-    """Look at the options of a daemon before it is left alone with them; returns what it reads.
+@dataclass(frozen=True)
+class _Asked:
+    """What stood behind `--`."""
+
+    words: list[str]  # for the unit: without the token, which everybody could read there
+    reads: list[Path]  # models
+    token: Token | None = None
+    coordinator: str | None = None
+    wait: float = 0.0
+    names_model: bool = False
+
+
+def _checked(role: str, words: list[str]) -> _Asked:
+    """Look at the options of a daemon before it is left alone with them.
 
     Raises what the command itself would for options that it does not know, and ConfigError for
     paths that mean something else, or cannot be used, in a service.
     """
+    unit_name(role)  # raises for an unknown one
     inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     inner.command(context_settings={"help_option_names": []})(_COMMANDS[role])
     command = typer.main.get_command(inner)
-    name = f"edgespec {_COMMANDS[role].__name__}"
-    given: dict[str, Any] = command.make_context(name, list(words)).params
+    assert isinstance(command, TyperCommand)
+    for parameter in command.params:
+        parameter.envvar = None  # the service has another environment
+    context = command.make_context(f"edgespec {_COMMANDS[role].__name__}", list(words))
+    given: dict[str, Any] = context.params
+    if given["cluster"]:
+        raise ConfigError(
+            f"a service cannot use {given['cluster']}; leave --cluster out: its keys are in "
+            f"{STATE_FOLDER} (`edgespec init` and `edgespec token` take --cluster {STATE_FOLDER})"
+        )
     for option in _WRITTEN:
         if given.get(option):
             raise ConfigError(
                 f"a service cannot write to {given[option]}; leave --{option} out: it keeps its "
                 "blocks in /var/cache/edgespec (docs/systemd.md says how to put that elsewhere)"
             )
-    found = []
+    token = given.get("token", "")
+    return _Asked(
+        [word for word in words if not token or word != token],
+        list(_models(given)),
+        Token.parse(token) if token else None,
+        given.get("coordinator"),
+        given.get("wait", 0.0),
+        bool(given.get("model")),
+    )
+
+
+def _models(given: dict[str, Any]) -> Iterator[Path]:
+    """The folders that the options name. Raises ConfigError for one that is not absolute."""
     for option in _READ:
         path = Path(given.get(option) or "")
         if path.is_absolute():
-            found.append(path)
+            yield path
         elif given.get(option) and path.exists():
             raise ConfigError(
                 f"a service does not start in this folder; give --{option} {path.absolute()}"
             )
-    return found
+
+
+def _require_cluster(role: str, folder: Path, asked: _Asked, words: list[str]) -> None:
+    """Raise ConfigError, with what to do, where the service would find no cluster of its own."""
+    edgespec = f"sudo {shlex.quote(str(executable()))}"
+    if role == "stage":
+        if asked.token is None and not ClusterFolder.is_at(folder):
+            raise ConfigError(
+                f"this device belongs to no cluster yet (by {folder}); give a token, which "
+                "`edgespec token new` on the coordinator prints: "
+                f"{_here(role, ['TOKEN', *words])}"
+            )
+        return
+    if not ClusterFolder.is_at(folder):
+        raise ConfigError(
+            f"there is no cluster in {folder}, where the service has it; make one first: "
+            f"{edgespec} init --cluster {folder} --model ... --stages N, or move one that was made "
+            f"elsewhere: sudo mv FOLDER {folder}"
+        )
+    if not ClusterFolder.open(folder).is_coordinator:
+        raise ConfigError(
+            f"this machine is a device of a cluster, by {folder}, and not its coordinator; to make "
+            f"a cluster of its own: {edgespec} leave --cluster {folder}, and then "
+            f"{edgespec} init --cluster {folder} --model ... --stages N"
+        )
+
+
+def _served(role: str, folder: Path, asked: _Asked) -> Iterator[Path]:
+    """The models that the cluster's settings name, unless the options name others."""
+    if role == "coordinator" and not asked.names_model:
+        settings = ClusterFolder.open(folder).settings
+        yield from (Path(name) for name in (settings.model, settings.draft) if os.path.isabs(name))
+
+
+def _here(role: str, words: list[str]) -> str:
+    """The command line that installs it on the machine itself."""
+    behind = ["--", *words] if words else []
+    return f"sudo {shlex.join([str(executable()), 'service', 'install', role, *behind])}"
+
+
+def _write(systemd: Systemd, role: str, text: str, force: bool, notes: Notes) -> None:
+    changed = systemd.install(role, text, force)
+    notes.say(f"{systemd.path(role)} {'is written' if changed else 'is as it should be'}")
+
+
+def _left_to_do(role: str, words: list[str]) -> str:
+    if role == "stage":
+        return _here(role, ["TOKEN", *words])
+    made = f"sudo {executable()} init --cluster {STATE_FOLDER} --model ... --stages N"
+    return f"{made}, and then {_here(role, words)}"
 
 
 def _show(state: State) -> None:

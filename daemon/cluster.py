@@ -160,6 +160,12 @@ class ClusterFolder:
         return ClusterFolder(path, own, None)
 
     @staticmethod
+    def is_at(path: Path) -> bool:
+        """Whether a cluster was made or joined there. Raises AccessRefused if we cannot look."""
+        require_own(path)
+        return any((path / name).exists() for name in (_CLUSTER_KEY, _MEMBERSHIP))
+
+    @staticmethod
     def open(path: Path) -> ClusterFolder:
         """What is there. Raises AccessRefused, with what to do, if nothing is."""
         require_own(path)
@@ -170,8 +176,10 @@ class ClusterFolder:
         if stored is None:
             raise AccessRefused(
                 f"there is no cluster in {path}; on the coordinator make one with `edgespec init "
-                "--model ...`, on a device join one with `edgespec join TOKEN`; if it lies "
-                "elsewhere (a service's in /var/lib/edgespec), name its folder with --cluster"
+                "--model ... --stages N`, on a device join one with `edgespec join TOKEN`, on a "
+                "machine that only asks give `edgespec prompt --token TOKEN` once (`edgespec token "
+                "new` on the coordinator prints tokens); if it lies elsewhere (a service's in "
+                "/var/lib/edgespec), name its folder with --cluster"
             )
         membership = _membership(stored[0], path / _MEMBERSHIP)
         own = _key(path / _DEVICE_KEY)

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -106,7 +107,7 @@ def _zones(root: Path) -> list[Zone]:
 
 def _sensors() -> list[Zone]:
     """The processor's temperatures by psutil, for systems without thermal zones."""
-    reads = getattr(psutil, "sensors_temperatures", dict)()
+    reads: dict[str, list[Any]] = getattr(psutil, "sensors_temperatures", dict)()
     return [
         Zone(chip, one.current, one.critical or one.high or None)
         for chip, sensors in reads.items()

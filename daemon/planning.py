@@ -26,8 +26,6 @@ from edgespec.planning.profile import Figure, Profile, RowTable
 
 DEFAULT_QUANTISATION = "int4"
 DEFAULT_CONTEXT = 4096
-DISCOVERED = "discovered"
-"""Reserved: the devices that a running cluster knows of."""
 
 _KEYS = ("name", "profile", "memory_bytes", "coordinator")
 
@@ -80,11 +78,6 @@ def devices_of(text: str) -> tuple[Device, tuple[Device, ...]]:
     A path (with a "/" or ending in .json) to a JSON list is a devices file; everything else is
     PROFILE or N*PROFILE, with commas between them, the coordinator's first. Raises ConfigError.
     """
-    if text.strip() == DISCOVERED:
-        raise ConfigError(
-            "this version cannot discover devices; write them into a JSON file: "
-            '[{"name": ..., "profile": ...}, ...], or name their profiles'
-        )
     listed = _listed(text)
     devices, coordinator = _named(text) if listed is None else _described(listed, text)
     return devices[coordinator], tuple(devices[:coordinator] + devices[coordinator + 1 :])

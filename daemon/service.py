@@ -19,6 +19,9 @@ from edgespec.errors import ConfigError, EdgespecError
 
 ROLES = ("coordinator", "stage")
 UNITS_FOLDER = Path("etc/systemd/system")
+STATE_FOLDER = Path("/var/lib/edgespec")
+"""Where the units' StateDirectory lies: the cluster folder of a service."""
+
 _RUNNING = Path("run/systemd/system")  # there if and only if systemd is the init of this machine
 _GPU_GROUPS = ("video", "render")  # whoever may use a GPU; a group that is missing stops the unit
 _HIDDEN = (Path("/home"), Path("/root"), Path("/run/user"))  # by ProtectHome=yes
@@ -163,20 +166,25 @@ class Systemd:
         A unit that is there and differs is replaced by `force` alone.
         """
         path = self.path(role)
+        if not self.require_replaceable(role, text, force):
+            return False
+        _write(path, text)
+        return True
+
+    def require_replaceable(self, role: str, text: str, force: bool = False) -> bool:
+        """Raise ConfigError if `install` would; returns whether it would change anything."""
+        path = self.path(role)
         try:
             before = path.read_text(encoding="utf-8") if path.exists() else None
         except (OSError, UnicodeDecodeError) as problem:
             raise ConfigError(f"cannot read {path}: {problem}") from None
-        if before == text:
-            return False
-        if before is not None and not force:
+        if before is not None and before != text and not force:
             raise ConfigError(
                 f"{path} is there and differs:\n{_difference(before, text)}\n"
                 "give --force to replace it; what you changed by hand is safer in "
                 f"`systemctl edit {path.name}`"
             )
-        _write(path, text)
-        return True
+        return before != text
 
     def reload(self) -> None:
         """Let systemd read the units again."""
@@ -233,6 +241,11 @@ class Systemd:
     def path(self, role: str) -> Path:
         """Where the unit of a role lies."""
         return self.root / UNITS_FOLDER / unit_name(role)
+
+    @property
+    def state_folder(self) -> Path:
+        """The cluster folder of the services."""
+        return self.root / STATE_FOLDER.relative_to("/")
 
     def require_control(self) -> None:
         """Raise ConfigError if services cannot be changed: by us, or because none run here."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from edgespec.backends.base import BlockBackend
 from edgespec.config import Emulation, StageConfig
 from edgespec.daemon.emulation import check_profiles, emulated_costs, stage_pace
+from edgespec.daemon.health import DeviceMonitor
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.process import exit_code
 from edgespec.errors import CapacityError
@@ -46,6 +47,7 @@ def run_stage(config: StageConfig, identity: Identity, name: str) -> int:
     from edgespec.daemon.memory import available_memory
     from edgespec.model.device import best_device
 
+    device = best_device().type
     pace = None
     if config.emulation is not None:
         pace = _pace(config.emulation)
@@ -58,14 +60,16 @@ def run_stage(config: StageConfig, identity: Identity, name: str) -> int:
         without_zone(host),  # it means nothing to another machine
         transport.data_port,
         identity.own.public,
-        available_memory(best_device().type).bytes,
+        available_memory(device).bytes,
     )
     member = MemberMachine(join, str(config.coordinator), config.wait, config.timing)
     equipment = Equipment(transport, pace, trace)
     load = _loader(config, identity)
-    node = StageNode(transport, member, config.coordinator, load, equipment)
-    node.supervisor = Notifier()
-    return exit_code(node.run(f"looking for the coordinator at {config.coordinator}"))
+    with DeviceMonitor(device) as monitor:
+        latest = monitor.latest
+        node = StageNode(transport, member, config.coordinator, load, equipment, latest)
+        node.supervisor = Notifier()
+        return exit_code(node.run(f"looking for the coordinator at {config.coordinator}"))
 
 
 def _pace(emulation: Emulation) -> Callable[[Assign | None], NodePace]:

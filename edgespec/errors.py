@@ -6,7 +6,8 @@
     │   │   └── BlockDamaged       a block file or its manifest that is not what was written
     │   ├── AddressUnavailable a host, network or port that cannot be used now, but may be later
     │   └── AccessRefused      a key or token that is missing, or that nobody accepts (any more)
-    ├── CapacityError          a limit (context, memory, queue) that a request would exceed
+    ├── CapacityError          a limit (context, memory) that a request would exceed
+    │   └── QueueFull              too many requests are waiting: the same one may succeed later
     ├── ProtocolError          somebody broke the rules of a protocol
     │   ├── LocalProtocolError     we did: a bug in this program
     │   └── RemoteProtocolError    the other side did: its message is dropped, never trusted
@@ -44,7 +45,11 @@ class AccessRefused(ConfigError):
 
 
 class CapacityError(EdgespecError):
-    """A limit (context length, memory, queue) that a request would exceed."""
+    """A limit (context length, memory) that a request would exceed."""
+
+
+class QueueFull(CapacityError):
+    """Too many requests are waiting: the same one may succeed later."""
 
 
 class ProtocolError(EdgespecError):
@@ -64,4 +69,11 @@ class PeerLost(EdgespecError):
 
 
 class RequestFailed(EdgespecError):
-    """A request ended with an error; the text is its one terminal reply."""
+    """A request ended with an error; the text is its one terminal reply.
+
+    `kind`: as in the message Failed.
+    """
+
+    def __init__(self, reason: str, kind: str = "") -> None:
+        super().__init__(reason)
+        self.kind = kind

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray
+from edgespec.verify.alternatives import Alternatives
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.wire.tensor import Tensor
 
@@ -39,5 +40,10 @@ class BlockBackend(Protocol):
 class Head(Protocol):
     """The base model's output head, on the coordinator."""
 
-    def choose(self, hidden: Tensor, positions: IntArray, sampling: Sampling) -> Choice:
-        """Sample the token behind every hidden row [R, H]; `positions` are the new tokens'."""
+    def choose(
+        self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
+    ) -> tuple[Choice, Alternatives | None]:
+        """Sample the token behind every hidden row [R, H]; `positions` are the new tokens'.
+
+        With `top` of at least 0, also so many of the likeliest tokens, and log-probabilities.
+        """

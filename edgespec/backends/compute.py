@@ -59,8 +59,8 @@ class CoordinatorCompute:
     def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
         """Carry out one effect."""
         if isinstance(effect, RunHead):
-            choice = self._head.choose(effect.hidden, effect.positions, effect.sampling)
-            return HeadDone(effect.job, choice)
+            wanted = effect.hidden, effect.positions, effect.sampling, effect.top
+            return HeadDone(effect.job, *self._head.choose(*wanted))
         if self._draft is None:
             raise TypeError(f"{type(effect).__name__} without a draft source")
         match effect:

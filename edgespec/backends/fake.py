@@ -16,6 +16,7 @@ from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.tree.ledger import IntArray
+from edgespec.verify.alternatives import Alternatives
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.wire.tensor import Tensor
 
@@ -115,11 +116,17 @@ class FakeHead:
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
 
-    def choose(self, hidden: Tensor, positions: IntArray, sampling: Sampling) -> Choice:
-        """The token behind every row; a seed changes all of them."""
+    def choose(
+        self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
+    ) -> tuple[Choice, Alternatives | None]:
+        """The token behind every row; a seed changes all of them. It is certain of each."""
         rows = np.frombuffer(hidden.data, np.uint64)
         tokens = _token_behind(rows, positions, self._vocabulary, sampling.seed)
-        return Choice(tokens, np.ones(len(tokens)), np.zeros(len(tokens)))
+        choice = Choice(tokens, np.ones(len(tokens)), np.zeros(len(tokens)))
+        if top < 0:
+            return choice, None
+        best = np.broadcast_to(tokens[:, None], (len(tokens), min(top, 1)))
+        return choice, Alternatives(np.zeros(len(tokens)), best, np.zeros(best.shape))
 
 
 def toy_next(context: Sequence[int], stages: int, vocabulary: int, seed: int) -> int:

@@ -14,6 +14,7 @@ from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import IntArray
+from edgespec.verify.alternatives import Alternatives, alternatives
 from edgespec.verify.sampling import Choice, Sampling, choose
 from edgespec.wire.tensor import Tensor
 
@@ -102,8 +103,10 @@ class TorchHead:
     def __init__(self, head: OutputHead) -> None:
         self._head = head
 
-    def choose(self, hidden: Tensor, positions: IntArray, sampling: Sampling) -> Choice:
-        """Sample the token behind every hidden row [R, H]; `positions` are the new tokens'."""
+    def choose(
+        self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
+    ) -> tuple[Choice, Alternatives | None]:
+        """See Head."""
         head = self._head
         if hidden.shape != (len(positions), head.hidden_size) or (
             f"torch.{hidden.dtype}" != str(head.dtype)
@@ -113,4 +116,6 @@ class TorchHead:
                 f"the last stage sent {hidden.dtype}{list(hidden.shape)}; give all stages the same "
                 "model and dtype"
             )
-        return choose(head.logits(to_torch(hidden, head.device)), positions, sampling)
+        logits = head.logits(to_torch(hidden, head.device))
+        choice = choose(logits, positions, sampling)
+        return choice, alternatives(logits, choice.tokens, top) if top >= 0 else None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.errors import CapacityError, ConfigError
+from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost, QueueFull
 from edgespec.machines.answer import Answer, TextCodec
 from edgespec.machines.request import Request
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
+from edgespec.verify.alternatives import MOST
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import Submit
 
@@ -38,12 +41,48 @@ def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit
     """
     policy = _checked_policy(ring, submit.policy)
     sampling = Sampling(submit.temperature, submit.top_k, submit.top_p, submit.min_p, submit.seed)
-    if not submit.prompt:
-        raise ConfigError("the prompt is empty; give at least one character")
-    prompt = tuple(codec.encode(submit.prompt))
+    if not -1 <= submit.top <= MOST:
+        raise ConfigError(f"top_logprobs is {submit.top}; it must be from 0 to {MOST}")
+    prompt = tuple(_prompt(codec, submit))
     limit = _checked_limit(ring, len(prompt), submit.max_new_tokens)
     answer = Answer(codec, submit.stop, limit)
     return Request(number, peer, submit, sampling, policy, prompt, answer, limit, ring.stages)
+
+
+def _prompt(codec: TextCodec, submit: Submit) -> Sequence[int]:
+    """Its tokens. Raises ConfigError if there is nothing to answer."""
+    if submit.messages:
+        return codec.encode_chat(_conversation(submit.messages))
+    if not submit.prompt:
+        raise ConfigError("the prompt is empty; give at least one character")
+    return codec.encode(submit.prompt)
+
+
+def _conversation(text: str) -> list[dict[str, str]]:
+    try:
+        messages = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError("messages is no JSON") from None
+    good = isinstance(messages, list) and all(
+        isinstance(one, dict)
+        and all(isinstance(one.get(key), str) for key in ("role", "content"))
+        and one["role"]
+        for one in messages
+    )
+    if not good or not messages:
+        raise ConfigError('messages must be a list of {"role": ..., "content": ...}, not empty')
+    return [{"role": one["role"], "content": one["content"]} for one in messages]
+
+
+def kind_of(problem: EdgespecError) -> str:
+    """What a request that is not admitted fails with (see the message Failed)."""
+    kinds = (
+        (QueueFull, "queue"),
+        (CapacityError, "context"),
+        (PeerLost, "lost"),
+        (ConfigError, "invalid"),
+    )
+    return next((kind for of, kind in kinds if isinstance(problem, of)), "")
 
 
 def _checked_policy(ring: Ring, name: str) -> Policy:

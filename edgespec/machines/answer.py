@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from edgespec.verify.stops import StopScanner
@@ -28,8 +28,17 @@ class TextCodec(Protocol):
     def encode(self, text: str) -> Sequence[int]:
         """Token ids of a prompt, with the tokenizer's own opening token."""
 
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
+        """Token ids of a conversation by the model's chat template, up to where it answers.
+
+        Raises ConfigError if the model has none, or does not take this conversation.
+        """
+
     def stream(self) -> TextStream:
         """A fresh stream for one answer."""
+
+    def token(self, token: int) -> tuple[str, bytes | None]:
+        """The text of one token alone, and its bytes, None if they are not known."""
 
 
 class Answer:
@@ -40,6 +49,7 @@ class Answer:
 
     def __init__(self, codec: TextCodec, stop: tuple[str, ...], max_new_tokens: int) -> None:
         """Raises ConfigError for an empty stop string."""
+        self.codec = codec
         self._eos_ids = codec.eos_ids
         self._stream = codec.stream()
         self._scanner = StopScanner(stop)

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.errors import CapacityError, ConfigError, EdgespecError, LocalProtocolError
+from edgespec.errors import ConfigError, EdgespecError, LocalProtocolError, QueueFull
 from edgespec.machines import drafts
-from edgespec.machines.admission import Ring, admit
+from edgespec.machines.admission import Ring, admit, kind_of
 from edgespec.machines.answer import TextCodec
 from edgespec.machines.effects import (
     CloseDraft,
@@ -43,6 +43,7 @@ from edgespec.machines.request import HeadJob, InFlight, Request, segment_of
 from edgespec.policy.base import Deepen, Expand, Grow, Send
 from edgespec.policy.experience import Experience
 from edgespec.tree.ledger import IntArray, Rows
+from edgespec.verify.alternatives import Alternatives
 from edgespec.verify.sampling import Choice
 from edgespec.wire.messages import (
     Cancel,
@@ -91,8 +92,8 @@ class CoordinatorMachine:
                 return self._on_credit(seq, now)
             case SegmentArrived(segment):
                 return self._on_segment(segment, now)
-            case HeadDone(job, choice):
-                return self._on_head_done(job, choice, now)
+            case HeadDone(job, choice, others):
+                return self._on_head_done(job, choice, others, now)
             case Drafted() | Expanded():
                 return self._on_drafted(event, now)
             case ComputeFailed(job, request, reason):
@@ -147,7 +148,7 @@ class CoordinatorMachine:
         try:
             request = self._admit(peer, submit)
         except EdgespecError as problem:
-            return [SendPeer(peer, Failed(submit.tag, str(problem)))]
+            return [SendPeer(peer, Failed(submit.tag, str(problem), kind_of(problem)))]
         request.tally.started = request.waiting_since = now
         self._requests[request.number] = request
         self._waiting.append(request.number)
@@ -161,7 +162,7 @@ class CoordinatorMachine:
         must_wait = self._active is not None or not self._watch.is_up
         if must_wait and len(self._waiting) >= self._ring.queue_limit:
             waiting = len(self._waiting)
-            raise CapacityError(f"{waiting} requests are waiting already; try again later")
+            raise QueueFull(f"{waiting} requests are waiting already; try again later")
         if any(r.peer == peer and r.tag == submit.tag for r in self._requests.values()):
             raise ConfigError(f"request {submit.tag} of this client is still running")
         request = admit(self._ring, self._codec, self._numbers + 1, peer, submit)
@@ -244,20 +245,22 @@ class CoordinatorMachine:
 
     def _fail_overdue(self, now: float) -> list[Effect]:
         overdue = self._watch.overdue(self._requests.values(), now)
-        return [effect for r, reason in overdue for effect in self._fail(r, reason, now)]
+        return [effect for r, why in overdue for effect in self._fail(r, why, now, "lost")]
 
     def _on_ring_ended(self, reason: str, now: float) -> list[Effect]:
         self._watch.end(reason)
         self._queued.clear()
         self._flying.clear()
-        return [e for r in list(self._requests.values()) for e in self._fail(r, reason, now)]
+        open_ones = list(self._requests.values())
+        return [e for r in open_ones for e in self._fail(r, reason, now, "lost")]
 
     def _finish(self, request: Request, reason: str, now: float) -> list[Effect]:
         reply = request.finished(reason, self._ring.stages, self._ring.draft, now)
         return [SendPeer(request.peer, reply), *self._forget(request, now)]
 
-    def _fail(self, request: Request, reason: str, now: float) -> list[Effect]:
-        return [SendPeer(request.peer, Failed(request.tag, reason)), *self._forget(request, now)]
+    def _fail(self, request: Request, reason: str, now: float, kind: str = "") -> list[Effect]:
+        told = SendPeer(request.peer, Failed(request.tag, reason, kind))
+        return [told, *self._forget(request, now)]
 
     def _forget(self, request: Request, now: float) -> list[Effect]:
         """Free the request everywhere. What it has on the ring still comes back as credits."""
@@ -367,7 +370,9 @@ class CoordinatorMachine:
         self._head_jobs[self._jobs] = HeadJob(request.number, ids)
         return request.sample(self._jobs, segment, index)
 
-    def _on_head_done(self, job: int, choice: Choice, now: float) -> list[Effect]:
+    def _on_head_done(
+        self, job: int, choice: Choice, others: Alternatives | None, now: float
+    ) -> list[Effect]:
         head = self._head_jobs.pop(job, None)
         if head is None:
             raise LocalProtocolError(f"head job {job} ended but was not running")
@@ -376,7 +381,7 @@ class CoordinatorMachine:
             return []
         request.verifying -= 1
         tokens = choice.tokens.tolist()
-        request.margins.update(zip(head.ids, choice.margins.tolist(), strict=True))
+        request.judged(head.ids, choice, others)
         assert request.tree is not None
         request.tree.record(head.ids, tokens)
         return self._verify(request, now) + self._take_results(request, now)

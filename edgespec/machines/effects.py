@@ -202,7 +202,8 @@ class ExpandDraft:
 class RunHead:
     """Sample the token behind each hidden row [R, H]; comes back as HeadDone.
 
-    `positions` int64 [R] are the positions of the tokens to be sampled.
+    `positions` int64 [R] are the positions of the tokens to be sampled. `top`: how many of the
+    likeliest tokens are wanted beside them, -1 for none and no log-probabilities either.
     """
 
     job: int
@@ -210,6 +211,7 @@ class RunHead:
     hidden: Tensor
     positions: IntArray
     sampling: Sampling
+    top: int = -1
 
 
 Effect = (

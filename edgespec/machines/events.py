@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.tree.drafted import Children, DraftedTree
+from edgespec.verify.alternatives import Alternatives
 from edgespec.verify.sampling import Choice
 from edgespec.wire.messages import Message, Segment
 from edgespec.wire.tensor import Tensor
@@ -35,10 +36,11 @@ class BlockDone:
 
 @dataclass(frozen=True, slots=True)
 class HeadDone:
-    """RunHead ended: the token behind each row, with margins and log-probabilities."""
+    """RunHead ended: the token behind each row, and what else was asked for."""
 
     job: int
     choice: Choice
+    alternatives: Alternatives | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,9 +112,8 @@ class MembershipMachine:
         return [*self._members.values(), *self._spares.values()]
 
     def stage_of(self, peer: bytes) -> str | None:
-        """The stage at that address, in words; None for anybody else."""
-        member = self._member_of(peer)
-        return str(member) if member else None
+        """The stage that has a place, at that address, in words; None for spares and all others."""
+        return next((str(m) for m in self._members.values() if m.peer == peer), None)
 
     def deadline(self) -> float | None:
         """When to call with Tick next; None while nobody is there."""

@@ -32,8 +32,12 @@ class Member:
         return f"{name} ({self.join.name}, process {self.join.pid})"
 
     def is_process_of(self, join: Join) -> bool:
-        """Whether `join` comes of the same process, through a connection that was made anew."""
-        return (self.join.host, self.join.port) == (join.host, join.port)
+        """Whether `join` comes of the same process, through a connection that was made anew.
+
+        The key counts, as it was proved: anybody can say that he is at another's address.
+        """
+        mine = (self.join.host, self.join.port, self.join.key)
+        return mine == (join.host, join.port, join.key)
 
 
 def line_of(place: Assign | None, member: Member | None) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from edgespec.machines.answer import Answer
+from edgespec.machines.chances import Chances, chances_of
 from edgespec.machines.effects import RunHead
 from edgespec.policy.base import Policy, View
 from edgespec.policy.experience import Experience
 from edgespec.tree.draft_tree import Advance, DraftTree
 from edgespec.tree.ledger import IntArray, Rows
-from edgespec.verify.sampling import Sampling
+from edgespec.verify.alternatives import Alternatives
+from edgespec.verify.sampling import Choice, Sampling
 from edgespec.wire.messages import Finished, Retain, Segment, Submit, Tokens
 
 SPECULATIVE_ROWS = 256
@@ -147,6 +150,7 @@ class Request:
     ) -> None:
         self.peer = peer
         self.tag = submit.tag
+        self.top = submit.top
         self.sampling = sampling
         self.policy = policy
         self.prompt = prompt
@@ -178,6 +182,7 @@ class Request:
         self.grown: DraftJob | None = None
         self.exhausted = False
         self.margins: dict[int, float] = {}
+        self._chances: dict[int, Chances] = {}
         self.rows_missing_until: float | None = None
         self._epoch = 0
         self._accepted: list[tuple[int, tuple[int, ...]]] = []
@@ -269,7 +274,13 @@ class Request:
         self.verifying += 1
         self.heads += 1
         hidden, positions = segment.hidden.take(index), segment.positions[index] + 1
-        return RunHead(job, self.number, hidden, positions, self.sampling)
+        return RunHead(job, self.number, hidden, positions, self.sampling, self.top)
+
+    def judged(self, ids: tuple[int, ...], choice: Choice, others: Alternatives | None) -> None:
+        """Keep what the head said of these rows until they are certain, or gone."""
+        self.margins.update(zip(ids, choice.margins.tolist(), strict=True))
+        if others is not None:
+            self._chances.update(zip(ids, chances_of(choice, others), strict=True))
 
     def push(self, tokens: tuple[int, ...], passed: tuple[int, ...], now: float) -> Tokens:
         """Take certain tokens, up to the answer's end; what the client shall be told."""
@@ -279,9 +290,17 @@ class Request:
             if self.answer.finish_reason:
                 break
         used = len(text)
+        log_probs = self._told(passed[:used])
         self._passed(passed[:used], now)
         self.opening = False
-        return Tokens(self.tag, tokens[:used], "".join(text))
+        return Tokens(self.tag, tokens[:used], "".join(text), log_probs)
+
+    def _told(self, ids: tuple[int, ...]) -> str:
+        """What the client is told of these rows' tokens, if it asked for it (see Tokens)."""
+        if self.top < 0:
+            return ""
+        codec = self.answer.codec
+        return json.dumps([self._chances[i].as_json(codec) for i in ids], ensure_ascii=False)
 
     def _passed(self, ids: tuple[int, ...], now: float) -> None:
         """Keep the figures of rows whose verdicts were used; forget those of older rows."""
@@ -291,6 +310,7 @@ class Request:
         tally.rows_used += sum(i >= len(self.prefix) for i in ids)
         tally.smallest_margin = min(tally.smallest_margin, *(self.margins[i] for i in ids))
         self.margins = {i: m for i, m in self.margins.items() if i > newest}
+        self._chances = {i: c for i, c in self._chances.items() if i > newest}
 
     def retain(self, passed: tuple[int, ...]) -> Retain:
         """The retained set after `passed` became committed (FlowSpec §3.3).

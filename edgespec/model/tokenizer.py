@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
-from edgespec.errors import ModelError
+from edgespec.errors import ConfigError, ModelError
 
 _REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -18,6 +19,18 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _PROBE = (
     "Hello  world 12345\n\n\tnaïve don't (x==1); 今日は, мир 👩‍👩‍👧 \u00a0 ﬁ e\u0301 <s> [INST]"
 )
+
+
+def _byte_spelling() -> dict[str, int]:
+    """What byte-level BPE (GPT-2's) writes for each byte: itself, or a letter from U+0100 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = (byte for byte in range(256) if byte not in plain)
+    return {chr(byte): byte for byte in plain} | {
+        chr(256 + number): byte for number, byte in enumerate(rest)
+    }
+
+
+_BYTES = _byte_spelling()
 
 
 class Tokenizer:
@@ -45,9 +58,54 @@ class Tokenizer:
         """Token ids of a text prompt, with what the tokenizer itself puts around one (BOS)."""
         return list(self._inner.encode(text, add_special_tokens=True))
 
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation by the model's chat template, up to where it answers.
+
+        Raises ConfigError if the model has none, or it does not take this conversation.
+        """
+        if not getattr(self._inner, "chat_template", None):
+            raise ConfigError(
+                "this model has no chat template; it completes texts alone (/v1/completions, "
+                "`edgespec prompt`)"
+            )
+        try:
+            # A template says itself where an opening token belongs.
+            text = self._inner.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # templates raise what they like for what they do not take
+            raise ConfigError(f"the model's chat template refuses this: {error}") from error
+        return list(self._inner.encode(str(text), add_special_tokens=False))
+
     def stream(self) -> TextStream:
         """A fresh stream for one answer."""
         return TextStream(self)
+
+    def token(self, token: int) -> tuple[str, bytes | None]:
+        """The text of one token alone, and its bytes, None where it is part of a character and
+        its bytes are not told."""
+        name = str(self._inner.convert_ids_to_tokens(token))
+        if token in self._special:
+            return name, name.encode()
+        byte = _BYTE_TOKEN.fullmatch(name)
+        if byte is not None:
+            raw = bytes([int(name[3:5], 16)])
+            return raw.decode("utf-8", "replace"), raw
+        text = self._alone(token)
+        if _REPLACEMENT not in text:
+            return text, text.encode()
+        spelt = all(character in _BYTES for character in name)  # as byte-level tokenizers spell
+        return text, bytes(_BYTES[character] for character in name) if spelt else None
+
+    def _alone(self, token: int) -> str:
+        """Its text behind another one: some decoders drop the blank in front of the first."""
+        before = self._inner.decode([self._anchor], clean_up_tokenization_spaces=False)
+        both = self._inner.decode([self._anchor, token], clean_up_tokenization_spaces=False)
+        return str(both)[len(str(before)) :]
+
+    @cached_property
+    def _anchor(self) -> int:
+        return int(self.encode("a")[-1])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""

@@ -46,7 +46,7 @@ class Adaptive:
         if not view.experience.known:  # the very first prompt: no idea yet what anything costs
             return [Send((view.tree.root,))] if root_waits else []
         decisions: list[Decision] = []
-        if view.in_flight < self.window(view.stages) and (root_waits or not view.queued):
+        if root_waits or (not view.queued and view.in_flight < self._room(view)):
             rows = self._rows(view)
             if rows:
                 decisions.append(Send(rows))
@@ -55,6 +55,17 @@ class Adaptive:
             if ids:
                 decisions.append(Expand(ids, self.width, len(ids) * self.width))
         return decisions
+
+    def _room(self, view: View) -> int:
+        """Segments that may be in flight: enough that the slowest stage never waits, and no more.
+
+        A segment is on its way as long as `spread` steps of the slowest stage: so many keep that
+        one busy, and one more waits for it. The credit of the first stage alone would let them
+        pile up in front of a slow stage behind it, each the staler for it.
+        """
+        most = self.window(view.stages)
+        spread = view.experience.spread
+        return min(most, math.ceil(spread) + 1) if spread else most
 
     def _rows(self, view: View) -> tuple[int, ...]:
         """The best unsent rows, as long as each one's gain covers its cost.

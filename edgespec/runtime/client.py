@@ -88,8 +88,8 @@ class Client:
                 limit = time.monotonic() + CANCEL_WAIT_S
             for message in self._receive():
                 match message:
-                    case Failed(tag, reason) if tag == submit.tag:
-                        raise RequestFailed(reason)
+                    case Failed(tag, reason, kind) if tag == submit.tag:
+                        raise RequestFailed(reason, kind)
                     case Finished(tag=tag) if tag == submit.tag:
                         yield message
                         return

@@ -26,6 +26,7 @@ from edgespec.machines.events import (
     RingEnded,
     Tick,
 )
+from edgespec.machines.health import REASON_CHARS, printable
 from edgespec.machines.membership import MembershipMachine
 from edgespec.net.keys import short
 from edgespec.net.sockets import Dropped
@@ -140,7 +141,8 @@ class CoordinatorNode(Node):
                 stage = self._membership.stage_of(peer)
                 if stage is None:
                     return []  # only a stage may end a request of others
-                named = MessageArrived(peer, Fault(request, f"{stage}: {reason}"))
+                why = printable(reason, REASON_CHARS)  # it ends on a client's terminal
+                named = MessageArrived(peer, Fault(request, f"{stage}: {why}"))
                 return self._membership.handle(event, now) + self._machine.handle(named, now)
             case MessageArrived(peer, Credit()):
                 alive = self._membership.handle(event, now)

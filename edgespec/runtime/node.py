@@ -32,6 +32,31 @@ BROKEN_S = 2.0
 membership says so first, and says it better."""
 
 
+REPORTS, REPORT_S = 10, 1.0
+"""Lines of log that each stage may cause at once, and the seconds until it may cause another: what
+a node does again and again, because it is broken or bad, shall not fill the log."""
+
+MOST_KINDS = 256
+
+
+class _Reports:
+    """Counts reports by what they are about, which is what stands before the first bracket."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+
+    def may_say(self, text: str, now: float) -> bool:
+        """Whether the log has room for it."""
+        about = text.partition(" (")[0]
+        if len(self._due) >= MOST_KINDS:
+            self._due.clear()
+        due = max(self._due.get(about, now), now)
+        if due - now > (REPORTS - 1) * REPORT_S:
+            return False
+        self._due[about] = due + REPORT_S
+        return True
+
+
 class Node(ABC):
     """What coordinator and stage daemons share: poll → events → machines → effects → carry out."""
 
@@ -40,6 +65,7 @@ class Node(ABC):
         self.worker = Worker(perform)
         self.ended: Stop | None = None
         self.supervisor: Supervisor = Nobody()
+        self._reports = _Reports()
         self.happened_at = time.monotonic()
         """When what is being handled now happened: emulated times count from there."""
 
@@ -130,8 +156,9 @@ class Node(ABC):
                 case AbortBlock(job):
                     self.worker.abort(job)
                 case Report(text):
-                    log.info(text)
-                    self.supervisor.status(text)
+                    if self._reports.may_say(text, now):
+                        log.info(text)
+                        self.supervisor.status(text)
                 case Stop(reason, failed):
                     self.end(reason, failed)
                 case _:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.backends.fake import toy_next
@@ -40,6 +40,15 @@ class ToyCodec:
     def encode(self, text: str) -> Sequence[int]:
         """One token a character."""
         return [ord(c) % VOCABULARY for c in text]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
+        """All that was said, in one."""
+        return self.encode("".join(one["content"] for one in messages))
+
+    def token(self, token: int) -> tuple[str, bytes | None]:
+        """Its letter."""
+        text = text_of(token)
+        return text, text.encode()
 
     def stream(self) -> HoldingStream:
         """A fresh stream."""

@@ -257,7 +257,10 @@ class Removed:
 class Submit:
     """A client's prompt. `tag` is the client's own name for it; answers carry it back.
 
-    An empty `policy` leaves the choice to the coordinator.
+    An empty `policy` leaves the choice to the coordinator. `messages`: in place of a prompt, a
+    conversation as a JSON list of objects with "role" and "content", which the model's chat
+    template turns into one. `top`: how many of the likeliest tokens are wanted for each token, from
+    0 to 20, with log-probabilities; -1: not even the token's own.
     """
 
     tag: int
@@ -270,6 +273,8 @@ class Submit:
     seed: int
     stop: tuple[str, ...]
     policy: str
+    messages: str = ""
+    top: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,11 +294,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Newly certain tokens and the text that they finished; never taken back or repeated."""
+    """Newly certain tokens and the text that they finished; never taken back or repeated.
+
+    `log_probs`: if they were asked for, a JSON list with an object a token: "id", "token" (its
+    text), "bytes" (a list, or null if it is no whole character and its bytes are not known),
+    "logprob", and "top_logprobs", a list of such objects, best first.
+    """
 
     tag: int
     token_ids: tuple[int, ...]
     text: str
+    log_probs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,14 +329,20 @@ class Finished:
     misses: int
     smallest_margin: float
     recoveries: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The one bad end of a request."""
+    """The one bad end of a request.
+
+    `kind`: "invalid" (it cannot be served as it is), "context" (it is too long), "queue" (too many
+    wait: try again later), "lost" (the ring is) or "" (anything else went wrong).
+    """
 
     tag: int
     reason: str
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ def test_windows_caps_and_scales_reach_the_machines(tmp_path: Path) -> None:
     hidden = through(stages, job)
     exact = plain_hidden(model, [*path, 7])[-1:]
     assert torch.allclose(to_torch(hidden), exact, rtol=0, atol=1e-5)
-    choice = TorchHead(OutputHead(checkpoint, "float64")).choose(
+    choice, _ = TorchHead(OutputHead(checkpoint, "float64")).choose(
         hidden, last.positions + 1, Sampling(temperature=1.0, seed=3)
     )
     logits = plain_logits(model, [*path, 7]).numpy()[None]
@@ -220,7 +220,7 @@ def test_the_head_chooses_as_one_machine_would(
     head = TorchHead(OutputHead(Checkpoint(folder), "float64"))
     tokens = [3, 1, 4, 1, 5, 9, 2, 6]
     hidden = from_torch(plain_hidden(model, tokens)[-3:])
-    choice = head.choose(hidden, np.array([6, 7, 8]), sampling)
+    choice, _ = head.choose(hidden, np.array([6, 7, 8]), sampling)
     logits = np.stack([plain_logits(model, tokens[: n + 1]).numpy() for n in (5, 6, 7)])
     exact = choose(logits, np.array([6, 7, 8]), sampling)
     assert choice.tokens.tolist() == exact.tokens.tolist()
@@ -231,7 +231,7 @@ def test_the_head_chooses_as_one_machine_would(
 def test_the_head_computes_in_bfloat16_too(folder: Path) -> None:
     head = TorchHead(OutputHead(Checkpoint(folder), "bfloat16"))
     hidden = from_torch(torch.randn(2, 32, dtype=torch.bfloat16))
-    assert len(head.choose(hidden, np.array([1, 2]), Sampling()).tokens) == 2
+    assert len(head.choose(hidden, np.array([1, 2]), Sampling())[0].tokens) == 2
     with pytest.raises(RemoteProtocolError, match="same model and dtype"):
         head.choose(from_torch(torch.randn(2, 32)), np.array([1, 2]), Sampling())
     with pytest.raises(RemoteProtocolError, match="same model and dtype"):

@@ -135,7 +135,7 @@ def test_a_plan_gives_the_ring_and_the_places(
     assert (settings.quant, settings.context) == (plan["quantisation"], plan["context"])
     assert settings.dtype == "bfloat16"
     assert plan["speculative_tokens_per_second"] == 12.5
-    assert plan["commands"][0].startswith("desk: edgespec serve --model ")
+    assert plan["commands"][0].startswith("desk: edgespec init --model ")
     assert "D0 desk: coordinator, needs " in done.err
     assert "V1 nano a: layers 0 to " in done.err
     assert f"left out: {plan['left_out'][0]['device']} (" in done.err

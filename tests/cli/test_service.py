@@ -11,11 +11,17 @@ import pytest
 from support.commands import Done, run_here
 
 from edgespec.cli import service
+from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, own_key
 from edgespec.daemon.service import Systemd
+from edgespec.errors import AccessRefused
+from edgespec.net.keys import KeyPair, Token
 
 Here = Callable[..., Done]
 UNIT = "etc/systemd/system/edgespec-stage.service"
+STATE = "var/lib/edgespec"
 STAGE = ("--stage", "2", "--coordinator", "192.168.1.10")
+COORDINATOR = KeyPair.new().public
+TOKEN = Token.new(COORDINATOR)
 
 
 @pytest.fixture
@@ -48,10 +54,21 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("STATE", "active running")
     monkeypatch.setenv("PROCESS", "333")
-    monkeypatch.setattr(service, "Systemd", lambda: Systemd(root))
+    monkeypatch.setattr(
+        service, "Systemd", lambda *given, **how: Systemd(*(given or [root]), **how)
+    )
     monkeypatch.setattr(service, "own_files", list)  # this checkout may lie anywhere
     monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("EDGESPEC_CLUSTER", "/this/users/own")  # which is not the service's
     return root
+
+
+@pytest.fixture
+def member(live: Path) -> Path:
+    """The same; the device belongs to a cluster."""
+    state = live / STATE
+    ClusterFolder.remember(state, own_key(state), COORDINATOR, "board", "192.168.1.10:7430")
+    return live
 
 
 def calls(root: Path) -> list[str]:
@@ -82,18 +99,18 @@ def test_a_dry_run_prints_and_writes_nothing(here: Here, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_install_starts_it_and_says_what_comes_next(here: Here, live: Path) -> None:
+def test_install_starts_it_and_says_what_comes_next(here: Here, member: Path) -> None:
     done = here("install", "stage", "--", *STAGE)
     assert done.code == 0, done
-    assert calls(live) == ["daemon-reload", "enable", "reset-failed", "restart"]
+    assert calls(member) == ["daemon-reload", "enable", "reset-failed", "restart"]
     assert "edgespec service status stage" in done.err
     assert "is as it should be" in here("install", "stage", "--no-start", "--", *STAGE).err
-    assert calls(live)[4:] == ["daemon-reload"]
+    assert calls(member)[4:] == ["daemon-reload"]
 
 
-def test_what_was_changed_by_hand_is_shown_and_kept(here: Here, live: Path) -> None:
+def test_what_was_changed_by_hand_is_shown_and_kept(here: Here, member: Path) -> None:
     here("install", "stage", "--", *STAGE)
-    unit = live / UNIT
+    unit = member / UNIT
     unit.write_text(unit.read_text(encoding="utf-8") + "# mine\n", encoding="utf-8")
     here("install", "stage", "--", *STAGE).assert_refused("-# mine", "--force", "systemctl edit")
     assert "# mine" in unit.read_text(encoding="utf-8")
@@ -106,9 +123,18 @@ def test_what_was_changed_by_hand_is_shown_and_kept(here: Here, live: Path) -> N
     [
         (("install", "ring"), ("no service 'ring'", "coordinator, stage")),
         (("install", "stage", "--", "--stag", "2"), ("No such option", "--stage")),
-        (("install", "stage", "--", *STAGE, "more"), ("more",)),
+        (("install", "stage", "--", *STAGE, "more"), ("no token, or not all of it", "token new")),
+        (("install", "stage", "--", *STAGE, TOKEN.text, "more"), ("more",)),
         (("install", "coordinator", "--", "--stages", "x"), ("--stages", "integer")),
         (("install", "stage", "--", *STAGE, "--cache", "/mnt/ssd"), ("leave --cache out",)),
+        (
+            ("install", "stage", "--", *STAGE, "--cluster", "/srv/c"),
+            ("cannot use /srv/c", "leave --cluster out", "/var/lib/edgespec"),
+        ),
+        (
+            ("install", "stage", "--root", "/nowhere", "--", *STAGE, TOKEN.text),
+            ("used on the device itself", f"install stage -- {' '.join(STAGE)} edge-"),
+        ),
         (("install", "stage", "--", *STAGE, "--model", "here"), ("give --model /", "/here")),
         (("install", "stage", "--user", "no-such-user", "--", *STAGE), ("no-such-user", "--user")),
         (("install", "stage", "--", *STAGE, "--model", "/home/x"), ("/home is hidden", "--user")),
@@ -119,7 +145,7 @@ def test_what_was_changed_by_hand_is_shown_and_kept(here: Here, live: Path) -> N
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(
     here: Here,
-    live: Path,
+    member: Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     arguments: tuple[str, ...],
@@ -128,7 +154,84 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
     here(*arguments).assert_refused(*words)
+    assert not (member / "etc").exists()
+
+
+# --- its cluster --------------------------------------------------------------------------------
+
+
+def test_a_stage_needs_a_token_or_a_cluster(here: Here, live: Path) -> None:
+    here("install", "stage", "--", *STAGE).assert_refused(
+        f"belongs to no cluster yet (by {live / STATE})",
+        "edgespec token new",
+        f"service install stage -- TOKEN {' '.join(STAGE)}",
+    )
     assert not (live / "etc").exists()
+
+
+@pytest.mark.parametrize("words", [(TOKEN.text, *STAGE), (*STAGE, TOKEN.text)])
+def test_a_token_is_used_at_once_and_kept_nowhere(
+    here: Here, live: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    used: list[object] = []
+    monkeypatch.setattr(service, "admitted", lambda *given: used.append(given[:4]))
+    done = here("install", "stage", "--", *words)
+    assert done.code == 0, done
+    assert used == [(live / STATE, TOKEN, "192.168.1.10", 60.0)]
+    text = (live / UNIT).read_text(encoding="utf-8")
+    assert "edge-" not in text
+    assert f"blocks {' '.join(STAGE)}\n" in text
+    assert "edge-" not in here("install", "stage", "--dry-run", "--", *words).out
+    assert len(used) == 1
+
+
+def test_a_token_that_is_refused_installs_nothing(
+    here: Here, live: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise AccessRefused("the coordinator refused: this token has expired")
+
+    monkeypatch.setattr(service, "admitted", refused)
+    here("install", "stage", "--", *STAGE, TOKEN.text).assert_refused("token has expired")
+    assert not (live / "etc").exists()
+
+
+def test_a_coordinator_needs_a_cluster_of_its_own(here: Here, live: Path, tmp_path: Path) -> None:
+    state = live / STATE
+    here("install", "coordinator").assert_refused(
+        f"no cluster in {state}", f"init --cluster {state} --model ... --stages N", "sudo mv"
+    )
+    assert not (live / "etc").exists()
+    ClusterFolder.create(state, ClusterSettings(stages=2))
+    assert here("install", "coordinator").code == 0
+    assert here("install", "stage", "--", *STAGE).code == 0, "the cluster's owner needs no token"
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    ClusterFolder.create(state, ClusterSettings(model=str(closed), stages=2))
+    here("install", "coordinator").assert_refused(f"cannot read {closed}", "--user NAME")
+
+
+def test_a_device_is_no_coordinator(here: Here, member: Path) -> None:
+    here("install", "coordinator").assert_refused(
+        "device of a cluster", f"leave --cluster {member / STATE}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("role", "left"),
+    [
+        ("stage", "service install stage -- TOKEN --wait 5"),
+        ("coordinator", "init --cluster /var/lib/edgespec --model ... --stages N, and then"),
+    ],
+)
+def test_an_image_is_told_what_is_left_to_do(
+    here: Here, tmp_path: Path, role: str, left: str
+) -> None:
+    words = ("--", "--wait", "5") if role == "stage" else ()
+    done = here("install", role, "--root", str(tmp_path), *words)
+    assert done.code == 0, done
+    assert "left to do, on the machine itself: sudo /" in done.err
+    assert left in done.err
 
 
 def test_only_root_installs(here: Here, live: Path, monkeypatch: pytest.MonkeyPatch) -> None:

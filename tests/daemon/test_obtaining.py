@@ -70,6 +70,7 @@ def serving(model: Path, cache: Path, quant: str = QUANT) -> Iterator[Coordinato
             ring_model.longest_context,
             server.port,
             "",
+            block_number=stage,
         )
         for stage, (first, end) in enumerate([(0, 1), (1, 4)], start=1)
     ]

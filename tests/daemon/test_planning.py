@@ -171,7 +171,6 @@ def test_a_wrong_devices_file(tmp_path: Path, listed: list[object], message: str
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("discovered", "cannot discover devices"),
         ("no-such", "no profile 'no-such'"),
         (f"x*{NANO}", "names no devices"),
         (f"0*{NANO}", "names no devices"),

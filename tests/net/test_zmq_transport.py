@@ -90,7 +90,7 @@ def test_who_has_no_key_gets_nothing_through(
     for node in coordinator, stage:
         bare.connect(zmq.PUSH, node.data_port).send_multipart([node.ring_key, *encode(segment())])
         assert nothing_of(node)
-        assert "refused a connection: someone has no key" in caplog.text
+        polled_until(node, lambda: "refused a connection: someone has no key" in caplog.text)
         caplog.clear()
     sender = bare.connect(zmq.DEALER, coordinator.control_port)
     sender.send_multipart(encode(Fault(1, "well-formed")))
@@ -156,7 +156,7 @@ def test_a_stage_without_a_place_takes_no_segment(
         sender = bare.connect(zmq.PUSH, alone.data_port, MEMBER, DEVICE.own.public)
         sender.send_multipart([key, *encode(segment())])
         assert nothing_of(alone)
-        assert "not that of a member of this ring" in caplog.text
+        polled_until(alone, lambda: "not that of a member of this ring" in caplog.text)
 
 
 def test_what_comes_on_the_wrong_socket_is_dropped(

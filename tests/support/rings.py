@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -53,6 +53,14 @@ class ToyCodec:
     def encode(self, text: str) -> Sequence[int]:
         """One token a character; blanks give none."""
         return [ord(c) % VOCABULARY for c in text if c != " "]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
+        """All that was said, in one."""
+        return self.encode("".join(one["content"] for one in messages))
+
+    def token(self, token: int) -> tuple[str, bytes | None]:
+        """Its letter."""
+        return text_of(token), text_of(token).encode()
 
     def stream(self) -> HoldingStream:
         """A fresh stream."""

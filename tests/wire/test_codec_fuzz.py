@@ -1,0 +1,125 @@
+"""The codec against fuzzed frames: a message or the one error, in bounded time and memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import time
+import tracemalloc
+
+import msgpack
+import psutil
+import pytest
+from support.fuzz import BOMBS, Frames, Fuzzer, packed, survives
+
+from edgespec.errors import RemoteProtocolError
+from edgespec.wire.codec import DEFAULT_LIMITS, MAGIC, VERSION, decode, encode
+from edgespec.wire.messages import TAGS, Message
+
+SEED = int(os.environ.get("EDGESPEC_FUZZ_SEED", "0")) or random.randrange(1, 2**32)
+SLOWEST_S = 2.0
+"""For one frame, which may be 4 MiB of header, on a machine that does other things too."""
+
+MOST_MEMORY = 24 << 20
+"""For one: a header of 4 MiB, its texts decoded, and 1024 lists of 256 entries."""
+
+ALL = list(TAGS.values())
+
+
+def flood(count: int) -> tuple[int, float]:
+    """Decode so many; returns how many were messages, and the slowest one's seconds."""
+    print(f"fuzzed with seed {SEED}; EDGESPEC_FUZZ_SEED={SEED} repeats it")
+    fuzzer, good, slowest = Fuzzer(SEED), 0, 0.0
+    for _ in range(count):
+        frames = fuzzer.frames()
+        started = time.perf_counter()
+        good += survives(frames)
+        slowest = max(slowest, time.perf_counter() - started)
+    return good, slowest
+
+
+def check(count: int) -> None:
+    """No crash, no growth, no stand-still; and neither all nor none of them are messages."""
+    process = psutil.Process()
+    flood(1_000)
+    before, started = process.memory_info().rss, time.perf_counter()
+    good, slowest = flood(count)
+    seconds, grown = time.perf_counter() - started, process.memory_info().rss - before
+    print(
+        f"{count} frames, {good} of them messages, in {seconds:.1f} s; the slowest took "
+        f"{slowest * 1e3:.1f} ms; memory grew by {grown / 1e6:.1f} MB"
+    )
+    assert slowest < SLOWEST_S
+    assert grown < MOST_MEMORY
+    assert count / 100 < good < count / 2
+
+
+def test_fuzzed_frames_are_messages_or_the_one_error() -> None:
+    check(30_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_very_many_fuzzed_frames_are_messages_or_the_one_error() -> None:
+    check(1_000_000)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_valid_messages_of_every_type_are_made(kind: type[Message]) -> None:
+    fuzzer = Fuzzer(SEED)
+    for _ in range(20):
+        message = fuzzer.message(kind)
+        assert type(message) is kind
+        assert survives([bytes(frame) for frame in encode(message)]), message
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_no_truncated_message_is_one(kind: type[Message]) -> None:
+    frames = [bytes(frame) for frame in encode(Fuzzer(SEED).message(kind))]
+    for which, frame in enumerate(frames):
+        for at in range(len(frame)):
+            assert not survives([*frames[:which], frame[:at], *frames[which + 1 :]])
+        assert not survives(frames[:which])
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_every_field_confused_with_every_type(kind: type[Message]) -> None:
+    frames = [bytes(frame) for frame in encode(Fuzzer(SEED).message(kind))]
+    parts = [packed(value) for value in msgpack.unpackb(frames[0])]
+    values = (None, True, 0, -1, 2**64 - 1, 0.5, "", "text", [], [1], ["int64", [0]], {"a": 1})
+    for at in range(len(parts)):
+        for strange in (*map(packed, values), *BOMBS):
+            changed = b"".join((*parts[:at], strange, *parts[at + 1 :]))
+            survives([struct.pack(">BH", 0xDC, len(parts)) + changed, *frames[1:]])
+
+
+def memory_for(frames: Frames) -> tuple[int, str]:
+    """The most that was held at once, and why it was refused."""
+    tracemalloc.start()
+    try:
+        decode(frames)
+    except RemoteProtocolError as problem:
+        return tracemalloc.get_traced_memory()[1], str(problem)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak, ""
+
+
+def test_fuzzed_frames_take_little_memory() -> None:
+    fuzzer = Fuzzer(SEED + 1)
+    assert max(memory_for(fuzzer.frames())[0] for _ in range(2_000)) < 2 << 20
+
+
+@pytest.mark.parametrize("leaf", [b"\x90", b"\xa2ab", b"\xce\xff\xff\xff\xff", b"\xc0"])
+def test_a_header_full_of_small_things_takes_little_memory(leaf: bytes) -> None:
+    """4 MiB of empty lists would be 266 MB of Python's."""
+    wide = struct.pack(">BH", 0xDC, 256)
+    head = b"\x94" + packed(MAGIC) + packed(VERSION) + b"\x01"
+    middle = wide + leaf * 256
+    inner = wide + middle * 256
+    header = (head + wide + inner * 64)[: DEFAULT_LIMITS.header_bytes]
+    peak, reason = memory_for([header])
+    assert reason == "malformed message: too many lists" or "not readable" in reason
+    assert peak < MOST_MEMORY
