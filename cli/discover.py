@@ -68,7 +68,8 @@ def _only_others(others: list[Found], cluster: str) -> str:
         for one in others
     )
     return (
-        f"no coordinator of cluster {cluster} was found, which this machine belongs to. "
+        f"no coordinator of cluster {cluster} was found, which this machine, or its token, belongs "
+        "to. "
         f"Coordinators of other clusters are here: {known}. Start `edgespec serve` where the "
         "cluster was made, or say where it is: --coordinator HOST[:PORT]; to belong to another "
         "cluster takes a token of it: edgespec join TOKEN"

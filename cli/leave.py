@@ -29,7 +29,8 @@ def leave(
     folder = ClusterFolder.open(folder_of(cluster))
     if folder.is_coordinator:
         raise ConfigError(
-            f"{folder.path} is the coordinator's own folder; a cluster ends when that is deleted"
+            f"{folder.path} is the coordinator's own folder, which leaves no cluster; the cluster "
+            "ends when the coordinator is stopped and this folder deleted"
         )
     name = folder.name
     try:
@@ -38,6 +39,7 @@ def leave(
     except AccessRefused:
         notes.say("the coordinator did not know this device any more")
     except PeerLost as lost:
-        notes.say(f"{lost}; once it is back, say there: edgespec device remove {name}")
+        notes.say(str(lost))
+        notes.say(f"its key is admitted until somebody says there: edgespec device remove {name}")
     folder.forget()
     notes.say(f"this machine is no part of the cluster {folder.cluster_id} any more")

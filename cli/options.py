@@ -91,7 +91,8 @@ Coordinator = Annotated[
     str | None,
     typer.Option(
         metavar="HOST[:PORT]",
-        help="Where the coordinator is. Default: the one that is found on the local network.",
+        help="Where the coordinator is. Default: where it was the last time, or the one of this "
+        "cluster that is found on the local network.",
         show_default=False,
     ),
 ]

@@ -12,7 +12,7 @@ from edgespec.daemon.advertising import Advertising
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.notify import Notifier
-from edgespec.daemon.process import exit_code
+from edgespec.daemon.process import exit_code, take_file_descriptors
 from edgespec.daemon.registry import Registry
 from edgespec.daemon.settings import context_of, look_at_models
 from edgespec.daemon.sharing import Sharing, needs_of
@@ -42,6 +42,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder) -> int:
     address that cannot be used.
     """
     look_at_models(config)
+    take_file_descriptors()
     registrar = Registry(cluster)
     costs = emulated_costs(config.emulation, config.stages) if config.emulation else None
     trace = Trace(config.trace) if config.trace else None

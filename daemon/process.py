@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import resource
 import signal
 import sys
 from typing import NoReturn
@@ -13,6 +14,8 @@ from edgespec.machines.effects import Stop
 
 PARENT = "EDGESPEC_PARENT"
 """Environment variable: the process id that this daemon shall not outlive (set by `demo`)."""
+
+ENOUGH_FILES = 65536
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -27,6 +30,15 @@ def start_logging() -> None:
     """Log to standard error, where systemd and people look for it; of libraries warnings alone."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("edgespec").setLevel(logging.INFO)
+
+
+def take_file_descriptors() -> None:
+    """Have as many as the system lets this process have: each connection is one, and strangers,
+    who are let wait some seconds for their handshake, shall not take those of the ring."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def end_with_parent() -> None:

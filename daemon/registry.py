@@ -168,7 +168,7 @@ class Registry:
             raise ConfigError(f"uses is {uses}; it must be at least 1, or 0 for any number")
         if not (isfinite(valid_s) and 1.0 <= valid_s <= LONGEST_TOKEN_S):
             raise ConfigError(
-                f"a token cannot be valid for {valid_s:g} seconds; give one second to 365 days"
+                f"a token cannot be valid for {valid_s:.0f} seconds; give one second to 365 days"
             )
         token, now = Token.new(self._owner), self._clock()
         with self._changing() as book:

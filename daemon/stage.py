@@ -12,7 +12,7 @@ from edgespec.config import Emulation, StageConfig
 from edgespec.daemon.emulation import check_profiles, emulated_costs, stage_pace
 from edgespec.daemon.health import DeviceMonitor
 from edgespec.daemon.notify import Notifier
-from edgespec.daemon.process import exit_code
+from edgespec.daemon.process import exit_code, take_file_descriptors
 from edgespec.errors import CapacityError
 from edgespec.machines.member import MemberMachine
 from edgespec.net.emulated_link import PacedTransport
@@ -39,6 +39,7 @@ def run_stage(config: StageConfig, identity: Identity, name: str) -> int:
     coordinator does not, or no longer, know the key.
     """
     log.info("%s: starting", f"stage {config.stage}" if config.stage else "any stage")
+    take_file_descriptors()
     host = own_address_towards(config.coordinator)
     # Imported before the node's loop runs: half a second inside a shared library's start-up with
     # Python's lock held would look like a dead stage.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from itertools import pairwise
+from pathlib import PurePath
 
 from edgespec.config import Timing
 from edgespec.errors import LocalProtocolError
@@ -431,6 +432,8 @@ class MembershipMachine:
             self._now - self._up_since if self._is_up else 0.0,
             running,
             waiting,
+            PurePath(self._places[0].model).name,
+            self._places[0].context_length,
         )
 
     def _node(self, place: Assign | None, member: Member | None) -> NodeStatus:

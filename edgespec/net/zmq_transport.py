@@ -42,8 +42,9 @@ HEARTBEAT_MS = 1_000
 """ZMTP pings find half-open connections (a pulled cable) and make ZeroMQ reconnect. Whether a
 peer lives is decided by the machines' own Heartbeat, which also shows that its loop runs."""
 
-CONTROL_WAITING = 64
-"""Control messages of one peer that are read ahead; the rest stays with the peer."""
+CONTROL_WAITING = 8
+"""Control messages of one connection that are read ahead; the rest stays with the peer. So whoever
+is admitted can fill CONTROL_WAITING times CONTROL_BYTES with each connection."""
 
 CONTROL_BYTES = 8 << 20
 """The longest frame on the control channel: twice the longest text that a message may hold."""
@@ -194,11 +195,15 @@ class ZmqTransport:
         """From now on, push segments to the holder of the public `key` at `address`; first those
         that were sent before.
 
-        Raises ConfigError for an address that cannot be used.
+        Raises ConfigError for an address that cannot be used, PeerLost if this process can have no
+        more connections.
         """
         self._close_push()
         assert self._ring_pair is not None, "a ring is opened before it is connected"
-        self._push = self._open(zmq.PUSH, RING_HWM)
+        try:
+            self._push = self._open(zmq.PUSH, RING_HWM)
+        except zmq.ZMQError as problem:
+            raise PeerLost(f"no connection to the next node ({problem.strerror})") from None
         prove(self._push, self._ring_pair, key)
         self._monitor = self._push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._poller.register(self._monitor, zmq.POLLIN)

@@ -40,9 +40,10 @@ Frame = bytes | memoryview
 class Limits:
     """What a message may hold at most; beyond it, it is refused before memory is spent on it.
 
-    `frame_bytes`: 64 rows of 32,768 float64; as much can a stranger send to a data socket before the
-    handshake fails. `items`: entries of a list in the header. `lists`: in the whole header; an empty one takes a byte
-    there, and 56 in memory. `numbers`: entries of a list of integers.
+    `frame_bytes`: room for 64 rows of 32,768 float64; a stranger can send as much to a data socket
+    before the handshake fails. `items`: entries of a list in the header. `lists`: in all of the
+    header, where an empty one takes a byte, and 56 in memory. `numbers`: entries of a list of
+    integers.
     """
 
     header_bytes: int = 4 << 20

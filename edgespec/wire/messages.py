@@ -388,6 +388,8 @@ class Status:
 
     `nodes`: the same in figures, places first. `ring`: its number, one more for each that was
     lost. `up_for`: seconds since it is up, 0 if it is not. `running` and `waiting`: requests.
+    `model`: its name, without the folder that it lies in. `context_length`: tokens that a request
+    may have, with its answer.
     """
 
     ready: bool
@@ -398,6 +400,8 @@ class Status:
     up_for: float = 0.0
     running: int = 0
     waiting: int = 0
+    model: str = ""
+    context_length: int = 0
 
 
 # --- block transfer: receiver → sender ------------------------------------------------------------

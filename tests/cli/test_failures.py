@@ -56,7 +56,7 @@ def start(ring: Boards) -> Boards:
     """Three stages and a spare that have joined by themselves, one after the other."""
     ring.init("--stages", "3")
     ring.start(*BOARDS)
-    ring.coordinator.until_err("stands by")
+    ring.until(lambda: ring.count("stands by") > 0, "a spare")
     return ring
 
 

@@ -84,7 +84,7 @@ def test_a_cost_model_has_no_folder_to_name(here: Here, monkeypatch: pytest.Monk
     monkeypatch.setattr("edgespec.cli.plan.speculative_speed", lambda made: None)
     done = here("--model", "llama-2-13b", "--devices", f"3*{NANO}", "--context", "512")
     assert done.code == 0, done.err
-    assert "--model MODEL_FOLDER --draft DRAFT_FOLDER --quant int4 --stages 2" in done.out
+    assert "--model MODEL_FOLDER --draft DRAFT_FOLDER --quant int4 --layers" in done.out
     assert "charged as tinyllama-1.1b, but the guesses are those of the bundled pair" in done.out
 
 

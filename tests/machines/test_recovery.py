@@ -176,10 +176,10 @@ def test_after_the_time_each_fails_once_with_the_reason() -> None:
     lose(wire, 14.9, "stage 1 (nano-a, process 3) left")  # no reason to wait for longer
     wire.take(wire.machine.handle(Tick(), 15.0))
     reason = "stage 1 (nano-a, process 3) left; it did not come back within 10 s"
-    assert wire.replies[-1] == Failed(1, reason)
+    assert wire.replies[-1] == Failed(1, reason, "lost")
     assert wire.machine.deadline() == 18.0
     wire.take(wire.machine.handle(Tick(), 18.0))
-    assert wire.replies[-1] == Failed(2, reason)
+    assert wire.replies[-1] == Failed(2, reason, "lost")
     assert wire.machine.deadline() is None
     wire.submit(submit(3, "hello", 50))
     wire.take(wire.machine.handle(RingUp(), 20.0))
@@ -199,7 +199,7 @@ def test_without_time_to_recover_a_loss_is_an_error_at_once() -> None:
     wire.first_token("flowspec")
     lose(wire, 5.0)
     wire.submit(submit(2, "hello", 50))
-    assert wire.replies[-2:] == [Failed(1, LOST), Failed(2, LOST)]
+    assert wire.replies[-2:] == [Failed(1, LOST, "lost"), Failed(2, LOST, "lost")]
     assert wire.machine.idle
     wire.take(wire.machine.handle(RingUp(), 6.0))
     wire.submit(submit(3, "hello", 50))

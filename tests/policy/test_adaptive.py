@@ -40,7 +40,21 @@ def test_a_root_leaves_at_once_after_a_miss() -> None:
 def test_nothing_else_leaves_while_the_first_stage_is_busy_or_the_window_is_full() -> None:
     for busy in ({"queued": 1}, {"in_flight": Adaptive().window(4)}):
         assert sent(Adaptive().decide(view(fan(), **busy))) == []
-    assert sent(Adaptive().decide(view(fan(), in_flight=4))) != []
+    known = learnt({1: 1.0, 101: 11.0}, spread=4.0)
+    assert sent(Adaptive().decide(view(fan(), in_flight=4, experience=known))) != []
+
+
+@pytest.mark.parametrize(("spread", "room"), [(1.0, 2), (1.8, 3), (3.7, 5), (4.0, 5), (9.0, 10)])
+def test_no_more_is_in_flight_than_keeps_the_slowest_stage_busy(spread: float, room: int) -> None:
+    """The first stage is free: it is a later one that they would pile up before."""
+    known = learnt({1: 1.0, 101: 11.0}, spread=spread)
+    assert sent(Adaptive().decide(view(fan(), in_flight=room - 1, experience=known))) != []
+    assert sent(Adaptive().decide(view(fan(), in_flight=room, experience=known))) == []
+
+
+def test_a_new_root_leaves_at_once_whatever_is_in_flight() -> None:
+    known = learnt({1: 1.0, 101: 11.0}, spread=2.0)
+    assert sent(Adaptive().decide(view(DraftTree(0, -1, 7, 3), in_flight=9, experience=known)))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from support.torch_rings import BASE, DRAFT
 
 STOPPED_S = 10.0
 UNPLUGGED_S = 5.0
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
+"""A machine of two cores that others use, too, needs a minute to start five processes."""
 LOSSES = (
     "has been silent for",
     "left: ",
@@ -80,7 +81,7 @@ class Boards:
         self.serve(*options)
         for name in names:
             self.join(name, self.token)
-        self.coordinator.until_err("the ring is up")
+        self.until(lambda: "the ring is up" in self.coordinator.err, "the ring is up")
 
     # --- what is to be seen -------------------------------------------------------------------
 
@@ -102,6 +103,18 @@ class Boards:
     def board(self, pid: int) -> str:
         """Whose daemon that process is."""
         return next(n for n, daemon in self.daemons.items() if daemon.process.pid == pid)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the ring is, by what was said last."""
+        lost = rf"stage \d+ \(\S+, process \d+\) (?:{'|'.join(LOSSES)})"
+        said = re.findall(f"the ring is up|{lost}", self.coordinator.err)
+        return said[-1:] == ["the ring is up"]
+
+    def device(self, name: str) -> str:
+        """What the cluster calls a board."""
+        (called,) = set(re.findall(r"this machine is (\S+) of the", self.daemons[name].err))
+        return str(called)
 
     def count(self, text: str) -> int:
         """How often the coordinator has said that."""

@@ -1,0 +1,290 @@
+"""First steps, as the README has them, with a wrong one at each point: every error says what to do.
+
+All in this process but the coordinator, on loopback; what takes a LAN is in test_namespaces.py.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.commands import Command, Done, run_here
+
+from edgespec.config import Address
+from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, own_key
+from edgespec.daemon.registry import Registry
+from edgespec.errors import AccessRefused
+from edgespec.net.keys import KeyPair, Token, short
+from edgespec.runtime.enrolment import enrol
+from edgespec.runtime.registrar import CLIENT, STAGE
+
+Here = Callable[..., Done]
+HOST = "127.0.0.1"
+SOON_S = 5.0
+"""A wrong step is told within so many seconds, `--wait` aside."""
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.create_server((HOST, 0)) as closing:
+        return int(closing.getsockname()[1])
+
+
+def made_cluster(path: Path) -> ClusterFolder:
+    """A cluster of two stages on loopback."""
+    settings = ClusterSettings(stages=2, dtype="float64", host=HOST, port=free_port())
+    return ClusterFolder.create(path, settings)
+
+
+@pytest.fixture
+def here(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Here:
+    """Runs a command in this process, on a machine that belongs to no cluster yet."""
+    monkeypatch.setenv("EDGESPEC_CLUSTER", str(tmp_path / "device"))
+    return lambda *arguments: run_here(capfd, monkeypatch, *arguments)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> ClusterFolder:
+    """The coordinator's folder."""
+    return made_cluster(tmp_path_factory.mktemp("home") / "cluster")
+
+
+@pytest.fixture(scope="module")
+def serving(home: ClusterFolder) -> Iterator[Command]:
+    """The coordinator, which waits for its stages."""
+    with Command("serve", "--cluster", str(home.path)) as running:
+        running.until_err("waiting for 2 stage(s)")
+        yield running
+
+
+def token_of(home: ClusterFolder, role: str = STAGE, uses: int = 0) -> Token:
+    """A new token."""
+    return Registry(home).new_token(role, uses, 600.0)
+
+
+def used(home: ClusterFolder) -> Token:
+    """A token of one use that has had it."""
+    token = token_of(home, uses=1)
+    enrol(Address.parse(home.address), token, KeyPair.new(), "another", SOON_S)
+    return token
+
+
+def revoked(home: ClusterFolder) -> Token:
+    """A token that was taken back."""
+    token = token_of(home)
+    Registry(home).revoke(short(token.pair.public))
+    return token
+
+
+def expired(home: ClusterFolder) -> Token:
+    """A token that was valid for a second, two hours ago."""
+    return Registry(home, lambda: time.time() - 7200.0).new_token(STAGE, 0, 1.0)
+
+
+# --- before there is anything -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("serve",),
+        ("serve", "--stages", "2"),
+        ("join",),
+        ("leave",),
+        ("prompt", "hello"),
+        ("status",),
+        ("token", "new"),
+        ("device", "list"),
+    ],
+)
+def test_without_a_cluster_it_is_said_how_to_get_one(
+    here: Here, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    here(*arguments).assert_refused(
+        f"no cluster in {tmp_path / 'device'}",
+        "on the coordinator make one with `edgespec init --model ... --stages N`",
+        "on a device join one with `edgespec join TOKEN`",
+        "`edgespec prompt --token TOKEN`",
+        "--cluster",
+    )
+    assert not (tmp_path / "device").exists()
+
+
+def test_a_model_that_is_no_folder_is_told_where_it_comes_from(here: Here) -> None:
+    done = here("init", "--model", "models/llama", "--stages", "2")
+    assert done.code == 0, done
+    assert "models/llama is no folder here: the coordinator takes it from the hub" in done.err
+
+
+def test_a_token_that_is_not_whole(here: Here) -> None:
+    token = Token.new(KeyPair.new().public).text
+    for text in (token[:30], token[:-1], token[5:], f"{token} {token}"):
+        here("join", text).assert_refused("no token, or not all of it", "copy the whole line")
+
+
+def test_a_folder_that_cannot_be_used_is_told_before_anybody_is_looked_for(
+    here: Here, tmp_path: Path
+) -> None:
+    token = Token.new(KeyPair.new().public).text
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    started = time.monotonic()
+    here("join", token, "--cluster", str(file)).assert_refused(f"{file}: Not a directory")
+    here("join", token, "--cluster", "/proc/x").assert_refused("cannot use the folder /proc/x")
+    assert time.monotonic() - started < SOON_S
+
+
+def test_nobody_is_there(here: Here) -> None:
+    token, address = Token.new(KeyPair.new().public).text, f"{HOST}:{free_port()}"
+    here("join", token, "--coordinator", address, "--wait", "0.5").assert_refused(
+        f"no coordinator answered at {address}", "is `edgespec serve` running there", code=1
+    )
+
+
+# --- a coordinator, and a device that comes to it in the wrong way ---------------------------------
+
+
+@pytest.mark.parametrize("make", [used, revoked, expired])
+def test_a_token_that_counts_no_more(
+    here: Here,
+    serving: Command,
+    home: ClusterFolder,
+    make: Callable[[ClusterFolder], Token],
+    tmp_path: Path,
+) -> None:
+    started = time.monotonic()
+    here("join", make(home).text, "--coordinator", home.address).assert_refused(
+        f"the coordinator at {home.address} does not accept", "edgespec token new"
+    )
+    assert time.monotonic() - started < SOON_S
+    serving.until_err({used: "was used", revoked: "was revoked", expired: "has expired"}[make])
+    with pytest.raises(AccessRefused, match="no cluster in"):
+        ClusterFolder.open(tmp_path / "device")
+
+
+def test_a_token_of_another_cluster(
+    here: Here, serving: Command, home: ClusterFolder, tmp_path: Path
+) -> None:
+    token = token_of(made_cluster(tmp_path / "other")).text
+    here("join", token, "--coordinator", home.address).assert_refused(
+        f"who listens at {home.address} is not the coordinator of the cluster"
+    )
+
+
+def test_a_port_at_which_something_else_listens(here: Here, home: ClusterFolder) -> None:
+    token = token_of(home).text
+    with socket.create_server((HOST, 0)) as web:
+        threading.Thread(target=refuse_as_a_web_server, args=(web,), daemon=True).start()
+        address = f"{HOST}:{web.getsockname()[1]}"
+        started = time.monotonic()
+        done = here("join", token, "--coordinator", address, "--wait", "1")
+    assert (done.code, "Traceback" in done.err) == (1, False)
+    assert f"no coordinator answered at {address}" in done.err
+    assert time.monotonic() - started < 1.0 + SOON_S
+
+
+def refuse_as_a_web_server(web: socket.socket) -> None:
+    """Answer whoever connects as a web server does that understands nothing."""
+    while True:
+        try:
+            peer, _ = web.accept()
+        except OSError:
+            return  # it was closed
+        with peer:
+            peer.recv(4096)
+            peer.sendall(b"HTTP/1.0 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_a_copied_address_and_a_key_that_nobody_knows(
+    here: Here, serving: Command, home: ClusterFolder, tmp_path: Path
+) -> None:
+    folder = tmp_path / "device"
+    key = home.identity.coordinator
+    ClusterFolder.remember(folder, own_key(folder), key, "board", home.address)
+    for arguments in (("prompt", "hello"), ("status",)):
+        here(*arguments).assert_refused("does not accept the key of this machine", "token new")
+
+
+def test_a_second_coordinator_on_the_port(
+    here: Here, serving: Command, home: ClusterFolder
+) -> None:
+    here("serve", "--cluster", str(home.path)).assert_refused(
+        f"cannot listen on {home.address}", "stop the program that uses it", code=1
+    )
+
+
+# --- the right thing on the wrong machine -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("init", "--stages", "2"), ("device of another cluster", "edgespec leave", "--cluster")),
+        (("serve",), ("that of a device", "do this on the coordinator")),
+        (("token", "new"), ("known on the coordinator's machine, do this there",)),
+        (("device", "list"), ("known on the coordinator's machine, do this there",)),
+        (("device", "remove", "x"), ("known on the coordinator's machine, do this there",)),
+    ],
+)
+def test_what_a_device_cannot_do(
+    here: Here, tmp_path: Path, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "device"
+    ClusterFolder.remember(folder, own_key(folder), KeyPair.new().public, "board", "10.0.0.1:7430")
+    here(*arguments).assert_refused(*words)
+
+
+def test_what_the_coordinator_cannot_do(here: Here, home: ClusterFolder) -> None:
+    there = ("--cluster", str(home.path))
+    here("leave", *there).assert_refused("leaves no cluster", "this folder deleted")
+    here("device", "remove", "nobody", *there).assert_refused("'nobody'", "edgespec device list")
+    here("token", "revoke", "0", *there).assert_refused("no token '0'", "edgespec token list")
+    other = Token.new(KeyPair.new().public).text
+    here("join", other, *there).assert_refused("coordinator's own folder", "--cluster")
+
+
+def test_a_device_leaves_while_the_coordinator_is_away(here: Here, tmp_path: Path) -> None:
+    folder, address = tmp_path / "device", f"{HOST}:{free_port()}"
+    ClusterFolder.remember(folder, own_key(folder), KeyPair.new().public, "board", address)
+    done = here("leave", "--coordinator", address, "--wait", "0.5")
+    assert done.code == 0, done
+    assert f"no coordinator answered at {address}" in done.err
+    assert "edgespec device remove board" in done.err
+    assert "is no part of the cluster" in done.err
+    assert os.listdir(folder) == []
+
+
+# --- a place that is none, a key that may not -----------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("role", "arguments", "words"),
+    [
+        (STAGE, ("--stage", "7"), "there is no stage 7: this ring has 2 stage(s)"),
+        (CLIENT, (), "client"),
+    ],
+)
+def test_a_device_that_gets_no_place(
+    serving: Command,
+    home: ClusterFolder,
+    tmp_path: Path,
+    role: str,
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    token = token_of(home, role).text
+    folder = ("--cluster", str(tmp_path / "device"))
+    to = ("--coordinator", home.address)
+    with Command("join", token, *folder, *to, *arguments) as joining:
+        done = joining.done()
+    assert done.code == 1, done
+    assert f"the coordinator refused: {words}" in done.err or words in done.err
+    assert "Traceback" not in done.err

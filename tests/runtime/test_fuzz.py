@@ -1,0 +1,270 @@
+"""A ring at work under attack: real sockets and CURVE, strangers and insiders in other processes."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+from support.attackers import Target, sent, start
+from support.block_site import Site
+from support.capture import Tap
+from support.keys import OWN
+from support.nodes import HOST, NodeRing, until
+from support.rings import submit
+from support.sockets import DEVICE, BareSockets
+
+from edgespec.config import Address, Timing
+from edgespec.errors import ModelError
+from edgespec.net import access
+from edgespec.net.block_server import ServedBlock
+from edgespec.net.keys import KeyPair
+from edgespec.net.zmq_transport import CONTROL_BYTES, CONTROL_WAITING, ZmqTransport
+from edgespec.runtime.registrar import CLIENT
+from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
+from edgespec.wire.messages import BlockOffer, BlockRequest, Message, Status, StatusRequest, Submit
+
+SEED = int(os.environ.get("EDGESPEC_FUZZ_SEED", "0")) or random.randrange(1, 2**32)
+CALM = Timing(beat=1.0, silence=20.0, answer_silence=20.0, client_silence=20.0, retry=0.5)
+"""The machine is busy with the attack itself: only what an attacker does may end a ring here."""
+
+ADMITTED = 6
+"""Connections of insiders to the coordinator's control socket, the honest ones' aside."""
+
+MOST_MEMORY = ADMITTED * CONTROL_WAITING * CONTROL_BYTES + 8 * DEFAULT_LIMITS.frame_bytes
+"""What the coordinator's control socket may keep of each insider, and what eight strangers can send
+at the same time before their handshakes fail. All nodes of the ring are in this process."""
+
+PER_KIND = 10
+"""Lines of log at once; after that, one a second."""
+
+
+class Lines(logging.Handler):
+    """Every line that was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.records.append(record)
+
+    def kinds(self) -> Counter[tuple[str, ...]]:
+        """How many of each node and kind: the format, and what it is about."""
+        return Counter(
+            (str(r.threadName), str(r.msg).partition(" (")[0], str(r.args[:1] if r.args else ""))
+            for r in self.records
+        )
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    """What every node logs, from INFO on."""
+    root, kept = logging.getLogger(), Lines()
+    before = root.level
+    root.addHandler(kept)
+    root.setLevel(logging.INFO)
+    yield kept
+    root.removeHandler(kept)
+    root.setLevel(before)
+
+
+class OneBlock(Site):
+    """A served block, and no other."""
+
+    def prepare(self, stage: int, tell: Callable[[str], None]) -> ServedBlock:
+        """Stage 1 is there."""
+        if stage != 1:
+            raise ModelError(f"there is no stage {stage}")
+        return super().prepare(stage, tell)
+
+
+@dataclass
+class Scene:
+    """A ring at work, a block server beside it, and what attackers know of them."""
+
+    ring: NodeRing
+    site: Site
+    handshake: str = ""
+    recorded: list[tuple[str, ...]] = field(default_factory=list)
+
+    def target(self, kind: str, seconds: float, own: str = "", cluster: str = "") -> Target:
+        """For one attacker."""
+        transports = [thread.node.transport for thread in self.ring.threads.values()]
+        return Target(
+            kind,
+            SEED,
+            seconds,
+            self.ring.address.port,
+            self.site.server.port,
+            tuple((t.data_port, t._identity.own.public) for t in transports),
+            own,
+            cluster or OWN.public,
+            self.handshake,
+            tuple(self.recorded[:300]),
+        )
+
+
+@contextmanager
+def scene(folder: Path) -> Iterator[Scene]:
+    """Everything is up, and a real handshake and real messages are recorded."""
+    made = Scene(NodeRing(2, timing=CALM), OneBlock(folder))
+    with made.ring as ring:
+        made.site.server.start()
+        try:
+            ring.await_up()
+            _record(made)
+            yield made
+        finally:
+            made.site.server.stop()
+
+
+def _record(made: Scene) -> None:
+    """A stage's connection, as bytes; all control messages of an answer, as frames."""
+    ring = made.ring
+    with Tap(ring.address.port) as tap:
+        client = ZmqTransport.client(Address(HOST, tap.port), ring.keys.add("recorded"))
+        client.send_control(b"", StatusRequest())
+        until(lambda: any(isinstance(i.message, Status) for i in client.poll(0.1)))
+        client.close()
+    made.handshake = base64.b64encode(tap.said).decode()
+    node = ring.threads[0].node
+    admit = node.admit
+
+    def record(incoming: object) -> bool:
+        message: Message = incoming.message  # type: ignore[attr-defined]
+        if not isinstance(message, Submit):
+            frames = (base64.b64encode(frame).decode() for frame in encode(message))
+            made.recorded.append(tuple(frames))
+        return admit(incoming)  # type: ignore[arg-type]
+
+    node.admit = record  # type: ignore[method-assign]
+    ring.ask(submit())
+    node.admit = admit  # type: ignore[method-assign]
+    assert len(made.recorded) > 20
+
+
+def attack(made: Scene, kinds: dict[str, tuple[str, str]], seconds: float) -> Counter[str]:
+    """Let them all loose; `kinds`: for each its words for a key, and whose coordinator it expects."""
+    attackers = [
+        start(made.target(kind.partition(" ")[0], seconds, *how)) for kind, how in kinds.items()
+    ]
+    total: Counter[str] = Counter()
+    done = [sent(attacker, seconds + 60.0) for attacker in attackers]
+    for kind, counted in zip(kinds, done, strict=True):
+        print(f"  {kind}: {dict(counted)}")
+        if kind.partition(" ")[0] not in ("raw", "crowd") and kinds[kind][0] not in INSIDERS:
+            continue  # ZeroMQ keeps what it cannot send: nothing of it was on the wire
+        assert counted, f"{kind} did nothing"
+        total += counted
+    return total
+
+
+THIEF = KeyPair.from_words("a thief")
+INSIDERS = ("a bad stage", "a bad client")
+ATTACKERS = {
+    "raw 1": ("", ""),
+    "crowd": ("", ""),
+    "without a key": ("", ""),
+    "unknown": ("a thief", ""),
+    "other cluster's": ("a thief", THIEF.public),
+    "removed": ("a removed device", ""),
+    "stage": ("a bad stage", ""),
+    "client": ("a bad client", ""),
+}
+
+
+def check(made: Scene, lines: Lines, kinds: dict[str, tuple[str, str]], seconds: float) -> int:
+    """An answer that runs all the while is right, and everybody lives; returns how many frames."""
+    print(f"\nattacked with seed {SEED}; EDGESPEC_FUZZ_SEED={SEED} repeats it")
+    ring, process = made.ring, psutil.Process()
+    ring.keys.add("a bad client", CLIENT)
+    made.site.admitted.add(ring.keys.add("a bad stage").own.public)
+    ring.keys.forget(ring.keys.add("a removed device").own.public)
+    memory, files, peak = process.memory_info().rss, process.num_fds(), 0
+    over, answers = threading.Event(), 0
+    lines.records.clear()
+    started = time.monotonic()
+
+    def watch() -> None:
+        nonlocal peak
+        while not over.wait(0.05):
+            peak = max(peak, process.memory_info().rss - memory)
+
+    total: Counter[str] = Counter()
+    watcher = threading.Thread(target=watch)
+    attacker = threading.Thread(target=lambda: total.update(attack(made, kinds, seconds)))
+    watcher.start()
+    attacker.start()
+    try:
+        while attacker.is_alive() or not answers:
+            ask = submit(max_new_tokens=100, seed=answers)
+            answer = ring.ask(ask)
+            ring.assert_right(ask, answer)
+            assert answer.recoveries == 0
+            answers += 1
+    finally:
+        attacker.join()
+        over.set()
+        watcher.join()
+    seconds = time.monotonic() - started
+    ring.assert_free()
+    for thread in ring.threads.values():
+        assert (thread.stop, thread.crash) == (None, None), "all still run"
+    assert len(ring.membership.stage_peers) == 2
+    assert_served(made)
+    until(lambda: process.num_fds() <= files + 4)
+    frames = sum(n for where, n in total.items() if where != "connections")
+    print(
+        f"{frames} frames, {total['connections']} connections in {seconds:.0f} s; {answers} right "
+        f"answers meanwhile; memory grew by {peak / 1e6:.0f} MB at most (bound "
+        f"{MOST_MEMORY / 1e6:.0f} MB); {len(lines.records)} lines of log"
+    )
+    assert peak < MOST_MEMORY
+    assert_quiet(lines, seconds)
+    return frames
+
+
+def assert_served(made: Scene) -> None:
+    """The block server still serves."""
+    with BareSockets() as bare:
+        asking = bare.connect(zmq.DEALER, made.site.server.port, DEVICE.own)
+        asking.send_multipart(encode(BlockRequest(1)))
+        while not isinstance(decode(asking.recv_multipart()), BlockOffer):
+            pass
+
+
+def assert_quiet(lines: Lines, seconds: float) -> None:
+    """No node was surprised, and none was made to fill the log."""
+    for record in lines.records:
+        assert record.exc_info is None, record.getMessage()
+        assert record.levelno < logging.ERROR, record.getMessage()
+    for kind, count in lines.kinds().items():
+        assert count <= seconds + PER_KIND, (kind, count)
+
+
+def test_an_answer_under_attack_is_the_right_one(
+    tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "HANDSHAKE_MS", 1_000)  # so that all strangers are gone early
+    with scene(tmp_path) as made:
+        check(made, lines, ATTACKERS, 2.5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_answers_under_a_long_attack_are_the_right_ones(tmp_path: Path, lines: Lines) -> None:
+    with scene(tmp_path) as made:
+        assert check(made, lines, ATTACKERS, 90.0) > 100_000
