@@ -1,4 +1,4 @@
-"""Showing one answer: text as it streams, then its figures, or all of it as one JSON object."""
+"""Asking: the settings of a request, cancelling it, and its figures or JSON when it has ended."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
+from edgespec.cli.answer_view import AnswerView
 from edgespec.cli.notes import Notes
 from edgespec.errors import ConfigError, ProtocolError
 from edgespec.policy.registry import policy_named
@@ -20,6 +21,71 @@ from edgespec.wire.messages import Finished, Progress, Submit, Tokens
 
 TAG = 1
 """A command has one request on its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSettings:
+    """Everything of a request but what is asked; docs/commands.md defines each.
+
+    Raises ConfigError for what no coordinator would accept.
+    """
+
+    policy: str = ""
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in self.stop:
+            _check_text("stop string", text)
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"max-new-tokens is {self.max_new_tokens}; it must be at least 1")
+        Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
+        StopScanner(self.stop)
+        if self.policy:
+            policy_named(self.policy)
+
+    def ask(self, prompt: str) -> Submit:
+        """The request to go on with a text. Raises ConfigError for one that cannot be sent."""
+        _check_text("prompt", prompt)
+        if not prompt:
+            raise ConfigError("the prompt is empty; give at least one character")
+        return self._submit(prompt, "")
+
+    def answer(self, messages: list[dict[str, str]]) -> Submit:
+        """The request for the next word of a conversation, of objects with "role" and "content".
+
+        Raises ConfigError for one that cannot be sent.
+        """
+        for message in messages:
+            _check_text("prompt" if message["role"] == "user" else "conversation", message["content"])
+        text = json.dumps(messages, ensure_ascii=False)
+        _check_text("conversation", text)
+        return self._submit("", text)
+
+    def _submit(self, prompt: str, messages: str) -> Submit:
+        submit = Submit(
+            TAG,
+            prompt,
+            self.max_new_tokens,
+            float(self.temperature),
+            self.top_k,
+            float(self.top_p),
+            float(self.min_p),
+            self.seed,
+            self.stop,
+            self.policy,
+            messages,
+        )
+        try:
+            decode(encode(submit))  # a message that is too large would be dropped without a word
+        except ProtocolError as problem:
+            raise ConfigError(f"the request cannot be sent: {problem}") from None
+        return submit
 
 
 def make_submit(
@@ -34,34 +100,10 @@ def make_submit(
     policy: str,
 ) -> Submit:
     """The request of a command. Raises ConfigError for what no coordinator would accept."""
-    stops = tuple(stop or ())
-    for what, text in [("prompt", prompt), *(("stop string", s) for s in stops)]:
-        _check_text(what, text)
-    if not prompt:
-        raise ConfigError("the prompt is empty; give at least one character")
-    if max_new_tokens < 1:
-        raise ConfigError(f"max-new-tokens is {max_new_tokens}; it must be at least 1")
-    Sampling(temperature, top_k, top_p, min_p, seed)
-    StopScanner(stops)
-    if policy:
-        policy_named(policy)
-    submit = Submit(
-        TAG,
-        prompt,
-        max_new_tokens,
-        float(temperature),
-        top_k,
-        float(top_p),
-        float(min_p),
-        seed,
-        stops,
-        policy,
+    settings = RequestSettings(
+        policy, max_new_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ())
     )
-    try:
-        decode(encode(submit))  # a message that is too large would be dropped without a word
-    except ProtocolError as problem:
-        raise ConfigError(f"the request cannot be sent: {problem}") from None
-    return submit
+    return settings.ask(prompt)
 
 
 def _check_text(what: str, text: str) -> None:
@@ -90,34 +132,25 @@ def cancelling(client: Client) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def show(answer: Iterable[Progress | Tokens | Finished], as_json: bool, notes: Notes) -> Finished:
-    """Print an answer as it comes; returns its end."""
-    finished: Finished | None = None
-    streamed = False
-    try:
-        with notes.waiting("waiting for the first token") as waiting:
-            for message in answer:
-                match message:
-                    case Progress(_, text):
-                        waiting(text)
-                    case Tokens(_, _, text) if not as_json:
-                        waiting("")
-                        streamed = True
-                        sys.stdout.write(text)
-                        sys.stdout.flush()
-                    case Finished():
-                        finished = message
-    finally:
-        if streamed:  # the text's last line ends here, whether an error follows or not
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-    assert finished is not None, "an answer ends with Finished or raises"
+def show(
+    answer: Iterable[Progress | Tokens | Finished],
+    as_json: bool,
+    notes: Notes,
+    speculation: bool = False,
+) -> Finished:
+    """Print an answer as it comes, and its figures; returns its end.
+
+    `speculation`: colour the tokens that one result made certain.
+    """
+    view = AnswerView(notes, hidden=as_json, speculation=speculation)
+    finished = view.follow(answer)
     if as_json:
         # A terminal of another encoding gets the same JSON, spelt in ASCII.
         ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
         print(json.dumps(figures(finished), ensure_ascii=ascii_only))
     else:
-        notes.table(_described(finished))
+        view.legend()
+        notes.table(described(finished))
     return finished
 
 
@@ -131,7 +164,8 @@ def figures(finished: Finished) -> dict[str, object]:
     return result
 
 
-def _described(finished: Finished) -> list[tuple[str, str]]:
+def described(finished: Finished) -> list[tuple[str, str]]:
+    """Names and values of the figures, for a person."""
     speed = figures(finished)
     accepted = ", ".join(f"{n}: {times}" for n, times in enumerate(finished.accepted_histogram))
     return [

@@ -82,7 +82,11 @@ def _places(one: Found) -> str:
 
 def _none(wait: float) -> str:
     used = ", ".join(map(str, to_look_on(own_interfaces())))
-    tried = f"asked by multicast DNS on {used}" if used else "no network interface is up here"
+    tried = (
+        f"asked by multicast DNS on {used}"
+        if used
+        else "no network interface is up here that can multicast"
+    )
     return (
         f"no coordinator was found within {wait:.0f} s ({tried}). Does `edgespec serve` run, with "
         "--host 0.0.0.0 or an address of this network? If it does: multicast is kept back by many "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -20,9 +21,18 @@ class Notes:
     def __init__(self) -> None:
         self._console = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
-    def say(self, text: str) -> None:
+    @property
+    def is_terminal(self) -> bool:
+        """Whether somebody looks on, at a terminal that can take back what it shows."""
+        return self._console.is_terminal and not self._console.is_dumb_terminal
+
+    def say(self, text: str | Text) -> None:
         """One remark."""
-        self._console.print(text, style="dim", soft_wrap=True)
+        self._console.print(text, style="dim" if isinstance(text, str) else "", soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """One remark that should not be missed."""
+        self._console.print(text, style="red", soft_wrap=True)
 
     def table(self, rows: list[tuple[str, str]]) -> None:
         """Names and values, one a line."""
@@ -35,13 +45,17 @@ class Notes:
     def waiting(self, text: str) -> Iterator[Callable[[str], None]]:
         """Show that something takes its time; gives a function that says how far it is.
 
-        The function with an empty text ends it early.
+        The function with an empty text takes the note away, and with another shows it again.
         """
         if not self._console.is_terminal:
             yield self._line_by_line()
             return
-        with self._console.status(Text(text)) as status:
-            yield lambda news: status.update(Text(news)) if news else status.stop()
+        spinner = _Spinner(self._console)
+        spinner.update(text)
+        try:
+            yield spinner.update
+        finally:
+            spinner.update("")
 
     def _line_by_line(self) -> Callable[[str], None]:
         last, at = "", float("-inf")
@@ -54,3 +68,23 @@ class Notes:
                 self.say(text)
 
         return update
+
+
+class _Spinner:
+    """A line on a terminal that moves, and that comes and goes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = None
+
+    def update(self, text: str) -> None:
+        """Show the text; "" takes it away."""
+        if not text:
+            if self._status is not None:
+                self._status.stop()
+            self._status = None
+        elif self._status is None:
+            self._status = self._console.status(Text(text))
+            self._status.start()
+        else:
+            self._status.update(Text(text))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.answering import cancelling, make_submit, show
+from edgespec.cli.answering import RequestSettings, cancelling, show
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import admitted, reach
 from edgespec.daemon.cluster import folder_of
@@ -16,10 +17,47 @@ from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import ConfigError
 from edgespec.net.keys import Token
 from edgespec.runtime.client import Client
+from edgespec.wire.codec import DEFAULT_LIMITS
+from edgespec.wire.messages import Submit
+
+_MOST_BYTES = 4 * DEFAULT_LIMITS.text_chars
+"""No text that can be sent takes more in UTF-8; one without an end is not read for ever."""
 
 
 def prompt(
-    text: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            help="The prompt; - reads it from standard input, and so does leaving it out where "
+            "something is piped in.",
+            show_default=False,
+        ),
+    ] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Put this file's text in front of the prompt, or ask that alone; may be given "
+            "several times.",
+        ),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Ask as in a conversation, by the model's chat template, with this as the system "
+            'message; "" for none.',
+            show_default=False,
+        ),
+    ] = None,
+    show_speculation: Annotated[
+        bool,
+        typer.Option(
+            "--show-speculation",
+            help="On a terminal, change the text's colour with each result of the ring: one run of "
+            "a colour is what one result made certain.",
+        ),
+    ] = False,
     coordinator: options.Coordinator = None,
     policy: options.Policy = "",
     max_new_tokens: options.MaxNewTokens = 128,
@@ -42,28 +80,71 @@ def prompt(
     as_json: options.Json = False,
 ) -> None:
     """Send a prompt to the running coordinator and stream the answer; Ctrl-C cancels it."""
-    submit = make_submit(
-        read_prompt(text), max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, policy
+    settings = RequestSettings(
+        policy, max_new_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ())
     )
+    submit = _submit(settings, gather(text, file or []), system)
     notes = Notes()
     if token:
         admitted(folder_of(cluster), Token.parse(token), coordinator, wait, notes.say)
     address, identity = reach(coordinator, cluster, wait, notes.say)
     with Client(address, identity, wait) as client, cancelling(client):
-        finished = show(client.ask(submit), as_json, notes)
+        finished = show(client.ask(submit), as_json, notes, show_speculation)
     if finished.finish_reason == "cancelled":
         raise typer.Exit(EXIT_CANCELLED)
+
+
+def _submit(settings: RequestSettings, question: str, system: str | None) -> Submit:
+    submit = settings.ask(question)  # refuses an empty one
+    if system is None:
+        return submit
+    opening = [{"role": "system", "content": system}] if system else []
+    return settings.answer([*opening, {"role": "user", "content": question}])
+
+
+def gather(text: str | None, files: list[str]) -> str:
+    """The files' texts in their order, then the prompt, an empty line between each two.
+
+    Without either it is what is piped in. Raises ConfigError if there is nothing, or no text.
+    """
+    parts = [_read_file(name) for name in files]
+    if text is not None:
+        parts.append(read_prompt(text))
+    elif not parts:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise ConfigError(
+                'there is nothing to ask; give a prompt (`edgespec prompt "..."`), pipe one in, or '
+                "name a file with --file"
+            )
+        parts.append(read_prompt("-"))
+    return "\n\n".join([*(part.rstrip("\n") for part in parts[:-1]), parts[-1]])
 
 
 def read_prompt(text: str) -> str:
     """The prompt, from standard input where it is "-". Raises ConfigError if it is no text."""
     if text != "-":
         return text
-    raw = sys.stdin.buffer.read()
+    return _decoded(sys.stdin.buffer.read(_MOST_BYTES + 1), "standard input")
+
+
+def _read_file(name: str) -> str:
+    try:
+        with Path(name).open("rb") as file:
+            return _decoded(file.read(_MOST_BYTES + 1), name)
+    except (OSError, ValueError) as problem:  # ValueError: a name that cannot be one
+        reason = getattr(problem, "strerror", None) or problem
+        raise ConfigError(f"cannot read {name!r}: {reason}") from None
+
+
+def _decoded(raw: bytes, where: str) -> str:
+    if len(raw) > _MOST_BYTES:
+        raise ConfigError(
+            f"{where} is too long: at most {DEFAULT_LIMITS.text_chars} characters can be sent"
+        )
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as problem:
         raise ConfigError(
-            f"standard input is not valid UTF-8 (byte {problem.start}); convert it first, for "
+            f"{where} is not valid UTF-8 (byte {problem.start}); convert it first, for "
             "instance with iconv"
         ) from None

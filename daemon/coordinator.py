@@ -19,6 +19,7 @@ from edgespec.daemon.sharing import Sharing, needs_of
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.membership import MembershipMachine
+from edgespec.machines.request import SPECULATIVE_ROWS
 from edgespec.net.block_server import BlockServer
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.planning.costs import RingCosts
@@ -101,7 +102,14 @@ def _build(
         draft = IndependentDraft(source, config.dtype, device, vocab_size=head.vocab_size)
     context_length = context_of(config, model.longest_context)
     name = draft.name if draft else ""
-    ring = Ring(config.stages, context_length, name, recovery=config.timing.recovery)
+    ring = Ring(
+        config.stages,
+        context_length,
+        name,
+        recovery=config.timing.recovery,
+        # As many as a stage has memory for anyway, for one request of full length.
+        kept_rows=context_length + SPECULATIVE_ROWS,
+    )
     machine = CoordinatorMachine(ring, Tokenizer(model.tokenizer))
     planned: list[Assign] = []
     blocks = BlockServer(

@@ -22,6 +22,9 @@ class BlockBackend(Protocol):
     def open(self, request: int, reserve: int) -> None:
         """Make an empty cache with room for `reserve` rows; it grows if more come."""
 
+    def move(self, request: int, base: int) -> None:
+        """Give the cache of `base`, which has none any more, to `request`."""
+
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
         """Run the block over the job's rows and append their keys and values to the cache.
 

@@ -13,6 +13,7 @@ from edgespec.machines.effects import (
     Effect,
     ExpandDraft,
     GatherRows,
+    MoveCache,
     OpenCache,
     OpenDraft,
     RunBlock,
@@ -21,7 +22,7 @@ from edgespec.machines.effects import (
 )
 from edgespec.machines.events import BlockDone, Drafted, Event, Expanded, HeadDone
 
-STAGE_COMPUTE = (OpenCache, CloseCache, RunBlock, GatherRows)
+STAGE_COMPUTE = (OpenCache, MoveCache, CloseCache, RunBlock, GatherRows)
 COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, RunDraft, DeepenDraft, ExpandDraft, RunHead)
 COMPUTE = STAGE_COMPUTE + COORDINATOR_COMPUTE
 """Effects that go to the worker, in order; all others go to the sockets."""
@@ -38,6 +39,8 @@ class StageCompute:
         match effect:
             case OpenCache(request, reserve):
                 self._block.open(request, reserve)
+            case MoveCache(request, base):
+                self._block.move(request, base)
             case CloseCache(request):
                 self._block.close(request)
             case GatherRows(request, start, order):

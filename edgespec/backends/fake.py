@@ -52,6 +52,11 @@ class FakeBlock:
         """Make an empty cache."""
         self._cache[request] = np.zeros(0, np.uint64)
 
+    def move(self, request: int, base: int) -> None:
+        """Give the cache of `base` to `request`."""
+        self._cache[request] = self._slots_of(base)
+        del self._cache[base]
+
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
         """One toy layer over the job's rows: Tensor uint64 [R, 1].
 

@@ -11,6 +11,7 @@ from edgespec.machines.effects import (
     Effect,
     ExpandDraft,
     GatherRows,
+    MoveCache,
     OpenCache,
     OpenDraft,
     RunBlock,
@@ -32,7 +33,7 @@ class StageDurations:
         Every row of a block is charged for all rows that any of them could see.
         """
         match effect:
-            case OpenCache() | CloseCache():
+            case OpenCache() | MoveCache() | CloseCache():
                 return 0.0
             case GatherRows():
                 return self._costs.gather_seconds(len(effect.order))

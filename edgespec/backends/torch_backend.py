@@ -30,6 +30,11 @@ class TorchBlock:
         """Make an empty cache with room for `reserve` rows; it grows if more come."""
         self._caches[request] = self._block.new_cache(reserve)
 
+    def move(self, request: int, base: int) -> None:
+        """See BlockBackend."""
+        self._caches[request] = self._cache(base)
+        del self._caches[base]
+
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
         """Run the block over the job's rows and append their keys and values to the cache.
 

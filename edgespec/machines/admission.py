@@ -23,7 +23,9 @@ class Ring:
     `context_length`: tokens that the base model can hold. `prefill_chunk`: prompt rows that travel
     together at most; several chunks follow each other round the ring. `draft`: the draft source's
     name, "" if there is none. `queue_limit`: requests that may wait. `recovery`: seconds that a
-    request waits for a ring that was lost; with 0 it fails at once.
+    request waits for a ring that was lost; with 0 it fails at once. `kept_rows`: cache rows that
+    answered requests, whose conversations may go on, and the running one may take up together; with
+    0 nothing is kept.
     """
 
     stages: int
@@ -32,6 +34,7 @@ class Ring:
     prefill_chunk: int = 64
     queue_limit: int = 64
     recovery: float = 60.0
+    kept_rows: int = 0
 
 
 def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit) -> Request:

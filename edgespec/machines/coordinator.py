@@ -8,6 +8,7 @@ the stages → the policy again.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -38,8 +39,10 @@ from edgespec.machines.events import (
     SegmentArrived,
     Tick,
 )
+from edgespec.machines.kept import KeptRows
 from edgespec.machines.recovery import RingWatch
 from edgespec.machines.request import HeadJob, InFlight, Request, segment_of
+from edgespec.machines.scene import SceneKeeper
 from edgespec.policy.base import Deepen, Expand, Grow, Send
 from edgespec.policy.experience import Experience
 from edgespec.tree.ledger import IntArray, Rows
@@ -55,6 +58,7 @@ from edgespec.wire.messages import (
     Segment,
     Submit,
 )
+from edgespec.wire.scenes import Ran, Watch
 
 LOST_WAIT_S = 1.0
 """A result that lacks live rows is followed by the Fault of the stage that dropped them; after this
@@ -71,6 +75,7 @@ class CoordinatorMachine:
         self._waiting: deque[int] = deque()
         self._active: int | None = None
         self._watch = RingWatch(ring.recovery)
+        self._kept = KeptRows(ring.kept_rows)
         self._numbers = 0
         self._jobs = 0
         self._seq = 0
@@ -78,6 +83,7 @@ class CoordinatorMachine:
         self._queued: set[int] = set()  # segments that the first stage has not handed on
         self._experiences: dict[str, Experience] = {}
         self._head_jobs: dict[int, HeadJob] = {}
+        self._scene = SceneKeeper(codec)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. Every request gets exactly one of Finished and Failed."""
@@ -90,6 +96,11 @@ class CoordinatorMachine:
                 return self._on_fault(request, reason, now)
             case MessageArrived(_, Credit(seq)):
                 return self._on_credit(seq, now)
+            case MessageArrived(peer, Watch(seconds)):
+                return self._scene.watch(peer, seconds, now) + self._show(now)
+            case MessageArrived(_, Ran(runs)):
+                self._scene.ran(runs, now)
+                return []
             case SegmentArrived(segment):
                 return self._on_segment(segment, now)
             case HeadDone(job, choice, others):
@@ -102,7 +113,7 @@ class CoordinatorMachine:
             case RingUp(stages):
                 self._ring = replace(self._ring, stages=stages or self._ring.stages)
                 self._watch.up()
-                return self._start_next(now)
+                return self._start_next(now) + self._scene.observe(now)
             case RingDown(reason):
                 return self._on_ring_down(reason, now)
             case RingEnded(reason):
@@ -118,6 +129,7 @@ class CoordinatorMachine:
         """When to call with Tick: while rows are missing, or requests wait for a lost ring."""
         limits = [r.rows_missing_until for r in self._requests.values()]
         limits.append(self._watch.deadline(self._requests.values()))
+        limits.append(self._scene.deadline(bool(self._requests)))
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
@@ -183,10 +195,11 @@ class CoordinatorMachine:
         if not request.recoveries:
             request.tally.started = now
         request.clock.lead_over(self._ring.stages)
+        request.begin_with(self._kept.take(request.prefix))
         request.chunk = request.experience.chunk(
-            len(request.prefix), self._ring.prefill_chunk, self._ring.stages
+            len(request.prefix) - request.prefilled, self._ring.prefill_chunk, self._ring.stages
         )
-        effects: list[Effect] = []
+        effects = self._ended(self._kept.make_room(request.capacity))
         if request.policy.drafts:
             effects.append(OpenDraft(request.number, request.sampling))
             # The draft reads the prompt while the stages do: a tree of depth 0.
@@ -200,6 +213,7 @@ class CoordinatorMachine:
         return []
 
     def _on_peer_gone(self, peer: bytes, now: float) -> list[Effect]:
+        self._scene.forget(peer)
         effects: list[Effect] = []
         # The newest first, so that none of them is started just to be forgotten.
         for request in [r for r in reversed(self._requests.values()) if r.peer == peer]:
@@ -216,7 +230,14 @@ class CoordinatorMachine:
             limit = request.rows_missing_until
             if limit is not None and now >= limit:
                 effects += self._fail(request, "a stage lost rows of this request", now)
-        return effects
+        return effects + self._show(now)
+
+    def _show(self, now: float) -> list[Effect]:
+        """What is going on, to whoever watches."""
+        paused = bool(self._requests) and not self._watch.is_up
+        shown = min(self._requests) if paused else self._active
+        request = None if shown is None else self._requests[shown]
+        return self._scene.show(request, self._flying, paused, now)
 
     # --- rings come and go --------------------------------------------------------------------
 
@@ -225,6 +246,8 @@ class CoordinatorMachine:
         self._watch.down(reason, now, self._requests.values())
         self._queued.clear()
         self._flying.clear()  # nothing comes back from a ring that is gone
+        self._scene.ended()
+        self._kept.clear()
         effects = self._fail_overdue(now) + self._pause()
         why = self._why_waiting()
         told = [SendPeer(r.peer, Progress(r.tag, why)) for r in self._requests.values()]
@@ -256,26 +279,40 @@ class CoordinatorMachine:
 
     def _finish(self, request: Request, reason: str, now: float) -> list[Effect]:
         reply = request.finished(reason, self._ring.stages, self._ring.draft, now)
-        return [SendPeer(request.peer, reply), *self._forget(request, now)]
+        return [SendPeer(request.peer, reply), *self._forget(request, now, answered=True)]
 
     def _fail(self, request: Request, reason: str, now: float, kind: str = "") -> list[Effect]:
         told = SendPeer(request.peer, Failed(request.tag, reason, kind))
         return [told, *self._forget(request, now)]
 
-    def _forget(self, request: Request, now: float) -> list[Effect]:
-        """Free the request everywhere. What it has on the ring still comes back as credits."""
+    def _forget(self, request: Request, now: float, answered: bool = False) -> list[Effect]:
+        """Free the request everywhere, but for rows that a next turn may begin with. What it has on
+        the ring still comes back as credits."""
         del self._requests[request.number]
         if self._active != request.number:
             self._waiting.remove(request.number)
             return []
         self._active = None
-        return self._free(request) + self._start_next(now)
+        self._scene.ended()
+        done = self._keep(request) if answered and request.tree else self._free(request)
+        return done + self._start_next(now)
 
     def _free(self, request: Request) -> list[Effect]:
-        effects: list[Effect] = [SendStages(End(request.number))]
-        if request.policy.drafts:
-            effects.append(CloseDraft(request.number))
-        return effects
+        return [SendStages(End(request.number)), *self._close_draft(request)]
+
+    def _keep(self, request: Request) -> list[Effect]:
+        """Let the stages keep its certain rows, and drop what is too much then."""
+        gone = self._kept.add(request.number, request.kept())
+        if request.number in gone:
+            return [*self._ended(gone), *self._close_draft(request)]
+        stages = [SendStages(request.last_retain()), *self._ended(gone)]
+        return [*stages, *self._close_draft(request)]
+
+    def _ended(self, numbers: Iterable[int]) -> list[Effect]:
+        return [SendStages(End(number)) for number in numbers]
+
+    def _close_draft(self, request: Request) -> list[Effect]:
+        return [CloseDraft(request.number)] if request.policy.drafts else []
 
     # --- prefill ------------------------------------------------------------------------------
 
@@ -283,7 +320,7 @@ class CoordinatorMachine:
         """As many prompt chunks as may be in flight: they overlap along the ring."""
         effects: list[Effect] = []
         while not request.is_read and request.in_flight <= self._ring.stages:
-            reserve = request.reserve if request.prefilled == 0 else 0
+            reserve = 0 if request.has_opened else request.reserve
             rows = request.next_chunk()
             wanted = 1 if request.is_read else 0
             effects.append(self._launch(request, rows, certain=True, reserve=reserve, want=wanted))
@@ -298,7 +335,7 @@ class CoordinatorMachine:
         wanted = frozenset(rows.ids[len(rows) - want :].tolist())
         entered = request.clock.send()
         self._queued.add(self._seq)
-        self._flying[self._seq] = InFlight(request.number, entered, certain, wanted)
+        self._flying[self._seq] = InFlight(request.number, entered, certain, wanted, len(rows))
         request.in_flight += 1
         return SendRing(segment_of(request, self._seq, rows, certain, reserve, want))
 
@@ -392,7 +429,7 @@ class CoordinatorMachine:
         waits = request.in_flight or request.verifying
         if waits and not request.policy.verifies_each_result:
             return []
-        step = request.tree.advance()
+        step = self._scene.advance(request)
         request.advanced(step)
         if not step.tokens:
             return self._decide(request, now)

@@ -109,6 +109,14 @@ class OpenCache:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveCache:
+    """A request takes over the KV cache of another one, which is over."""
+
+    request: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
 class CloseCache:
     """Free a request's KV cache."""
 
@@ -228,6 +236,7 @@ Effect = (
     | Report
     | Stop
     | OpenCache
+    | MoveCache
     | CloseCache
     | RunBlock
     | AbortBlock

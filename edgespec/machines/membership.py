@@ -49,6 +49,7 @@ from edgespec.wire.messages import (
     StatusRequest,
     Submit,
 )
+from edgespec.wire.scenes import Watch
 
 ALL_REQUESTS = -1
 """The request number of a Fault that means the whole stage."""
@@ -116,6 +117,10 @@ class MembershipMachine:
         """The stage that has a place, at that address, in words; None for spares and all others."""
         return next((str(m) for m in self._members.values() if m.peer == peer), None)
 
+    def place_of(self, peer: bytes) -> int:
+        """Which stage is at that address; 0 for spares and all others."""
+        return next((m.place for m in self._members.values() if m.peer == peer), 0)
+
     def deadline(self) -> float | None:
         """When to call with Tick next; None while nobody is there."""
         return self._next_beat if self._everybody or self._clients else None
@@ -155,7 +160,7 @@ class MembershipMachine:
                 return self._on_join(peer, message, now)
             case StatusRequest():
                 return [SendPeer(peer, self.status())]
-            case Submit() | Cancel():
+            case Submit() | Cancel() | Watch():
                 self._clients[peer] = now
                 return []
             case Heartbeat(number) if member is not None:
@@ -347,7 +352,7 @@ class MembershipMachine:
         del self._members[lost.place]
         effects = self._take_down(f"{lost} {cause}")
         if self._spares:
-            spare = self._spares.pop(next(iter(self._spares)))
+            spare = self._spares.pop(max(self._spares, key=lambda p: self._spares[p].heard))
             effects += self._enter(spare.peer, spare.join, lost.place, spare.heard)
         elif self._was_up and self._missing_since is None:
             self._missing_since = self._now

@@ -11,6 +11,7 @@ import numpy as np
 from edgespec.machines.answer import Answer
 from edgespec.machines.chances import Chances, chances_of
 from edgespec.machines.effects import RunHead
+from edgespec.machines.kept import Base, Kept
 from edgespec.policy.base import Policy, View
 from edgespec.policy.experience import Experience
 from edgespec.tree.draft_tree import Advance, DraftTree
@@ -54,13 +55,14 @@ class HeadJob:
 class InFlight:
     """A segment on the ring: whose it is, and when it entered (stage steps, see RingClock).
 
-    `wanted`: ids of the rows that may come back.
+    `wanted`: ids of the rows that may come back, of `rows` in all.
     """
 
     request: int
     entered: int
     certain: bool
     wanted: frozenset[int]
+    rows: int
 
     def fits(self, result: Segment) -> bool:
         """Whether `result` can be what a stage made of this segment."""
@@ -88,6 +90,7 @@ class Tally:
     first_token: float | None = None
     rows_sent: int = 0
     rows_used: int = 0
+    cached: int = 0
     misses: int = 0
     gains: Counter[int] = field(default_factory=Counter)
     smallest_margin: float = float("inf")
@@ -171,6 +174,8 @@ class Request:
         self.prefix = self.context
         self.opening = True  # no result has made a token certain yet
         self.prefilled = 0
+        self.base: Base | None = None
+        self._used_rows: list[int] = []
         self.chunk = len(self.prefix)  # rows of the prefix that travel together
         self.tree: DraftTree | None = None
         self.in_flight = 0  # segments on the ring or, back from it, in `results`
@@ -195,6 +200,29 @@ class Request:
         """
         self.recoveries += 1
         self._begin(number)
+
+    def begin_with(self, base: Base | None) -> None:
+        """Read only what comes behind the rows of an answered request, if there is one."""
+        self.base = base
+        if base is not None:
+            self.prefilled = len(base.ids)
+            self.tally.cached = max(self.tally.cached, len(base.ids))
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether any of its rows is on its way."""
+        return self.prefilled > (len(self.base.ids) if self.base else 0)
+
+    @property
+    def capacity(self) -> int:
+        """Cache rows that it takes up on every stage."""
+        return max(self.reserve, self.base.capacity if self.base else 0)
+
+    def kept(self) -> Kept:
+        """What every stage holds of it once it is answered: the rows of all certain tokens but the
+        last, which nobody has had to run."""
+        ids = (*range(len(self.prefix)), *self._used_rows)
+        return Kept(self.context[: len(ids)], ids, self.capacity)
 
     @property
     def is_in_step(self) -> bool:
@@ -307,7 +335,9 @@ class Request:
         tally, newest = self.tally, ids[-1]
         if tally.first_token is None:
             tally.first_token = now
-        tally.rows_used += sum(i >= len(self.prefix) for i in ids)
+        guessed = [i for i in ids if i >= len(self.prefix)]
+        tally.rows_used += len(guessed)
+        self._used_rows += guessed
         tally.smallest_margin = min(tally.smallest_margin, *(self.margins[i] for i in ids))
         self.margins = {i: m for i, m in self.margins.items() if i > newest}
         self._chances = {i: c for i, c in self._chances.items() if i > newest}
@@ -324,6 +354,13 @@ class Request:
         self._accepted.append((self._epoch, guessed))
         accepted = tuple(i for _, ids in self._accepted for i in ids)
         return Retain(self.number, self._epoch, self.tree.newest, accepted, self.tree.ids)
+
+    def last_retain(self) -> Retain:
+        """It is answered: of its guesses none is wanted any more."""
+        assert self.tree is not None
+        self._epoch += 1
+        accepted = tuple(self._used_rows)
+        return Retain(self.number, self._epoch, self.tree.newest, accepted, ())
 
     def acknowledged(self, epoch: int) -> None:
         """Every stage has applied the retained sets up to `epoch`."""
@@ -353,6 +390,7 @@ class Request:
             misses=tally.misses,
             smallest_margin=margin if margin < float("inf") else 0.0,
             recoveries=self.recoveries,
+            cached_tokens=tally.cached,
         )
 
 
@@ -372,4 +410,6 @@ def segment_of(
         rows.positions,
         rows.tokens,
         None,
+        base=request.base.request if reserve and request.base else 0,
+        base_ids=request.base.ids if reserve and request.base else (),
     )

@@ -18,6 +18,7 @@ from edgespec.machines.effects import (
     CloseCache,
     Effect,
     GatherRows,
+    MoveCache,
     OpenCache,
     RunBlock,
     SendCoordinator,
@@ -30,9 +31,12 @@ from edgespec.machines.events import (
     Event,
     MessageArrived,
     SegmentArrived,
+    Tick,
 )
+from edgespec.machines.scene import RunLog
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
 from edgespec.wire.messages import Credit, End, Fault, Retain, Segment
+from edgespec.wire.scenes import Observe
 from edgespec.wire.tensor import Tensor
 
 REMEMBERED_ENDS = 1024
@@ -70,6 +74,7 @@ class StageMachine:
         self._given_up: set[int] = set()  # jobs of an earlier ring that have not come back
         self._last_seq = -1
         self._jobs = 0
+        self._runs = RunLog()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. A peer's nonsense ends its request with a Fault, nothing else."""
@@ -80,8 +85,13 @@ class StageMachine:
                 return self._on_retain(retain)
             case MessageArrived(_, End(request)):
                 return self._end(request)
+            case MessageArrived(_, Observe(seconds)):
+                self._runs.observe(seconds, now)
+                return []
             case BlockDone(job, hidden):
-                return self._on_block_done(job, hidden, now)
+                return self._on_block_done(job, hidden, now) + self._runs.tell(now)
+            case Tick():
+                return self._runs.tell(now)
             case ComputeFailed(job, request, reason):
                 return self._on_compute_failed(job, request, reason, now)
             case _:
@@ -112,8 +122,8 @@ class StageMachine:
         return effects
 
     def deadline(self) -> float | None:
-        """A stage waits for nothing but events."""
-        return None
+        """When to call with Tick, to tell runs; else a stage waits for nothing but events."""
+        return self._runs.deadline()
 
     def ledgers(self) -> dict[int, RowLedger]:
         """The row ledgers of all open requests, for checks."""
@@ -142,8 +152,9 @@ class StageMachine:
         effects: list[Effect] = []
         request = segment.request
         if segment.reserve and request not in self._held and request not in self._ended:
-            self._held[request] = _Held()
-            effects.append(OpenCache(request, min(segment.reserve, self._row_limit)))
+            effects += self._open(segment)
+        elif segment.base in self._held and request in self._ended:
+            effects += self._end(segment.base)  # nobody wants its rows any more
         held = self._held.get(request)
         if held is None:
             return [*effects, *self._hand_on(_emptied(segment, segment.epoch))]
@@ -151,6 +162,20 @@ class StageMachine:
         if not len(rows):
             return [*effects, *self._hand_on(_emptied(segment, held.keep.epoch))]
         return [*effects, self._run(segment, held, rows, hidden, now)]
+
+    def _open(self, segment: Segment) -> list[Effect]:
+        """Begin a request: with nothing, or with rows of one that is over."""
+        held = self._held[segment.request] = _Held()
+        if not segment.base:
+            return [OpenCache(segment.request, min(segment.reserve, self._row_limit))]
+        base = self._held.get(segment.base)
+        if base is None:
+            raise RemoteProtocolError(f"nothing is left of request {segment.base} to begin with")
+        held.ledger, order = base.ledger.heir(segment.base_ids)
+        del self._held[segment.base]
+        self._ended.append(segment.base)
+        moved = MoveCache(segment.request, segment.base)
+        return [moved, GatherRows(segment.request, 0, order)]
 
     def _run(
         self, segment: Segment, held: _Held, rows: Rows, hidden: Tensor | None, now: float
@@ -173,12 +198,21 @@ class StageMachine:
         running = self._finish_job(job)
         segment = running.segment
         held = self._held.get(segment.request)
+        self._note(running, held, hidden is None, now)
         if held is None or hidden is None:
             epoch = held.keep.epoch if held else segment.epoch
             done = self._hand_on(_emptied(segment, epoch))
         else:
             done = self._hand_on(self._outgoing(running, held, hidden, now))
         return done + self._start_next(now)
+
+    def _note(self, running: _Running, held: _Held | None, aborted: bool, now: float) -> None:
+        """Keep what it took, for whoever watches, and how many rows are of use still."""
+        segment, rows = running.segment, running.rows
+        kept = 0
+        if held is not None and not aborted:
+            kept = len(rows) if segment.certain else int(held.keep.keeps(rows.ids).sum())
+        self._runs.ended(segment.request, segment.seq, running.since, len(rows), kept, now)
 
     def _outgoing(self, running: _Running, held: _Held, hidden: Tensor, now: float) -> Segment:
         segment, rows = running.segment, running.rows
@@ -200,6 +234,8 @@ class StageMachine:
             _NO_TOKENS,
             hidden.take(index),
             *_cost_so_far(segment, len(rows), now - running.since),
+            segment.base,
+            segment.base_ids,
         )
 
     def _hand_on(self, segment: Segment) -> list[Effect]:
@@ -274,6 +310,8 @@ class StageMachine:
         if segment.request in self._held:
             effects.append(SendCoordinator(Fault(segment.request, reason)))
             effects += self._end(segment.request)
+        if segment.base:
+            effects += self._end(segment.base)
         return [*effects, *self._hand_on(_emptied(segment, segment.epoch))]
 
 
@@ -311,6 +349,8 @@ def _emptied(segment: Segment, epoch: int) -> Segment:
         segment.busiest_seconds,
         segment.busiest_rows,
         segment.total_seconds,
+        segment.base,
+        segment.base_ids,
     )
 
 

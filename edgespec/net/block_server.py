@@ -34,7 +34,6 @@ from edgespec.machines.transfer import WINDOW
 from edgespec.net.access import Admits, Gate
 from edgespec.net.keys import KeyPair, short
 from edgespec.net.sockets import Dropped, bind, proved
-from edgespec.net.zmq_transport import HEARTBEAT_MS
 from edgespec.wire.codec import HASH_BYTES, decode, encode
 from edgespec.wire.messages import (
     BlockOffer,
@@ -148,8 +147,6 @@ class BlockServer:
         router.setsockopt(zmq.SNDHWM, QUEUED)
         router.setsockopt(zmq.RCVHWM, 2 * QUEUED)
         router.setsockopt(zmq.TOS, BULK)
-        router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, LOST_MS)
         return router
 
     def start(self) -> None:

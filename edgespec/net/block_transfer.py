@@ -48,7 +48,7 @@ from edgespec.net.access import prove
 from edgespec.net.block_server import BULK, LOST_MS, QUEUED
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import connect, waiting
-from edgespec.net.zmq_transport import HEARTBEAT_MS
+from edgespec.net.zmq_transport import ping
 from edgespec.wire.codec import LARGEST_CHUNK, Limits, decode, encode
 from edgespec.wire.messages import BlockOffer
 
@@ -128,8 +128,7 @@ class _Fetch:
         dealer.setsockopt(zmq.MAXMSGSIZE, LARGEST_CHUNK)
         dealer.setsockopt(zmq.RCVHWM, QUEUED)
         dealer.setsockopt(zmq.TOS, BULK)
-        dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, LOST_MS)
+        ping(dealer, LOST_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL, 100)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
         return dealer

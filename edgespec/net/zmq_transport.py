@@ -40,11 +40,14 @@ RING_HWM = 1_024
 
 HEARTBEAT_MS = 1_000
 """ZMTP pings find half-open connections (a pulled cable) and make ZeroMQ reconnect. Whether a
-peer lives is decided by the machines' own Heartbeat, which also shows that its loop runs."""
+peer lives is decided by the machines' own Heartbeat, which also shows that its loop runs.
 
-CONTROL_WAITING = 8
-"""Control messages of one connection that are read ahead; the rest stays with the peer. So whoever
-is admitted can fill CONTROL_WAITING times CONTROL_BYTES with each connection."""
+Only who connects sends them, with a time after which who listens gives the connection up, too. Who
+listens must not: libzmq 4.3.5 aborts the process (`!_io_error`) if it is to send a ping while a
+peer that is read no further, because too much of it waits, has just closed its connection."""
+
+CONTROL_WAITING = 64
+"""Control messages of one peer that are read ahead; the rest stays with the peer."""
 
 CONTROL_BYTES = 8 << 20
 """The longest frame on the control channel: twice the longest text that a message may hold."""
@@ -54,6 +57,13 @@ MOST_FAILURES = 5
 one can fail because the other side is just ending."""
 
 CONTROL, DATA = "the control channel", "the data ring"
+
+
+def ping(opened: zmq.Socket[bytes], lost_ms: int) -> None:
+    """Before it connects: both ends give a connection up that was silent for so many ms."""
+    opened.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, lost_ms)
+    opened.setsockopt(zmq.HEARTBEAT_TTL, lost_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +88,6 @@ class ZmqTransport:
         # A socket that nobody configured must not keep the program alive either.
         self._context.linger = LINGER_MS
         self._context.setsockopt(zmq.MAXMSGSIZE, DEFAULT_LIMITS.frame_bytes)
-        self._context.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        self._context.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
         self._gate: Gate | None = None
         self._door_monitors: list[zmq.Socket[bytes]] = []
         self._refusals = Refusals()
@@ -141,6 +149,7 @@ class ZmqTransport:
         control.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
         control.setsockopt(zmq.RECONNECT_IVL, 100)
         control.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
+        ping(control, 3 * HEARTBEAT_MS)
         transport._control = control
         transport._peer_name = str(coordinator)
         prove(control, identity.own, identity.coordinator)
@@ -204,6 +213,7 @@ class ZmqTransport:
             self._push = self._open(zmq.PUSH, RING_HWM)
         except zmq.ZMQError as problem:
             raise PeerLost(f"no connection to the next node ({problem.strerror})") from None
+        ping(self._push, 3 * HEARTBEAT_MS)
         prove(self._push, self._ring_pair, key)
         self._monitor = self._push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._poller.register(self._monitor, zmq.POLLIN)

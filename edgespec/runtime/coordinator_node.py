@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import replace
 
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.errors import EdgespecError, PeerLost
@@ -49,6 +50,7 @@ from edgespec.wire.messages import (
     Submit,
     Tokens,
 )
+from edgespec.wire.scenes import Ran, Watch
 
 log = logging.getLogger("edgespec")
 
@@ -135,7 +137,7 @@ class CoordinatorNode(Node):
     def route(self, event: Event, now: float) -> list[Effect]:
         """Requests to the coordinator machine; everything that shows life to the membership."""
         match event:
-            case MessageArrived(_, Submit() | Cancel()):
+            case MessageArrived(_, Submit() | Cancel() | Watch()):
                 return self._membership.handle(event, now) + self._machine.handle(event, now)
             case MessageArrived(peer, Fault(request, reason)):
                 stage = self._membership.stage_of(peer)
@@ -148,6 +150,12 @@ class CoordinatorNode(Node):
                 alive = self._membership.handle(event, now)
                 known = self._membership.stage_of(peer) is not None
                 return alive + (self._machine.handle(event, now) if known else [])
+            case MessageArrived(peer, Ran(runs)):
+                alive = self._membership.handle(event, now)
+                place = self._membership.place_of(peer)
+                named = Ran(tuple(replace(run, stage=place) for run in runs))
+                told = MessageArrived(peer, named)
+                return alive + (self._machine.handle(told, now) if place else [])
             case MessageArrived():
                 return self._membership.handle(event, now)
             case Tick():

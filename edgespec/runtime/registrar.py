@@ -20,11 +20,12 @@ from edgespec.wire.messages import (
     StatusRequest,
     Submit,
 )
+from edgespec.wire.scenes import Ran, Watch
 
 OWNER, STAGE, CLIENT, TOKEN = "owner", "stage", "client", "token"
 
-_ASKING: frozenset[type[Message]] = frozenset({Submit, Cancel, StatusRequest, Heartbeat})
-_SERVING = _ASKING | {Join, Loading, Ready, Fault, Credit, Health, Goodbye}
+_ASKING: frozenset[type[Message]] = frozenset({Submit, Cancel, StatusRequest, Watch, Heartbeat})
+_SERVING = _ASKING | {Join, Loading, Ready, Fault, Credit, Health, Ran, Goodbye}
 
 MAY_SEND: dict[str, frozenset[type[Message]]] = {
     OWNER: _SERVING,

@@ -47,6 +47,7 @@ from edgespec.wire.messages import (
     Retain,
     Segment,
 )
+from edgespec.wire.scenes import Observe
 
 Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], BlockBackend]
 """Builds the assigned block. The second argument takes how far it is, in words, and raises
@@ -94,7 +95,7 @@ class StageNode(Node):
     def route(self, event: Event, now: float) -> list[Effect]:
         """Segments, retained sets and ends to the stage machine; the rest to the member."""
         match event:
-            case MessageArrived(_, Retain() | End()):
+            case MessageArrived(_, Retain() | End() | Observe()):
                 alive = self._member.handle(event, now)
                 return alive + (self._machine.handle(event, now) if self._machine else [])
             case MessageArrived(_, Heartbeat(number)) if number:  # it measures the way: at once
@@ -114,7 +115,7 @@ class StageNode(Node):
             if device is not None:
                 self._next_health = now + HEALTH_S
                 effects.append(SendCoordinator(self._effort.health(device, now)))
-        return effects
+        return effects + (self._machine.handle(Tick(), now) if self._machine else [])
 
     def _compute_on(self, event: Event, now: float) -> list[Effect]:
         if self._machine is None:
@@ -125,8 +126,9 @@ class StageNode(Node):
         return effects
 
     def deadline(self) -> float | None:
-        """The member's; the stage machine has none."""
-        return self._member.deadline()
+        """The earlier of both machines'."""
+        both = (self._member.deadline(), self._machine.deadline() if self._machine else None)
+        return min((d for d in both if d is not None), default=None)
 
     def carry_out(self, effect: Effect, now: float) -> None:
         """Sockets, and what the member tells the stage machine."""

@@ -11,6 +11,7 @@ whether, a retained set arrives.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,6 +160,29 @@ class RowLedger:
                 )
             fresh[row_id] = (len(self._ids) + offset, position)
         return slots
+
+    def heir(self, ids: Sequence[int]) -> tuple[RowLedger, IntArray]:
+        """The ledger of a request that begins with the rows of these ids, and the gather of the
+        whole cache, int64 [len(ids)], that leaves them alone.
+
+        They are those at the first positions, in order; of the committed ones, whose ids are not
+        kept, the number counts. There all are committed, with the ids 0, 1, …. Raises
+        RemoteProtocolError for a row that is not here, or not behind the one before it.
+        """
+        here = min(self.committed, len(ids))
+        slots = [self._slot_of.get(row_id) for row_id in ids[here:]]
+        wanted = range(here, len(ids))
+        for slot, position in zip(slots, wanted, strict=True):
+            if slot is None or self._positions[slot] != position:
+                raise RemoteProtocolError(f"there is no row to begin with at position {position}")
+        path = [slot for slot in slots if slot is not None]
+        for last, slot in enumerate(path):
+            if np.flatnonzero(self._sees[slot]).tolist() != sorted(path[: last + 1]):
+                raise RemoteProtocolError("the rows to begin with are no path")
+        order = [*range(here), *(self.committed + slot for slot in path)]
+        heir = RowLedger()
+        heir.committed, heir.last_committed = len(order), len(order) - 1
+        return heir, np.asarray(order, np.int64)
 
     def retain(self, keep: RetainSet) -> IntArray | None:
         """Apply a retained set; return the gather of the speculative region, or None for no change.

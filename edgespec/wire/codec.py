@@ -28,6 +28,16 @@ from edgespec.wire.messages import (
     PieceRequest,
     Segment,
 )
+from edgespec.wire.scenes import (
+    MOST_RUNS,
+    Observe,
+    Ran,
+    Scene,
+    SceneNode,
+    SceneSegment,
+    StageRun,
+    Watch,
+)
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
 
 MAGIC = "edgespec"
@@ -135,6 +145,10 @@ def _decode(frames: Sequence[Frame], limits: Limits) -> Message:
             _check_piece_request(message)
         case Piece():
             _check_piece(message)
+        case Ran(runs) | Scene(runs=runs):
+            _check_runs(runs)
+        case Watch(seconds) | Observe(seconds):
+            _need(0.0 <= seconds < math.inf, "a time that cannot be")
     return message
 
 
@@ -177,6 +191,7 @@ def _check_segment(segment: Segment, limits: Limits) -> None:
         _need(len(segment.tokens) in (0, rows), "tokens and ids differ in length")
     _need(min(segment.request, segment.seq, segment.epoch) >= 0, "negative number")
     _need(min(segment.reserve, segment.wanted, segment.busiest_rows) >= 0, "negative number")
+    _need(min(segment.base, *segment.base_ids, 0) >= 0, "negative number")
     times = (segment.busiest_seconds, segment.total_seconds)
     _need(all(0.0 <= seconds < math.inf for seconds in times), "a time that cannot be")
     if rows:
@@ -215,6 +230,15 @@ def _check_piece(piece: Piece) -> None:
     _need(piece.offset >= 0, "negative number")
     _need(piece.data.dtype == "uint8" and len(piece.data.shape) == 1, "a piece is no bytes")
     _need(0 < len(piece.data.data) <= LARGEST_CHUNK, "a piece's length is bad")
+
+
+def _check_runs(runs: tuple[StageRun, ...]) -> None:
+    _need(len(runs) <= MOST_RUNS, "too many runs")
+    for run in runs:
+        _need(min(run.stage, run.request, run.seq) >= 0, "negative number")
+        _need(0 <= run.wasted <= run.rows, "more rows are wasted than there are")
+        times = (run.ago, run.seconds)
+        _need(all(0.0 <= seconds < math.inf for seconds in times), "a time that cannot be")
 
 
 def _is_sha256(text: str) -> bool:
@@ -379,6 +403,9 @@ _KINDS: dict[Any, _Kind] = {
     **_PLAIN,
     tuple[str, ...]: _Kind(_pack_texts, _read_texts),
     tuple[NodeStatus, ...]: _records(NodeStatus),
+    tuple[StageRun, ...]: _records(StageRun),
+    tuple[SceneNode, ...]: _records(SceneNode),
+    tuple[SceneSegment, ...]: _records(SceneSegment),
     tuple[int, ...]: _Kind(_pack_numbers, _read_numbers),
     IntArray: _Kind(_pack_array, _read_array),
     Tensor: _Kind(_pack_tensor, _read_tensor),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.wire.scenes import Observe, Ran, Scene, Watch
 from edgespec.wire.tensor import IntArray, Tensor
 
 # --- the data ring ------------------------------------------------------------------------------
@@ -20,10 +21,12 @@ class Segment:
     """Rows that go round the ring together (FlowSpec §3.2, a draft segment).
 
     `seq` numbers the segments of a ring in sending order. `certain` rows (prefill) enter the
-    committed region at once. `reserve` > 0 opens the request with room for that many rows.
-    `wanted`: how many of the last rows the coordinator wants back (a prefill chunk but the last
-    wants none). `epoch` starts as the coordinator's newest retained set; every stage lowers it to
-    the newest one that it has applied, so that what returns is an acknowledgement by all.
+    committed region at once. `reserve` > 0 opens the request with room for that many rows; with
+    `base` > 0 it opens with rows of that one, which is over: those that had the ids `base_ids`
+    there, in the order of their positions. `wanted`: how many of the last rows the coordinator
+    wants back (a prefill chunk but the last wants none). `epoch` starts as the coordinator's newest
+    retained set; every stage lowers it to the newest one that it has applied, so that what returns
+    is an acknowledgement by all.
     `tokens` are read by the first stage only and travel empty behind it; `hidden` [R, H] is None
     until the first stage ran. `busiest_seconds` and `busiest_rows`: the longest that any one stage
     so far computed on it, and how many rows it had there; `total_seconds`: all stages together. So
@@ -45,6 +48,8 @@ class Segment:
     busiest_seconds: float = 0.0
     busiest_rows: int = 0
     total_seconds: float = 0.0
+    base: int = 0
+    base_ids: tuple[int, ...] = ()
 
 
 # --- coordinator → stages -----------------------------------------------------------------------
@@ -502,6 +507,10 @@ Message = (
     | Failed
     | StatusRequest
     | Status
+    | Watch
+    | Scene
+    | Observe
+    | Ran
     | BlockRequest
     | PieceRequest
     | BlockPreparing
@@ -519,6 +528,7 @@ TAGS: dict[int, type[Message]] = {
     6: Refuse,
     7: Goodbye,
     8: StandBy,
+    9: Observe,
     20: Join,
     21: Loading,
     22: Ready,
@@ -526,6 +536,7 @@ TAGS: dict[int, type[Message]] = {
     24: Heartbeat,
     25: Credit,
     26: Health,
+    27: Ran,
     30: Enrol,
     31: Enrolled,
     32: Leave,
@@ -538,6 +549,8 @@ TAGS: dict[int, type[Message]] = {
     45: Failed,
     46: StatusRequest,
     47: Status,
+    48: Watch,
+    49: Scene,
     60: BlockRequest,
     61: PieceRequest,
     62: BlockPreparing,

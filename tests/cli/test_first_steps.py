@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,8 +23,8 @@ from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, own_key
 from edgespec.daemon.registry import Registry
 from edgespec.errors import AccessRefused
 from edgespec.net.keys import KeyPair, Token, short
-from edgespec.runtime.enrolment import enrol
-from edgespec.runtime.registrar import CLIENT, STAGE
+from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.runtime.registrar import CLIENT, STAGE, admits
 
 Here = Callable[..., Done]
 HOST = "127.0.0.1"
@@ -56,12 +59,22 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> ClusterFolder:
     return made_cluster(tmp_path_factory.mktemp("home") / "cluster")
 
 
-@pytest.fixture(scope="module")
-def serving(home: ClusterFolder) -> Iterator[Command]:
-    """The coordinator, which waits for its stages."""
+@pytest.fixture
+def doors(home: ClusterFolder) -> Iterator[None]:
+    """The coordinator's sockets, which let in whom its registry lets in."""
+    transport = ZmqTransport.coordinator(
+        Address.parse(home.address), home.identity, partial(admits, Registry(home))
+    )
+    yield
+    transport.close()
+
+
+@pytest.fixture
+def serving(home: ClusterFolder) -> Iterator[None]:
+    """A whole coordinator, which waits for its stages."""
     with Command("serve", "--cluster", str(home.path)) as running:
         running.until_err("waiting for 2 stage(s)")
-        yield running
+        yield
 
 
 def token_of(home: ClusterFolder, role: str = STAGE, uses: int = 0) -> Token:
@@ -72,7 +85,7 @@ def token_of(home: ClusterFolder, role: str = STAGE, uses: int = 0) -> Token:
 def used(home: ClusterFolder) -> Token:
     """A token of one use that has had it."""
     token = token_of(home, uses=1)
-    enrol(Address.parse(home.address), token, KeyPair.new(), "another", SOON_S)
+    Registry(home).enrol(token.pair.public, KeyPair.new().public, "another")
     return token
 
 
@@ -136,7 +149,7 @@ def test_a_folder_that_cannot_be_used_is_told_before_anybody_is_looked_for(
     file = tmp_path / "file"
     file.write_text("not a folder")
     started = time.monotonic()
-    here("join", token, "--cluster", str(file)).assert_refused(f"{file}: Not a directory")
+    here("join", token, "--cluster", str(file)).assert_refused(f"cannot use the folder {file}")
     here("join", token, "--cluster", "/proc/x").assert_refused("cannot use the folder /proc/x")
     assert time.monotonic() - started < SOON_S
 
@@ -148,29 +161,31 @@ def test_nobody_is_there(here: Here) -> None:
     )
 
 
-# --- a coordinator, and a device that comes to it in the wrong way ---------------------------------
+# --- a coordinator, and a device that comes to it in the wrong way ------------------------------
 
 
 @pytest.mark.parametrize("make", [used, revoked, expired])
 def test_a_token_that_counts_no_more(
     here: Here,
-    serving: Command,
     home: ClusterFolder,
+    doors: None,
     make: Callable[[ClusterFolder], Token],
     tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     started = time.monotonic()
     here("join", make(home).text, "--coordinator", home.address).assert_refused(
         f"the coordinator at {home.address} does not accept", "edgespec token new"
     )
     assert time.monotonic() - started < SOON_S
-    serving.until_err({used: "was used", revoked: "was revoked", expired: "has expired"}[make])
+    said = {used: "was used", revoked: "was revoked", expired: "has expired"}[make]
+    assert f"its token {said}" in caplog.text, "the coordinator's log says why"
     with pytest.raises(AccessRefused, match="no cluster in"):
         ClusterFolder.open(tmp_path / "device")
 
 
 def test_a_token_of_another_cluster(
-    here: Here, serving: Command, home: ClusterFolder, tmp_path: Path
+    here: Here, home: ClusterFolder, doors: None, tmp_path: Path
 ) -> None:
     token = token_of(made_cluster(tmp_path / "other")).text
     here("join", token, "--coordinator", home.address).assert_refused(
@@ -178,32 +193,32 @@ def test_a_token_of_another_cluster(
     )
 
 
+class WebServer(socketserver.BaseRequestHandler):
+    """What answers whoever connects as a web server does that understands nothing."""
+
+    def handle(self) -> None:
+        """One connection."""
+        with suppress(OSError):
+            self.request.recv(4096)
+            self.request.sendall(b"HTTP/1.0 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
 def test_a_port_at_which_something_else_listens(here: Here, home: ClusterFolder) -> None:
     token = token_of(home).text
-    with socket.create_server((HOST, 0)) as web:
-        threading.Thread(target=refuse_as_a_web_server, args=(web,), daemon=True).start()
-        address = f"{HOST}:{web.getsockname()[1]}"
+    with socketserver.ThreadingTCPServer((HOST, 0), WebServer) as web:
+        threading.Thread(target=web.serve_forever, args=(0.01,)).start()
         started = time.monotonic()
-        done = here("join", token, "--coordinator", address, "--wait", "1")
-    assert (done.code, "Traceback" in done.err) == (1, False)
-    assert f"no coordinator answered at {address}" in done.err
+        done = here(
+            "join", token, "--coordinator", f"{HOST}:{web.server_address[1]}", "--wait", "1"
+        )
+        web.shutdown()
+    assert (done.code, done.out, "Traceback" in done.err) == (1, "", False)
+    assert done.err.startswith("edgespec: error: ")
     assert time.monotonic() - started < 1.0 + SOON_S
 
 
-def refuse_as_a_web_server(web: socket.socket) -> None:
-    """Answer whoever connects as a web server does that understands nothing."""
-    while True:
-        try:
-            peer, _ = web.accept()
-        except OSError:
-            return  # it was closed
-        with peer:
-            peer.recv(4096)
-            peer.sendall(b"HTTP/1.0 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-
-
 def test_a_copied_address_and_a_key_that_nobody_knows(
-    here: Here, serving: Command, home: ClusterFolder, tmp_path: Path
+    here: Here, home: ClusterFolder, doors: None, tmp_path: Path
 ) -> None:
     folder = tmp_path / "device"
     key = home.identity.coordinator
@@ -212,9 +227,7 @@ def test_a_copied_address_and_a_key_that_nobody_knows(
         here(*arguments).assert_refused("does not accept the key of this machine", "token new")
 
 
-def test_a_second_coordinator_on_the_port(
-    here: Here, serving: Command, home: ClusterFolder
-) -> None:
+def test_a_second_coordinator_on_the_port(here: Here, home: ClusterFolder, doors: None) -> None:
     here("serve", "--cluster", str(home.path)).assert_refused(
         f"cannot listen on {home.address}", "stop the program that uses it", code=1
     )
@@ -273,8 +286,8 @@ def test_a_device_leaves_while_the_coordinator_is_away(here: Here, tmp_path: Pat
     ],
 )
 def test_a_device_that_gets_no_place(
-    serving: Command,
     home: ClusterFolder,
+    serving: None,
     tmp_path: Path,
     role: str,
     arguments: tuple[str, ...],

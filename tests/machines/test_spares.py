@@ -103,3 +103,15 @@ def test_a_stage_and_its_spare_that_fall_silent_together_are_both_lost() -> None
         reasons += why_down(ring.tick())
     assert [reason.split(" (")[0] for reason in reasons] == ["stage 2", "stage 2"]
     assert "stage 2: layers 1 to 1: missing" in ring.machine.status().lines
+
+
+def test_of_several_spares_the_one_that_was_heard_last_takes_the_place() -> None:
+    """The others may have died with the stage, which shows later: as long as a load may take."""
+    ring = with_spare()
+    ring.say(b"alive", asks(0, pid=98, port=98))
+    reasons: list[str] = []
+    while not reasons:
+        ring.all_beat(2)
+        ring.say(b"alive", Heartbeat())
+        reasons = why_down(ring.tick())
+    assert ring.machine.stage_peers == [address(1), b"alive"]

@@ -98,6 +98,7 @@ class FakeRing:
         context_length: int = 2000,
         queue_limit: int = 64,
         row_limit: int = PLENTY,
+        kept_rows: int = 0,
     ) -> None:
         self.stages = stages
         self.codec = ToyCodec(frozenset(eos_ids))
@@ -110,7 +111,15 @@ class FakeRing:
             for stage in range(stages)
         ]
         self.coordinator = CoordinatorMachine(
-            Ring(stages, context_length, "fake", prefill_chunk, queue_limit), self.codec
+            Ring(
+                stages,
+                context_length,
+                "fake",
+                prefill_chunk,
+                queue_limit,
+                kept_rows=kept_rows,
+            ),
+            self.codec,
         )
         self.ring = LocalRing(
             self.coordinator,

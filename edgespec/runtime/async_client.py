@@ -1,0 +1,365 @@
+"""AsyncClient: many requests at once over one connection to a coordinator, for asyncio programs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from edgespec.config import Address, Timing
+from edgespec.errors import (
+    AccessRefused,
+    EdgespecError,
+    PeerLost,
+    ProtocolError,
+    RemoteProtocolError,
+    RequestFailed,
+)
+from edgespec.net.access import prove
+from edgespec.net.keys import Identity
+from edgespec.net.sockets import Dropped, connect
+from edgespec.net.zmq_transport import (
+    CONTROL_BYTES,
+    CONTROL_HWM,
+    HEARTBEAT_MS,
+    LINGER_MS,
+    MOST_FAILURES,
+)
+from edgespec.wire.codec import decode, encode
+from edgespec.wire.messages import (
+    Cancel,
+    Failed,
+    Finished,
+    Heartbeat,
+    Message,
+    Progress,
+    Refuse,
+    Removed,
+    Status,
+    StatusRequest,
+    Submit,
+    Tokens,
+)
+
+REOPEN_S = 2.0
+"""Seconds until a coordinator that refused is asked again: ZeroMQ itself would not."""
+
+MOST_UNREAD = 4096
+"""Messages of one answer that are kept for a reader that does not take them; then it is cut off."""
+
+Answer = Progress | Tokens | Finished
+_Socket = zmq.asyncio.Socket
+
+_LOST = zmq.EVENT_DISCONNECTED
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_IN = zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
+class AsyncClient:
+    """One connection to a coordinator, made again whenever it breaks. Use with `async with`.
+
+    Whoever asks while there is no connection waits for it, `wait` seconds at most. A request ends
+    with its connection, as the coordinator knows its clients by theirs.
+    """
+
+    def __init__(
+        self, coordinator: Address, identity: Identity, wait: float, timing: Timing | None = None
+    ) -> None:
+        self._coordinator = coordinator
+        self._identity = identity
+        self._wait = wait
+        self._timing = timing or Timing()
+        self._context = zmq.asyncio.Context()
+        self._socket: _Socket | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._heard: float | None = None
+        self._connected = asyncio.Event()
+        self._problem: EdgespecError = PeerLost(
+            f"no coordinator has answered at {coordinator} yet; is `edgespec serve` running there, "
+            "and has it finished loading?"
+        )
+        self._tag = 0
+        self._requests: dict[int, _Inbox] = {}
+        self._status: asyncio.Future[Status] | None = None
+        self._newest: tuple[float, Status] | None = None
+        self._failures = 0
+        self._dropped = Dropped()
+
+    async def __aenter__(self) -> AsyncClient:
+        self._life = asyncio.create_task(self._stay_connected())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._life is not None:
+            self._life.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._life
+        self._lose(PeerLost("this program is ending"))
+        self._context.destroy(linger=LINGER_MS)
+
+    @property
+    def problem(self) -> EdgespecError | None:
+        """Why the coordinator cannot be asked now; None if it can."""
+        return None if self._connected.is_set() else self._problem
+
+    async def ask(self, submit: Submit) -> AsyncGenerator[Answer, None]:
+        """Submit a request, under a tag of this client's own, and yield what comes, Finished last.
+
+        Closing the generator cancels the request. Raises RequestFailed with the coordinator's
+        reason, PeerLost or AccessRefused if it cannot be asked, or not any more.
+        """
+        self._tag += 1
+        submit = replace(submit, tag=self._tag)
+        _check(submit)
+        await self._connection()
+        inbox = self._requests[submit.tag] = _Inbox()
+        try:
+            self._send(submit)
+            while not inbox.is_over:
+                yield await inbox.take()
+        finally:
+            del self._requests[submit.tag]
+            if not inbox.is_over:
+                with contextlib.suppress(PeerLost):
+                    self._send(Cancel(submit.tag))
+
+    async def status(self, age: float = 0.0) -> Status:
+        """The ring as the coordinator sees it, or saw it at most `age` seconds ago.
+
+        Raises PeerLost or AccessRefused if it cannot be asked.
+        """
+        if self._newest and self._connected.is_set() and time.monotonic() - self._newest[0] <= age:
+            return self._newest[1]
+        await self._connection()
+        if self._status is None:
+            self._status = asyncio.get_running_loop().create_future()
+            self._send(StatusRequest())
+        try:
+            # Many may wait for the same answer: none of them takes it along when it leaves.
+            return await asyncio.wait_for(
+                asyncio.shield(self._status), self._timing.answer_silence
+            )
+        except asyncio.TimeoutError:
+            raise PeerLost(f"the coordinator at {self._coordinator} does not answer") from None
+
+    async def _connection(self) -> None:
+        """Wait for one. Raises what keeps it from coming."""
+        try:
+            await asyncio.wait_for(self._connected.wait(), self._wait)
+        except asyncio.TimeoutError:
+            raise _again(self._problem) from None
+
+    # --- the connection -----------------------------------------------------------------------
+
+    async def _stay_connected(self) -> None:
+        while True:
+            try:
+                await self._talk()
+            except EdgespecError as problem:
+                self._lose(problem)
+            await asyncio.sleep(REOPEN_S)
+
+    async def _talk(self) -> None:
+        """Until it is refused, which it raises."""
+        opened = self._context.socket(zmq.DEALER)
+        monitor = None
+        try:
+            self._set(opened)
+            monitor = opened.get_monitor_socket(_LOST | _REFUSED | _FAILED | _IN)
+            connect(opened, self._coordinator)
+            self._socket = opened
+            await _first_to_fail(self._listen(opened), self._watch(monitor), self._beat())
+        finally:
+            self._socket = None
+            if monitor is not None:
+                opened.disable_monitor()
+                monitor.close(linger=0)
+            opened.close(linger=LINGER_MS)
+
+    def _set(self, opened: _Socket) -> None:
+        opened.setsockopt(zmq.SNDHWM, CONTROL_HWM)
+        opened.setsockopt(zmq.RCVHWM, CONTROL_HWM)
+        opened.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
+        opened.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
+        opened.setsockopt(zmq.RECONNECT_IVL, 100)
+        opened.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
+        # A request that was given up must not be delivered to the next coordinator.
+        opened.setsockopt(zmq.IMMEDIATE, 1)
+        prove(opened, self._identity.own, self._identity.coordinator)
+
+    async def _listen(self, opened: _Socket) -> None:
+        while True:
+            frames: list[bytes] = await opened.recv_multipart()
+            try:
+                self._take(decode(frames))
+            except RemoteProtocolError as problem:
+                self._dropped.note(str(problem))
+
+    async def _watch(self, monitor: _Socket) -> None:
+        while True:
+            frames: list[bytes] = await monitor.recv_multipart()
+            event = parse_monitor_message(frames)["event"]
+            if event == _REFUSED:
+                raise AccessRefused(
+                    f"the coordinator at {self._coordinator} does not accept the key of this "
+                    "machine: it was removed; make a token there with `edgespec token new --client`"
+                )
+            if event == _LOST:
+                self._lose(
+                    PeerLost(f"the connection to the coordinator at {self._coordinator} broke")
+                )
+            elif event == _IN:
+                self._failures = 0
+            else:
+                self._failures += 1
+                if self._failures >= MOST_FAILURES:
+                    raise AccessRefused(
+                        f"who listens at {self._coordinator} is not the coordinator of the cluster "
+                        "that this machine belongs to; check the address"
+                    )
+
+    async def _beat(self) -> None:
+        """Show life, and see whether the coordinator does."""
+        while True:
+            with contextlib.suppress(PeerLost):
+                self._send(Heartbeat())
+            await asyncio.sleep(self._timing.beat)
+            silent = time.monotonic() - (self._heard or time.monotonic())
+            if self._connected.is_set() and silent > self._timing.answer_silence:
+                self._lose(
+                    PeerLost(
+                        f"the coordinator at {self._coordinator} has been silent for {silent:.1f} "
+                        "s: it has ended or cannot be reached"
+                    )
+                )
+
+    def _send(self, message: Message) -> None:
+        """Raises PeerLost if there is no connection, or nobody takes from it."""
+        if self._socket is None:
+            raise _again(self._problem)
+        sent = self._socket.send_multipart(encode(message), flags=zmq.NOBLOCK)
+        problem = sent.exception()  # it is done at once, for good or not
+        if problem is not None:
+            raise PeerLost(f"the coordinator at {self._coordinator} takes no messages")
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Removed | Refuse):
+            raise AccessRefused(f"the coordinator refused: {message.reason}")
+        self._heard = time.monotonic()
+        self._connected.set()
+        match message:
+            case Status():
+                self._newest = self._heard, message
+                if self._status is not None and not self._status.done():
+                    self._status.set_result(message)
+                self._status = None
+            case Progress(tag=tag) | Tokens(tag=tag) | Finished(tag=tag) | Failed(tag=tag):
+                if tag in self._requests:
+                    self._requests[tag].put(message)
+
+    def _lose(self, problem: EdgespecError) -> None:
+        """End all that waits for the coordinator."""
+        self._problem = problem
+        self._connected.clear()
+        if self._status is not None and not self._status.done():
+            self._status.set_exception(_again(problem))
+            self._status.exception()  # it may be that nobody waits any more
+        self._status = None
+        for inbox in self._requests.values():
+            inbox.fail(_again(problem))
+
+
+class _Inbox:
+    """What came for one request, and has not been read."""
+
+    def __init__(self) -> None:
+        self._messages: asyncio.Queue[Answer | Failed | EdgespecError] = asyncio.Queue()
+        self.is_over = False
+
+    def put(self, message: Answer | Failed) -> None:
+        if self._messages.qsize() < MOST_UNREAD:
+            self._messages.put_nowait(message)
+        else:
+            self.fail(RequestFailed("the answer was not read as fast as it came", "slow"))
+
+    def fail(self, problem: EdgespecError) -> None:
+        """In place of all that was not read."""
+        while not self._messages.empty():
+            self._messages.get_nowait()
+        self._messages.put_nowait(problem)
+
+    async def take(self) -> Answer:
+        """The next one. Raises the request's bad end."""
+        message = await self._messages.get()
+        if isinstance(message, EdgespecError):
+            self.is_over = isinstance(message, PeerLost | AccessRefused)
+            raise message
+        self.is_over = isinstance(message, Finished | Failed)
+        if isinstance(message, Failed):
+            raise RequestFailed(message.reason, message.kind)
+        return message
+
+
+async def with_pauses(
+    answer: AsyncGenerator[Answer, None], seconds: float
+) -> AsyncIterator[Answer | None]:
+    """An answer, and None whenever nothing came for so long. Closes it in the end."""
+    coming: asyncio.Task[Answer] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(_next(answer))
+            done, _ = await asyncio.wait({coming}, timeout=seconds)
+            if not done:
+                yield None
+                continue
+            finished, coming = coming, None
+            try:
+                yield finished.result()
+            except StopAsyncIteration:
+                return
+    finally:
+        if coming is not None:
+            coming.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await coming
+        await answer.aclose()
+
+
+async def _next(answer: AsyncGenerator[Answer, None]) -> Answer:
+    return await answer.__anext__()
+
+
+async def _first_to_fail(*works: Coroutine[Any, Any, None]) -> None:
+    """Run them side by side, end all with the first one that ends, and raise what it raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for problem in ended:
+        if isinstance(problem, Exception):
+            raise problem
+
+
+def _check(submit: Submit) -> None:
+    """A message that is too large would be dropped without a word."""
+    try:
+        decode(encode(submit))
+    except ProtocolError as problem:
+        raise RequestFailed(f"the request cannot be sent: {problem}", "invalid") from None
+
+
+def _again(problem: EdgespecError) -> EdgespecError:
+    """The same for somebody else: an exception that is raised twice gathers tracebacks."""
+    return type(problem)(str(problem))

@@ -1,0 +1,1 @@
+"""Serving: the OpenAI-compatible HTTP API, as a client of the coordinator."""

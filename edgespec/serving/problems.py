@@ -1,0 +1,79 @@
+"""Problems: errors in OpenAI's shape, and which of ours becomes which."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from edgespec.errors import AccessRefused, EdgespecError, PeerLost, RequestFailed
+from edgespec.serving.limits import RETRY_S
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+_OF_KIND: dict[str, tuple[int, str, str]] = {
+    "invalid": (400, INVALID, "invalid_request"),
+    "context": (400, INVALID, "context_length_exceeded"),
+    "queue": (429, "rate_limit_error", "queue_full"),
+    "lost": (503, SERVER, "ring_lost"),
+    "slow": (408, INVALID, "slow_reader"),
+    "": (500, SERVER, "request_failed"),
+}
+"""What the coordinator's message Failed becomes, by its kind."""
+
+
+class ApiProblem(Exception):
+    """Why a request is not answered; its text is for the client's user."""
+
+    def __init__(
+        self, status: int, message: str, *, kind: str = INVALID, param: str = "", code: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+        self.code = code
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the reply says beside its body."""
+        if self.status in (429, 503):
+            return {"retry-after": str(RETRY_S)}
+        return {"www-authenticate": "Bearer"} if self.status == 401 else {}
+
+    def as_json(self) -> dict[str, Any]:
+        """The body."""
+        return {
+            "error": {
+                "message": str(self),
+                "type": self.kind,
+                "param": self.param or None,
+                "code": self.code or None,
+            }
+        }
+
+    def as_bytes(self) -> bytes:
+        """The same, encoded."""
+        return json.dumps(self.as_json()).encode()
+
+
+def refused(message: str, param: str = "", code: str = "invalid_value") -> ApiProblem:
+    """A request that cannot be served as it is."""
+    return ApiProblem(400, message, param=param, code=code)
+
+
+def not_supported(message: str, param: str) -> ApiProblem:
+    """A request for what this server does not do."""
+    return refused(message, param, "unsupported_parameter")
+
+
+def problem_of(error: EdgespecError) -> ApiProblem:
+    """What a client is told of one of our errors."""
+    if isinstance(error, RequestFailed):
+        status, kind, code = _OF_KIND.get(error.kind, _OF_KIND[""])
+        return ApiProblem(status, str(error), kind=kind, code=code)
+    if isinstance(error, PeerLost):
+        return ApiProblem(503, str(error), kind=SERVER, code="coordinator_unreachable")
+    if isinstance(error, AccessRefused):
+        return ApiProblem(503, str(error), kind=SERVER, code="coordinator_refuses")
+    return ApiProblem(500, str(error), kind=SERVER, code="request_failed")
