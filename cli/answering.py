@@ -62,7 +62,9 @@ class RequestSettings:
         Raises ConfigError for one that cannot be sent.
         """
         for message in messages:
-            _check_text("prompt" if message["role"] == "user" else "conversation", message["content"])
+            _check_text(
+                "prompt" if message["role"] == "user" else "conversation", message["content"]
+            )
         text = json.dumps(messages, ensure_ascii=False)
         _check_text("conversation", text)
         return self._submit("", text)

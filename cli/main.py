@@ -8,12 +8,15 @@ import sys
 import typer
 
 from edgespec import __version__
+from edgespec.cli.api import api
 from edgespec.cli.bench import bench
+from edgespec.cli.chat import chat
 from edgespec.cli.demo import demo
 from edgespec.cli.device import device
 from edgespec.cli.doctor import doctor
 from edgespec.cli.init import init
 from edgespec.cli.join import join
+from edgespec.cli.key import key
 from edgespec.cli.leave import leave
 from edgespec.cli.plan import plan
 from edgespec.cli.profile import profile
@@ -24,6 +27,7 @@ from edgespec.cli.shard import shard
 from edgespec.cli.simulate import simulate
 from edgespec.cli.status import status
 from edgespec.cli.token import token
+from edgespec.cli.top import top
 from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_USAGE
 from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
 
@@ -36,10 +40,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, init, serve, join, leave, prompt, status):
+for command in (demo, init, serve, join, leave, prompt, chat, status, top, api):
     app.command()(command)
 app.add_typer(token, name="token")
 app.add_typer(device, name="device")
+app.add_typer(key, name="key")
 app.add_typer(service, name="service")
 for tool in (bench, simulate, shard, plan, profile, doctor):
     app.command()(tool)

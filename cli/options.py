@@ -96,6 +96,16 @@ Coordinator = Annotated[
         show_default=False,
     ),
 ]
+DEFAULT_HTTP = "127.0.0.1:8000"
+Http = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT|none",
+        envvar="EDGESPEC_HTTP",
+        help="Where the HTTP API listens. Any address but loopback needs API keys (`edgespec key "
+        "new`).",
+    ),
+]
 Emulate = Annotated[
     str,
     typer.Option(

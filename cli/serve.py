@@ -8,6 +8,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.config import DEFAULT_PORT, Emulation, Timing
+from edgespec.daemon.api_process import served_http
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.coordinator import run_coordinator
 from edgespec.daemon.process import end_with_parent, leave, start_logging
@@ -46,6 +47,7 @@ def serve(
     emulate: options.Emulate = "",
     cost_model: options.CostModel = "",
     trace: options.Trace = "",
+    http: options.Http = options.DEFAULT_HTTP,
     recovery: Annotated[
         float,
         typer.Option(help="Seconds that a request waits for a stage that was lost; 0: not at all."),
@@ -66,4 +68,4 @@ def serve(
     config = served_config(
         folder.settings, asked, emulation=emulation, trace=trace, cache=cache, timing=timing
     )
-    leave(run_coordinator(config, folder))
+    leave(run_coordinator(config, folder, served_http(http, folder)))

@@ -45,19 +45,20 @@ def status(
     if as_json:
         print(json.dumps(_as_json(told), ensure_ascii=False))
     else:
-        _show(told)
+        print_status(told)
     if not told.ready:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _show(told: Status) -> None:
+def print_status(told: Status) -> None:
+    """The whole of it, however narrow the terminal."""
     console = Console(markup=False, highlight=False, emoji=False)
     table = _table(told)
     # Not cut to the width of a narrow terminal or of a pipe: a status that is cut is none.
     wide = console.options.update(width=1000)
     console.width = max(console.width, Measurement.get(console, wide, table).maximum)
     console.print(table)
-    for line in (*_remarks(told), _ring(told)):
+    for line in (*remarks(told), ring_line(told)):
         console.print(line, soft_wrap=True)
 
 
@@ -68,23 +69,26 @@ def _table(told: Status) -> Table:
     for name in _FIGURES:
         table.add_column(name, justify="right")
     for node in told.nodes:
-        table.add_row(*map(Text, (*_who(node), *_figures(node))))
+        table.add_row(*map(Text, (*who(node), *figures(node))))
     return table
 
 
-def _who(node: NodeStatus) -> Iterator[str]:
-    yield _name(node)
+def who(node: NodeStatus) -> Iterator[str]:
+    """Its texts in the columns of names."""
+    yield node_name(node)
     yield node.name or UNKNOWN
     yield node.address or UNKNOWN
     yield f"{node.first}-{node.end - 1}" if node.stage else UNKNOWN
     yield node.words if node.state == "loading" else node.state
 
 
-def _name(node: NodeStatus) -> str:
+def node_name(node: NodeStatus) -> str:
+    """V1, V2, ... or spare."""
     return f"V{node.stage}" if node.stage else "spare"
 
 
-def _figures(node: NodeStatus) -> Iterator[str]:
+def figures(node: NodeStatus) -> Iterator[str]:
+    """Its texts in the columns of figures."""
     is_here = node.state != "missing"
     has_said = node.free or node.temperature  # a device that has said how it is
     if node.free:
@@ -99,29 +103,30 @@ def _figures(node: NodeStatus) -> Iterator[str]:
     yield str(node.losses) if node.stage else UNKNOWN
 
 
-def _remarks(told: Status) -> Iterator[str]:
+def remarks(told: Status) -> Iterator[str]:
     """What is wrong, and what was."""
     for node in told.nodes:
         if node.warning:
-            yield f"{_name(node)} ({node.name}): {node.warning}"
+            yield f"{node_name(node)} ({node.name}): {node.warning}"
     for node in told.nodes:
         if node.losses:
-            yield f"{_name(node)} was lost {_time(node.lost_ago)} ago: it {node.last_loss}"
+            yield f"{node_name(node)} was lost {duration(node.lost_ago)} ago: it {node.last_loss}"
 
 
-def _ring(told: Status) -> str:
+def ring_line(told: Status) -> str:
+    """Whether the ring is up, or who is missing, and how many requests there are."""
     requests = f"{told.running} request(s) running, {told.waiting} waiting"
     if told.ready:
         return (
-            f"the ring of {told.stages} stage(s) is up since {_time(told.up_for)} (ring number "
+            f"the ring of {told.stages} stage(s) is up since {duration(told.up_for)} (ring number "
             f"{told.ring}); {requests}"
         )
-    awaited = [f"{_name(n)} is {n.state}" for n in told.nodes if n.stage and n.state != "ready"]
+    awaited = [f"{node_name(n)} is {n.state}" for n in told.nodes if n.stage and n.state != "ready"]
     return f"the ring of {told.stages} stage(s) is not up: {', '.join(awaited)}; {requests}"
 
 
-def _time(seconds: float) -> str:
-    """In the largest unit of which there are at least two."""
+def duration(seconds: float) -> str:
+    """A time in the largest unit of which there are at least two."""
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import secrets
+from contextlib import nullcontext
 from functools import partial
 
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.advertising import Advertising
+from edgespec.daemon.api_process import ApiProcess
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.notify import Notifier
@@ -35,9 +37,10 @@ SECRET_BYTES = 32
 log = logging.getLogger("edgespec")
 
 
-def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder) -> int:
+def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Address | None) -> int:
     """Serve the devices and clients of a cluster until a signal ends it; returns the exit code.
 
+    `http`: where a process of its own shall serve the HTTP API; None: nowhere.
     The address is taken, and printed as the one line on standard output, before the models are
     loaded, so that stages can start meanwhile. Raises ConfigError for settings, models or an
     address that cannot be used.
@@ -64,8 +67,10 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder) -> int:
     advertising = Advertising(config, transport.control_port, cluster.cluster_id)
     advertising.start()
     node.supervisor = Notifier()
+    api = ApiProcess(http, address, cluster) if http is not None else nullcontext()
     try:
-        return exit_code(node.run(f"waiting for {config.stages} stage(s)"))
+        with api:
+            return exit_code(node.run(f"waiting for {config.stages} stage(s)"))
     finally:
         advertising.stop()
         blocks.stop()

@@ -11,6 +11,7 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["EDGESPEC_HTTP"] = "none"  # coordinators of tests start no HTTP API unless they say so
 RUN_MARK = "EDGESPEC_TEST_RUN"
 os.environ[RUN_MARK] = str(os.getpid())
 

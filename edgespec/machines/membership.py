@@ -81,6 +81,7 @@ class MembershipMachine:
         self._replan = replan
         self._most = len(places)
         self._missing_since: float | None = None  # a place was held once, and is not
+        self._why = ""  # the ring was lost last
         self._home = home
         self._timing = timing
         self._members: dict[int, Member] = {}
@@ -215,7 +216,10 @@ class MembershipMachine:
             return self._give_place(peer, join, now)
         if now - old.heard <= 2 * self._timing.beat:
             return []  # not before its old connection is silent: this may be an impostor
-        return self._lose(old, "lost its connection") + self._give_place(peer, join, now)
+        cause = "lost its connection"
+        if old.place != SPARE:  # it has its block still, which no spare may have
+            return self._replace(old, cause, peer, join, now)
+        return self._lose(old, cause) + self._give_place(peer, join, now)
 
     def _on_join_again(self, known: Member, join: Join) -> list[Effect]:
         """It asked twice, or it had missed the coordinator for a while."""
@@ -249,13 +253,8 @@ class MembershipMachine:
         """Another process asks for the same place by its number: the old one dead, or both live."""
         rival, asked = self._rivals.get(join.stage, (b"", now))
         if now - holder.heard > 2 * self._timing.beat:
-            del self._members[join.stage]
             cause = f"was replaced by process {join.pid} on {join.name}"
-            self._watch.lost(holder.peer, holder.place, cause, now)
-            return [
-                *self._take_down(f"{holder} {cause}"),
-                *self._enter(peer, join, join.stage, now),
-            ]
+            return self._replace(holder, cause, peer, join, now)
         if rival != peer:
             self._rivals[join.stage] = peer, now
             return []  # the holder may be dead, which a beat will tell; the newcomer asks again
@@ -266,6 +265,14 @@ class MembershipMachine:
             f"stage {join.stage} is taken by process {holder.join.pid} on {holder.join.name}; "
             "stop that daemon, or choose another --stage",
         )
+
+    def _replace(
+        self, old: Member, cause: str, peer: bytes, join: Join, now: float
+    ) -> list[Effect]:
+        """Another one, or the same by another connection, in the very place of one that is gone."""
+        self._watch.lost(old.peer, old.place, cause, now)
+        del self._members[old.place]
+        return [*self._take_down(f"{old} {cause}"), *self._enter(peer, join, old.place, now)]
 
     def _enter(self, peer: bytes, join: Join, place: int, now: float) -> list[Effect]:
         self._rivals.pop(place, None)
@@ -359,6 +366,7 @@ class MembershipMachine:
         return effects
 
     def _take_down(self, reason: str) -> list[Effect]:
+        self._why = reason
         effects: list[Effect] = [Tell(RingDown(reason)), Report(reason)]
         if not self._is_up:
             return effects  # nothing was sent in this ring yet
@@ -389,7 +397,7 @@ class MembershipMachine:
         self._ring += 1
         self._members.clear()
         text = f"the model is shared out anew, over {len(places)} device(s)"
-        effects: list[Effect] = [Tell(RingDown(text)), Report(text)]
+        effects: list[Effect] = [Tell(RingDown(f"{self._why}; {text}")), Report(text)]
         for place, member in enumerate(here, start=1):
             join = replace(member.join, stage=SPARE)  # what it wished for is another place now
             if place <= len(places):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from edgespec.machines.answer import TextCodec
 from edgespec.machines.effects import Effect, SendCoordinator, SendPeer, SendStages
@@ -49,12 +49,13 @@ MOST_TEXTS = 8_192
 """Tokens whose texts are remembered."""
 
 
+@dataclass(slots=True)
 class RunLog:
     """A stage's runs, as long as the coordinator observes them."""
 
-    def __init__(self) -> None:
-        self._until = self._next = float("-inf")
-        self._runs: deque[tuple[float, StageRun]] = deque(maxlen=MOST_RUNS)
+    _until: float = float("-inf")
+    _next: float = float("-inf")
+    _runs: deque[tuple[float, StageRun]] = field(default_factory=lambda: deque(maxlen=MOST_RUNS))
 
     def observe(self, seconds: float, now: float) -> None:
         """Tell runs for so long."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +47,7 @@ from edgespec.wire.messages import (
     Submit,
     Tokens,
 )
+from edgespec.wire.scenes import Scene, Watch
 
 REOPEN_S = 2.0
 """Seconds until a coordinator that refused is asked again: ZeroMQ itself would not."""
@@ -91,6 +92,8 @@ class AsyncClient:
         self._status: asyncio.Future[Status] | None = None
         self._newest: tuple[float, Status] | None = None
         self._failures = 0
+        self._is_over = False
+        self._see: Callable[[Scene], None] | None = None
         self._dropped = Dropped()
 
     async def __aenter__(self) -> AsyncClient:
@@ -102,8 +105,13 @@ class AsyncClient:
             self._life.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._life
-        self._lose(PeerLost("this program is ending"))
+        self.end(PeerLost("this program is ending"))
         self._context.destroy(linger=LINGER_MS)
+
+    def end(self, problem: EdgespecError) -> None:
+        """Let all requests end with that now, and take none any more."""
+        self._is_over = True
+        self._lose(problem)
 
     @property
     def problem(self) -> EdgespecError | None:
@@ -144,11 +152,17 @@ class AsyncClient:
             self._send(StatusRequest())
         try:
             # Many may wait for the same answer: none of them takes it along when it leaves.
-            return await asyncio.wait_for(
-                asyncio.shield(self._status), self._timing.answer_silence
-            )
+            return await asyncio.wait_for(asyncio.shield(self._status), self._timing.answer_silence)
         except asyncio.TimeoutError:
             raise PeerLost(f"the coordinator at {self._coordinator} does not answer") from None
+
+    def watch(self, seconds: float, see: Callable[[Scene], None]) -> None:
+        """Have scenes of the running request shown to `see` for so many seconds; 0: none any more.
+
+        Raises PeerLost if there is no connection.
+        """
+        self._see = see if seconds > 0 else None
+        self._send(Watch(seconds))
 
     async def _connection(self) -> None:
         """Wait for one. Raises what keeps it from coming."""
@@ -246,22 +260,26 @@ class AsyncClient:
         """Raises PeerLost if there is no connection, or nobody takes from it."""
         if self._socket is None:
             raise _again(self._problem)
-        sent = self._socket.send_multipart(encode(message), flags=zmq.NOBLOCK)
-        problem = sent.exception()  # it is done at once, for good or not
-        if problem is not None:
+        sent = asyncio.ensure_future(
+            self._socket.send_multipart(encode(message), flags=zmq.NOBLOCK)
+        )
+        if sent.exception() is not None:  # it is done at once, for good or not
             raise PeerLost(f"the coordinator at {self._coordinator} takes no messages")
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Removed | Refuse):
             raise AccessRefused(f"the coordinator refused: {message.reason}")
         self._heard = time.monotonic()
-        self._connected.set()
+        if not self._is_over:
+            self._connected.set()
         match message:
             case Status():
                 self._newest = self._heard, message
                 if self._status is not None and not self._status.done():
                     self._status.set_result(message)
                 self._status = None
+            case Scene() if self._see is not None:
+                self._see(message)
             case Progress(tag=tag) | Tokens(tag=tag) | Finished(tag=tag) | Failed(tag=tag):
                 if tag in self._requests:
                     self._requests[tag].put(message)
@@ -311,7 +329,7 @@ class _Inbox:
 
 async def with_pauses(
     answer: AsyncGenerator[Answer, None], seconds: float
-) -> AsyncIterator[Answer | None]:
+) -> AsyncGenerator[Answer | None, None]:
     """An answer, and None whenever nothing came for so long. Closes it in the end."""
     coming: asyncio.Task[Answer] | None = None
     try:

@@ -1,4 +1,4 @@
-"""Limits: how much of everything a client of the API may take, so that none takes it from others."""
+"""Limits: how much of everything one client of the API may take, so that there is some for all."""
 
 from __future__ import annotations
 

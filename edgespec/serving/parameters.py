@@ -167,9 +167,7 @@ def refuse_unknown(body: Body, known: Iterable[str], where: str = "") -> None:
     for name in body:
         if name not in names:
             path = f"{where}{name}"
-            raise refused(
-                f"there is no parameter {shown(path)}", path[:200], "unknown_parameter"
-            )
+            raise refused(f"there is no parameter {shown(path)}", path[:200], "unknown_parameter")
 
 
 def shown(value: object) -> str:

@@ -36,9 +36,9 @@ class Question:
         return str(tokenizer().decode(list(generated(self.prompt, self.new_tokens)))) + "\n"
 
 
-LONG_ANSWER = Question("Once upon a time", 160)
-LONG_PROMPT = Question("\n".join(list(prompts().values())[:9]), 40)
-"""Some 800 tokens: its prefill takes about a second."""
+LONG_ANSWER = Question("Once upon a time", 120)
+LONG_PROMPT = Question("\n".join(list(prompts().values())[:5]), 24)
+"""More than 400 tokens: its prefill takes some tenths of a second."""
 
 
 LENGTH = ("--max-new-tokens", str(LONG_ANSWER.new_tokens))

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from support.boards import Boards, boards
-from support.commands import COMMAND, Command, Done, run
+from support.commands import Command, Done
 from support.torch_rings import BASE, generated, tokenizer
 
 BOARDS = ("v1", "v2", "v3")
-PROMPT, NEW_TOKENS = "Once upon a time", 160
+PROMPT, NEW_TOKENS = "Once upon a time", 120
 ENDED_S = 5.0
 """Within which a client is told that its coordinator has gone."""
 
@@ -169,7 +169,7 @@ def test_stages_outlive_their_coordinator_and_its_clients_are_told(
 def test_without_a_spare_those_who_are_left_share_the_model_out_anew(tmp_path: Path) -> None:
     with boards(tmp_path, *BOARDS) as ring:
         ring.init("--stages", "3")
-        ring.start(*BOARDS, options=["--recovery", "24"])
+        ring.start(*BOARDS, options=["--recovery", "40"])
         with asking(ring) as running:
             gone = ring.holder(2)
             ring.cut_power(gone)
@@ -185,9 +185,10 @@ def test_without_a_spare_those_who_are_left_share_the_model_out_anew(tmp_path: P
 def test_a_ring_that_cannot_be_shared_out_says_so_in_time(tmp_path: Path) -> None:
     recovery = 6.0
     folder = str(tmp_path / "blocks")
-    made = run("shard", BASE, "--stages", "3", "--quant", "none", "--out", folder)
-    assert made.code == 0, (COMMAND, made)
     with boards(tmp_path, *BOARDS) as ring:
+        shard = ("shard", BASE, "--stages", "3", "--quant", "none", "--out", folder)
+        with ring.hosts["d0"].command(*shard) as making:
+            assert making.done().code == 0, making.err
         ring.init(model=("--model", folder))
         ring.start(*BOARDS, options=["--recovery", str(recovery)])
         with asking(ring) as running:

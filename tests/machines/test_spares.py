@@ -115,3 +115,15 @@ def test_of_several_spares_the_one_that_was_heard_last_takes_the_place() -> None
         ring.say(b"alive", Heartbeat())
         reasons = why_down(ring.tick())
     assert ring.machine.stage_peers == [address(1), b"alive"]
+
+
+def test_a_connection_that_was_made_anew_costs_no_stage_its_place() -> None:
+    """A coordinator that hung for seconds finds that of every stage anew: its block is there."""
+    ring = with_spare()
+    ring.now += TIMING.beat * 2.5
+    ring.say(b"spare", Heartbeat())
+    effects = ring.say(b"anew", asks(2))
+    assert why_down(effects) == ["stage 2 (board2, process 72) lost its connection"]
+    assert to(effects, b"anew") == [ring.place(2, 2)]
+    assert to(effects, b"spare") == []
+    assert ring.machine.stage_peers == [address(1), b"anew"]

@@ -196,7 +196,7 @@ class Crowd:
 
 
 class Insider:
-    """Somebody with a ZeroMQ socket, and a key, right or wrong, who says everything to everybody."""
+    """Somebody with a ZeroMQ socket and a key, right or wrong, who says everything to all."""
 
     def __init__(self, target: Target, bare: BareSockets) -> None:
         self._target = target

@@ -1,9 +1,7 @@
 """Captures of what goes over a wire: of one TCP connection, and of a whole LAN.
 
-    python capture.py FILE      (in a network namespace, as root: until SIGTERM)
-
-writes every packet that any interface there sees. Streams are put together again when it is read,
-so that nothing hides at the border between two packets.
+Streams are put together again when a capture is read, so that nothing hides at the border between
+two packets.
 """
 
 from __future__ import annotations
@@ -20,12 +18,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.commands import COMMAND, Command
+from support import sniffer
+from support.commands import Command
 from support.namespaces import Host
 
-EVERYTHING = 0x0003  # ETH_P_ALL
-SO_RCVBUFFORCE = 33
-SOL_PACKET, PACKET_STATISTICS = 263, 6
 IP, IP6, TCP, UDP = 0x0800, 0x86DD, 6, 17
 
 
@@ -93,13 +89,22 @@ class Capture:
 def capturing(host: Host, into: Path) -> Iterator[Capture]:
     """Capture all that passes the switch of a LAN; the result is filled in at the end."""
     capture = Capture()
-    inside = ["ip", "netns", "exec", host._switch, COMMAND[0], "-B", __file__, str(into)]
-    with Command(command=["env", f"PYTHONPATH={Path(__file__).parent.parent}", *inside]) as sniffer:
-        sniffer.until_out("capturing")
+    inside = [
+        "ip",
+        "netns",
+        "exec",
+        host._switch,
+        sys.executable,
+        "-S",
+        sniffer.__file__,
+        str(into),
+    ]
+    with Command(command=inside) as listening:
+        listening.until_out("capturing")
         yield capture
         time.sleep(0.2)  # the last packets
-        sniffer.signal(signal.SIGTERM)
-        done = sniffer.done()
+        listening.signal(signal.SIGTERM)
+        done = listening.done()
         assert done.code == 0, done
         capture.lost = int(done.out.split()[-1])
     _read(into.read_bytes(), capture)
@@ -118,7 +123,10 @@ def _read(stored: bytes, capture: Capture) -> None:
             seen.add(payload[8:])
             capture.datagrams.append(payload[8:])
         elif protocol == TCP:
-            sequence, data = struct.unpack_from(">I", payload, 4)[0], payload[payload[12] >> 4 << 2 :]
+            sequence, data = (
+                struct.unpack_from(">I", payload, 4)[0],
+                payload[payload[12] >> 4 << 2 :],
+            )
             known = pieces[addresses, payload[:4]]
             if len(data) > len(known.get(sequence, b"")):
                 known[sequence] = data
@@ -147,26 +155,3 @@ def _stream(pieces: dict[int, bytes]) -> bytes:
         out += data[max(end - sequence, 0) :]
         end = max(end, sequence + len(data))
     return bytes(out)
-
-
-def main(into: str) -> None:
-    """Write packets until told to stop; then say how many were lost."""
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
-    with (
-        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERYTHING)) as wire,
-        open(into, "wb") as file,
-    ):
-        wire.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
-        wire.settimeout(0.1)
-        print("capturing", flush=True)
-        while not over.is_set():
-            with suppress(TimeoutError):
-                packet = wire.recv(1 << 18)
-                file.write(struct.pack(">I", len(packet)) + packet)
-        _, lost = struct.unpack("II", wire.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8))
-    print(lost, flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, get_type_hints
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
@@ -22,11 +22,11 @@ from edgespec.wire.messages import (
     BlockOffer,
     Health,
     Message,
-    NodeStatus,
     Piece,
     PieceRequest,
     Segment,
 )
+from edgespec.wire.scenes import Observe, Ran, Scene, SceneNode, SceneSegment, StageRun, Watch
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
 
 Frames = list[bytes]
@@ -107,6 +107,10 @@ class Fuzzer:
         special: dict[Any, Callable[[], Message]] = {
             Segment: self._segment,
             Health: self._health,
+            Watch: lambda: Watch(5.0),
+            Observe: lambda: Observe(5.0),
+            Ran: lambda: Ran(self._runs()),
+            Scene: self._scene,
             BlockOffer: self._offer,
             PieceRequest: self._piece_request,
             Piece: self._piece,
@@ -128,14 +132,15 @@ class Fuzzer:
         if hint is str:
             return dice.choice(TEXTS)
         some = range(dice.randrange(4))
-        if hint == tuple[str, ...]:
-            return tuple(dice.choice(TEXTS) for _ in some)
-        if hint == tuple[int, ...]:
-            return tuple(self._int64() for _ in some)
-        if hint == tuple[NodeStatus, ...]:
-            return tuple(self._any(NodeStatus) for _ in some)
         if hint is IntArray:
             return self._array(len(some))
+        if hint == Tensor | None:
+            return None if dice.random() < 0.5 else self._tensor((len(some),))
+        if get_origin(hint) is tuple:
+            (item, _) = get_args(hint)  # tuple[item, ...]
+            return tuple(self._int64() if item is int else self._value(item) for _ in some)
+        if is_dataclass(hint):
+            return self._any(hint)
         raise TypeError(f"no value for {hint}")
 
     def _int64(self) -> int:
@@ -176,6 +181,15 @@ class Fuzzer:
     def _health(self) -> Health:
         free = self._random.choice((0, 5, 2**33))
         return Health(40.0, 90.0, free + 7, free, 0.5, True, self._random.choice(TEXTS), 1.5, 0.1)
+
+    def _runs(self) -> tuple[StageRun, ...]:
+        run = StageRun(2, 1, self._whole(), 0.25, 0.5, 7, self._random.randrange(8))
+        return (run,) * self._random.randrange(4)
+
+    def _scene(self) -> Scene:
+        nodes = tuple(self._any(SceneNode) for _ in range(self._random.randrange(4)))
+        segments = tuple(self._any(SceneSegment) for _ in range(self._random.randrange(4)))
+        return Scene("answering", 1, "adaptive", 5, 2.5, 7, nodes, segments, self._runs())
 
     def _sha256(self) -> str:
         return self._random.randbytes(32).hex()

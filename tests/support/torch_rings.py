@@ -48,14 +48,17 @@ def tokenizer() -> Tokenizer:
 
 
 @lru_cache
-def torch_ring(stages: int, dtype: str = "float64", quant: str = "none") -> LocalRing:
-    """A ring of the bundled pair; it is empty again after every answer, so it may be shared."""
+def torch_ring(
+    stages: int, dtype: str = "float64", quant: str = "none", kept_rows: int = 0
+) -> LocalRing:
+    """A ring of the bundled pair; without `kept_rows` it is empty again after every answer, so that
+    it may be shared."""
     checkpoint = Checkpoint(BASE)
     source = QuantisingSource(checkpoint, Quantisation.parse(quant))
     blocks = [Block(source, a, b, dtype) for a, b in split_layers(checkpoint.layers, stages)]
     draft = IndependentDraft(Checkpoint(DRAFT), dtype)
     return LocalRing(
-        CoordinatorMachine(Ring(stages, CONTEXT, draft.name), tokenizer()),
+        CoordinatorMachine(Ring(stages, CONTEXT, draft.name, kept_rows=kept_rows), tokenizer()),
         CoordinatorCompute(TorchHead(OutputHead(checkpoint, dtype)), draft),
         [
             (

@@ -44,6 +44,7 @@ from edgespec.wire.messages import (
     Status,
     Submit,
 )
+from edgespec.wire.scenes import Observe, SceneNode, SceneSegment, StageRun, Watch
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
 
 # --- strategies from the messages' own field types ------------------------------------------------
@@ -88,6 +89,8 @@ def made_of_values(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 
 VALUES[tuple[NodeStatus, ...]] = st.lists(made_of_values(NodeStatus), max_size=3).map(tuple)
+VALUES[tuple[SceneNode, ...]] = st.lists(made_of_values(SceneNode), max_size=3).map(tuple)
+VALUES[tuple[SceneSegment, ...]] = st.lists(made_of_values(SceneSegment), max_size=3).map(tuple)
 
 
 @st.composite
@@ -153,10 +156,25 @@ def healths(draw: st.DrawFn) -> Health:
     )
 
 
+@st.composite
+def stage_runs(draw: st.DrawFn) -> StageRun:
+    """Runs that can be."""
+    whole, times = st.integers(0, 2**63), st.floats(0.0, allow_infinity=False)
+    numbers = (draw(whole), draw(whole), draw(whole), draw(times), draw(times))
+    rows = draw(whole)
+    return StageRun(*numbers, rows, draw(st.integers(0, rows)))
+
+
+RUNS = st.lists(stage_runs(), max_size=3).map(tuple)
+VALUES[tuple[StageRun, ...]] = RUNS
+SECONDS = st.floats(0.0, allow_infinity=False)
+
 CHECKED: dict[type[Message], st.SearchStrategy[Any]] = {
     Segment: segments(),
     BlockOffer: offers(),
     Health: healths(),
+    Watch: st.builds(Watch, SECONDS),
+    Observe: st.builds(Observe, SECONDS),
     PieceRequest: st.builds(PieceRequest, SHA256, WHOLE, st.integers(0, LARGEST_CHUNK), WHOLE),
     Piece: st.builds(Piece, SHA256, WHOLE, st.binary(min_size=1, max_size=99).map(raw_bytes)),
 }

@@ -1,0 +1,41 @@
+"""edgespec api: the OpenAI-compatible HTTP API of a running coordinator."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edgespec.cli import options
+from edgespec.cli.notes import Notes
+from edgespec.cli.reach import address_of
+from edgespec.daemon.api_process import http_address
+from edgespec.daemon.cluster import ClusterFolder, folder_of
+from edgespec.daemon.process import end_with_parent, leave, start_logging
+from edgespec.errors import ConfigError
+
+
+def api(
+    coordinator: options.Coordinator = None,
+    http: options.Http = options.DEFAULT_HTTP,
+    wait: Annotated[
+        float, typer.Option(help="Seconds to look for the coordinator on the local network.")
+    ] = 10.0,
+    cluster: options.Cluster = "",
+) -> None:
+    """Serve the HTTP API of a running coordinator, until Ctrl-C or SIGTERM.
+
+    `edgespec serve` starts it by itself on the coordinator's own machine; on another machine of the
+    cluster it is started by hand.
+    """
+    # uvicorn and starlette take their time to import: not for every other command.
+    from edgespec.daemon.api import ApiConfig, run_api
+
+    end_with_parent()
+    start_logging()
+    address = http_address(http)
+    if address is None:
+        raise ConfigError("--http none leaves nothing to serve; give HOST:PORT")
+    folder = ClusterFolder.open(folder_of(cluster))
+    reached = address_of(folder, coordinator, wait, Notes().say)
+    leave(run_api(ApiConfig(address, reached), folder))

@@ -1,0 +1,207 @@
+"""edgespec chat: a conversation with a running ring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from edgespec.cli import options
+from edgespec.cli.answer_view import AnswerView, shown
+from edgespec.cli.answering import RequestSettings, cancelling
+from edgespec.cli.chat_commands import WORDS, ChatState, Commands
+from edgespec.cli.conversation import Turn
+from edgespec.cli.line_input import History, LineInput, history_file
+from edgespec.cli.notes import Notes
+from edgespec.cli.reach import admitted, reach
+from edgespec.config import Address
+from edgespec.daemon.cluster import folder_of
+from edgespec.daemon.process import EXIT_CANCELLED
+from edgespec.errors import AccessRefused, ConfigError, EdgespecError, RequestFailed
+from edgespec.net.keys import Identity, Token
+from edgespec.runtime.client import Client
+from edgespec.wire.messages import Finished, Status
+
+ANSWER_SHARE = 4
+"""An answer may have one part in so many of the context, or --max-new-tokens if that is less,
+before turns are left out for it."""
+
+Reach = Callable[[], tuple[Address, Identity]]
+
+
+def chat(
+    system: Annotated[
+        str, typer.Option(metavar="TEXT", help="What the model is told before all else.")
+    ] = "",
+    show_speculation: Annotated[
+        bool,
+        typer.Option(
+            "--show-speculation",
+            help="On a terminal, change the text's colour with each result of the ring.",
+        ),
+    ] = False,
+    no_history: Annotated[
+        bool, typer.Option("--no-history", help="Neither read nor keep the lines that are typed.")
+    ] = False,
+    coordinator: options.Coordinator = None,
+    policy: options.Policy = "",
+    max_new_tokens: options.MaxNewTokens = 512,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = 0,
+    stop: options.Stop = None,
+    wait: Annotated[
+        float, typer.Option(help="Seconds to wait for a coordinator that does not answer.")
+    ] = 10.0,
+    token: Annotated[
+        str,
+        typer.Option(
+            help="A token of `edgespec token new --client`: lets this machine ask, from now on.",
+        ),
+    ] = "",
+    cluster: options.Cluster = "",
+) -> None:
+    """Talk with the model of the running ring; /help lists what else can be typed.
+
+    Ctrl-C cancels an answer, Ctrl-D leaves. What is piped in is asked line by line.
+    """
+    settings = RequestSettings(
+        policy, max_new_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ())
+    )
+    notes = Notes()
+    if token:
+        admitted(folder_of(cluster), Token.parse(token), coordinator, wait, notes.say)
+
+    def reached() -> tuple[Address, Identity]:
+        return reach(coordinator, cluster, wait, notes.say)
+
+    with Client(*reached(), wait) as client:
+        status = client.status()
+    session = _Chat(ChatState(settings, system), notes, reached, wait)
+    session.show_speculation = show_speculation
+    session.context = status.context_length
+    lines = LineInput(History(None if no_history else history_file()), WORDS)
+    if lines.is_interactive:
+        _greet(status, notes)
+        session.talk(lines)
+    else:
+        session.answer_all(lines)
+
+
+def _greet(status: Status, notes: Notes) -> None:
+    context = f", context {status.context_length} tokens" if status.context_length else ""
+    model = shown(status.model) or "the model"
+    notes.say(f"{model} on a ring of {status.stages} stage(s){context}")
+    if not status.ready:
+        notes.warn("the ring is not up: " + "; ".join(map(shown, status.lines)))
+    notes.say("/help lists the commands; Ctrl-C cancels an answer, Ctrl-D leaves")
+
+
+class _Chat:
+    """One conversation, each turn of it on a connection of its own."""
+
+    def __init__(self, state: ChatState, notes: Notes, reached: Reach, wait: float) -> None:
+        self._state, self._notes, self._reached, self._wait = state, notes, reached, wait
+        self._commands = Commands(state, notes, self._answer)
+        self.show_speculation = False
+        self.context = 0  # tokens; 0: not known
+
+    def talk(self, lines: LineInput) -> None:
+        """With a person: what goes wrong is said, and the conversation goes on."""
+        while not self._commands.is_over:
+            try:
+                line = lines.read()
+            except KeyboardInterrupt:
+                self._notes.say("\nCtrl-D or /quit leaves")
+                continue
+            if line is None:
+                return
+            try:
+                self._take(line)
+            except KeyboardInterrupt:
+                self._notes.say("(cancelled; /retry asks it again)")
+            except AccessRefused:
+                raise
+            except EdgespecError as problem:
+                if _has_no_template(problem):
+                    raise
+                self._notes.warn(f"error: {shown(str(problem))}")
+
+    def answer_all(self, lines: LineInput) -> None:
+        """Of a pipe: the first thing that goes wrong ends it."""
+        while not self._commands.is_over and (line := lines.read()) is not None:
+            self._take(line)
+            last = self._state.last
+            if last is not None and last.finish_reason == "cancelled":
+                raise typer.Exit(EXIT_CANCELLED)
+
+    def _take(self, line: str) -> None:
+        if line.startswith("/"):
+            self._commands.run(line)
+        elif line.strip():
+            self._answer(line)
+
+    def _answer(self, question: str) -> None:
+        """Have a question answered; one that is not is kept for /retry."""
+        conversation = self._state.conversation
+        self._state.settings.ask(question)  # one that cannot be sent is refused before it counts
+        conversation.unanswered = question
+        if self.context:
+            answer = min(self._state.settings.max_new_tokens, self.context // ANSWER_SHARE)
+            self._say_left_out(conversation.make_room(question, self.context - answer))
+        while True:
+            try:
+                return self._ask(question)
+            except RequestFailed as problem:
+                if problem.kind != "context" or not conversation.has_more_to_leave_out:
+                    raise
+                self._say_left_out(conversation.leave_out_half())
+
+    def _ask(self, question: str) -> None:
+        state = self._state
+        submit = state.settings.answer(state.conversation.messages(question))
+        view = AnswerView(self._notes, speculation=self.show_speculation)
+        try:
+            with Client(*self._reached(), self._wait) as client, cancelling(client):
+                finished = view.follow(client.ask(submit))
+        except (EdgespecError, KeyboardInterrupt) as problem:
+            if view.text:  # what was read is part of the conversation
+                cut = "cancelled" if isinstance(problem, KeyboardInterrupt) else "failed"
+                state.conversation.add(Turn(question, view.text, cut))
+            raise
+        state.count(finished)
+        state.conversation.learn(question, finished.prompt_tokens)
+        self._keep(question, finished)
+        view.legend()
+
+    def _keep(self, question: str, finished: Finished) -> None:
+        reason = finished.finish_reason
+        if reason == "cancelled" and not finished.text:
+            self._notes.say("(cancelled; /retry asks it again)")
+            return
+        cut = reason if reason in ("cancelled", "length") else ""
+        self._state.conversation.add(Turn(question, finished.text, cut))
+        if reason == "cancelled":
+            self._notes.say("(cancelled; what there is of the answer stays)")
+        elif reason == "length":
+            self._notes.say(f"(cut at {finished.new_tokens} tokens: {self._why_cut(finished)})")
+
+    def _why_cut(self, finished: Finished) -> str:
+        if finished.new_tokens < self._state.settings.max_new_tokens:
+            return "the model's context is full"
+        return "/set max_new_tokens allows more"
+
+    def _say_left_out(self, count: int) -> None:
+        if count:
+            self._notes.say(
+                f"(the conversation is too long for the model: its {count} oldest turn(s) are left "
+                "out from now on)"
+            )
+
+
+def _has_no_template(problem: EdgespecError) -> bool:
+    """Whether nothing at all can be asked as a conversation."""
+    return isinstance(problem, ConfigError | RequestFailed) and "no chat template" in str(problem)

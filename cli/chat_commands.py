@@ -1,0 +1,186 @@
+"""What /commands in a chat do to the conversation and to the settings of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+from edgespec.cli.answering import RequestSettings, described
+from edgespec.cli.conversation import Conversation
+from edgespec.cli.notes import Notes
+from edgespec.errors import ConfigError
+from edgespec.wire.messages import Finished
+
+_HELP = [
+    ("/help", "this list"),
+    ("/new", "begin a new conversation; the system message and the settings stay"),
+    ("/system TEXT", "what the model is told before all else; without TEXT: nothing"),
+    ("/retry", "answer the last question again; above temperature 0 with the next seed"),
+    ("/undo", "take back the last question and its answer"),
+    ("/save FILE", "write the conversation into a file"),
+    ("/load FILE", "go on with a conversation from a file"),
+    ("/set NAME VALUE", "change a setting of the answers; without NAME: show them"),
+    ("/stats", "figures of the last answer, and of the conversation"),
+    ("/quit", "leave; so does Ctrl-D"),
+]
+WORDS = [usage.split()[0] for usage, _ in _HELP]
+
+_MORE_HELP = [
+    ("", ""),
+    ("several lines", 'end a line with \\ to go on below it, or put lines between two """'),
+    ("Ctrl-C", "cancels an answer"),
+]
+
+_NAMES = {field.name: field.type for field in fields(RequestSettings)}
+
+
+class ChatState:
+    """What commands work on. `last`: the figures of the newest answer."""
+
+    def __init__(self, settings: RequestSettings, system: str) -> None:
+        self.settings = settings
+        self.conversation = Conversation(system)
+        self.last: Finished | None = None
+        self.answers = self.tokens = 0
+        self.seconds = 0.0
+
+    def count(self, finished: Finished) -> None:
+        """An answer has ended."""
+        self.last = finished
+        self.answers += 1
+        self.tokens += finished.new_tokens
+        self.seconds += finished.seconds
+
+
+class Commands:
+    """Carries out one line that begins with a slash."""
+
+    def __init__(self, state: ChatState, notes: Notes, ask: Callable[[str], None]) -> None:
+        """`ask`: has a question answered, and the conversation grow by it."""
+        self._state, self._notes, self._ask = state, notes, ask
+        self.is_over = False
+
+    def run(self, line: str) -> None:
+        """Raises ConfigError, fit for the user, for what cannot be done."""
+        word, _, rest = line.partition(" ")
+        if word not in WORDS:
+            raise ConfigError(
+                f"there is no command {word}; /help lists them (put a blank in front of a text "
+                "that begins with a slash)"
+            )
+        argument = rest.strip()
+        if argument and word in ("/help", "/new", "/retry", "/undo", "/stats", "/quit"):
+            raise ConfigError(f"{word} takes nothing behind it")
+        getattr(self, f"_{word[1:]}")(*([argument] if word in _TAKE_ARGUMENT else []))
+
+    def _help(self) -> None:
+        self._notes.table([*_HELP, *_MORE_HELP])
+
+    def _new(self) -> None:
+        self._state.conversation = Conversation(self._state.conversation.system)
+        self._notes.say("a new conversation")
+
+    def _system(self, text: str) -> None:
+        self._state.conversation.system = text
+        self._notes.say("the system message counts from now on" if text else "no system message")
+
+    def _retry(self) -> None:
+        question = self._state.conversation.take_back()
+        if not question:
+            raise ConfigError("there is no question to answer again")
+        settings = self._state.settings
+        if settings.temperature > 0:
+            seed = (settings.seed + 1) % 2**64
+            self._state.settings = replace(settings, seed=seed)
+            self._notes.say(f"with seed {seed}")
+        else:
+            self._notes.say("at temperature 0 the same text comes again; try /set temperature 0.7")
+        self._ask(question)
+
+    def _undo(self) -> None:
+        question = self._state.conversation.take_back()
+        if not question:
+            raise ConfigError("there is nothing to take back")
+        left = len(self._state.conversation.turns)
+        self._notes.say(f"taken back: {_short(question)} ({left} turn(s) left)")
+
+    def _save(self, name: str) -> None:
+        path = _path(name, "/save")
+        self._state.conversation.save(path)
+        self._notes.say(f"saved {len(self._state.conversation.turns)} turn(s) in {path}")
+
+    def _load(self, name: str) -> None:
+        path = _path(name, "/load")
+        self._state.conversation = Conversation.load(path)
+        self._notes.say(f"{len(self._state.conversation.turns)} turn(s) from {path}")
+        for turn in self._state.conversation.turns[-1:]:
+            self._notes.say(f"the last one: {_short(turn.question)}")
+
+    def _set(self, argument: str) -> None:
+        if argument:
+            name, _, value = argument.replace("=", " ", 1).partition(" ")
+            name = name.replace("-", "_")
+            self._state.settings = changed(self._state.settings, name, value.strip())
+        settings = self._state.settings
+        self._notes.table([(name, _spelt(getattr(settings, name))) for name in _NAMES])
+
+    def _stats(self) -> None:
+        state = self._state
+        if state.last is None:
+            raise ConfigError("nothing was answered yet")
+        speed = state.tokens / state.seconds if state.seconds > 0 else 0.0
+        total = (
+            f"{state.answers} answer(s), {state.tokens} tokens in {state.seconds:.1f} s, "
+            f"{speed:.1f} tokens/s"
+        )
+        left_out = state.conversation.left_out
+        turns = f"{len(state.conversation.turns)} turn(s), {left_out} of them left out by now"
+        self._notes.table([*described(state.last), ("in all", total), ("conversation", turns)])
+
+    def _quit(self) -> None:
+        self.is_over = True
+
+
+_TAKE_ARGUMENT = ("/system", "/save", "/load", "/set")
+
+
+def changed(settings: RequestSettings, name: str, value: str) -> RequestSettings:
+    """The settings with one that is spelt as a person writes it.
+
+    Raises ConfigError for a name that is none, and for a value that it cannot have.
+    """
+    if name not in _NAMES:
+        raise ConfigError(f"there is no setting {name!r}; there are: {', '.join(_NAMES)}")
+    kind = _NAMES[name]
+    try:
+        if kind == "int":
+            return replace(settings, **{name: int(value)})
+        if kind == "float":
+            return replace(settings, **{name: float(value)})
+    except ValueError:
+        what = "a whole number" if kind == "int" else "a number"
+        raise ConfigError(f"{name} must be {what}, not {value!r}") from None
+    if name == "stop":
+        return replace(settings, stop=(value,) if value else ())
+    return replace(settings, **{name: value})
+
+
+def _spelt(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(repr, value)) or "none"
+    return str(value) if value != "" else "as the coordinator chooses"
+
+
+def _path(name: str, command: str) -> Path:
+    if not name or "\0" in name:
+        raise ConfigError(f"{command} takes the name of a file")
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as problem:
+        raise ConfigError(f"{name!r} is no file: {problem}") from None
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:59] + "…"

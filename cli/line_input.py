@@ -1,0 +1,171 @@
+"""What a person types: lines that can be edited, over several of them; or lines of a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgespec.errors import ConfigError
+from edgespec.wire.codec import DEFAULT_LIMITS
+
+try:
+    import readline
+except ImportError:  # a Python that was built without it
+    readline = None  # type: ignore[assignment]
+
+FENCE = '"""'
+"""Between two of these, lines belong together."""
+
+MOST_LINES = 1000
+"""Lines that the history has at most when it is read."""
+
+_MOST_BYTES = 4 * DEFAULT_LIMITS.text_chars + 4
+"""A line without an end is not read for ever; what is this long is refused where it is sent."""
+
+
+def history_file() -> Path:
+    """Where lines are kept for the next time: in the user's state folder."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    root = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    return root / "edgespec" / "chat-history"
+
+
+class History:
+    """The lines of this and earlier times, in a file that only its owner can read.
+
+    A file that cannot be used is none: that shall not keep anybody from asking.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """None: lines are known as long as this object is."""
+        self._path = path
+        self._last = ""
+        for line in self._read()[-MOST_LINES:]:
+            self._remember(line)
+
+    def add(self, line: str) -> None:
+        """Keep a line, unless it is the last one once more."""
+        if not line.strip() or line == self._last:
+            return
+        self._remember(line)
+        if self._path is None:
+            return
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            with open(os.open(self._path, flags, 0o600), "w", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError:
+            self._path = None
+
+    def _remember(self, line: str) -> None:
+        self._last = line
+        if readline is not None:
+            readline.add_history(line)
+
+    def _read(self) -> list[str]:
+        if self._path is None:
+            return []
+        try:
+            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+            if len(lines) > 2 * MOST_LINES:
+                lines = lines[-MOST_LINES:]
+                self._path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        except OSError:
+            return []
+        return [line for text in lines if (line := _line_of(text))]
+
+
+def _line_of(text: str) -> str:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    return line if isinstance(line, str) else ""
+
+
+class LineInput:
+    """Gives one input after the other: a line, or several that belong together."""
+
+    def __init__(self, history: History, words: Sequence[str] = ()) -> None:
+        """`words`: what the tabulator key completes at the start of a line."""
+        self.is_interactive = sys.stdin is not None and sys.stdin.isatty()
+        self._history = history
+        self._words = words
+        self._number = 0
+        self._both = self.is_interactive and sys.stdout.isatty()
+        if self._both and readline is not None:
+            readline.set_auto_history(False)
+            readline.set_completer_delims("")
+            readline.set_completer(self._complete)
+            readline.parse_and_bind("tab: complete")
+
+    def read(self) -> str | None:
+        """The next input, None behind the last.
+
+        Lines that end with a backslash, and lines between two FENCEs, are one with what follows.
+        Raises KeyboardInterrupt for Ctrl-C, and ConfigError if what is piped in is no text.
+        """
+        line = self._line("> ")
+        if line is None:
+            return None
+        if line.lstrip().startswith(FENCE):
+            return self._fenced(line.lstrip()[len(FENCE) :])
+        lines = []
+        while line is not None and line.endswith("\\"):
+            lines.append(line[:-1])
+            line = self._line(". ")
+        return "\n".join([*lines, *([] if line is None else [line])])
+
+    def _fenced(self, line: str | None) -> str:
+        lines = []
+        while line is not None and not line.rstrip().endswith(FENCE):
+            lines.append(line)
+            line = self._line(". ")
+        if line is not None:
+            lines.append(line.rstrip()[: -len(FENCE)])
+        return "\n".join(lines).strip("\n")
+
+    def _line(self, sign: str) -> str | None:
+        return self._typed(sign) if self.is_interactive else self._piped()
+
+    def _typed(self, sign: str) -> str | None:
+        if not self._both:  # `edgespec chat > answers.txt`: no sign among the answers
+            sys.stderr.write(sign)
+            sys.stderr.flush()
+        try:
+            line = input(_bold(sign) if self._both else "")
+        except EOFError:
+            sys.stderr.write("\n")
+            return None
+        except UnicodeDecodeError:
+            return ""
+        self._history.add(line)
+        return line
+
+    def _piped(self) -> str | None:
+        self._number += 1
+        raw = sys.stdin.buffer.readline(_MOST_BYTES) if sys.stdin is not None else b""
+        if not raw:
+            return None
+        try:
+            return raw.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise ConfigError(
+                f"line {self._number} of standard input is not valid UTF-8; convert it first, for "
+                "instance with iconv"
+            ) from None
+
+    def _complete(self, text: str, number: int) -> str | None:
+        fitting = [word for word in self._words if text and word.startswith(text)]
+        return fitting[number] if number < len(fitting) else None
+
+
+def _bold(sign: str) -> str:
+    """The brackets tell readline what takes no room on the screen."""
+    if readline is None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return sign
+    return f"\001\033[1m\002{sign}\001\033[0m\002"

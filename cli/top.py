@@ -1,0 +1,218 @@
+"""edgespec top: the ring, looked at every second."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from edgespec.cli import options
+from edgespec.cli.answer_view import shown
+from edgespec.cli.notes import Notes
+from edgespec.cli.reach import reach
+from edgespec.cli.status import print_status
+from edgespec.cli.top_view import Busy, View, screen
+from edgespec.config import Address
+from edgespec.daemon.process import EXIT_FAILED
+from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
+from edgespec.net.keys import Identity
+from edgespec.runtime.client import Client
+from edgespec.wire.messages import Status
+
+EVERY_S = 1.0
+"""Seconds between two looks."""
+
+KEY_S = 0.1
+"""How long a key or another size of the terminal may go unnoticed."""
+
+AGAIN_S = 3.0
+"""Seconds that a coordinator has for its first answer, before it is looked for again."""
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    coordinator: options.Coordinator = None,
+    wait: Annotated[
+        float,
+        typer.Option(help="Seconds to look for the coordinator on the network at the start."),
+    ] = 10.0,
+    cluster: options.Cluster = "",
+) -> None:
+    """Watch the ring: its devices, their memory, temperature and work; q or Ctrl-C leaves.
+
+    Where standard output is no terminal, the status is printed every second. With --once the exit
+    code is 0 if the ring is up, and 1 if it is not or does not answer.
+    """
+    address, identity = reach(coordinator, cluster, wait, Notes().say)
+    if once:
+        with Client(address, identity, wait) as client:
+            told = client.status()
+        print_status(told)
+        if not told.ready:
+            raise typer.Exit(EXIT_FAILED)
+        return
+    console = Console(markup=False, highlight=False, emoji=False)
+    watcher = Watcher(address, identity, coordinator, cluster)
+    with watcher:
+        if console.is_terminal and not console.is_dumb_terminal:
+            _show(watcher, console)
+        else:
+            _print(watcher, console)
+
+
+class Watcher:
+    """Asks for the status every second, in a thread, and goes on when nobody answers.
+
+    Use as a context manager. `looks` counts answers and failures.
+    """
+
+    def __init__(
+        self, address: Address, identity: Identity, coordinator: str | None, cluster: str
+    ) -> None:
+        self._at, self._coordinator, self._cluster = (address, identity), coordinator, cluster
+        self._lock = threading.Lock()
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edgespec-top", daemon=True)
+        self._told: Status | None = None
+        self._heard = time.monotonic()
+        self._problem = ""
+        self._fatal: EdgespecError | None = None
+        self._busy = Busy()
+        self.looks = 0
+
+    def __enter__(self) -> Watcher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leaving.set()
+        self._thread.join(AGAIN_S)  # a moment; longer only while it looks round the network
+
+    def view(self) -> View:
+        """What is known now. Raises what going on cannot help, such as a key that is refused."""
+        with self._lock:
+            if self._fatal is not None:
+                raise self._fatal
+            silent = time.monotonic() - self._heard if self._problem else 0.0
+            return View(
+                str(self._at[0]), self._told, self._busy, self._problem, silent,
+                time.strftime("%H:%M:%S"),
+            )  # fmt: skip
+
+    def _run(self) -> None:
+        try:
+            while not self._leaving.is_set():
+                try:
+                    self._watch()
+                except EdgespecError as problem:
+                    self._note(problem)
+                self._leaving.wait(EVERY_S)
+        except _Left:
+            return
+
+    def _watch(self) -> None:
+        """As long as it answers."""
+        if self._problem:
+            self._at = reach(self._coordinator, self._cluster, AGAIN_S, lambda _: None)
+        with Client(*self._at, AGAIN_S, check=self._check) as client:
+            while True:
+                told = client.status()
+                with self._lock:
+                    self._told, self._problem, self._heard = told, "", time.monotonic()
+                    self._busy.look(told)
+                    self.looks += 1
+                if self._leaving.wait(EVERY_S):
+                    return
+
+    def _note(self, problem: EdgespecError) -> None:
+        may_come = not isinstance(problem, ConfigError) or isinstance(problem, AddressUnavailable)
+        with self._lock:
+            self._problem = shown(str(problem))
+            self._fatal = None if may_come else problem
+            self.looks += 1
+        if not may_come:
+            self._leaving.set()
+
+    def _check(self) -> None:
+        if self._leaving.is_set():
+            raise _Left
+
+
+class _Left(Exception):
+    """Nobody looks on any more."""
+
+
+def _show(watcher: Watcher, console: Console) -> None:
+    """On the whole terminal, until q or Ctrl-C."""
+    seen: object = None
+    with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                view = watcher.view()
+                now = (watcher.looks, console.size, view.clock)
+                if now != seen:
+                    live.update(screen(view, console), refresh=True)
+                    seen = now
+                if key() in ("q", "Q", "\x03", "\x04"):
+                    return
+        except KeyboardInterrupt:
+            return
+
+
+def _print(watcher: Watcher, console: Console) -> None:
+    """One block of lines for each look, until Ctrl-C."""
+    seen = 0
+    try:
+        while True:
+            view = watcher.view()
+            if watcher.looks == seen:
+                time.sleep(KEY_S)
+                continue
+            seen = watcher.looks
+            print(f"{view.clock}  coordinator at {view.address}")
+            if view.problem:
+                print(f"the coordinator cannot be reached; trying again: {view.problem}")
+            elif view.told is not None:
+                print_status(view.told)
+            print(flush=True)
+    except KeyboardInterrupt:
+        return
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[], str]]:
+    """A function that gives the next key, or "" if none is pressed for a moment.
+
+    SIGTERM ends the program as usual, with the terminal as it was before.
+    """
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    descriptor = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+    mode = termios.tcgetattr(descriptor) if descriptor is not None else None
+
+    def next_key() -> str:
+        if descriptor is None:
+            time.sleep(KEY_S)
+            return ""
+        ready, _, _ = select.select([descriptor], [], [], KEY_S)
+        return os.read(descriptor, 1).decode("latin-1") if ready else ""
+
+    try:
+        if descriptor is not None:
+            tty.setcbreak(descriptor)
+        yield next_key
+    finally:
+        if descriptor is not None and mode is not None:
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,262 @@
+"""App: the routes of the API, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from edgespec.errors import EdgespecError, PeerLost
+from edgespec.runtime.async_client import AsyncClient
+from edgespec.serving.answering import Reply
+from edgespec.serving.formats import format_of
+from edgespec.serving.guard import Guard
+from edgespec.serving.limits import STATUS_AGE_S, Limits
+from edgespec.serving.metrics import CONTENT_TYPE, Metrics
+from edgespec.serving.openapi import openapi
+from edgespec.serving.problems import SERVER, ApiProblem, problem_of
+from edgespec.serving.requests import Asked, chat_request, completion_request, parsed
+from edgespec.wire.messages import Finished, Status
+
+
+class Service:
+    """The API over one connection to a coordinator."""
+
+    def __init__(self, client: AsyncClient, limits: Limits | None = None) -> None:
+        self.client = client
+        self.limits = limits or Limits()
+        self.answers = 0
+        """Answers that clients wait for or read now."""
+        self.metrics = Metrics()
+        self._started = int(time.time())
+
+    def routes(self) -> list[BaseRoute]:
+        """All of them, for an application."""
+        return [
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{model:path}", self.model, methods=["GET"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completion, methods=["POST"]),
+            Route("/metrics", self.figures, methods=["GET"]),
+            Route("/openapi.json", self.document, methods=["GET"]),
+            Route("/healthz", self.health, methods=["GET"]),
+            Route("/readyz", self.readiness, methods=["GET"]),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        """The one model."""
+        status = await self.status()
+        return JSONResponse({"object": "list", "data": [self._described(status)]})
+
+    async def model(self, request: Request) -> Response:
+        """What is known of one model."""
+        status = await self.status()
+        _check_model(request.path_params["model"], status)
+        return JSONResponse(self._described(status))
+
+    async def chat(self, request: Request) -> Reply:
+        """Answer a conversation."""
+        return await self._reply(chat_request(await self._object(request)))
+
+    async def completion(self, request: Request) -> Reply:
+        """Go on with a text."""
+        return await self._reply(completion_request(await self._object(request)))
+
+    async def health(self, request: Request) -> Response:
+        """Whether this process works and reaches its coordinator."""
+        await self.status()
+        return JSONResponse({"status": "ok"})
+
+    async def readiness(self, request: Request) -> Response:
+        """Whether the ring is up, and if not, what is missing."""
+        status = await self.status()
+        if status.ready:
+            return JSONResponse({"status": "ready", "stages": status.stages})
+        problem = _not_ready(status)
+        body = {**problem.as_json(), "status": "not ready", "missing": _missing(status)}
+        return JSONResponse(body, problem.status, problem.headers)
+
+    async def figures(self, request: Request) -> Response:
+        """For Prometheus; also without a coordinator."""
+        try:
+            status = await self.status()
+        except ApiProblem:
+            status = None
+        return Response(self.metrics.text(status), media_type=CONTENT_TYPE)
+
+    async def document(self, request: Request) -> Response:
+        """What there is, for programs."""
+        return JSONResponse(openapi())
+
+    async def status(self) -> Status:
+        """How the ring is, or was a moment ago. Raises ApiProblem."""
+        try:
+            return await self.client.status(STATUS_AGE_S)
+        except EdgespecError as error:
+            raise problem_of(error) from None
+
+    def _described(self, status: Status) -> dict[str, object]:
+        return {
+            "id": status.model,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "edgespec",
+            "context_length": status.context_length,
+        }
+
+    async def _object(self, request: Request) -> dict[str, object]:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind and kind != "application/json":
+            raise ApiProblem(
+                415,
+                f"the body is {kind[:80]}; send application/json",
+                code="unsupported_media_type",
+            )
+        return parsed(await self._body(request))
+
+    async def _body(self, request: Request) -> bytes:
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self.limits.body:
+            raise self._too_long()
+        try:
+            return await asyncio.wait_for(self._read(request), self.limits.body_seconds)
+        except asyncio.TimeoutError:
+            seconds = self.limits.body_seconds
+            raise ApiProblem(
+                408, f"the body did not come within {seconds:g} s", code="request_timeout"
+            ) from None
+
+    async def _read(self, request: Request) -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self.limits.body:
+                raise self._too_long()
+        return bytes(body)
+
+    def _too_long(self) -> ApiProblem:
+        return ApiProblem(
+            413, f"the body is longer than {self.limits.body} bytes", code="body_too_large"
+        )
+
+    async def _reply(self, asked: Asked) -> Reply:
+        status = await self.status()
+        if asked.model:
+            _check_model(asked.model, status)
+        if not status.ready and not asked.waits:
+            raise _not_ready(status)
+        if self.answers >= self.limits.answers:
+            raise ApiProblem(
+                429,
+                f"{self.answers} requests are being answered already; try again later",
+                kind="rate_limit_error",
+                code="too_many_requests",
+            )
+        submit = asked.within(status.context_length)
+        form = format_of(asked, status.model, int(time.time()))
+        self.answers += 1
+        self.metrics.began()
+        return Reply(self.client.ask(submit), form, asked.streams, self.limits.pause_seconds, self)
+
+    def tokens(self, count: int) -> None:
+        """See Hears."""
+        self.metrics.tokens(count)
+
+    def ended(self, end: Finished | ApiProblem | None) -> None:
+        """See Hears."""
+        self.answers -= 1
+        self.metrics.ended(end)
+
+    def end(self) -> None:
+        """The process is ending: no answer is waited for any more."""
+        self.client.end(PeerLost("the HTTP API is ending; ask again when it is back"))
+
+
+def application(
+    service: Service,
+    accepts: Callable[[str], bool] | None = None,
+    more: Sequence[BaseRoute] = (),
+) -> Starlette:
+    """The ASGI application. `accepts`: see Guard. `more`: routes beside those of the API."""
+
+    @contextlib.asynccontextmanager
+    async def connected(app: Starlette) -> AsyncIterator[None]:
+        async with service.client:
+            yield
+
+    app = Starlette(
+        routes=[*service.routes(), *more],
+        middleware=[Middleware(Guard, accepts)],
+        exception_handlers={
+            ApiProblem: _on_problem,
+            HTTPException: _on_http,
+            ClientDisconnect: _on_left,
+            Exception: _on_bug,
+        },
+        lifespan=connected,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _on_problem(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, ApiProblem)
+    return Response(
+        problem.as_bytes(), problem.status, problem.headers, media_type="application/json"
+    )
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    """A path that nobody serves, or another method than it has."""
+    assert isinstance(error, HTTPException)
+    path = ascii(request.url.path)[:200]
+    words = f"{request.method} {path}: {error.detail}; see /openapi.json for what there is"
+    problem = ApiProblem(error.status_code, words, code="unknown_url")
+    headers = {**problem.headers, **(error.headers or {})}
+    return Response(problem.as_bytes(), problem.status, headers, media_type="application/json")
+
+
+async def _on_left(request: Request, _: Exception) -> Response:
+    """The client left in the middle of its body: nobody reads this."""
+    return Response(status_code=400)
+
+
+async def _on_bug(request: Request, _: Exception) -> Response:
+    problem = ApiProblem(
+        500, "this server has a bug; its log says more", kind=SERVER, code="internal_error"
+    )
+    return await _on_problem(request, problem)
+
+
+def _check_model(name: str, status: Status) -> None:
+    if name != status.model:
+        raise ApiProblem(
+            404,
+            f"there is no model {ascii(name)[:200]} here; the one that is served is "
+            f"{status.model!r}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _not_ready(status: Status) -> ApiProblem:
+    missing = ", ".join(_missing(status)) or "it is being put together"
+    return ApiProblem(
+        503,
+        f"the ring of {status.stages} stage(s) is not up: {missing}",
+        kind=SERVER,
+        code="ring_not_ready",
+    )
+
+
+def _missing(status: Status) -> list[str]:
+    """The places whose stages are not ready, with what they do."""
+    return [f"V{n.stage} is {n.state}" for n in status.nodes if n.stage and n.state != "ready"]

@@ -1,0 +1,77 @@
+"""Guard: who may ask at all: API keys, and on loopback nobody but programs of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from edgespec.serving.answering import Writer
+from edgespec.serving.problems import ApiProblem
+
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
+OPEN_FOLDER = "/static/"
+"""What may be read without a key: nothing that the ring was asked or answered."""
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Guard:
+    """ASGI middleware. `accepts` says whether a key counts; None: no key is asked for.
+
+    Without keys it is the browser that has to be kept out: a page of somebody else's may send
+    requests to this machine's loopback, and by DNS rebinding also read the answers. So a request
+    has to name the loopback as its host, and may not come from another site's page.
+    """
+
+    def __init__(self, app: ASGIApp, accepts: Callable[[str], bool] | None) -> None:
+        self._app = app
+        self._accepts = accepts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            problem = self._problem(HTTPConnection(scope))
+            if problem is not None:
+                await Writer(send).whole(problem.status, problem.headers, problem.as_bytes())
+                return
+        await self._app(scope, receive, send)
+
+    def _problem(self, asked: HTTPConnection) -> ApiProblem | None:
+        if self._accepts is None:
+            return _of_stranger(asked)
+        path = asked.url.path
+        if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
+            return None
+        scheme, _, key = asked.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._accepts(key.strip()):
+            return None
+        what = "that API key counts not, or no longer" if key else "this needs an API key"
+        return ApiProblem(
+            401,
+            f"{what}; send `Authorization: Bearer KEY` with a key that `edgespec key new NAME` "
+            "printed on the coordinator",
+            code="invalid_api_key",
+        )
+
+
+def _of_stranger(asked: HTTPConnection) -> ApiProblem | None:
+    host = asked.headers.get("host", "")
+    if _name(host) not in LOOPBACK_NAMES:
+        return ApiProblem(
+            403,
+            "this server answers on loopback alone, to requests for 127.0.0.1, localhost or [::1]; "
+            "to serve others start it with --http HOST:PORT and API keys",
+            code="wrong_host",
+        )
+    origin = asked.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != host:
+        return ApiProblem(403, "pages of other sites may not ask this server", code="wrong_origin")
+    return None
+
+
+def _name(host: str) -> str:
+    """A host header without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()

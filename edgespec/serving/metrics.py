@@ -1,0 +1,163 @@
+"""Metrics: what Prometheus is told: the requests of this process, and the ring as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from edgespec.serving.problems import ApiProblem
+from edgespec.wire.messages import Finished, NodeStatus, Status
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+LEFT = "client_left"
+"""The outcome of a request whose client went before its end."""
+
+_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+_ACCEPTED = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
+_SPEED = (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """Counts what ends here; `text` adds how the ring is."""
+
+    def __init__(self) -> None:
+        self._registry = own = CollectorRegistry()
+        ProcessCollector(registry=own)
+        self._ring = _Ring()
+        own.register(self._ring)
+
+        def counter(name: str, said: str, labels: Iterable[str] = ()) -> Counter:
+            return Counter(f"edgespec_{name}", said, labels, registry=own)
+
+        def histogram(name: str, said: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"edgespec_{name}", said, buckets=buckets, registry=own)
+
+        self._requests = counter("requests", "Requests, by how they ended.", ["outcome"])
+        self._generated = counter("generated_tokens", "Tokens of answers.")
+        self._prompt = counter("prompt_tokens", "Tokens of prompts.")
+        self._cached = counter("cached_tokens", "Prompt tokens that the stages still held.")
+        self._trips = counter("trips", "Trips round the ring.")
+        self._sent = counter("rows_sent", "Guesses that went round the ring.")
+        self._wasted = counter("rows_wasted", "Of these, guesses that were wrong.")
+        self._misses = counter("misses", "Results whose next token nobody had guessed.")
+        self._recoveries = counter("recoveries", "Rings that were lost in mid-answer.")
+        self._accepted = histogram(
+            "accepted_tokens", "Tokens that one result made certain.", _ACCEPTED
+        )
+        self._first = histogram("first_token_seconds", "Until an answer's first token.", _SECONDS)
+        self._whole = histogram("answer_seconds", "Until an answer's end.", _SECONDS)
+        self._speed = histogram("tokens_per_second", "Speed of whole answers.", _SPEED)
+        self._answers = Gauge(
+            "edgespec_http_answers", "Answers that clients wait for or read now.", registry=own
+        )
+
+    def began(self) -> None:
+        """A request was taken."""
+        self._answers.inc()
+
+    def tokens(self, count: int) -> None:
+        """So many tokens of an answer came."""
+        self._generated.inc(count)
+
+    def ended(self, end: Finished | ApiProblem | None) -> None:
+        """A request that was taken has ended; None: its client left."""
+        self._answers.dec()
+        if isinstance(end, Finished):
+            self._requests.labels(end.finish_reason).inc()
+            self._finished(end)
+        else:
+            self.refused(end)
+
+    def refused(self, problem: ApiProblem | None) -> None:
+        """A request has ended badly."""
+        self._requests.labels(problem.code or str(problem.status) if problem else LEFT).inc()
+
+    def _finished(self, end: Finished) -> None:
+        self._prompt.inc(end.prompt_tokens)
+        self._cached.inc(end.cached_tokens)
+        self._trips.inc(max(end.trips, 0.0))
+        self._sent.inc(end.rows_sent)
+        self._wasted.inc(max(end.rows_wasted, 0))
+        self._misses.inc(end.misses)
+        self._recoveries.inc(end.recoveries)
+        for tokens, times in enumerate(end.accepted_histogram):
+            for _ in range(times):
+                self._accepted.observe(tokens)
+        self._first.observe(end.first_token_seconds)
+        self._whole.observe(end.seconds)
+        if end.seconds > 0:
+            self._speed.observe(end.new_tokens / end.seconds)
+
+    def text(self, status: Status | None) -> bytes:
+        """All of it, with the ring as it is. `status` None: the coordinator does not answer."""
+        self._ring.status = status
+        return generate_latest(self._registry)
+
+
+class _Ring(Collector):
+    """The ring's state, as it was told last."""
+
+    def __init__(self) -> None:
+        self.status: Status | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        status = self.status
+        yield _one("coordinator_up", "Whether the coordinator answers.", status is not None)
+        if status is None:
+            return
+        yield _one("ring_up", "Whether all stages are ready.", status.ready)
+        yield _one("ring_up_seconds", "Since the ring is up; 0: it is not.", status.up_for)
+        yield _one("ring_number", "One more for each ring that was lost.", status.ring)
+        yield _one("ring_stages", "Stages that the ring has.", status.stages)
+        yield _one("requests_running", "Requests on the ring now.", status.running)
+        yield _one("requests_waiting", "Requests that wait for the ring.", status.waiting)
+        yield from _of_nodes(status.nodes)
+
+
+_FIGURES = (
+    ("busy_ratio", "Share of the time in which it computed.", "busy"),
+    ("temperature_celsius", "Of its hottest part; 0: not known.", "temperature"),
+    ("temperature_limit_celsius", "At which it slows down; 0: not known.", "limit"),
+    ("memory_bytes", "That it has; 0: not known.", "memory"),
+    ("memory_free_bytes", "That are not used; 0: not known.", "free"),
+    ("throttled", "Whether it says that it runs slower than it could.", "throttled"),
+    ("trip_seconds", "Of a control message there and back.", "trip"),
+    ("heard_seconds", "Since its last message.", "heard"),
+    ("layers", "Layers of its block.", "layers"),
+)
+"""Of a stage: the metric's name, what it is, and the field of NodeStatus."""
+
+
+def _of_nodes(nodes: tuple[NodeStatus, ...]) -> Iterator[Metric]:
+    """One value a stage, spares with the stage 0; of spares only the first of a name counts."""
+    named = {(str(node.stage), node.name): node for node in reversed(nodes)}
+    state = GaugeMetricFamily(
+        "edgespec_stage_state",
+        "1 for the state that it is in.",
+        labels=["stage", "device", "state"],
+    )
+    losses = CounterMetricFamily(
+        "edgespec_stage_losses",
+        "How often who had this place was lost.",
+        labels=["stage", "device"],
+    )
+    for labels, node in named.items():
+        state.add_metric([*labels, node.state], 1)
+        losses.add_metric(labels, node.losses)
+    yield state
+    yield losses
+    for name, said, field in _FIGURES:
+        family = GaugeMetricFamily(f"edgespec_stage_{name}", said, labels=["stage", "device"])
+        for labels, node in named.items():
+            value = node.end - node.first if field == "layers" else getattr(node, field)
+            family.add_metric(labels, float(value))
+        yield family
+
+
+def _one(name: str, said: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"edgespec_{name}", said, value=float(value))

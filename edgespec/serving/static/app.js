@@ -1,0 +1,126 @@
+// The page: puts its parts together and keeps the stream of events open while somebody looks.
+
+import { isAnswering, noteScene, prepareChat } from "./chat.js";
+import { showHealth, showRing, troubleOf } from "./ring.js";
+import { prepareSettings, prepareTheme } from "./settings.js";
+import { ask, eventsOf, keepKey, problemOf } from "./stream.js";
+import { addRuns, prepareTimeline, showStages } from "./timeline.js";
+import { showTree } from "./tree.js";
+
+const $ = (id) => document.getElementById(id);
+const AGAIN = [500, 1000, 2000, 4000]; // milliseconds before the stream is opened again
+
+let status = null;
+let isTroubled = false;
+
+// --- the key ---
+
+let keyAsked = null;
+
+function askKey(words) {
+  keyAsked = keyAsked || new Promise((resolve, reject) => {
+    $("key-note").textContent = words;
+    $("key-text").value = "";
+    const dialog = $("key");
+    dialog.returnValue = "";
+    dialog.addEventListener("close", () => {
+      keyAsked = null;
+      const text = $("key-text").value.trim();
+      $("key-text").value = "";
+      if (!text) reject(new Error(words));
+      else resolve(keepKey(text));
+    }, { once: true });
+    dialog.showModal();
+  });
+  return keyAsked;
+}
+
+async function withKey(path, options) {
+  for (;;) {
+    const response = await ask(path, options);
+    if (response.status !== 401) return response;
+    await askKey((await problemOf(response)).text);
+  }
+}
+
+// --- what is going on ---
+
+function showTrouble() {
+  const text = status ? troubleOf(status, isAnswering()) : "";
+  $("banner").hidden = !text;
+  $("banner-text").textContent = text;
+  document.body.dataset.troubled = String(Boolean(text));
+  if (Boolean(text) === isTroubled) return;
+  isTroubled = Boolean(text);
+  // Once, not with every second that passes.
+  $("alarm").textContent = text || "The ring is up again.";
+}
+
+function onStatus(news) {
+  status = news;
+  showHealth(news);
+  showRing(news);
+  showStages(news);
+  showTrouble();
+}
+
+function onScene(scene) {
+  noteScene(scene);
+  showTree(scene);
+  addRuns(scene);
+  document.body.dataset.scene = scene.state;
+}
+
+function onEvent({ name, data }) {
+  if (name === "status") onStatus(JSON.parse(data));
+  if (name === "scene") onScene(JSON.parse(data));
+}
+
+let looking = null;
+
+async function look() {
+  if (looking) return;
+  for (let failures = 0; document.visibilityState === "visible"; failures += 1) {
+    looking = new AbortController();
+    try {
+      const response = await withKey("/events", { signal: looking.signal });
+      if (!response.ok) throw new Error((await problemOf(response)).text);
+      for await (const event of eventsOf(response)) {
+        failures = 0;
+        onEvent(event);
+      }
+      throw new Error("The server of this page has ended the connection");
+    } catch (error) {
+      if (looking.signal.aborted) break;
+      const text = error instanceof TypeError ? "The server of this page cannot be reached" : error.message;
+      onStatus({ reachable: false, text });
+    }
+    await new Promise((resolve) => setTimeout(resolve, AGAIN[Math.min(failures, AGAIN.length - 1)]));
+  }
+  looking = null;
+  if (document.visibilityState === "visible") look(); // it was hidden for a moment only
+}
+
+// A page that nobody sees costs the ring nothing.
+document.addEventListener("visibilitychange", () => {
+  if (document.visibilityState === "visible") look();
+  else if (looking) looking.abort();
+});
+
+// --- views, on a narrow screen one at a time ---
+
+function show(view) {
+  document.querySelector("main").dataset.view = view;
+  $("show-chat").setAttribute("aria-pressed", String(view === "chat"));
+  $("show-ring").setAttribute("aria-pressed", String(view === "ring"));
+}
+
+$("show-chat").addEventListener("click", () => show("chat"));
+$("show-ring").addEventListener("click", () => show("ring"));
+document.querySelector(".skip").addEventListener("click", () => show("chat"));
+
+prepareTheme();
+prepareSettings();
+prepareTimeline();
+prepareChat(withKey, showTrouble);
+look();

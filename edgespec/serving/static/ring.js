@@ -1,0 +1,130 @@
+// The ring: a card for every device, and what to say when one is missing.
+
+const $ = (id) => document.getElementById(id);
+
+export function element(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+const MARKS = { ready: "✓", missing: "✕", loading: "↻", waiting: "…", "standing by": "◦" };
+
+function gigabytes(bytes) {
+  const whole = bytes / 2 ** 30;
+  return whole >= 10 ? whole.toFixed(0) : whole.toFixed(1);
+}
+
+export function seconds(number) {
+  if (number < 90) return `${Math.round(number)} s`;
+  if (number < 5400) return `${Math.round(number / 60)} min`;
+  return `${Math.round(number / 3600)} h`;
+}
+
+function meter(name, share, text) {
+  const row = element("div", "meter");
+  row.append(element("span", "meter-name", name));
+  const track = element("span", "track");
+  const fill = element("span", "fill");
+  fill.style.width = `${Math.round(100 * Math.min(Math.max(share, 0), 1))}%`;
+  if (share > 0.9) fill.dataset.level = "high";
+  track.append(fill);
+  row.append(track, element("span", "meter-text", text));
+  return row;
+}
+
+function figures(node) {
+  const rows = [];
+  if (node.memory > 0 && node.free > 0) {
+    const used = node.memory - node.free;
+    rows.push(meter("Memory", used / node.memory, `${gigabytes(used)} of ${gigabytes(node.memory)} GiB`));
+  } else {
+    rows.push(meter("Memory", 0, node.memory > 0 ? `${gigabytes(node.memory)} GiB` : "not known"));
+  }
+  rows.push(meter("Busy", node.busy, `${Math.round(100 * node.busy)} %`));
+  const hot = node.temperature > 0;
+  const limit = node.limit > 0 ? node.limit : 100;
+  rows.push(meter("Heat", hot ? node.temperature / limit : 0, hot ? `${Math.round(node.temperature)} °C` : "not known"));
+  return rows;
+}
+
+function card(node) {
+  const item = element("li", "device");
+  item.dataset.state = node.state;
+  const head = element("div", "device-head");
+  head.append(element("span", "place", node.stage ? `V${node.stage}` : "Spare"));
+  head.append(element("strong", "name", node.name || "nobody"));
+  const state = element("span", "state");
+  const mark = element("i", "", MARKS[node.state] || "…");
+  mark.setAttribute("aria-hidden", "true");
+  state.append(mark, ` ${node.state === "loading" ? node.words : node.state}`);
+  head.append(state);
+  item.append(head);
+  if (node.stage) item.append(element("p", "layers", `Layers ${node.first} to ${node.end - 1}`));
+  if (node.state === "missing") {
+    if (node.losses) item.append(element("p", "warning", `${node.last_loss}, ${seconds(node.lost_ago)} ago`));
+  } else {
+    item.append(...figures(node));
+    if (node.warning) item.append(element("p", "warning", node.warning));
+  }
+  return item;
+}
+
+function head(status) {
+  const item = element("li", "device");
+  item.dataset.state = "ready";
+  const title = element("div", "device-head");
+  title.append(element("span", "place", "D0"), element("strong", "name", "coordinator"));
+  item.append(title, element("p", "layers", "Head, draft model and draft tree"));
+  const waits = status.waiting ? `, ${status.waiting} waiting` : "";
+  item.append(element("p", "note", status.running ? `${status.running} running${waits}` : `idle${waits}`));
+  return item;
+}
+
+export function showRing(status) {
+  if (!status.reachable) return;
+  $("ring").replaceChildren(head(status), ...status.nodes.map(card));
+  $("ring-note").textContent = status.up_for > 0 ? `up for ${seconds(status.up_for)}` : "not up";
+}
+
+function clock(ago) {
+  const at = new Date(Date.now() - 1000 * ago);
+  return at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+}
+
+function trouble(node) {
+  const who = `Stage ${node.stage}${node.name ? ` (${node.name})` : ""}`;
+  if (node.state === "missing" && node.losses) {
+    return `${who} is down since ${clock(node.lost_ago)} (${seconds(node.lost_ago)}): ${node.last_loss}.`;
+  }
+  if (node.state === "missing") return `${who} has not joined yet.`;
+  return `${who} is ${node.state}${node.words && node.words !== node.state ? `: ${node.words}` : ""}.`;
+}
+
+// What is wrong, and what happens to the answer; "" if all is well.
+export function troubleOf(status, isAnswering) {
+  if (!status.reachable) {
+    return `${status.text}. ${isAnswering ? "The answer cannot go on." : "Questions cannot be answered until it is back."}`;
+  }
+  if (status.ready) return "";
+  const places = status.nodes.filter((node) => node.stage > 0);
+  const missing = places.filter((node) => node.state === "missing");
+  const named = (missing.length ? missing : places.filter((node) => node.state !== "ready")).map(trouble);
+  const until = missing.length ? "when it is back or a spare has its place" : "when all stages are ready";
+  const answer = isAnswering ? `The answer is paused; nothing of it is lost, and it goes on ${until}.` : `A question waits, and is answered ${until}.`;
+  return [...named, answer].join(" ");
+}
+
+export function showHealth(status) {
+  const state = !status.reachable ? "down" : status.ready ? "up" : "partial";
+  const places = status.reachable ? status.nodes.filter((node) => node.stage > 0) : [];
+  const ready = places.filter((node) => node.state === "ready").length;
+  $("health").dataset.state = state;
+  $("health-text").textContent = {
+    down: "no coordinator",
+    up: `ring up, ${places.length} ${places.length === 1 ? "stage" : "stages"}`,
+    partial: `ring down, ${ready} of ${places.length} stages ready`,
+  }[state];
+  if (status.reachable) $("model").textContent = status.model;
+}

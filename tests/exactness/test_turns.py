@@ -1,0 +1,84 @@
+"""Promise 1 across the turns of a conversation: rows that are kept give the same text as none."""
+
+from __future__ import annotations
+
+import pytest
+from support.torch_rings import CONTEXT, prompts, request, tokenizer, torch_ring
+
+from edgespec.machines.effects import SendRing
+from edgespec.runtime.local import LocalRing
+from edgespec.wire.messages import Segment
+
+NEW_TOKENS = 24
+QUESTIONS = (" How many are left?", " And if there were twice as many? Answer:", " Why?")
+
+
+def said(ring: LocalRing, monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
+    """The segments that the coordinator of a ring sends from now on."""
+    sent: list[Segment] = []
+    handle = ring.coordinator.handle
+
+    def noting(event: object, now: float) -> object:
+        effects = handle(event, now)  # type: ignore[arg-type]
+        sent.extend(e.segment for e in effects if isinstance(e, SendRing))
+        return effects
+
+    monkeypatch.setattr(ring.coordinator, "handle", noting)
+    return sent
+
+
+def read(sent: list[Segment]) -> int:
+    """Rows of prompts in these segments."""
+    return sum(len(segment.ids) for segment in sent if segment.certain)
+
+
+@pytest.mark.parametrize(
+    ("policy", "temperature"),
+    [
+        ("flowspec", 0.0),
+        ("adaptive", 0.8),
+        pytest.param("autoregressive", 0.8, marks=pytest.mark.slow),
+        pytest.param("adaptive", 0.0, marks=pytest.mark.slow),
+    ],
+)
+def test_every_turn_has_the_text_of_a_ring_that_keeps_nothing(
+    policy: str, temperature: float
+) -> None:
+    keeps, forgets = torch_ring(3, kept_rows=CONTEXT), torch_ring(3)
+    text = next(iter(prompts().values()))
+    for tag, question in enumerate(QUESTIONS, start=1):
+        ask = request(text, policy, NEW_TOKENS, tag=tag, temperature=temperature, seed=tag)
+        keeps.replies.clear()
+        forgets.replies.clear()
+        one, other = keeps.ask(ask), forgets.ask(ask)
+        assert one.token_ids == other.token_ids
+        assert one.text == other.text
+        assert other.cached_tokens == 0
+        if tag > 1:
+            assert one.cached_tokens > 0
+        text += one.text + question
+
+
+def test_the_second_turn_of_a_long_conversation_reads_only_what_is_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand tokens, of which the model's context of 1,024 leaves a few for the answer."""
+    long = "".join(prompts().values())
+    ids = tokenizer().encode(long)[:985]
+    text = tokenizer().decode(ids)
+    first = request(text, "adaptive", 8, tag=1)
+    ring = torch_ring(2, "float32", kept_rows=2 * CONTEXT)
+    ring.replies.clear()
+    sent = said(ring, monkeypatch)
+    answer = ring.ask(first)
+    before = answer.prompt_tokens
+    assert before >= 950
+    assert read(sent) == before
+    sent.clear()
+    second = request(text + answer.text + " So", "adaptive", 8, tag=2)
+    again = ring.ask(second)
+    assert again.cached_tokens >= before - 1
+    assert read(sent) == again.prompt_tokens - again.cached_tokens <= 12
+    forgets = torch_ring(2, "float32")
+    forgets.replies.clear()
+    assert forgets.ask(second).token_ids == again.token_ids

@@ -1,0 +1,58 @@
+"""The HTTP API in a thread of the test's own process, over whichever coordinator a test has."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from support.nodes import PATIENCE_S, until
+
+from edgespec.config import Address, Timing
+from edgespec.daemon.api import listening, server_of
+from edgespec.net.keys import Identity
+from edgespec.runtime.async_client import AsyncClient
+from edgespec.serving.app import Service
+from edgespec.serving.limits import Limits
+
+HOST = "127.0.0.1"
+
+
+@contextmanager
+def api(
+    coordinator: Address,
+    identity: Identity,
+    *,
+    limits: Limits | None = None,
+    accepts: Callable[[str], bool] | None = None,
+    timing: Timing | None = None,
+    wait: float = 2.0,
+) -> Iterator[str]:
+    """Serve it, and give its base URL."""
+    listener = listening(Address(HOST, 0))
+    client = AsyncClient(coordinator, identity, wait, timing)
+    server = server_of(Service(client, limits), accepts)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield f"http://{HOST}:{listener.getsockname()[1]}"
+    finally:
+        server.handle_exit(15, None)
+        thread.join(PATIENCE_S)
+        listener.close()
+        assert not thread.is_alive(), "the API did not end"
+
+
+def spoken(url: str, said: bytes, seconds: float = 5.0) -> bytes:
+    """All that comes back when these bytes are sent to the API, until it closes."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), seconds) as connection:
+        connection.sendall(said)
+        parts = []
+        while True:
+            part = connection.recv(1 << 16)
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
