@@ -149,16 +149,22 @@ class _Chat:
         conversation = self._state.conversation
         self._state.settings.ask(question)  # one that cannot be sent is refused before it counts
         conversation.unanswered = question
+        before = conversation.left_out
         if self.context:
             answer = min(self._state.settings.max_new_tokens, self.context // ANSWER_SHARE)
-            self._say_left_out(conversation.make_room(question, self.context - answer))
+            conversation.make_room(question, self.context - answer)
         while True:
             try:
-                return self._ask(question)
+                self._ask(question)
+                break
             except RequestFailed as problem:
-                if problem.kind != "context" or not conversation.has_more_to_leave_out:
+                if problem.kind != "context":
                     raise
-                self._say_left_out(conversation.leave_out_half())
+                if not conversation.has_more_to_leave_out:
+                    conversation.left_out = before  # it was the question that is too long
+                    raise
+                conversation.leave_out_half()
+        self._say_left_out(conversation.left_out - before)
 
     def _ask(self, question: str) -> None:
         state = self._state
@@ -197,8 +203,8 @@ class _Chat:
     def _say_left_out(self, count: int) -> None:
         if count:
             self._notes.say(
-                f"(the conversation is too long for the model: its {count} oldest turn(s) are left "
-                "out from now on)"
+                f"(the conversation is too long for the model's context: its {count} oldest "
+                "turn(s) were left out, and are from now on)"
             )
 
 

@@ -66,20 +66,15 @@ class Conversation:
         """The model was given so many tokens for this question and what came before it."""
         self.tokens_per_character = prompt_tokens / self._characters(question)
 
-    def make_room(self, question: str, room: int) -> int:
-        """Leave out the oldest turns if, as far as is known, the rest takes more than `room`
-        tokens; returns how many."""
-        before = self.left_out
+    def make_room(self, question: str, room: int) -> None:
+        """Leave out the oldest turns if, as far as is known, all takes more than `room` tokens."""
         if self._estimate(question) > room:
             while self.has_more_to_leave_out and self._estimate(question) > room / CUT_SHARE:
                 self.left_out += 1
-        return self.left_out - before
 
-    def leave_out_half(self) -> int:
-        """Leave out the older half of what the model is given, one turn at least; how many."""
-        count = (len(self.turns) - self.left_out + 1) // 2
-        self.left_out += count
-        return count
+    def leave_out_half(self) -> None:
+        """Leave out the older half of what the model is given, one turn at least."""
+        self.left_out += (len(self.turns) - self.left_out + 1) // 2
 
     @property
     def has_more_to_leave_out(self) -> bool:

@@ -7,7 +7,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,8 @@ def write_private(path: Path, text: str) -> None:
         os.replace(fresh, path)
         _sync_folder(path.parent)
     except OSError as problem:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {_reason(problem)}") from None
 
 

@@ -44,7 +44,7 @@ class RingWatch:
     def what_is_missing(self) -> str:
         """Why requests wait while the ring is not up."""
         if self._lost is None:
-            return "waiting for the ring's stages"
+            return "waiting for the ring's stages (`edgespec status` tells which are missing)"
         return f"{self._lost}; waiting for it"
 
     def deadline(self, requests: Iterable[Request]) -> float | None:

@@ -46,11 +46,13 @@ Only who connects sends them, with a time after which who listens gives the conn
 listens must not: libzmq 4.3.5 aborts the process (`!_io_error`) if it is to send a ping while a
 peer that is read no further, because too much of it waits, has just closed its connection."""
 
-CONTROL_WAITING = 64
-"""Control messages of one peer that are read ahead; the rest stays with the peer."""
+CONTROL_WAITING = 4096
+"""Control messages of one peer that are read ahead; the rest stays with the peer. More than an
+honest one says while a loop stands still for some seconds: libzmq 4.3.5 has been seen to abort when
+a peer at this limit breaks off."""
 
-CONTROL_BYTES = 8 << 20
-"""The longest frame on the control channel: twice the longest text that a message may hold."""
+CONTROL_BYTES = 4 << 20
+"""The longest frame on the control channel, which is as long as a header may be."""
 
 MOST_FAILURES = 5
 """Handshakes that may fail, without one that succeeds, before the other side is called a stranger:
@@ -263,11 +265,20 @@ class ZmqTransport:
         try:
             self._control.send_multipart(frames, flags=zmq.NOBLOCK)
         except zmq.Again:
-            raise PeerLost("a peer is too far behind to take more messages") from None
+            raise PeerLost(self._takes_nothing) from None
         except zmq.ZMQError as problem:
             if problem.errno == zmq.EHOSTUNREACH:
                 raise PeerLost("a peer is no longer connected") from None
             raise
+
+    @property
+    def _takes_nothing(self) -> str:
+        if not self._peer_name:
+            return "a peer is too far behind to take more messages"
+        return (
+            f"nobody at {self._peer_name} takes messages; is `edgespec serve` running there, or "
+            "does another program listen at that port?"
+        )
 
     # --- receiving ----------------------------------------------------------------------------
 
@@ -302,13 +313,13 @@ class ZmqTransport:
         if refusals.is_refused:
             raise AccessRefused(
                 f"the coordinator at {where} does not accept the key of this machine (or this "
-                "token): it was removed, is used up or has expired; make a new token there with "
-                "`edgespec token new`"
+                "token): it was removed, is used up or has expired, which its log tells; make a new "
+                "token there with `edgespec token new`"
             )
         if refusals.failures >= MOST_FAILURES and not refusals.succeeded:
             raise AccessRefused(
                 f"who listens at {where} is not the coordinator of the cluster that this machine "
-                "belongs to; check the address, or join the cluster there with a token of it"
+                "(or this token) belongs to; check the address, or join the cluster there with a token of it"
             )
 
     def _take_control(self, control: zmq.Socket[bytes]) -> Iterator[Incoming]:

@@ -81,7 +81,7 @@ class AsyncClient:
         self._context = zmq.asyncio.Context()
         self._socket: _Socket | None = None
         self._life: asyncio.Task[None] | None = None
-        self._heard: float | None = None
+        self._heard = self._known = 0.0
         self._connected = asyncio.Event()
         self._problem: EdgespecError = PeerLost(
             f"no coordinator has answered at {coordinator} yet; is `edgespec serve` running there, "
@@ -131,6 +131,7 @@ class AsyncClient:
         inbox = self._requests[submit.tag] = _Inbox()
         try:
             self._send(submit)
+            self._known = time.monotonic()
             while not inbox.is_over:
                 yield await inbox.take()
         finally:
@@ -179,6 +180,8 @@ class AsyncClient:
                 await self._talk()
             except EdgespecError as problem:
                 self._lose(problem)
+            except zmq.ZMQError as problem:  # this process can have no more sockets
+                self._lose(PeerLost(f"no connection to the coordinator ({problem.strerror})"))
             await asyncio.sleep(REOPEN_S)
 
     async def _talk(self) -> None:
@@ -233,6 +236,8 @@ class AsyncClient:
                 )
             elif event == _IN:
                 self._failures = 0
+                with contextlib.suppress(PeerLost):
+                    self._send(StatusRequest())  # its answer shows that the coordinator is there
             else:
                 self._failures += 1
                 if self._failures >= MOST_FAILURES:
@@ -243,11 +248,19 @@ class AsyncClient:
 
     async def _beat(self) -> None:
         """Show life, and see whether the coordinator does."""
+        every = self._timing.answer_silence / 4
+        asked = float("-inf")
         while True:
+            now = time.monotonic()
             with contextlib.suppress(PeerLost):
                 self._send(Heartbeat())
+                if now - asked >= every:
+                    asked = now
+                    self._send(StatusRequest())  # answered in any case
             await asyncio.sleep(self._timing.beat)
-            silent = time.monotonic() - (self._heard or time.monotonic())
+            # Heartbeats are answered to those alone for whom the coordinator works.
+            heard = self._known if self._requests else self._heard
+            silent = time.monotonic() - heard
             if self._connected.is_set() and silent > self._timing.answer_silence:
                 self._lose(
                     PeerLost(
@@ -269,12 +282,14 @@ class AsyncClient:
     def _take(self, message: Message) -> None:
         if isinstance(message, Removed | Refuse):
             raise AccessRefused(f"the coordinator refused: {message.reason}")
-        self._heard = time.monotonic()
+        self._heard = now = time.monotonic()
+        if not isinstance(message, Status):
+            self._known = now
         if not self._is_over:
             self._connected.set()
         match message:
             case Status():
-                self._newest = self._heard, message
+                self._newest = now, message
                 if self._status is not None and not self._status.done():
                     self._status.set_result(message)
                 self._status = None

@@ -34,7 +34,7 @@ from edgespec.net.sockets import Dropped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.runtime.equipment import Equipment
 from edgespec.runtime.node import Node, ring_address
-from edgespec.runtime.registrar import MAY_SEND, OWNER, STAGE, Registrar
+from edgespec.runtime.registrar import CLIENT, MAY_SEND, OWNER, STAGE, Registrar
 from edgespec.wire.messages import (
     Cancel,
     Credit,
@@ -86,7 +86,10 @@ class CoordinatorNode(Node):
                 incoming, Removed(f"this key counts no more: {self._registrar.why_not(key)}")
             )
         elif type(message) not in MAY_SEND[role]:
-            self._refuse(incoming, Refuse(f"a key with the role {role} does not allow that"))
+            more = (
+                "; `edgespec token new` here makes a token for a device" if role == CLIENT else ""
+            )
+            self._refuse(incoming, Refuse(f"a key with the role {role} does not allow that{more}"))
         elif isinstance(message, Join) and message.key != key:
             self._refuse(incoming, Refuse("a stage joins with the key that it connects with"))
         elif isinstance(message, Enrol):

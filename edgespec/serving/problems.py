@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edgespec.errors import AccessRefused, EdgespecError, PeerLost, RequestFailed
+from edgespec.errors import AccessRefused, AddressUnavailable, EdgespecError, PeerLost, RequestFailed
 from edgespec.serving.limits import RETRY_S
 
 INVALID = "invalid_request_error"
@@ -72,7 +72,7 @@ def problem_of(error: EdgespecError) -> ApiProblem:
     if isinstance(error, RequestFailed):
         status, kind, code = _OF_KIND.get(error.kind, _OF_KIND[""])
         return ApiProblem(status, str(error), kind=kind, code=code)
-    if isinstance(error, PeerLost):
+    if isinstance(error, PeerLost | AddressUnavailable):
         return ApiProblem(503, str(error), kind=SERVER, code="coordinator_unreachable")
     if isinstance(error, AccessRefused):
         return ApiProblem(503, str(error), kind=SERVER, code="coordinator_refuses")

@@ -166,6 +166,16 @@ def test_stages_outlive_their_coordinator_and_its_clients_are_told(
             assert ring.daemons[name].process.poll() is None
 
 
+def test_a_pulled_cable_of_the_coordinator_interrupts_an_answer_and_no_more(
+    tmp_path: Path,
+) -> None:
+    with boards(tmp_path, *BOARDS, "spare") as ring:
+        with_spare(ring)
+        with asking(ring) as running:
+            ring.unplug("d0")
+            assert_right(running)
+
+
 def test_without_a_spare_those_who_are_left_share_the_model_out_anew(tmp_path: Path) -> None:
     with boards(tmp_path, *BOARDS) as ring:
         ring.init("--stages", "3")

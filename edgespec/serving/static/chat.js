@@ -109,8 +109,8 @@ function take(event, told, view, note) {
   note.textContent = "answering";
   told.last = performance.now();
   told.first = told.first || told.last;
+  view.node.appendData(told.text.trim() ? text : text.trimStart());
   told.text += text;
-  view.node.appendData(text);
   if (follow) toEnd();
 }
 

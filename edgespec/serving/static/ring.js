@@ -9,6 +9,8 @@ export function element(tag, className, text) {
   return made;
 }
 
+const names = new Map(); // by stage: who had the place last
+
 const MARKS = { ready: "✓", missing: "✕", loading: "↻", waiting: "…", "standing by": "◦" };
 
 function gigabytes(bytes) {
@@ -30,7 +32,7 @@ function meter(name, share, text) {
   fill.style.width = `${Math.round(100 * Math.min(Math.max(share, 0), 1))}%`;
   if (share > 0.9) fill.dataset.level = "high";
   track.append(fill);
-  row.append(track, element("span", "meter-text", text));
+  row.append(element("span", "meter-text", text), track);
   return row;
 }
 
@@ -49,12 +51,18 @@ function figures(node) {
   return rows;
 }
 
+// A place that nobody holds is known by who had it.
+function nameOf(node) {
+  if (node.stage && node.name) names.set(node.stage, node.name);
+  return node.name || names.get(node.stage) || "";
+}
+
 function card(node) {
   const item = element("li", "device");
   item.dataset.state = node.state;
   const head = element("div", "device-head");
   head.append(element("span", "place", node.stage ? `V${node.stage}` : "Spare"));
-  head.append(element("strong", "name", node.name || "nobody"));
+  head.append(element("strong", "name", nameOf(node) || "nobody"));
   const state = element("span", "state");
   const mark = element("i", "", MARKS[node.state] || "…");
   mark.setAttribute("aria-hidden", "true");
@@ -94,7 +102,8 @@ function clock(ago) {
 }
 
 function trouble(node) {
-  const who = `Stage ${node.stage}${node.name ? ` (${node.name})` : ""}`;
+  const name = nameOf(node);
+  const who = `Stage ${node.stage}${name ? ` (${name})` : ""}`;
   if (node.state === "missing" && node.losses) {
     return `${who} is down since ${clock(node.lost_ago)} (${seconds(node.lost_ago)}): ${node.last_loss}.`;
   }

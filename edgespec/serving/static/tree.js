@@ -6,8 +6,8 @@ const SVG = "http://www.w3.org/2000/svg";
 const COLUMN = 104;
 const ROW = 27;
 const BOX = { width: 90, height: 21 };
-const MOST_ROWS = 12;
-const PRUNED_ROWS = 4;
+const MOST_ROWS = 9;
+const PRUNED_ROWS = 3;
 const SHOWN_CHARS = 9;
 
 const SOURCES = {
@@ -17,6 +17,12 @@ const SOURCES = {
   expansion: { mark: "▸", name: "draft model, expansion" },
 };
 const STATES = { accepted: "accepted", sent: "in flight", waiting: "waiting", pruned: "pruned" };
+
+const EMPTY = {
+  idle: "No request runs.",
+  reading: "The prompt is being read.",
+  paused: "Paused: the guesses of the ring that was lost are forgotten, the tokens of the answer are kept.",
+};
 
 const shown = new Map(); // by id: the elements of a node that is in the picture
 
@@ -153,6 +159,8 @@ export function showTree(scene) {
   const about = Object.entries(counts).map(([state, count]) => `${count} ${STATES[state]}`);
   picture.setAttribute("aria-label", `${words[scene.state] || scene.state}: ${about.join(", ")}`);
   const trip = scene.trips > 0 && scene.tokens > 0 ? ` · ${(scene.tokens / scene.trips).toFixed(2)} tokens a trip` : "";
+  $("tree-empty").hidden = nodes.length > 0;
+  $("tree-empty").textContent = EMPTY[scene.state] || "";
   const running = scene.state === "answering" || scene.state === "reading";
   $("tree-note").textContent = running ? `${scene.policy}${trip}` : (words[scene.state] || "").toLowerCase();
 }

@@ -1,0 +1,334 @@
+"""edgespec top: its screen at any width, keys and sizes of a terminal, plain output, lost rings."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from support.commands import run_here
+from support.nodes import QUICK, NodeRing, until
+
+from edgespec.cli import top as module
+from edgespec.cli.top_view import HISTORY, Busy, View, bar, screen
+from edgespec.wire.messages import NodeStatus, Status
+
+GIB = 1 << 30
+FIRST = NodeStatus(
+    stage=1,
+    first=0,
+    end=16,
+    name="board-a",
+    address="10.0.0.1:5001",
+    state="ready",
+    words="ready",
+    heard=0.12,
+    temperature=71.4,
+    limit=99.0,
+    memory=8 * GIB,
+    free=2 * GIB,
+    busy=0.5,
+    trip=0.0023,
+)
+HOT = replace(FIRST, stage=2, name="board-b", temperature=96.0, throttled=True, warning="hot")
+LOADING = NodeStatus(3, 30, 32, "board-c", "10.0.0.3:1", "loading", "loading 1 of 2 layers", 0.3)
+MISSING = NodeStatus(4, 32, 40, losses=1, last_loss="left: stopped by SIGTERM", lost_ago=65.0)
+STATUS = Status(False, (), (FIRST, HOT, LOADING, MISSING), stages=4, ring=5, waiting=2)
+
+
+def drawn(view: View, width: int, encoding: str = "utf-8") -> str:
+    """The screen as text."""
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    console = Console(file=file, width=width, markup=False, highlight=False, emoji=False)
+    console.print(screen(view, console))
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def view(told: Status | None = STATUS, problem: str = "") -> View:
+    """With a few looks at it."""
+    busy = Busy()
+    for share in (0.0, 0.5, 1.0):
+        if told is not None:
+            nodes = tuple(replace(node, busy=share) for node in told.nodes)
+            busy.look(replace(told, nodes=nodes))
+    return View("10.0.0.9:7430", told, busy, problem, 12.0, "12:00:00")
+
+
+# --- what it shows --------------------------------------------------------------------------------
+
+
+def test_a_wide_terminal_shows_all() -> None:
+    text = drawn(view(), 160)
+    assert "edgespec top  coordinator at 10.0.0.9:7430  12:00:00\n" in text
+    assert "the ring of 4 stage(s) is not up: V3 is loading, V4 is missing; 0 request(s)" in text
+    (first,) = [line.split() for line in text.splitlines() if line.startswith("V1")]
+    assert " ".join(first) == (
+        "V1 board-a 10.0.0.1:5001 0-15 ready ██████░░ 2.0 of 8.0 71 of 99 ████░░░░ 50% ▁▅█ 2.3 "
+        "0.1 0"
+    )
+    (missing,) = [line.split() for line in text.splitlines() if line.startswith("V4 ")][:1]
+    assert missing == ["V4", "-", "-", "32-39", "missing", *"-------", "1"]
+    assert "V2 (board-b): hot" in text
+    assert "V4 was lost 65 s ago: it left: stopped by SIGTERM" in text
+    assert "q or Ctrl-C leaves" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160, 300])
+def test_nothing_is_cut_off_at_any_width(width: int) -> None:
+    text = drawn(view(), width)
+    assert "…" not in text
+    assert all(len(line) <= width for line in text.splitlines())
+    for node, state in (("V1", "ready"), ("V3", "loading"), ("V4", "missing")):
+        assert re.search(rf"^{node} .*{state}", text, re.MULTILINE)
+
+
+def test_a_coordinator_that_is_gone_is_said_above_what_it_said_last() -> None:
+    text = " ".join(drawn(view(problem="no answer"), 120).split())
+    assert "the coordinator cannot be reached (for 12 s); trying again: no answer" in text
+    assert text.index("what it said last:") < text.index("V1 board-a")
+    assert "is not up" not in text, "that is not known now"
+    never = drawn(view(None, "no answer"), 120)
+    assert "cannot be reached" in never
+    assert "waiting for the coordinator" in drawn(view(None), 120)
+
+
+def test_a_terminal_without_block_characters_gets_others() -> None:
+    text = drawn(view(), 160, "ascii")
+    assert "####.... 50%" in " ".join(text.split())
+    assert " 049 " in text
+
+
+def test_names_cannot_change_the_terminal() -> None:
+    odd = replace(FIRST, name="\033[31mred[bold]", warning="\033]0;x\a")
+    text = drawn(view(replace(STATUS, nodes=(odd,))), 160)
+    assert "\033" not in text
+    assert "[bold]" in text
+
+
+@pytest.mark.parametrize(("share", "full"), [(-1.0, 0), (0.0, 0), (0.5, 4), (1.0, 8), (9.0, 8)])
+def test_bars(share: float, full: int) -> None:
+    assert bar(share, "red", blocks=False).plain == "#" * full + "." * (8 - full)
+
+
+def test_the_history_is_short_and_of_those_who_are_there() -> None:
+    busy = Busy()
+    for _ in range(3 * HISTORY):
+        busy.look(STATUS)
+    assert len(busy.of(FIRST)) == HISTORY
+    busy.look(replace(STATUS, nodes=(HOT,)))
+    assert busy.of(FIRST) == ()
+    assert len(busy.of(HOT)) == HISTORY
+
+
+# --- at a ring ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ring() -> Iterator[NodeRing]:
+    """One ring for all looks."""
+    with NodeRing(2) as made:
+        made.await_up()
+        yield made
+
+
+class Terminal:
+    """A pseudo-terminal as this process's standard streams, whose screen a test can read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._main, side = pty.openpty()
+        self.resize(24, 120)
+        self._side = os.fdopen(side, "r+b", buffering=0)
+        out = os.fdopen(os.dup(side), "w", encoding="utf-8", buffering=1)
+        monkeypatch.setattr(sys, "stdin", os.fdopen(os.dup(side), encoding="utf-8"))
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", out)
+        monkeypatch.setattr(sys, "__stdin__", sys.stdin)
+        monkeypatch.setattr(sys, "__stdout__", out)
+        monkeypatch.setattr(sys, "__stderr__", out)
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.delenv("COLUMNS", raising=False)
+        monkeypatch.delenv("LINES", raising=False)
+        self._files = [self._side, out, sys.stdin]
+        self.mode = termios.tcgetattr(side)
+        self._raw = b""
+
+    def resize(self, rows: int, columns: int) -> None:
+        """As a person does with the mouse."""
+        fcntl.ioctl(self._main, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, text: str) -> None:
+        """At the keyboard."""
+        os.write(self._main, text.encode())
+
+    @property
+    def text(self) -> str:
+        """All that was written so far, without colours."""
+        while select.select([self._main], [], [], 0)[0]:
+            self._raw += os.read(self._main, 65536)
+        return re.sub(r"\033\[[\d;]*m", "", self._raw.decode(errors="replace"))
+
+    def forget(self) -> None:
+        """What was written."""
+        assert self.text is not None
+        self._raw = b""
+
+    def is_as_before(self) -> bool:
+        """Whether keys are echoed and lines can be edited again."""
+        return termios.tcgetattr(self._side.fileno()) == self.mode
+
+    def close(self) -> None:
+        for file in self._files:
+            with suppress(OSError):
+                file.close()
+        os.close(self._main)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """For commands in this process."""
+    with monkeypatch.context() as patch:
+        made = Terminal(patch)
+        yield made
+        made.close()
+
+
+def looking(ring: NodeRing, *steps: object) -> None:
+    """`edgespec top` in this thread, while another one takes the steps, each a function.
+
+    A step that fails leaves top, and fails the test.
+    """
+    failures: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            for step in steps:
+                step()  # type: ignore[operator]
+        except BaseException as problem:
+            failures.append(problem)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        module.top(False, str(ring.address), 10.0, "")
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def test_it_is_live_follows_the_terminals_size_and_q_leaves(
+    ring: NodeRing, terminal: Terminal
+) -> None:
+    def sees(pattern: str) -> object:
+        return lambda: until(lambda: re.search(pattern, terminal.text))
+
+    looking(
+        ring,
+        sees(r"\033\[\?1049h"),  # the other screen
+        sees(r"V1 +toybox .* ready +.*"),
+        sees(r"the ring of 2 stage\(s\) is up"),
+        terminal.forget,
+        sees(r"edgespec top"),  # another second, another look
+        lambda: terminal.resize(24, 44),
+        terminal.forget,
+        sees(r"node +layers +state +°C +busy *\r"),
+        lambda: terminal.type("q"),
+    )
+    assert "\033[?1049l" in terminal.text, "the screen before is back"
+    assert "\033[?25h" in terminal.text, "and the cursor"
+    assert terminal.is_as_before()
+
+
+def test_ctrl_c_leaves_too(ring: NodeRing, terminal: Terminal) -> None:
+    looking(
+        ring,
+        lambda: until(lambda: "V1" in terminal.text),
+        lambda: os.kill(os.getpid(), signal.SIGINT),
+    )
+    assert "\033[?1049l" in terminal.text
+    assert terminal.is_as_before()
+
+
+def test_a_stage_and_a_coordinator_that_are_lost_are_said_and_found_again(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AGAIN_S", 1.0)
+    monkeypatch.setattr(module, "EVERY_S", 0.1)
+    with NodeRing(2) as ring:
+        ring.await_up()
+
+        def restart() -> None:
+            ring.restart_coordinator()
+            terminal.forget()
+
+        looking(
+            ring,
+            lambda: until(lambda: "is up" in terminal.text),
+            lambda: ring.threads[2].vanish(),
+            lambda: until(lambda: "is not up: V2 is missing" in terminal.text),
+            lambda: ring.threads[0].vanish(),
+            lambda: until(lambda: "the coordinator cannot be reached" in terminal.text),
+            restart,
+            lambda: until(lambda: "is not up: V2 is missing" in terminal.text),
+            lambda: terminal.type("q"),
+        )
+
+
+def test_where_there_is_no_terminal_a_block_is_printed_every_second(
+    ring: NodeRing, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "EVERY_S", 0.1)
+    pieces: list[str] = []
+
+    def two_blocks() -> bool:
+        pieces.append(capfd.readouterr().out)
+        return "".join(pieces).count("is up since") >= 2
+
+    looking(ring, lambda: until(two_blocks), lambda: os.kill(os.getpid(), signal.SIGINT))
+    text = "".join(pieces)
+    assert "\033" not in text
+    assert f"coordinator at {ring.address}\n" in text
+    assert "toybox" in text
+
+
+def test_once(
+    ring: NodeRing, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run_here(capfd, monkeypatch, "top", "--once", "--coordinator", str(ring.address))
+    assert done.code == 0
+    assert done.out.count("the ring of 2 stage(s) is up") == 1
+    arguments = ("top", "--once", "--coordinator", "127.0.0.1:9", "--wait", "0.3")
+    done = run_here(capfd, monkeypatch, *arguments)
+    done.assert_refused("no coordinator answered at 127.0.0.1:9", code=1)
+
+
+def test_a_key_that_is_refused_ends_it(
+    ring: NodeRing, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgespec.errors import AccessRefused
+
+    def refused(self: object) -> Status:
+        raise AccessRefused("the coordinator refused: this key counts no more")
+
+    monkeypatch.setattr(module.Client, "status", refused)
+    started = time.monotonic()
+    done = run_here(capfd, monkeypatch, "top", "--coordinator", str(ring.address))
+    done.assert_refused("this key counts no more")
+    assert time.monotonic() - started < 10 * QUICK.silence
