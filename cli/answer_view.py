@@ -68,7 +68,10 @@ class AnswerView:
             return
         each = sum(self.runs) / len(self.runs)
         samples = [Text(f"{name} ", style=name) for name, _ in _RUN_COLOURS]
-        rest = f"change with each result: {len(self.runs)} results, {each:.2f} tokens each"
+        rest = (
+            f"change with each result that made tokens certain: {len(self.runs)} of them, "
+            f"{each:.2f} tokens each"
+        )
         self._notes.say(Text.assemble(*samples, (rest, "dim")))
 
     def _pause(self, why: str, waiting: Callable[[str], None]) -> None:

@@ -269,7 +269,7 @@ def _message(value: object, where: str) -> dict[str, str]:
     if not isinstance(value, dict):
         raise refused(f"{where} must be an object", where, "invalid_type")
     role = value.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise _unknown_role(role, f"{where}.role")
     taken = ("role", "content", "name", *(_EMPTY_OF_ASSISTANT if role == "assistant" else ()))
     refuse_unknown(value, taken, f"{where}.")

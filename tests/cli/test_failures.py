@@ -37,8 +37,11 @@ class Question:
 
 
 LONG_ANSWER = Question("Once upon a time", 120)
-LONG_PROMPT = Question("\n".join(list(prompts().values())[:5]), 24)
-"""More than 400 tokens: its prefill takes some tenths of a second."""
+
+
+def long_prompt(number: int) -> Question:
+    """More than 400 tokens, which begin like no other: nothing of it is on the stages already."""
+    return Question("\n".join([f"{number}.", *list(prompts().values())[:5]]), 24)
 
 
 LENGTH = ("--max-new-tokens", str(LONG_ANSWER.new_tokens))
@@ -91,14 +94,14 @@ def in_prefill(part: float, whole: int) -> Moment:
 
 
 def prefill_bytes(ring: Boards) -> int:
-    """What stage 1 sends until the long prompt has its first token."""
-    first = ring.holder(1)
+    """What stage 1 sends until a long prompt has its first token."""
+    first, question = ring.holder(1), long_prompt(0)
     before = ring.bytes_sent(first)
-    with ring.asking("d0", LONG_PROMPT.prompt, LONG_PROMPT.new_tokens) as asking:
+    with ring.asking("d0", question.prompt, question.new_tokens) as asking:
         ring.until(lambda: asking.out != "", "a first token")
         whole = ring.bytes_sent(first) - before
         done = asking.done()
-    assert (done.code, done.out) == (0, LONG_PROMPT.right), done
+    assert (done.code, done.out) == (0, question.right), done
     return whole
 
 
@@ -112,7 +115,7 @@ def disturbed(
     with ring.asking("d0", question.prompt, question.new_tokens, policy) as asking:
         begun = ring.until(lambda: is_time(asking.out), "the moment")
         assert asking.process.poll() is None, f"it was over before anything happened: {asking.err}"
-        assert (asking.out == "") == (question is LONG_PROMPT), "it is not the moment any more"
+        assert (asking.out == "") == (question != LONG_ANSWER), "it is not the moment any more"
         with ThreadPoolExecutor() as pool:
             noticed = pool.submit(ring.until, lambda: ring.losses(pid) > losses, f"{name} is lost")
             up = pool.submit(ring.until, lambda: ring.count("the ring is up") > ups, "it is up")
@@ -135,19 +138,21 @@ class Matrix:
     def __init__(self, ring: Boards, seed: int) -> None:
         print(f"seed {seed}")
         self._ring = ring
+        self._played = 0
         self._random = random.Random(seed)
         self._whole = prefill_bytes(ring)
         self.took: dict[Case, list[Recovery]] = defaultdict(list)
 
     def play(self, what: str, policy: str, phase: str) -> None:
         """One disturbance."""
+        self._played += 1
         stage, part = self._random.randint(1, 3), self._random.uniform(0.01, 0.8)
         case = f"{what} of stage {stage} at {part:.0%} of {phase}, {policy}"
         print(f"{time.strftime('%H:%M:%S')} {case} ...", flush=True)
         if phase == "decoding":
             moment, question = behind(part), LONG_ANSWER
         else:
-            moment, question = in_prefill(part, self._whole), LONG_PROMPT
+            moment, question = in_prefill(part, self._whole), long_prompt(self._played)
         times = disturbed(self._ring, what, stage, policy, question, moment)
         self.took[what, policy, phase].append(times)
         print(

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
-import pty
 import re
-import select
 import signal
-import struct
-import sys
-import termios
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from rich.console import Console
 from support.commands import run_here
 from support.nodes import QUICK, NodeRing, until
+from support.terminals import Terminal
 
 from edgespec.cli import top as module
 from edgespec.cli.top_view import HISTORY, Busy, View, bar, screen
@@ -53,7 +48,7 @@ STATUS = Status(False, (), (FIRST, HOT, LOADING, MISSING), stages=4, ring=5, wai
 def drawn(view: View, width: int, encoding: str = "utf-8") -> str:
     """The screen as text."""
     raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding=encoding)
+    file = io.TextIOWrapper(raw, encoding=encoding, errors="replace")
     console = Console(file=file, width=width, markup=False, highlight=False, emoji=False)
     console.print(screen(view, console))
     file.flush()
@@ -147,65 +142,13 @@ def ring() -> Iterator[NodeRing]:
         yield made
 
 
-class Terminal:
-    """A pseudo-terminal as this process's standard streams, whose screen a test can read."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._main, side = pty.openpty()
-        self.resize(24, 120)
-        self._side = os.fdopen(side, "r+b", buffering=0)
-        out = os.fdopen(os.dup(side), "w", encoding="utf-8", buffering=1)
-        monkeypatch.setattr(sys, "stdin", os.fdopen(os.dup(side), encoding="utf-8"))
-        monkeypatch.setattr(sys, "stdout", out)
-        monkeypatch.setattr(sys, "stderr", out)
-        monkeypatch.setattr(sys, "__stdin__", sys.stdin)
-        monkeypatch.setattr(sys, "__stdout__", out)
-        monkeypatch.setattr(sys, "__stderr__", out)
-        monkeypatch.setenv("TERM", "xterm-256color")
-        monkeypatch.delenv("COLUMNS", raising=False)
-        monkeypatch.delenv("LINES", raising=False)
-        self._files = [self._side, out, sys.stdin]
-        self.mode = termios.tcgetattr(side)
-        self._raw = b""
-
-    def resize(self, rows: int, columns: int) -> None:
-        """As a person does with the mouse."""
-        fcntl.ioctl(self._main, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def type(self, text: str) -> None:
-        """At the keyboard."""
-        os.write(self._main, text.encode())
-
-    @property
-    def text(self) -> str:
-        """All that was written so far, without colours."""
-        while select.select([self._main], [], [], 0)[0]:
-            self._raw += os.read(self._main, 65536)
-        return re.sub(r"\033\[[\d;]*m", "", self._raw.decode(errors="replace"))
-
-    def forget(self) -> None:
-        """What was written."""
-        assert self.text is not None
-        self._raw = b""
-
-    def is_as_before(self) -> bool:
-        """Whether keys are echoed and lines can be edited again."""
-        return termios.tcgetattr(self._side.fileno()) == self.mode
-
-    def close(self) -> None:
-        for file in self._files:
-            with suppress(OSError):
-                file.close()
-        os.close(self._main)
-
-
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     """For commands in this process."""
-    with monkeypatch.context() as patch:
-        made = Terminal(patch)
-        yield made
-        made.close()
+    made = Terminal()
+    yield made
+    monkeypatch.undo()
+    made.close()
 
 
 def looking(ring: NodeRing, *steps: object) -> None:
@@ -234,8 +177,10 @@ def looking(ring: NodeRing, *steps: object) -> None:
 
 
 def test_it_is_live_follows_the_terminals_size_and_q_leaves(
-    ring: NodeRing, terminal: Terminal
+    ring: NodeRing, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    terminal.take_over(monkeypatch)
+
     def sees(pattern: str) -> object:
         return lambda: until(lambda: re.search(pattern, terminal.text))
 
@@ -248,7 +193,7 @@ def test_it_is_live_follows_the_terminals_size_and_q_leaves(
         sees(r"edgespec top"),  # another second, another look
         lambda: terminal.resize(24, 44),
         terminal.forget,
-        sees(r"node +layers +state +°C +busy *\r"),
+        sees(r"node +layers +state +°C +busy +losses"),
         lambda: terminal.type("q"),
     )
     assert "\033[?1049l" in terminal.text, "the screen before is back"
@@ -256,7 +201,10 @@ def test_it_is_live_follows_the_terminals_size_and_q_leaves(
     assert terminal.is_as_before()
 
 
-def test_ctrl_c_leaves_too(ring: NodeRing, terminal: Terminal) -> None:
+def test_ctrl_c_leaves_too(
+    ring: NodeRing, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.take_over(monkeypatch)
     looking(
         ring,
         lambda: until(lambda: "V1" in terminal.text),
@@ -269,7 +217,9 @@ def test_ctrl_c_leaves_too(ring: NodeRing, terminal: Terminal) -> None:
 def test_a_stage_and_a_coordinator_that_are_lost_are_said_and_found_again(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    terminal.take_over(monkeypatch)
     monkeypatch.setattr(module, "AGAIN_S", 1.0)
+    monkeypatch.setattr(module, "Client", partial(module.Client, timing=QUICK))
     monkeypatch.setattr(module, "EVERY_S", 0.1)
     with NodeRing(2) as ring:
         ring.await_up()

@@ -119,6 +119,12 @@ async def collected(client: AsyncClient, ask: Submit) -> list[Message]:
     return [message async for message in client.ask(ask)]
 
 
+async def read_slowly(client: AsyncClient) -> None:
+    """Take an answer more slowly than it comes."""
+    async for _ in client.ask(submit()):
+        await asyncio.sleep(0.2)
+
+
 def test_answers_of_one_connection_do_not_mix(coordinator: Scripted) -> None:
     async def work() -> None:
         async with talking(coordinator) as client:
@@ -301,16 +307,12 @@ def test_who_does_not_read_is_cut_off(
 
     async def work() -> None:
         async with talking(coordinator) as client:
-            answer = client.ask(submit())
-            first = asyncio.ensure_future(answer.__anext__())
+            reading = asyncio.ensure_future(read_slowly(client))
             peer, asked = await coordinator.submitted()
             for number in range(20):
                 coordinator.transport.send_control(peer, Tokens(asked.tag, (number,), "x"))
-            await first
-            await asyncio.sleep(0.3)
             with pytest.raises(RequestFailed, match="not read") as caught:
-                async for _ in answer:
-                    await asyncio.sleep(0.01)
+                await reading
             assert caught.value.kind == "slow"
             assert (await coordinator.next())[1] == Cancel(asked.tag)
 

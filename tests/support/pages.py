@@ -16,6 +16,8 @@ from edgespec.daemon.bundled import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-features=SpareRendererForSitePerProcess"]
+"""Tests run as root, where Chromium's sandbox does not; and they count processes."""
 
 
 def require_chromium() -> None:

@@ -40,7 +40,7 @@ function figures(node) {
   const rows = [];
   if (node.memory > 0 && node.free > 0) {
     const used = node.memory - node.free;
-    rows.push(meter("Memory", used / node.memory, `${gigabytes(used)} of ${gigabytes(node.memory)} GiB`));
+    rows.push(meter("Memory", used / node.memory, `${gigabytes(used)}/${gigabytes(node.memory)} GiB`));
   } else {
     rows.push(meter("Memory", 0, node.memory > 0 ? `${gigabytes(node.memory)} GiB` : "not known"));
   }

@@ -6,7 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const COLUMN = 104;
 const ROW = 27;
 const BOX = { width: 90, height: 21 };
-const MOST_ROWS = 9;
+const MOST_ROWS = 8;
 const PRUNED_ROWS = 3;
 const SHOWN_CHARS = 9;
 

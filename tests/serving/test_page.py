@@ -1,0 +1,459 @@
+"""The page in Chromium, over the API and a ring of fake stages that take their time."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, sync_playwright
+from support.apis import api
+from support.nodes import NodeRing
+from support.pages import CHROMIUM, FLAGS, require_chromium
+from support.rings import submit
+
+from edgespec.config import Timing
+from edgespec.errors import ConfigError
+from edgespec.runtime.registrar import CLIENT
+
+STAGES = 3
+DELAY_S = 0.02
+"""What every block takes, so that there is something to be seen."""
+
+TOKENS = 120
+QUESTION = "how many eggs"
+CALM = Timing(beat=0.1, silence=3.0, answer_silence=5.0, client_silence=5.0, retry=0.1)
+PATIENCE_MS = 30_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _chromium() -> None:
+    require_chromium()
+
+
+@pytest.fixture(scope="module")
+def ring(_chromium: None) -> Iterator[NodeRing]:
+    """A ring that is up."""
+    with NodeRing(STAGES, timing=CALM, recovery=60.0) as ring:
+        ring.await_up()
+        for block in ring.blocks:
+            block.delay = DELAY_S
+        yield ring
+
+
+@pytest.fixture(scope="module")
+def url(ring: NodeRing) -> Iterator[str]:
+    """Its API, which has the page."""
+    with api(ring.address, ring.keys.add("the API", CLIENT), timing=CALM) as base:
+        yield base
+
+
+@pytest.fixture(scope="module")
+def browser(_chromium: None) -> Iterator[Browser]:
+    """One Chromium for all; its helpers are started before the first test."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        warm = browser.new_page()
+        warm.goto("data:text/html,warm")
+        yield browser
+        browser.close()
+
+
+class Watched:
+    """Open pages, and what went wrong in them."""
+
+    def __init__(self, browser: Browser, url: str) -> None:
+        self._browser = browser
+        self.url = url
+        self.problems: list[str] = []
+        self.foreign: list[str] = []
+        self.expected: list[str] = []
+        self._contexts: list[Any] = []
+
+    def open(self, width: int = 1366, height: int = 860, **options: Any) -> Page:
+        """The page in a fresh profile, when its ring is there."""
+        context = self._browser.new_context(
+            viewport={"width": width, "height": height}, reduced_motion="reduce", **options
+        )
+        self._contexts.append(context)
+        context.set_default_timeout(PATIENCE_MS)
+        context.route("**/*", self._only_here)
+        page = context.new_page()
+        page.on("console", self._on_console)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.goto(self.url)
+        return page
+
+    def _only_here(self, route: Route) -> None:
+        if route.request.url.startswith(self.url):
+            route.continue_()
+        else:
+            self.foreign.append(route.request.url)
+            route.abort()
+
+    def _on_console(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.problems.append(message.text)
+
+    def close(self) -> None:
+        """Close them all, and see that nothing went wrong."""
+        for context in self._contexts:
+            context.close()
+        assert self.foreign == []
+        left = [p for p in self.problems if not any(word in p for word in self.expected)]
+        assert left == []
+
+
+@contextmanager
+def pages(browser: Browser, url: str) -> Iterator[Watched]:
+    """Pages of that server."""
+    watched = Watched(browser, url)
+    yield watched
+    watched.close()
+
+
+@pytest.fixture
+def watched(browser: Browser, url: str, ring: NodeRing) -> Iterator[Watched]:
+    """Pages over the ring, of which nothing is left behind."""
+    with pages(browser, url) as found:
+        yield found
+    ring.assert_free()
+
+
+def until(page: Page, condition: str, argument: object = None) -> None:
+    """Wait for something in the page; its own policy lets nobody wait in there."""
+    limit = time.monotonic() + PATIENCE_MS / 1000
+    while not page.evaluate(condition, argument):
+        assert time.monotonic() < limit, f"it did not come about: {condition}"
+        page.wait_for_timeout(20)
+
+
+def is_up(page: Page) -> None:
+    """Wait until the page says that the ring is."""
+    page.wait_for_selector("#health[data-state=up]")
+
+
+def ask(page: Page, question: str = QUESTION, tokens: int = TOKENS) -> None:
+    """Send a question by keyboard."""
+    page.evaluate(
+        "tokens => { const e = document.getElementById('tokens'); e.value = tokens;"
+        " e.dispatchEvent(new Event('change')); }",
+        str(tokens),
+    )
+    page.fill("#prompt", question)
+    page.press("#prompt", "Enter")
+
+
+def text(page: Page, which: int = -1) -> str:
+    """An answer so far."""
+    return page.locator(".turn.assistant .text").nth(which).inner_text()
+
+
+def until_text(page: Page, length: int) -> None:
+    """Until the newest answer has that many characters."""
+    until(
+        page,
+        "length => [...document.querySelectorAll('.turn.assistant .text')].pop()"
+        "?.textContent.length >= length",
+        length,
+    )
+
+
+def until_done(page: Page) -> None:
+    """Until the newest answer has ended."""
+    page.wait_for_selector("#send:not([hidden])")
+    page.wait_for_selector(".turn.assistant:last-child .again")
+
+
+def right(ring: NodeRing, prompt: str = QUESTION, tokens: int = TOKENS) -> str:
+    """What plain decoding answers."""
+    return ring.expected(submit(prompt=prompt, max_new_tokens=tokens)).text
+
+
+RECORD = """() => {
+  window.states = {};
+  const look = () => {
+    for (const node of document.querySelectorAll('#tree-picture .node')) {
+      const seen = window.states[node.dataset.id] ||= [];
+      if (seen.at(-1) !== node.dataset.state) seen.push(node.dataset.state);
+    }
+  };
+  new MutationObserver(look).observe(document.getElementById('tree-picture'),
+    {subtree: true, childList: true, attributes: true, attributeFilter: ['data-state']});
+}"""
+
+
+def test_an_answer_streams_and_the_tree_shows_what_happens(
+    watched: Watched, ring: NodeRing
+) -> None:
+    page = watched.open()
+    is_up(page)
+    page.evaluate(RECORD)
+    ask(page)
+    lengths = []
+    for length in (10, 40, 80):
+        until_text(page, length)
+        lengths.append(len(text(page)))
+    assert lengths[0] < lengths[1] < TOKENS, "it did not stream"
+    until(page, "document.querySelector('#segments').textContent.includes('rows')")
+    until_done(page)
+    assert text(page) == right(ring)
+    states = set(map(tuple, page.evaluate("Object.values(window.states)")))
+    seen = {state for states_of_one in states for state in states_of_one}
+    assert seen >= {"sent", "accepted", "pruned"}
+    steps = {(a, b) for one in states for a, b in pairwise(one)}
+    assert ("sent", "accepted") in steps
+    figures = page.inner_text(".turn.assistant .figures")
+    assert f"{TOKENS} tokens" in figures
+    assert re.search(r"[\d.]+ tokens/s · [\d.]+ tokens a trip", figures), figures
+    assert "prompt tokens, 0 of them cached" in figures or "cached" in figures
+    assert page.locator("#stages .lane").count() == STAGES
+    counted = [int(t.split()[0]) for t in page.locator(".lane-text").all_inner_texts()]
+    assert all(rows > 0 for rows in counted)
+    assert page.locator("#ring .device").count() == STAGES + 1
+    assert "Layers 1 to 1" in page.locator("#ring .device").nth(2).inner_text()
+    assert page.inner_text("#said").startswith("Answer: ")
+
+
+def test_stop_regenerate_and_another_turn(watched: Watched, ring: NodeRing) -> None:
+    page = watched.open()
+    is_up(page)
+    ask(page)
+    until_text(page, 10)
+    page.keyboard.press("Escape")
+    until_done(page)
+    part = text(page)
+    assert "stopped" in page.inner_text(".turn.assistant .figures")
+    assert 0 < len(part) < TOKENS
+    assert right(ring).startswith(part)
+    ring.assert_free()
+
+    page.click(".again")
+    until_text(page, 10)
+    page.click("#stop")
+    until_done(page)
+    page.click(".again")
+    until_done(page)
+    assert page.locator(".turn").count() == 2
+    assert text(page) == right(ring)
+
+    ask(page, "and now", tokens=20)
+    until_done(page)
+    assert page.locator(".turn").count() == 4
+    assert text(page) == right(ring, QUESTION + right(ring) + "and now", 20)
+    page.click("#clear")
+    assert page.locator(".turn").count() == 0
+
+
+def test_a_stage_that_is_down_is_named_and_the_answer_goes_on(
+    watched: Watched, ring: NodeRing
+) -> None:
+    page = watched.open()
+    is_up(page)
+    ask(page)
+    until_text(page, 10)
+    ring.threads[2].vanish()
+    page.wait_for_selector("#health[data-state=partial]")
+    until(page, "document.querySelector('#banner-text').textContent.includes('since')")
+    banner = page.inner_text("#banner")
+    assert "Stage 2 (toybox) is down since" in banner
+    assert "The answer is paused" in banner
+    assert "goes on when it is back or a spare has its place" in banner
+    assert page.inner_text("#alarm") != ""
+    assert page.locator(".device[data-state=missing]").count() == 1
+    before = text(page)
+    assert right(ring).startswith(before)
+    assert page.is_visible("#stop")
+    ring.start_stage(2)
+    is_up(page)
+    page.wait_for_selector("#banner", state="hidden")
+    until_done(page)
+    assert text(page) == right(ring)
+    assert page.inner_text("#alarm") == "The ring is up again."
+
+
+WIDE_OR_SMALL = """() => [...document.querySelectorAll('button, input, select, textarea')]
+  .filter(e => e.offsetParent !== null)
+  .map(e => [e.id, e.getBoundingClientRect()])
+  .filter(([, r]) => r.left < 0 || r.right > innerWidth || r.height < 24)
+  .map(([id, r]) => `${id} ${r.left} ${r.right} ${r.height}`)"""
+
+
+def test_phone_width(watched: Watched) -> None:
+    page = watched.open(360, 640, has_touch=True)
+    is_up(page)
+    ask(page, tokens=60)
+    until_done(page)
+    for view in ("#show-ring", "#show-chat"):
+        page.click(view)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        assert page.evaluate(WIDE_OR_SMALL) == []
+        assert page.get_attribute(view, "aria-pressed") == "true"
+    page.click("#open-settings")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.evaluate(WIDE_OR_SMALL) == []
+
+
+FOCUS = """() => {
+  const e = document.activeElement, s = getComputedStyle(e);
+  return [e.id || e.className, s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2];
+}"""
+
+
+def test_keyboard_alone(watched: Watched, ring: NodeRing) -> None:
+    page = watched.open()
+    is_up(page)
+    page.keyboard.press("Tab")
+    assert page.evaluate(FOCUS) == ["skip", True]
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    page.keyboard.type("first line")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("second")
+    assert page.input_value("#prompt") == "first line\nsecond"
+    page.keyboard.press("Enter")
+    until_text(page, 5)
+    page.keyboard.press("Escape")
+    until_done(page)
+    reached = []
+    page.focus(".skip")
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        name, visible = page.evaluate(FOCUS)
+        assert visible, f"nobody sees that {name} has the focus"
+        reached.append(name)
+    for wanted in ("theme", "open-settings", "clear", "turns", "quiet again", "prompt", "send"):
+        assert wanted in reached, reached
+    page.focus("#open-settings")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.closest('dialog').id") == "settings"
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") == "open-settings"
+
+
+CONTRAST = """() => {
+  const parse = c => (c.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = e => {
+    for (; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c.length === 3 || c[3] > 0) return c;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  for (const e of document.querySelectorAll('body *')) {
+    const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !e.checkVisibility() || e.closest('svg, .hidden, :disabled')) continue;
+    const a = light(parse(getComputedStyle(e).color)), b = light(behind(e));
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) found.push(`${e.tagName} ${e.className} ${e.textContent}: ${ratio}`);
+  }
+  return found;
+}"""
+
+
+def test_light_and_dark_by_system_and_by_switch(watched: Watched) -> None:
+    page = watched.open(color_scheme="dark")
+    is_up(page)
+    ask(page, tokens=30)
+    until_done(page)
+    shades = {}
+    for theme in ("auto", "light", "dark"):
+        assert theme in page.inner_text("#theme")
+        assert page.evaluate(CONTRAST) == []
+        shades[theme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.click("#theme")
+    assert shades["auto"] == shades["dark"] != shades["light"]
+    page.click("#theme")  # light
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == shades["light"]
+    page.emulate_media(color_scheme="light")
+    page.evaluate("localStorage.clear()")
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == shades["light"]
+
+
+def test_settings_are_kept_and_count(watched: Watched) -> None:
+    page = watched.open()
+    is_up(page)
+    page.click("#open-settings")
+    for field, value in (("temperature", "0.7"), ("seed", "42"), ("tokens", "7")):
+        page.fill(f"#{field}", value)
+    page.select_option("#policy", "flowspec")
+    page.click("#settings .primary")
+    page.reload()
+    is_up(page)
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.fill("#prompt", QUESTION)
+        page.press("#prompt", "Enter")
+    body = json.loads(asked.value.post_data or "")
+    until_done(page)
+    assert (body["temperature"], body["seed"], body["max_tokens"]) == (0.7, 42, 7)
+    assert body["policy"] == "flowspec"
+    assert "cut at the limit" in page.inner_text(".figures")
+    page.click("#open-settings")
+    page.click("#defaults")
+    assert page.input_value("#temperature") == "0"
+
+
+def test_a_model_without_a_chat_template(
+    watched: Watched, ring: NodeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(messages: object) -> None:
+        raise ConfigError("the model has no chat template; send a prompt instead of messages")
+
+    monkeypatch.setattr(ring.codec, "encode_chat", refuse)
+    watched.expected.append("400")
+    page = watched.open()
+    is_up(page)
+    ask(page, tokens=20)
+    until_done(page)
+    assert text(page) == right(ring, tokens=20)
+
+
+def test_what_a_person_or_a_device_says_is_text(watched: Watched) -> None:
+    page = watched.open()
+    is_up(page)
+    ask(page, "<img src=x onerror=alert(1)><b>bold</b>", tokens=5)
+    until_done(page)
+    assert page.locator(".turn img, .turn b").count() == 0
+    assert page.locator(".turn.user .text").inner_text().startswith("<img src=x")
+    evil = {"reachable": False, "text": "<script>alert(1)</script>"}
+    stream = f"event: status\ndata: {json.dumps(evil)}\n\n"
+    page.route("**/events", lambda route: route.fulfill(body=stream, content_type="text/plain"))
+    page.reload()
+    until(page, "document.querySelector('#banner-text').textContent.includes('alert')")
+    assert page.locator("#banner script").count() == 0
+
+
+def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Browser, ring: NodeRing) -> None:
+    identity = ring.keys.add("the API with keys", CLIENT)
+    accepts: Callable[[str], bool] = lambda key: key == "right"  # noqa: E731
+    with (
+        api(ring.address, identity, timing=CALM, accepts=accepts) as url,
+        pages(browser, url) as watched,
+    ):
+        watched.expected.append("401")
+        page = watched.open()
+        page.wait_for_selector("#key[open]")
+        for key in ("wrong", "right"):
+            page.fill("#key-text", key)
+            page.press("#key-text", "Enter")
+            if key == "wrong":
+                until(page, "document.querySelector('#key-text').value === ''")
+                page.wait_for_selector("#key[open]")
+        is_up(page)
+        ask(page, tokens=5)
+        until_done(page)
+        page.reload()
+        is_up(page)
+        assert page.evaluate("sessionStorage.getItem('edgespec-key')") == "right"
+        assert page.evaluate("JSON.stringify(localStorage)").count("right") == 0

@@ -1,0 +1,211 @@
+"""Reading requests: what is taken, what is refused, and which parameter the refusal names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edgespec.serving.problems import ApiProblem
+from edgespec.serving.requests import (
+    COMPLETION_TOKENS,
+    Asked,
+    chat_request,
+    completion_request,
+    parsed,
+)
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def chat(**more: Any) -> Asked:
+    """A chat with these parameters."""
+    return chat_request({"messages": MESSAGES, **more})
+
+
+def text(**more: Any) -> Asked:
+    """A completion with these parameters."""
+    return completion_request({"prompt": "hello", **more})
+
+
+def test_what_is_left_out_is_as_openai_has_it() -> None:
+    asked = chat()
+    assert (asked.submit.temperature, asked.submit.top_p, asked.submit.top) == (1.0, 1.0, -1)
+    assert (asked.streams, asked.with_usage, asked.waits, asked.model) == (False, False, True, "")
+    assert asked.submit.max_new_tokens == 0
+    assert text().submit.max_new_tokens == COMPLETION_TOKENS
+    assert chat().submit.seed != chat().submit.seed
+
+
+def test_null_is_as_if_it_was_left_out() -> None:
+    names = ("temperature", "top_p", "stop", "stream", "stream_options", "n", "tools", "logprobs")
+    asked = chat(seed=1, **dict.fromkeys(names))
+    assert asked == chat(seed=1)
+
+
+def test_all_that_the_ring_takes_arrives() -> None:
+    asked = chat(
+        model="m",
+        max_completion_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=5,
+        min_p=0.1,
+        seed=3,
+        stop=["a", "b"],
+        logprobs=True,
+        top_logprobs=4,
+        policy="flowspec",
+        stream=True,
+        stream_options={"include_usage": True},
+        wait=False,
+        user="u",
+        metadata={"k": "v"},
+    )
+    submit = asked.submit
+    assert (submit.max_new_tokens, submit.temperature, submit.top_p) == (7, 0.5, 0.9)
+    assert (submit.top_k, submit.min_p, submit.seed, submit.stop) == (5, 0.1, 3, ("a", "b"))
+    assert (submit.top, submit.policy) == (4, "flowspec")
+    assert (asked.model, asked.streams, asked.with_usage, asked.waits) == ("m", True, True, False)
+    assert json.loads(submit.messages) == MESSAGES
+    assert text(logprobs=0).submit.top == 0
+    assert text(prompt=["only one"]).submit.prompt == "only one"
+    assert text(stop="x").submit.stop == ("x",)
+    assert chat(logprobs=True).submit.top == 0
+
+
+def test_negative_seeds_are_taken_and_differ() -> None:
+    seeds = {chat(seed=seed).submit.seed for seed in (-2, -1, 0, 1, -(1 << 63))}
+    assert len(seeds) == 5
+    assert all(0 <= seed < 1 << 64 for seed in seeds)
+
+
+def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asked = chat(
+        messages=[
+            {"role": "developer", "content": parts, "name": "n"},
+            {"role": "assistant", "content": "c", "refusal": None, "tool_calls": []},
+        ]
+    )
+    assert json.loads(asked.submit.messages) == [
+        {"role": "system", "content": "ab"},
+        {"role": "assistant", "content": "c"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"top_k": -1}, "top_k"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"seed": 1 << 64}, "seed"),
+        ({"seed": "1"}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"max_tokens": 1 << 40}, "max_tokens"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"stop": "x" * 2000}, "stop"),
+        ({"stop": {"a": 1}}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": []}, "stream_options"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"frequency_penalty": -1}, "frequency_penalty"),
+        ({"logit_bias": {"1": 5}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{}]}, "functions"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"store": True}, "store"),
+        ({"policy": "magic"}, "policy"),
+        ({"policy": 3}, "policy"),
+        ({"temprature": 1}, "temprature"),
+        ({"model": 1}, "model"),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [1]}, "messages[0]"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": [], "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0]",
+        ),
+        ({"messages": [{"role": "user", "content": [1]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": "x", "y": 1}]}, "messages[0].y"),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiProblem) as caught:
+        chat(**more)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert param.rpartition(".")[2].partition("[")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [[1]]}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": "\udfff"}, "prompt"),
+        ({"best_of": 2}, "best_of"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"logprobs": True}, "logprobs"),
+        ({"messages": MESSAGES}, "messages"),
+    ],
+)
+def test_completions_refuse_by_name_as_well(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiProblem) as caught:
+        text(**more)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[]", b"3", b'"x"', b"\xff\xfe", b'{"a": NaN}', b'{"a": 1e999}x', b"[" * 200_000,
+     b'{"prompt": "a\x00b"}', b'{"a": ' + b"9" * 10_000 + b"}"],
+)  # fmt: skip
+def test_a_body_that_is_no_json_object_is_told_so(raw: bytes) -> None:
+    with pytest.raises(ApiProblem) as caught:
+        parsed(raw)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_more_tokens_than_the_context_holds_are_refused_and_none_are_all() -> None:
+    assert chat().within(100).max_new_tokens == 100
+    assert chat(max_tokens=100).within(100).max_new_tokens == 100
+    with pytest.raises(ApiProblem, match="context holds 100"):
+        chat(max_tokens=101).within(100)
+
+
+def test_infinity_is_no_number() -> None:
+    with pytest.raises(ApiProblem, match="temperature"):
+        chat(**parsed(b'{"temperature": 1e999}'))
