@@ -102,6 +102,8 @@ class LineInput:
             readline.set_completer_delims("")
             readline.set_completer(self._complete)
             readline.parse_and_bind("tab: complete")
+            # Lines that are pasted at once stay together; Python turns that off.
+            readline.parse_and_bind("set enable-bracketed-paste on")
 
     def read(self) -> str | None:
         """The next input, None behind the last.
@@ -137,7 +139,7 @@ class LineInput:
             sys.stderr.write(sign)
             sys.stderr.flush()
         try:
-            line = input(_bold(sign) if self._both else "")
+            line = input(_bold(sign) if self._both else "").rstrip("\n")
         except EOFError:
             sys.stderr.write("\n")
             return None

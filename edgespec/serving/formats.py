@@ -148,12 +148,21 @@ def format_of(asked: Asked, model: str, created: int) -> Format:
 
 
 def usage(finished: Finished) -> Object:
-    """How many tokens were read and written."""
+    """How many tokens were read and written; and, an extension, what the ring did for them."""
     return {
         "prompt_tokens": finished.prompt_tokens,
         "completion_tokens": finished.new_tokens,
         "total_tokens": finished.prompt_tokens + finished.new_tokens,
         "prompt_tokens_details": {"cached_tokens": finished.cached_tokens},
+        "edgespec": {
+            "policy": finished.policy,
+            "seconds": finished.seconds,
+            "first_token_seconds": finished.first_token_seconds,
+            "trips": finished.trips,
+            "rows_sent": finished.rows_sent,
+            "rows_wasted": finished.rows_wasted,
+            "recoveries": finished.recoveries,
+        },
     }
 
 

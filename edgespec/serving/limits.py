@@ -15,8 +15,8 @@ class Limits:
     have to come. `idle_seconds`: how long a connection is kept for the next request.
     `connections`: at once; of these, `answers` may be waiting for an answer or be reading one.
     `write_seconds`: how long a client may take nothing of an answer. `pause_seconds`: after so long
-    a silence a stream says that it still lives. `drain_seconds`: how long a refused body is still
-    taken from the network, and thrown away, so that its sender gets to read why.
+    a silence a stream says that it still lives. `drain_seconds`: how long a sender that was refused
+    is still listened to, so that it gets to read why.
     """
 
     body: int = 4 << 20

@@ -21,6 +21,7 @@ Schema = dict[str, Any]
 
 _STRING: Schema = {"type": "string"}
 _INTEGER: Schema = {"type": "integer", "minimum": 0}
+_NUMBER: Schema = {"type": "number", "minimum": 0}
 _PROBLEMS = {
     400: "The request cannot be served as it is; `param` names what is wrong.",
     401: "An API key is missing, or does not count.",
@@ -85,7 +86,7 @@ def _asks(summary: str, request: str, whole: str, piece: str) -> Schema:
     content = {
         **_json(whole)["content"],
         "text/event-stream": {
-            "schema": {**_STRING, "description": f"Events with a {piece} each, then [DONE]."}
+            "schema": {"description": f"Events with a {piece} each, then [DONE]."}
         },
     }
     return {
@@ -124,6 +125,17 @@ def _schemas() -> dict[str, Schema]:
                 "completion_tokens": _INTEGER,
                 "total_tokens": _INTEGER,
                 "prompt_tokens_details": _object({"cached_tokens": _INTEGER}),
+                "edgespec": _object(
+                    {
+                        "policy": _STRING,
+                        "seconds": _NUMBER,
+                        "first_token_seconds": _NUMBER,
+                        "trips": _NUMBER,
+                        "rows_sent": _INTEGER,
+                        "rows_wasted": _INTEGER,
+                        "recoveries": _INTEGER,
+                    }
+                ),
             }
         ),
         "Model": _MODEL,

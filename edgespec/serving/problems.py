@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edgespec.errors import AccessRefused, AddressUnavailable, EdgespecError, PeerLost, RequestFailed
+from edgespec.errors import (
+    AccessRefused,
+    AddressUnavailable,
+    EdgespecError,
+    PeerLost,
+    RequestFailed,
+)
 from edgespec.serving.limits import RETRY_S
 
 INVALID = "invalid_request_error"
@@ -39,6 +45,8 @@ class ApiProblem(Exception):
         """What the reply says beside its body."""
         if self.status in (429, 503):
             return {"retry-after": str(RETRY_S)}
+        if self.status == 408:
+            return {"connection": "close"}  # the rest of the body would be taken for a request
         return {"www-authenticate": "Bearer"} if self.status == 401 else {}
 
     def as_json(self) -> dict[str, Any]:

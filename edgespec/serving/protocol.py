@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Generator
+from http import HTTPStatus
 from types import FrameType
 from typing import Any
 
@@ -12,6 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from edgespec.serving.app import Service
 from edgespec.serving.limits import Limits
 from edgespec.serving.problems import SERVER, ApiProblem
+
+
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def protocol_of(limits: Limits) -> type[asyncio.Protocol]:
@@ -28,6 +36,7 @@ class _Protocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self._sender_limit: asyncio.TimerHandle | None = None
         self._reader_limit: asyncio.TimerHandle | None = None
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -46,7 +55,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return
         if self._sender_limit is None and not self._is_answering:
             self._await_request()
@@ -79,8 +88,11 @@ class _Protocol(H11Protocol):
         self._refuse(ApiProblem(400, "this is no valid HTTP request", code="invalid_http"))
 
     def _refuse(self, problem: ApiProblem) -> None:
-        """Answer what never got to the application, and close."""
-        if self.transport.is_closing():
+        """Answer what never got to the application, and close.
+
+        What still comes is thrown away for a while: closing at once would take the answer back.
+        """
+        if self._is_refused or self.transport.is_closing():
             return
         if self.cycle is not None:  # an answer is, or was, on the way: two make no sense
             self.transport.abort()
@@ -92,9 +104,13 @@ class _Protocol(H11Protocol):
             "content-length": str(len(body)),
             "connection": "close",
         }
-        lines = [f"HTTP/1.1 {problem.status} Refused", *(f"{k}: {v}" for k, v in headers.items())]
+        phrase = HTTPStatus(problem.status).phrase
+        lines = [f"HTTP/1.1 {problem.status} {phrase}", *(f"{k}: {v}" for k, v in headers.items())]
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
-        self.transport.close()
+        self.transport.write_eof()
+        self._is_refused = True
+        _stop(self._sender_limit)
+        self._sender_limit = self.loop.call_later(self.limits.drain_seconds, self.transport.abort)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -120,6 +136,20 @@ class ApiServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """As uvicorn has it, but that signal is not raised again: it was obeyed, and this process
+        has an exit code of its own."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {one: signal.signal(one, self.handle_exit) for one in ENDING}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

@@ -79,14 +79,9 @@ def streamed(*pieces: str | None) -> Streamed:
     return [*told, END]
 
 
-def test_a_pause_within_the_text_is_shown_below_it_and_goes_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    terminal = Terminal()
-    terminal.resize(ROWS, COLUMNS)
-    terminal.take_over(monkeypatch)
-    try:
-        seen: list[str] = []
+def test_a_pause_within_the_text_is_shown_below_it_and_goes_away() -> None:
+    seen: list[str] = []
+    with Terminal(ROWS, COLUMNS) as terminal:
 
         def answer() -> Iterator[Progress | Tokens | Finished]:
             for message in streamed("one ", None, None, "two", None):
@@ -95,50 +90,34 @@ def test_a_pause_within_the_text_is_shown_below_it_and_goes_away(
 
         AnswerView(Notes()).follow(answer())
         text = terminal.text
-    finally:
-        monkeypatch.undo()
-        terminal.close()
     assert "stage 2" not in seen[0]
     assert seen[1].endswith("\0337\033[B\r\033[2Kstage 2 (board) is lost; wait\0338"), "not wider"
     assert seen[3].endswith("\0337\033[B\r\033[2K\0338two"), "gone before the text goes on"
     assert text.endswith("\0337\033[B\r\033[2K\0338\r\n"), "and at its end"
 
 
-def test_where_the_text_is_a_terminals_codes_do_not_reach_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    terminal = Terminal()
-    terminal.take_over(monkeypatch)
-    try:
+def test_what_a_model_writes_cannot_change_the_terminal() -> None:
+    with Terminal() as terminal:
         view = AnswerView(Notes())
         view.follow(iter(streamed("a\033]0;evil\ab", "\x9b2J\tc\r\n")))
         text = terminal.text
-    finally:
-        monkeypatch.undo()
-        terminal.close()
     assert "a\ufffd]0;evil\ufffdb\ufffd2J" in text
     assert view.text == "a\033]0;evil\ab\x9b2J\tc\r\n", "the answer itself is what it is"
 
 
-@pytest.mark.parametrize("plain", ["NO_COLOR", "TERM", None])
-def test_the_colours_of_runs(plain: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    terminal.take_over(monkeypatch)
-    monkeypatch.setenv("TERM", "dumb" if plain == "TERM" else "xterm-256color")
-    if plain == "NO_COLOR":
-        monkeypatch.setenv("NO_COLOR", "1")
-    try:
+@pytest.mark.parametrize("plain", [("NO_COLOR", "1"), ("TERM", "dumb"), None])
+def test_the_colours_of_runs(plain: tuple[str, str] | None) -> None:
+    with Terminal() as terminal:
+        if plain is not None:
+            terminal.set(*plain)
         show(streamed("one", " two", "", " four"), False, Notes(), speculation=True)
         raw = terminal.raw
-    finally:
-        monkeypatch.undo()
-        terminal.close()
-    text = raw.replace("\033[0m", "")
     if plain is not None:
-        assert "one two four" in raw
+        assert "one two four" in raw.replace("\r", "")
         assert "\033[32m" not in raw
         assert "change with each result" not in raw
     else:
+        text = raw.replace("\033[0m", "")
         assert "\033[35mone\033[32m two\033[32m four" in text, "the third gave no text yet"
         assert "4 of them, 2.00 tokens each" in raw
 

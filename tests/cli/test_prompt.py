@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -146,6 +147,71 @@ def test_the_prompt_may_come_from_standard_input(ring: NodeRing) -> None:
     assert done.out == ring.expected(submit(max_new_tokens=9)).text + "\n"
 
 
+class Piped:
+    """Standard input that is no terminal, or says it is one."""
+
+    def __init__(self, text: str, is_terminal: bool = False) -> None:
+        self.buffer = io.BytesIO(text.encode())
+        self.isatty = lambda: is_terminal
+
+
+def test_what_is_piped_in_is_the_prompt_where_there_is_none(
+    ring: NodeRing, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments in ((), ("-",)):
+        monkeypatch.setattr(sys, "stdin", Piped("hello"))
+        done = here(*arguments, "--max-new-tokens", "9")
+        assert done.out == ring.expected(submit(max_new_tokens=9)).text + "\n"
+    monkeypatch.setattr(sys, "stdin", Piped("not this"))
+    assert here("hello", "--max-new-tokens", "9").out == done.out
+
+
+def test_nothing_to_ask_is_said_and_not_waited_for(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Piped("hello", is_terminal=True))
+    here().assert_refused("there is nothing to ask", "--file")
+    monkeypatch.setattr(sys, "stdin", Piped(""))
+    here().assert_refused("the prompt is empty")
+
+
+def test_files_come_before_the_prompt(
+    ring: NodeRing, here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one").write_text("first file\n")
+    (tmp_path / "two").write_text("second file\n\n")
+    files = [word for name in ("one", "two") for word in ("--file", str(tmp_path / name))]
+    monkeypatch.setattr(sys, "stdin", Piped("piped"))
+    for more, last in (([], "second file\n\n"), (["hello"], "second file\n\nhello")):
+        done = here(*more, *files, "--max-new-tokens", "9")
+        ask = submit(prompt=f"first file\n\n{last}", max_new_tokens=9)
+        assert done.out == ring.expected(ask).text + "\n"
+    piped = here("-", *files[:2], "--max-new-tokens", "9")
+    ask = submit(prompt="first file\n\npiped", max_new_tokens=9)
+    assert piped.out == ring.expected(ask).text + "\n"
+
+
+def test_a_system_message_makes_it_a_conversation(
+    ring: NodeRing, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    encode = ring.codec.encode_chat
+
+    def encode_chat(messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
+        asked.append(messages)
+        return encode(messages)
+
+    monkeypatch.setattr(ring.codec, "encode_chat", encode_chat)
+    user = {"role": "user", "content": "hello"}
+    for system, opening in (("be brief", [{"role": "system", "content": "be brief"}]), ("", [])):
+        done = here("hello", "--system", system, "--max-new-tokens", "9")
+        ask = submit(prompt=f"{system}hello", max_new_tokens=9)
+        assert done.out == ring.expected(ask).text + "\n"
+        assert asked.pop() == [*opening, user]
+    here("hello")
+    assert asked == [], "a prompt alone is none"
+
+
 def test_several_commands_at_once_are_each_answered(slow: NodeRing) -> None:
     asks = [submit(prompt=f"prompt {n}", max_new_tokens=20, seed=n) for n in range(3)]
     done: dict[int, Done] = {}
@@ -225,7 +291,7 @@ def test_ctrl_c_with_json_still_prints_what_there_is(slow: NodeRing) -> None:
 
 
 def test_ctrl_c_while_waiting_behind_another(slow: NodeRing) -> None:
-    with Command(*to_prompt(slow.address, "first", "--max-new-tokens", "200")) as first:
+    with Command(*to_prompt(slow.address, "first", "--max-new-tokens", "390")) as first:
         until(lambda: slow.blocks[-1].open_requests)
         with Command(*to_prompt(slow.address, "second")) as second:
             second.until_err("waiting behind 1 other request(s)")
@@ -292,7 +358,14 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "policy of invalid UTF-8": (["x", "--policy", "\udcff"], "unknown policy '\\udcff'"),
     "unknown option": (["x", "--colour"], "No such option"),
     "no number": (["x", "--top-k", "many"], "'--top-k'"),
-    "no prompt": ([], "Missing argument"),
+    "no such file": (["--file", "/no/such/file"], "cannot read '/no/such/file': No such file"),
+    "folder": (["--file", "/"], "cannot read '/'"),
+    "no file name": (["--file", "a\0b"], "cannot read"),
+    "binary file": (["--file", sys.executable], "is not valid UTF-8"),
+    "endless file": (["--file", "/dev/zero"], "/dev/zero is too long: at most"),
+    "empty file": (["--file", "/dev/null"], "the prompt is empty"),
+    "empty prompt of a conversation": (["", "--system", "be brief"], "the prompt is empty"),
+    "system of invalid UTF-8": (["x", "--system", "\udcff"], "conversation is not valid UTF-8"),
     "wait": (["x", "--wait", "0"], "wait is 0.0"),
 }
 
@@ -391,7 +464,7 @@ def test_reading_a_prompt_raises_what_main_prints(monkeypatch: pytest.MonkeyPatc
     class Bad:
         class buffer:
             @staticmethod
-            def read() -> bytes:
+            def read(most: int) -> bytes:
                 return b"\xc3("
 
     monkeypatch.setattr(sys, "stdin", Bad)

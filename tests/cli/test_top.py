@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -142,16 +142,7 @@ def ring() -> Iterator[NodeRing]:
         yield made
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    """For commands in this process."""
-    made = Terminal()
-    yield made
-    monkeypatch.undo()
-    made.close()
-
-
-def looking(ring: NodeRing, *steps: object) -> None:
+def looking(ring: NodeRing, *steps: Callable[[], object]) -> None:
     """`edgespec top` in this thread, while another one takes the steps, each a function.
 
     A step that fails leaves top, and fails the test.
@@ -161,7 +152,7 @@ def looking(ring: NodeRing, *steps: object) -> None:
     def act() -> None:
         try:
             for step in steps:
-                step()  # type: ignore[operator]
+                step()
         except BaseException as problem:
             failures.append(problem)
             os.kill(os.getpid(), signal.SIGINT)
@@ -176,67 +167,59 @@ def looking(ring: NodeRing, *steps: object) -> None:
         raise failures[0]
 
 
-def test_it_is_live_follows_the_terminals_size_and_q_leaves(
-    ring: NodeRing, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal.take_over(monkeypatch)
-
-    def sees(pattern: str) -> object:
-        return lambda: until(lambda: re.search(pattern, terminal.text))
-
-    looking(
-        ring,
-        sees(r"\033\[\?1049h"),  # the other screen
-        sees(r"V1 +toybox .* ready +.*"),
-        sees(r"the ring of 2 stage\(s\) is up"),
-        terminal.forget,
-        sees(r"edgespec top"),  # another second, another look
-        lambda: terminal.resize(24, 44),
-        terminal.forget,
-        sees(r"node +layers +state +°C +busy +losses"),
-        lambda: terminal.type("q"),
-    )
-    assert "\033[?1049l" in terminal.text, "the screen before is back"
-    assert "\033[?25h" in terminal.text, "and the cursor"
-    assert terminal.is_as_before()
+def sees(terminal: Terminal, pattern: str) -> Callable[[], None]:
+    """A step: wait until that is written."""
+    return lambda: until(lambda: re.search(pattern, terminal.text))
 
 
-def test_ctrl_c_leaves_too(
-    ring: NodeRing, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal.take_over(monkeypatch)
-    looking(
-        ring,
-        lambda: until(lambda: "V1" in terminal.text),
-        lambda: os.kill(os.getpid(), signal.SIGINT),
-    )
-    assert "\033[?1049l" in terminal.text
-    assert terminal.is_as_before()
+def test_it_is_live_follows_the_terminals_size_and_q_leaves(ring: NodeRing) -> None:
+    with Terminal() as terminal:
+        looking(
+            ring,
+            sees(terminal, r"\033\[\?1049h"),  # the other screen
+            sees(terminal, r"V1 +toybox .* ready +.*"),
+            sees(terminal, r"the ring of 2 stage\(s\) is up"),
+            terminal.forget,
+            sees(terminal, "edgespec top"),  # another second, another look
+            lambda: terminal.resize(24, 44),
+            terminal.forget,
+            sees(terminal, r"node +layers +state +°C +busy +losses"),
+            lambda: terminal.type("q"),
+        )
+        assert "\033[?1049l" in terminal.text, "the screen before is back"
+        assert "\033[?25h" in terminal.text, "and the cursor"
+        assert terminal.is_as_before()
+
+
+def test_ctrl_c_leaves_too(ring: NodeRing) -> None:
+    with Terminal() as terminal:
+        looking(
+            ring,
+            sees(terminal, "V1"),
+            lambda: os.kill(os.getpid(), signal.SIGINT),
+        )
+        assert "\033[?1049l" in terminal.text
+        assert terminal.is_as_before()
 
 
 def test_a_stage_and_a_coordinator_that_are_lost_are_said_and_found_again(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    terminal.take_over(monkeypatch)
     monkeypatch.setattr(module, "AGAIN_S", 1.0)
     monkeypatch.setattr(module, "Client", partial(module.Client, timing=QUICK))
     monkeypatch.setattr(module, "EVERY_S", 0.1)
-    with NodeRing(2) as ring:
+    with NodeRing(2) as ring, Terminal() as terminal:
         ring.await_up()
-
-        def restart() -> None:
-            ring.restart_coordinator()
-            terminal.forget()
-
         looking(
             ring,
-            lambda: until(lambda: "is up" in terminal.text),
+            sees(terminal, "is up"),
             lambda: ring.threads[2].vanish(),
-            lambda: until(lambda: "is not up: V2 is missing" in terminal.text),
+            sees(terminal, "is not up: V2 is missing"),
             lambda: ring.threads[0].vanish(),
-            lambda: until(lambda: "the coordinator cannot be reached" in terminal.text),
-            restart,
-            lambda: until(lambda: "is not up: V2 is missing" in terminal.text),
+            sees(terminal, "the coordinator cannot be reached"),
+            lambda: ring.restart_coordinator(),
+            terminal.forget,
+            sees(terminal, "is not up: V2 is missing"),
             lambda: terminal.type("q"),
         )
 

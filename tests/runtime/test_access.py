@@ -58,6 +58,7 @@ from edgespec.wire.messages import (
     StatusRequest,
     Tokens,
 )
+from edgespec.wire.scenes import Observe, Ran, Scene, Watch
 from edgespec.wire.tensor import Tensor
 
 HASH = "0" * 64
@@ -71,6 +72,7 @@ SENT: list[Message] = [
     Refuse("x"),
     Goodbye("x"),
     StandBy("x"),
+    Observe(1.0),
     Join(1, "x", 1, HOST, 9, OWN.public),
     Loading("x"),
     Ready(1.0),
@@ -78,6 +80,7 @@ SENT: list[Message] = [
     Heartbeat(),
     Credit(1),
     Health(40.0, 90.0, 1, 1, 1.0, False, "x"),
+    Ran(()),
     Enrol(OWN.public, "x"),
     Enrolled("x"),
     Leave(),
@@ -90,6 +93,8 @@ SENT: list[Message] = [
     Failed(1, "x"),
     StatusRequest(),
     Status(True, ("stage 1: ready",)),
+    Watch(1.0),
+    Scene("idle", 0, "", 0, 0.0, -1, (), (), ()),
     BlockRequest(1),
     PieceRequest(HASH, 0, 1, 0),
     BlockPreparing("x"),
@@ -187,8 +192,8 @@ def test_a_role_may_say_what_it_may_and_nothing_else(door: Door, role: str, numb
 
 def test_the_table_is_what_the_design_says() -> None:
     """Told again in full, so that a slip in one place shows."""
-    asking = {Cancel, Heartbeat, StatusRequest, type(submit())}
-    serving = {Join, Loading, Ready, Fault, Credit, Health, Goodbye}
+    asking = {Cancel, Heartbeat, StatusRequest, Watch, type(submit())}
+    serving = {Join, Loading, Ready, Fault, Credit, Health, Ran, Goodbye}
     assert {
         OWNER: asking | serving,
         STAGE: asking | serving | {Leave},

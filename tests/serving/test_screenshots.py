@@ -9,30 +9,39 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from support.pages import CHROMIUM, FLAGS, Cluster, require_chromium
+from support.apis import api
+from support.boards_in_threads import PATIENT, TorchNodeRing
+from support.pages import CHROMIUM, FLAGS, require_chromium
+
+from edgespec.runtime.registrar import CLIENT
 
 QUESTION = (
     "Question: A farmer has 12 hens. Each hen lays 5 eggs a week. He eats 10 eggs and sells the "
     "rest for 2 dollars each. How many dollars does he make in a week?"
 )
-TOKENS = 200
 PATIENCE_MS = 120_000
-DEVICES = "jetson-orin-nano-8gb"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three stages that take the time of real boards, so that there is something to be seen."""
+def ring() -> Iterator[TorchNodeRing]:
+    """Three stages of the bundled pair that take the time of boards."""
     require_chromium()
-    options = ("--emulate", DEVICES, "--cost-model", "llama-2-7b")
-    with Cluster(tmp_path_factory.mktemp("ring"), 3, *options) as made:
-        yield made
+    with TorchNodeRing(3) as ring:
+        ring.await_up()
+        yield ring
 
 
 @pytest.fixture(scope="module")
-def browser(cluster: Cluster) -> Iterator[Browser]:
+def url(ring: TorchNodeRing) -> Iterator[str]:
+    """Its page."""
+    with api(ring.address, ring.keys.add("the API", CLIENT), timing=PATIENT) as base:
+        yield base
+
+
+@pytest.fixture(scope="module")
+def browser(ring: TorchNodeRing) -> Iterator[Browser]:
     """One Chromium for all pictures."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
@@ -72,14 +81,14 @@ def answering(browser: Browser, url: str, width: int, height: int, scheme: str) 
     return page
 
 
-def test_pictures(cluster: Cluster, browser: Browser, images: Path) -> None:
+def test_pictures(ring: TorchNodeRing, url: str, browser: Browser, images: Path) -> None:
     for name, width, height, scheme, view in (
         ("page-wide", 1366, 860, "light", ""),
         ("page-dark", 1366, 860, "dark", ""),
         ("page-phone", 360, 740, "light", ""),
         ("page-phone-ring", 360, 1500, "light", "#show-ring"),
     ):
-        page = answering(browser, cluster.url, width, height, scheme)
+        page = answering(browser, url, width, height, scheme)
         if view:
             page.click(view)
             time.sleep(1.0)  # until the timeline has something to show
@@ -88,12 +97,12 @@ def test_pictures(cluster: Cluster, browser: Browser, images: Path) -> None:
         page.wait_for_selector("#send:not([hidden])" if not view else "#send", state="attached")
         page.context.close()
 
-    page = answering(browser, cluster.url, 1366, 860, "light")
-    cluster.kill(2)
+    page = answering(browser, url, 1366, 860, "light")
+    ring.threads[2].vanish()
     page.wait_for_selector("#banner:not([hidden])")
     until(page, "document.querySelector('#banner-text').textContent.includes('since')")
     page.screenshot(path=images / "page-stage-down.png")
-    cluster.join(2)
+    ring.start_stage(2)
     page.wait_for_selector("#health[data-state=up]")
     page.wait_for_selector("#send:not([hidden])")
     assert "The answer failed" not in page.inner_text("#turns")

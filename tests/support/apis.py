@@ -50,9 +50,13 @@ def spoken(url: str, said: bytes, seconds: float = 5.0) -> bytes:
     host, _, port = url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), seconds) as connection:
         connection.sendall(said)
-        parts = []
-        while True:
-            part = connection.recv(1 << 16)
-            if not part:
-                return b"".join(parts)
-            parts.append(part)
+        return heard(connection, seconds)
+
+
+def heard(connection: socket.socket, seconds: float = 15.0) -> bytes:
+    """All that comes until the other side closes."""
+    connection.settimeout(seconds)
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)

@@ -57,7 +57,7 @@ class Boards:
         with self.on(name, command, *arguments) as running:
             done = running.done()
         assert done.code == 0, done
-        return done.out.strip()
+        return done.out
 
     def init(self, *options: str, model: Sequence[str] = ("--model", BASE)) -> None:
         """Make the cluster on d0."""

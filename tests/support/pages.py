@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from support.commands import Command
 
-from edgespec.daemon.bundled import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-features=SpareRendererForSitePerProcess"]
-"""Tests run as root, where Chromium's sandbox does not; and they count processes."""
+FLAGS = ["--no-sandbox", "--disable-gpu"]
+"""Tests run as root, where Chromium's sandbox does not."""
 
 
 def require_chromium() -> None:
@@ -42,7 +40,7 @@ class Cluster:
         self.stages: dict[int, Command] = {}
 
     def __enter__(self) -> Cluster:
-        settings = ClusterSettings(str(bundled("base")), stages=self._stages)
+        settings = ClusterSettings(stages=self._stages)  # of the bundled pair
         ClusterFolder.create(self._folder / "cluster", settings)
         serve = ["serve", "--host", "127.0.0.1", "--port", "0", "--http", "127.0.0.1:0"]
         serve += ["--recovery", str(self._recovery), *self._common]
@@ -85,10 +83,3 @@ class Cluster:
         """End a stage as a power cut does."""
         self.stages[stage].process.kill()
         self.stages[stage].process.wait()
-
-
-@contextmanager
-def cluster(folder: Path, stages: int = 3, *options: str) -> Iterator[Cluster]:
-    """The same as a function."""
-    with Cluster(folder, stages, *options) as made:
-        yield made

@@ -10,34 +10,51 @@ import select
 import struct
 import sys
 import termios
-from contextlib import suppress
 
 import pytest
 
+STREAMS = ("stdin", "stdout", "stderr")
+
 
 class Terminal:
-    """A pseudo-terminal as this process's standard streams, whose screen a test can read."""
+    """What is written to it can be read, and keys be pressed. Use as a context manager, within a
+    test: pytest sets the streams anew when one begins."""
 
-    def __init__(self) -> None:
-        self._main, side = pty.openpty()
-        self.resize(24, 120)
-        self._side = os.fdopen(side, "r+b", buffering=0)
-        out = os.fdopen(os.dup(side), "w", encoding="utf-8", buffering=1)
-        self._streams = {
-            "stdin": os.fdopen(os.dup(side), encoding="utf-8"),
-            "stdout": out,
-            "stderr": out,
-        }
-        self.mode = termios.tcgetattr(side)
+    def __init__(self, rows: int = 24, columns: int = 120) -> None:
+        self._main, self._side = pty.openpty()
+        self.resize(rows, columns)
+        self._mode = termios.tcgetattr(self._side)
         self._raw = b""
+        self._patch = pytest.MonkeyPatch()
 
-    def take_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """From within a test: pytest sets the streams anew when it begins."""
-        for name, stream in self._streams.items():
-            monkeypatch.setattr(sys, name, stream)
-        monkeypatch.setenv("TERM", "xterm-256color")
+    def __enter__(self) -> Terminal:
+        # Who asks for the terminal's size asks the first three descriptors.
+        self._before = [os.dup(number) for number in range(3)]
+        for number in range(3):
+            os.dup2(self._side, number)
+        self._files = [
+            os.fdopen(n, "w" if n else "r", 1, encoding="utf-8", closefd=False) for n in range(3)
+        ]
+        for name, file in zip(STREAMS, self._files, strict=True):
+            self._patch.setattr(sys, name, file)
+        self._patch.setenv("TERM", "xterm-256color")
         for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
-            monkeypatch.delenv(name, raising=False)
+            self._patch.delenv(name, raising=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+        for file in self._files:
+            file.close()
+        for number, descriptor in enumerate(self._before):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.close(self._side)
+        os.close(self._main)
+
+    def set(self, name: str, value: str) -> None:
+        """An environment variable."""
+        self._patch.setenv(name, value)
 
     def resize(self, rows: int, columns: int) -> None:
         """As a person does with the mouse."""
@@ -61,15 +78,9 @@ class Terminal:
 
     def forget(self) -> None:
         """What was written."""
-        assert self.text is not None
+        assert self.raw is not None
         self._raw = b""
 
     def is_as_before(self) -> bool:
         """Whether keys are echoed and lines can be edited again."""
-        return termios.tcgetattr(self._side.fileno()) == self.mode
-
-    def close(self) -> None:
-        for file in (self._side, *self._streams.values()):
-            with suppress(OSError):
-                file.close()
-        os.close(self._main)
+        return termios.tcgetattr(self._side) == self._mode

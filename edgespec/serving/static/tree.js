@@ -101,7 +101,7 @@ function draw(picture, node, byId, root) {
   const x = node.column * COLUMN + 2;
   const y = node.row * ROW + ROW / 2;
   const text = visible(node.text);
-  const percent = `${Math.round(100 * node.probability)}%`;
+  const percent = node.probability < 0.005 ? "<1%" : `${Math.round(100 * node.probability)}%`;
   const source = SOURCES[node.source] || { mark: "?", name: node.source };
   parts.group.setAttribute("transform", `translate(${x} ${y})`);
   parts.group.dataset.state = node.state;

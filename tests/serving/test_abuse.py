@@ -1,0 +1,250 @@
+"""Clients that send too much, too slowly, or rubbish: clear refusals, and a stream goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import psutil
+import pytest
+from support.apis import api, heard, spoken
+from support.nodes import NodeRing, until
+from support.rings import submit
+
+from edgespec.config import Timing
+from edgespec.runtime.registrar import CLIENT
+from edgespec.serving.limits import Limits
+
+MIB = 1 << 20
+LIMITS = Limits(
+    body=MIB,
+    header_seconds=1.0,
+    body_seconds=1.0,
+    idle_seconds=5,
+    connections=300,
+    write_seconds=1.0,
+)
+HEAD = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+
+
+@pytest.fixture(scope="module")
+def ring() -> Iterator[NodeRing]:
+    """A ring that is slow enough for a stream to last."""
+    with NodeRing(2, timing=Timing()) as made:
+        made.await_up()
+        for block in made.blocks:
+            block.delay = 0.01
+        yield made
+
+
+@pytest.fixture(scope="module")
+def url(ring: NodeRing) -> Iterator[str]:
+    """Its API, with narrow limits."""
+    who = ring.keys.add("the API", CLIENT)
+    with api(ring.address, who, limits=LIMITS, timing=ring.timing) as base:
+        yield base
+
+
+@contextmanager
+def undisturbed(ring: NodeRing, url: str) -> Iterator[None]:
+    """A stream that runs meanwhile has the text that it should have."""
+    asked = submit(prompt="meanwhile", max_new_tokens=100, policy="autoregressive")
+    body = {
+        "prompt": asked.prompt,
+        "max_tokens": asked.max_new_tokens,
+        "policy": asked.policy,
+        "temperature": 0,
+        "seed": 0,
+        "stream": True,
+    }
+    told: list[str] = []
+    begun = threading.Event()
+
+    def read() -> None:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as reply:
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    told.append(json.loads(line[6:])["choices"][0]["text"])
+                    begun.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert begun.wait(20)
+    yield
+    reader.join(30)
+    assert not reader.is_alive()
+    assert "".join(told) == ring.expected(asked).text
+
+
+def memory() -> int:
+    """Bytes that this process, in which the API runs, has resident."""
+    return psutil.Process().memory_info().rss
+
+
+def problem(reply: bytes) -> tuple[int, str]:
+    """Status and code of a raw response."""
+    head, _, body = reply.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+def test_a_body_of_100_megabytes_is_refused_before_it_is_read(ring: NodeRing, url: str) -> None:
+    with undisturbed(ring, url):
+        before = memory()
+        body = bytes(100 * MIB)
+        held = memory()
+        reply = httpx.post(
+            f"{url}/v1/completions",
+            content=body,
+            headers={"content-type": "application/json"},
+            timeout=30,
+        )
+        assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
+        assert memory() - max(before, held) < 30 * MIB
+
+
+def test_a_body_without_a_length_is_refused_where_it_gets_too_long(
+    ring: NodeRing, url: str
+) -> None:
+    chunk = b"x" * 65536
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(100 * MIB // len(chunk)):
+            yield chunk
+
+    with undisturbed(ring, url):
+        before = memory()
+        reply = httpx.post(
+            f"{url}/v1/completions",
+            content=endless(),
+            headers={"content-type": "application/json"},
+            timeout=30,
+        )
+        assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
+        assert memory() - before < 30 * MIB
+
+
+def test_curl_gets_the_refusal_of_a_long_body(url: str, tmp_path: os.PathLike[str]) -> None:
+    file = os.path.join(tmp_path, "body")
+    with open(file, "wb") as opened:
+        opened.truncate(100 * MIB)
+    done = subprocess.run(
+        ["curl", "-s", "-w", "%{http_code}", "-H", "content-type: application/json",
+         "--data-binary", f"@{file}", f"{url}/v1/completions"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.endswith("413"), done
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "code"),
+    [
+        ("rubbish\r\n\r\n", 400, "invalid_http"),
+        ("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "invalid_http"),
+        ("GET /" + "x" * 1_000_000 + " HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n", 400, "invalid_http"),
+        (HEAD + "x: " + "y" * 1_000_000 + "\r\n\r\n", 400, "invalid_http"),
+        (HEAD + "x: a\x00b\r\n\r\n", 400, "invalid_http"),
+        (HEAD + "content-length: x\r\n\r\n", 400, "invalid_http"),
+        (HEAD + "content-length: " + "9" * 18 + "\r\n\r\n", 413, "body_too_large"),
+        (HEAD, 408, "request_timeout"),
+        ("", 408, "request_timeout"),
+        (HEAD + "content-length: 10\r\n\r\n{", 408, "request_timeout"),
+    ],
+)
+def test_rubbish_and_silence_are_refused(url: str, said: str, status: int, code: str) -> None:
+    told = spoken(url, said.encode("latin-1"), seconds=12.0)
+    assert problem(told) == (status, code)
+
+
+def test_random_bytes_never_make_the_api_fail(url: str) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    good = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+    for _ in range(60):
+        body = bytearray(good)
+        for _ in range(chance.randrange(1, 4)):
+            body[chance.randrange(len(body))] = chance.randrange(256)
+        reply = httpx.post(
+            f"{url}/v1/completions",
+            content=bytes(body),
+            headers={"content-type": "application/json"},
+        )
+        assert reply.status_code in (200, 400, 404), (seed, bytes(body), reply.text)
+    assert httpx.get(f"{url}/healthz").status_code == 200
+
+
+def test_two_hundred_slow_clients_disturb_nobody(ring: NodeRing, url: str) -> None:
+    host, _, port = url.removeprefix("http://").partition(":")
+    with undisturbed(ring, url), ExitStack() as stack:
+        before = memory()
+        slow = []
+        for number in range(200):
+            one = stack.enter_context(socket.create_connection((host, int(port)), 10))
+            one.sendall((HEAD + "content-length: 1000\r\n\r\n{" if number % 2 else HEAD).encode())
+            slow.append(one)
+        assert httpx.get(f"{url}/healthz", timeout=10).status_code == 200
+        assert memory() - before < 60 * MIB
+        for one in slow:  # each of them is told, and let go
+            assert problem(heard(one))[0] == 408
+
+
+def test_too_many_connections_are_refused_and_the_rest_goes_on(ring: NodeRing, url: str) -> None:
+    host, _, port = url.removeprefix("http://").partition(":")
+    with ExitStack() as stack:
+        many = [
+            stack.enter_context(socket.create_connection((host, int(port)), 10))
+            for _ in range(LIMITS.connections + 20)
+        ]
+        refused = 0
+        for one in many[-30:]:
+            refused += problem(heard(one)) == (503, "too_many_connections")
+        assert refused >= 10
+    until(lambda: httpx.get(f"{url}/healthz").status_code == 200)
+
+
+def test_who_does_not_read_its_answer_is_cut_off(ring: NodeRing, url: str) -> None:
+    """With log-probabilities an answer is longer than what the network takes up unread."""
+    body = {
+        "prompt": "hello",
+        "max_tokens": 390,
+        "temperature": 0,
+        "logprobs": 20,
+        "stream": True,
+        "stop": ["\n"],
+    }
+    said = json.dumps(body).encode()
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.socket() as lazy:
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect((host, int(port)))
+        lazy.sendall((HEAD + f"content-length: {len(said)}\r\n\r\n").encode() + said)
+        until(lambda: not ring.machine.idle)
+        until(lambda: ring.machine.idle)
+        assert httpx.get(f"{url}/healthz").status_code == 200
+
+
+def test_idle_memory_stays_bounded_under_many_requests(url: str) -> None:
+    with httpx.Client(base_url=url) as http:
+        for _ in range(20):
+            http.post("/v1/completions", content=b"x" * (MIB - 10))
+        before = memory()
+        for _ in range(100):
+            http.post("/v1/completions", content=b"x" * (MIB - 10))
+        assert memory() - before < 30 * MIB
+
+
+def test_the_api_needs_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, edgespec.cli.main, edgespec.daemon.api; "
+        "print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,239 @@
+"""Clients that people already have, unchanged, against real processes: openai, curl, httpx, llm."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+import torch
+from support.nodes import until
+from support.real_apis import real_api
+from support.torch_rings import CONTEXT, generated, prompts, tokenizer, transformers_model
+
+MESSAGES: list[dict[str, str]] = [{"role": "user", "content": "What is three plus four?"}]
+PROMPT = next(iter(prompts().values()))
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[str, int]]:
+    """The API's base URL and process id."""
+    with real_api() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def url(served: tuple[str, int]) -> str:
+    """The API's base URL."""
+    return served[0]
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    """The official client."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def direct(prompt: str = PROMPT, new: int = NEW) -> str:
+    """What transformers' own greedy generate writes."""
+    return tokenizer().decode(generated(prompt, new))
+
+
+def chat_prompt() -> list[int]:
+    """The conversation as the model reads it."""
+    return tokenizer().encode_chat(MESSAGES)
+
+
+def test_the_openai_client_completes(client: openai.OpenAI) -> None:
+    model = client.models.list().data[0].id
+    told = client.completions.create(model=model, prompt=PROMPT, max_tokens=NEW, temperature=0)
+    assert told.choices[0].text == direct()
+    assert told.usage is not None
+    assert told.usage.completion_tokens == len(generated(PROMPT, NEW))
+    assert told.usage.prompt_tokens == len(tokenizer().encode(PROMPT))
+    assert client.models.retrieve(model).id == model
+
+
+def test_the_openai_client_streams(client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        model="base", prompt=PROMPT, max_tokens=NEW, temperature=0, stream=True
+    )
+    assert "".join(piece.choices[0].text for piece in stream) == direct()
+
+
+def test_the_openai_client_chats(client: openai.OpenAI) -> None:
+    asked = {"model": "base", "messages": MESSAGES, "max_tokens": NEW, "temperature": 0}
+    whole = client.chat.completions.create(**asked)  # type: ignore[call-overload]
+    text = whole.choices[0].message.content
+    assert whole.usage.prompt_tokens == len(chat_prompt())
+    stream = client.chat.completions.create(  # type: ignore[call-overload]
+        **asked, stream=True, stream_options={"include_usage": True}
+    )
+    pieces = list(stream)
+    assert "".join(p.choices[0].delta.content or "" for p in pieces if p.choices) == text
+    assert pieces[-1].usage == whole.usage or pieces[-1].usage.total_tokens > 0
+    assert [p.choices[0].finish_reason for p in pieces if p.choices][-1] == (
+        whole.choices[0].finish_reason
+    )
+
+
+def test_the_async_client_has_several_answers_at_once(url: str) -> None:
+    async def work() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            asked = [
+                client.completions.create(model="base", prompt=p, max_tokens=8, temperature=0)
+                for p in list(prompts().values())[:3]
+            ]
+            return [told.choices[0].text for told in await asyncio.gather(*asked)]
+
+    assert asyncio.run(work()) == [direct(p, 8) for p in list(prompts().values())[:3]]
+
+
+def test_a_stop_string_across_token_borders(client: openai.OpenAI) -> None:
+    whole = direct()
+    stop = whole[7:12]
+    told = client.completions.create(
+        model="base", prompt=PROMPT, max_tokens=NEW, temperature=0, stop=stop
+    )
+    assert told.choices[0].text == whole[: whole.index(stop)]
+    assert told.choices[0].finish_reason == "stop"
+
+
+def test_a_seed_repeats_a_text_and_none_does_not(client: openai.OpenAI) -> None:
+    def text(seed: int | None) -> str:
+        more = {} if seed is None else {"seed": seed}
+        told = client.completions.create(
+            model="base",
+            prompt=PROMPT,
+            max_tokens=16,
+            temperature=1.5,
+            **more,  # type: ignore[arg-type]
+        )
+        return told.choices[0].text
+
+    assert text(5) == text(5)
+    assert len({text(None) for _ in range(4)}) > 1
+
+
+def test_log_probs_are_those_of_transformers(client: openai.OpenAI) -> None:
+    """In float64: each token's own, and its likeliest rivals'."""
+    told = client.chat.completions.create(
+        model="base",
+        messages=MESSAGES,  # type: ignore[arg-type]
+        max_tokens=12,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=5,
+    )
+    choice = told.choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    ids = chat_prompt()
+    model = transformers_model()
+    for entry in choice.logprobs.content:
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids])).logits[0, -1].double()
+        right = torch.log_softmax(logits, -1)
+        best = right.topk(5)
+        names = [tokenizer().token(int(i))[0] for i in best.indices]
+        assert [one.token for one in entry.top_logprobs] == names
+        for one, value in zip(entry.top_logprobs, best.values.tolist(), strict=True):
+            assert one.logprob == pytest.approx(value, abs=1e-4)
+        taken = int(best.indices[0])
+        assert entry.token == names[0]
+        assert entry.logprob == pytest.approx(float(right[taken]), abs=1e-4)
+        ids = [*ids, taken]
+
+
+def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="there is no model"):
+        client.completions.create(model="gpt-4o", prompt="x")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="base", prompt="x", n=2)
+    assert (caught.value.param, caught.value.code) == ("n", "unsupported_parameter")
+    with pytest.raises(openai.BadRequestError, match="context"):
+        client.completions.create(model="base", prompt="x " * 4 * CONTEXT)
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        client.chat.completions.create(
+            model="base",
+            messages=MESSAGES,  # type: ignore[arg-type]
+            tools=[{"type": "function", "function": {"name": "f"}}],
+        )
+
+
+def running(url: str) -> float:
+    """Requests on the ring, as the metrics have them."""
+    for line in httpx.get(f"{url}/metrics").text.splitlines():
+        if line.startswith("edgespec_requests_running "):
+            return float(line.split()[1])
+    raise AssertionError("the metric is missing")
+
+
+def test_leaving_a_stream_cancels_it_within_a_second(client: openai.OpenAI, url: str) -> None:
+    stream = client.completions.create(
+        model="base", prompt=PROMPT, max_tokens=900, temperature=1.0, seed=3, stream=True
+    )
+    next(iter(stream))
+    until(lambda: running(url) == 1)
+    stream.close()
+    left = time.monotonic()
+    until(lambda: running(url) == 0)
+    assert time.monotonic() - left < 1.5  # the figures are a quarter of a second old at most
+
+
+def test_curl_streams_as_the_docs_say(url: str) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 5, "temperature": 0, "stream": True}
+    done = subprocess.run(
+        ["curl", "-sN", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json",
+         "-d", json.dumps(body)],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert lines[-1] == "data: [DONE]"
+    assert json.loads(lines[0].removeprefix("data: "))["object"] == "chat.completion.chunk"
+
+
+def test_httpx_gets_a_plain_answer(url: str) -> None:
+    told = httpx.post(
+        f"{url}/v1/completions",
+        json={"prompt": PROMPT, "max_tokens": NEW, "temperature": 0},
+        timeout=60,
+    )
+    assert told.json()["choices"][0]["text"] == direct()
+
+
+def test_llm_answers_with_this_ring(url: str, tmp_path: Path) -> None:
+    """The command `llm`, told about the ring in its own file of models."""
+    models = f"- model_id: ring\n  model_name: base\n  api_base: {url}/v1\n  api_key_name: ring\n"
+    (tmp_path / "extra-openai-models.yaml").write_text(models)
+    done = subprocess.run(
+        [sys.executable, "-m", "llm", "prompt", "-m", "ring", "-o", "temperature", "0",
+         "-o", "max_tokens", "12", "--key", "none", "--no-log", MESSAGES[0]["content"]],
+        capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "LLM_USER_PATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = httpx.post(
+        f"{url}/v1/chat/completions",
+        json={"messages": MESSAGES, "max_tokens": 12, "temperature": 0},
+        timeout=60,
+    )
+    assert done.stdout.strip() == told.json()["choices"][0]["message"]["content"].strip()
+
+
+def test_the_process_of_the_api_holds_no_model(served: tuple[str, int]) -> None:
+    """A process with torch alone has some hundreds of MiB."""
+    assert psutil.Process(served[1]).memory_info().rss < 200 << 20
+    libraries = {Path(entry.path).name for entry in psutil.Process(served[1]).memory_maps()}
+    assert not any(name.startswith("libtorch") for name in libraries)

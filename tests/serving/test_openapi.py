@@ -1,0 +1,70 @@
+"""The OpenAPI document: whatever it allows is answered without a server error, and as it says."""
+
+from __future__ import annotations
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from edgespec.serving.openapi import openapi
+from edgespec.serving.requests import CHAT, COMPLETION
+
+OPERATIONS = (
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model}"),
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("GET", "/metrics"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "mode"),
+    [
+        *((method, path, GenerationMode.POSITIVE) for method, path in OPERATIONS),
+        *((method, path, GenerationMode.NEGATIVE) for method, path in OPERATIONS[-2:]),
+    ],
+)
+def test_no_request_makes_a_server_error(
+    url: str, method: str, path: str, mode: GenerationMode
+) -> None:
+    schema = schemathesis.openapi.from_dict(openapi())
+    schema.config.update(base_url=url)
+    operation = schema[path][method]
+
+    @settings(
+        max_examples=25 if method == "POST" else 3,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: schemathesis.Case) -> None:
+        reply = case.call(timeout=20)
+        assert reply.status_code < 500, reply.text
+        case.validate_response(
+            reply,
+            checks=[
+                status_code_conformance,
+                content_type_conformance,
+                response_schema_conformance,
+            ],
+        )
+
+    ask()
+
+
+def test_the_document_names_every_parameter_that_is_read() -> None:
+    schemas = openapi()["components"]["schemas"]
+    for name, table in (("ChatRequest", CHAT), ("TextRequest", COMPLETION)):
+        properties = schemas[name]["properties"]
+        assert {one.name for one in table} <= set(properties)
+        assert all(properties[one.name]["description"] for one in table)
+    assert {path for _, path in OPERATIONS} == set(openapi()["paths"])
