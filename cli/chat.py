@@ -114,21 +114,23 @@ class _Chat:
         while not self._commands.is_over:
             try:
                 line = lines.read()
+                if line is None:
+                    return
+                self._take_patiently(line)
             except KeyboardInterrupt:
                 self._notes.say("\nCtrl-D or /quit leaves")
-                continue
-            if line is None:
-                return
-            try:
-                self._take(line)
-            except KeyboardInterrupt:
-                self._notes.say("(cancelled; /retry asks it again)")
-            except AccessRefused:
+
+    def _take_patiently(self, line: str) -> None:
+        try:
+            self._take(line)
+        except KeyboardInterrupt:
+            self._notes.say("(cancelled; /retry asks it again)")
+        except AccessRefused:
+            raise
+        except EdgespecError as problem:
+            if _has_no_template(problem):
                 raise
-            except EdgespecError as problem:
-                if _has_no_template(problem):
-                    raise
-                self._notes.warn(f"error: {shown(str(problem))}")
+            self._notes.warn(f"error: {shown(str(problem))}")
 
     def answer_all(self, lines: LineInput) -> None:
         """Of a pipe: the first thing that goes wrong ends it."""

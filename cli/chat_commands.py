@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from edgespec.cli.answering import RequestSettings, described
 from edgespec.cli.conversation import Conversation
@@ -153,17 +154,18 @@ def changed(settings: RequestSettings, name: str, value: str) -> RequestSettings
     if name not in _NAMES:
         raise ConfigError(f"there is no setting {name!r}; there are: {', '.join(_NAMES)}")
     kind = _NAMES[name]
+    given: Any = value
     try:
         if kind == "int":
-            return replace(settings, **{name: int(value)})
-        if kind == "float":
-            return replace(settings, **{name: float(value)})
+            given = int(value)
+        elif kind == "float":
+            given = float(value)
     except ValueError:
         what = "a whole number" if kind == "int" else "a number"
         raise ConfigError(f"{name} must be {what}, not {value!r}") from None
     if name == "stop":
-        return replace(settings, stop=(value,) if value else ())
-    return replace(settings, **{name: value})
+        given = (value,) if value else ()
+    return replace(settings, **{name: given})
 
 
 def _spelt(value: object) -> str:

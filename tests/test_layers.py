@@ -50,7 +50,7 @@ ROOT_NAMES = {"__version__"}  # what edgespec/__init__.py itself offers
 
 PURE = {room for room in HEIGHT if HEIGHT[room] <= HEIGHT["machines"]}
 HEAVY = {"torch", "transformers", "safetensors", "tokenizers", "bitsandbytes", "zmq", "psutil"}
-HEAVY |= {"zeroconf", "huggingface_hub"}
+HEAVY |= {"zeroconf", "huggingface_hub", "starlette", "uvicorn", "prometheus_client"}
 CHANCE = {"time", "sched", "datetime", "random", "secrets", "uuid"}
 SYSTEM = {"os", "socket", "select", "selectors", "ssl", "signal", "subprocess"}
 CONCURRENCY = {"asyncio", "threading", "multiprocessing", "concurrent", "queue"}

@@ -10,6 +10,8 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from heapq import nlargest
+from operator import attrgetter
 
 from edgespec.machines.answer import TextCodec
 from edgespec.machines.effects import Effect, SendCoordinator, SendPeer, SendStages
@@ -39,7 +41,7 @@ LONGEST_WATCH_S = 30.0
 MOST_WATCHERS = 8
 """Who would be one more sees nothing: a page's visitors share one watch."""
 
-TRUNK, LEFT = 12, 100
+TRUNK, LEFT = 12, 32
 """Accepted and pruned nodes that a scene still shows."""
 
 TEXT_CHARS = 40
@@ -159,11 +161,14 @@ class SceneKeeper:
     def _left(self, request: Request, before: list[Node], score: float, step: Advance) -> None:
         assert request.tree is not None
         passed = frozenset(step.passed)
+        gone: list[Node] = []
         for node in before:
             if node.id in passed:
                 self._trunk.append(self._node(request, node, "accepted", score))
-            elif node.id not in request.tree:
-                self._pruned.append(self._node(request, node, "pruned", score))
+            elif node.id not in request.tree and (node.sent or node.parent in passed):
+                gone.append(node)  # what was never sent, and far from the answer, tells nobody much
+        for node in gone[-LEFT:]:
+            self._pruned.append(self._node(request, node, "pruned", score))
         if step.missed:
             self._unguessed.append(request.tree.root)
 
@@ -213,9 +218,9 @@ class SceneKeeper:
         if request is not None and tree is not None:
             score = tree[tree.root].score
             nodes = [tree[i] for i in tree.ids]
-            if len(nodes) > MOST_NODES - TRUNK:  # rarely; a parent has no lower score
-                nodes.sort(key=lambda node: (node.id != tree.root, -node.score, node.id))
-                del nodes[MOST_NODES - TRUNK :]
+            # A parent stands in front of its children; scores that were refreshed apart may leave
+            # a child above it all the same, which is then not drawn.
+            nodes = nlargest(MOST_NODES - TRUNK, nodes, key=attrgetter("score"))
             for node in nodes:
                 state = "sent" if node.sent else "waiting"
                 if node.id == tree.root:

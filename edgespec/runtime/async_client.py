@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import zmq
 import zmq.asyncio
@@ -191,7 +191,7 @@ class AsyncClient:
         try:
             self._set(opened)
             monitor = opened.get_monitor_socket(_LOST | _REFUSED | _FAILED | _IN)
-            connect(opened, self._coordinator)
+            connect(_as_plain(opened), self._coordinator)
             self._socket = opened
             await _first_to_fail(self._listen(opened), self._watch(monitor), self._beat())
         finally:
@@ -211,7 +211,7 @@ class AsyncClient:
         opened.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
         # A request that was given up must not be delivered to the next coordinator.
         opened.setsockopt(zmq.IMMEDIATE, 1)
-        prove(opened, self._identity.own, self._identity.coordinator)
+        prove(_as_plain(opened), self._identity.own, self._identity.coordinator)
 
     async def _listen(self, opened: _Socket) -> None:
         while True:
@@ -383,6 +383,11 @@ async def _first_to_fail(*works: Coroutine[Any, Any, None]) -> None:
     for problem in ended:
         if isinstance(problem, Exception):
             raise problem
+
+
+def _as_plain(opened: _Socket) -> zmq.Socket[bytes]:
+    """For what only sets it up: sending and receiving are all that differs."""
+    return cast("zmq.Socket[bytes]", opened)
 
 
 def _check(submit: Submit) -> None:

@@ -156,8 +156,8 @@ class CoordinatorNode(Node):
             case MessageArrived(peer, Ran(runs)):
                 alive = self._membership.handle(event, now)
                 place = self._membership.place_of(peer)
-                named = Ran(tuple(replace(run, stage=place) for run in runs))
-                told = MessageArrived(peer, named)
+                placed = Ran(tuple(replace(run, stage=place) for run in runs))
+                told = MessageArrived(peer, placed)
                 return alive + (self._machine.handle(told, now) if place else [])
             case MessageArrived():
                 return self._membership.handle(event, now)

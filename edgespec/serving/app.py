@@ -77,7 +77,7 @@ class Service:
 
     async def readiness(self, request: Request) -> Response:
         """Whether the ring is up, and if not, what is missing."""
-        status = await self.status()
+        status = await self.status(age=0.0)
         if status.ready:
             return JSONResponse({"status": "ready", "stages": status.stages})
         problem = _not_ready(status)
@@ -96,10 +96,10 @@ class Service:
         """What there is, for programs."""
         return JSONResponse(openapi())
 
-    async def status(self) -> Status:
-        """How the ring is, or was a moment ago. Raises ApiProblem."""
+    async def status(self, age: float = STATUS_AGE_S) -> Status:
+        """How the ring is, or was at most `age` seconds ago. Raises ApiProblem."""
         try:
-            return await self.client.status(STATUS_AGE_S)
+            return await self.client.status(age)
         except EdgespecError as error:
             raise problem_of(error) from None
 
@@ -148,7 +148,7 @@ class Service:
         )
 
     async def _reply(self, asked: Asked) -> Reply:
-        status = await self.status()
+        status = await self.status(STATUS_AGE_S if asked.waits else 0.0)
         if asked.model:
             _check_model(asked.model, status)
         if not status.ready and not asked.waits:
@@ -175,6 +175,13 @@ class Service:
         self.answers -= 1
         self.metrics.ended(end)
 
+    async def refuse(self, request: Request, problem: Exception) -> Response:
+        """Say why a request is not answered, and count it if it asked the ring."""
+        assert isinstance(problem, ApiProblem)
+        if request.method == "POST":
+            self.metrics.refused(problem)
+        return await _on_problem(request, problem)
+
     def end(self) -> None:
         """The process is ending: no answer is waited for any more."""
         self.client.end(PeerLost("the HTTP API is ending; ask again when it is back"))
@@ -196,7 +203,7 @@ def application(
         routes=[*service.routes(), *more],
         middleware=[Middleware(Guard, accepts)],
         exception_handlers={
-            ApiProblem: _on_problem,
+            ApiProblem: service.refuse,
             HTTPException: _on_http,
             ClientDisconnect: _on_left,
             Exception: _on_bug,

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
@@ -13,6 +20,8 @@ from edgespec.serving.problems import ApiProblem
 from edgespec.wire.messages import Finished, NodeStatus, Status
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+disable_created_metrics()  # a series more for each one here, and nobody asks for when it began
 
 LEFT = "client_left"
 """The outcome of a request whose client went before its end."""

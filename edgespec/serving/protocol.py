@@ -18,7 +18,6 @@ from edgespec.serving.app import Service
 from edgespec.serving.limits import Limits
 from edgespec.serving.problems import SERVER, ApiProblem
 
-
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_NODES = 200
+MOST_NODES = 120
 """Nodes of a tree that a Scene holds at most."""
 
 MOST_RUNS = 200

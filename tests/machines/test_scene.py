@@ -99,7 +99,7 @@ def test_without_a_watcher_nobody_does_anything(ring: FakeRing) -> None:
 def test_what_is_shown_is_true(policy: str) -> None:
     """Every accepted node is a token of the answer, in its place; states agree with the tree."""
     ring = FakeRing(3)
-    ask = submit(prompt="hello", max_new_tokens=60, policy=policy)
+    ask = submit(prompt="hello", max_new_tokens=40, policy=policy)
     watch(ring)
     ring.ring.submit(ask)
     seen: Counter[str] = Counter()
@@ -134,12 +134,12 @@ def test_what_is_shown_is_true(policy: str) -> None:
 
 def test_at_most_eight_scenes_a_second(ring: FakeRing) -> None:
     watch(ring)
-    ring.ring.submit(submit(max_new_tokens=100))
+    ring.ring.submit(submit(max_new_tokens=60))
     when: list[float] = []
     for _ in play(ring):
         if len(scenes(ring)) > len(when):
             when.append(ring.ring.now)
-    assert len(when) > 10
+    assert len(when) > 5
     # The first one is seen a step late.
     assert all(b - a > SCENE_S - 1.5 * STEP_S for a, b in itertools.pairwise(when))
     assert len(when) <= 2 + when[-1] / SCENE_S
@@ -147,7 +147,7 @@ def test_at_most_eight_scenes_a_second(ring: FakeRing) -> None:
 
 def test_runs_of_the_stages_are_told_with_their_waste(ring: FakeRing) -> None:
     watch(ring)
-    ring.ring.submit(submit(max_new_tokens=80, policy="flowspec"))
+    ring.ring.submit(submit(max_new_tokens=40, policy="flowspec"))
     found = run(ring)
     runs = [run for scene in found for run in scene.runs]
     assert {run.seq for run in runs} >= set(range(2, 10))
@@ -159,7 +159,7 @@ def test_runs_of_the_stages_are_told_with_their_waste(ring: FakeRing) -> None:
 
 def test_segments_on_the_ring_and_what_of_them_is_dead(ring: FakeRing) -> None:
     watch(ring)
-    ring.ring.submit(submit(max_new_tokens=80, policy="flowspec"))
+    ring.ring.submit(submit(max_new_tokens=40, policy="flowspec"))
     found = [scene for scene in run(ring) if scene.segments]
     assert any(s.dead for scene in found for s in scene.segments)
     assert all(0 <= s.dead <= s.rows for scene in found for s in scene.segments)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import write_tokenizer
 
-from edgespec.errors import ModelError
+from edgespec.errors import ConfigError, ModelError
 from edgespec.model.tokenizer import TextStream, Tokenizer, require_same_tokenizer
 
 
@@ -226,3 +226,70 @@ class TestSameTokenizer:
         start = time.perf_counter()
         require_same_tokenizer(base, draft)
         assert time.perf_counter() - start < 2
+
+
+# --- single tokens, and conversations -------------------------------------------------------------
+
+
+TEXTS = ["plain words", "naïve café", "今日は, мир", "👩‍👩‍👧 fun", "tab\tand\nline", "  blanks "]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_bytes_of_single_tokens_join_to_the_text(tokenizer: Tokenizer, text: str) -> None:
+    special = {tokenizer._inner.bos_token_id}
+    told = [tokenizer.token(t) for t in tokenizer.encode(text) if t not in special]
+    pieces = [raw for _, raw in told]
+    assert None not in pieces
+    joined = b"".join(raw for raw in pieces if raw is not None)
+    assert joined.decode().strip() == text.strip()
+    for shown, raw in told:
+        assert raw is not None
+        if "\ufffd" not in shown:
+            assert shown.encode() == raw
+
+
+def test_a_special_token_is_told_by_its_name(tokenizer: Tokenizer) -> None:
+    bos = tokenizer._inner.bos_token
+    assert tokenizer.token(tokenizer._inner.bos_token_id) == (bos, bos.encode())
+
+
+def test_every_token_of_the_vocabulary_can_be_told(tokenizer: Tokenizer) -> None:
+    for index in sorted(tokenizer._inner.get_vocab().values()):
+        text, raw = tokenizer.token(index)
+        assert raw is None or raw.decode("utf-8", "replace") == text
+
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('the system speaks first') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture
+def chatting(tmp_path: Path) -> Tokenizer:
+    """A tokenizer with a chat template."""
+    folder = write_tokenizer(tmp_path)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return Tokenizer(folder)
+
+
+def test_a_conversation_is_written_as_the_template_has_it(chatting: Tokenizer) -> None:
+    ids = chatting.encode_chat(
+        [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
+    )
+    bos = chatting._inner.bos_token_id
+    assert ids[0] == bos
+    assert ids.count(bos) == 1, "the template writes it, and nobody else"
+    assert chatting.decode(ids) == "<system>Be kind.<user>Hello<assistant>"
+
+
+def test_what_the_template_does_not_take_is_refused_in_its_words(chatting: Tokenizer) -> None:
+    wrong = [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]
+    with pytest.raises(ConfigError, match="the system speaks first"):
+        chatting.encode_chat(wrong)
+
+
+def test_a_model_without_a_template_says_what_it_can_do(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ConfigError, match="no chat template"):
+        tokenizer.encode_chat([{"role": "user", "content": "x"}])

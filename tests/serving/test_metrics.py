@@ -114,6 +114,12 @@ def test_the_ring_is_scraped(scraped: str) -> None:
     assert told["process_resident_memory_bytes", ()] > 1 << 20
 
 
+def test_a_refused_request_is_counted_by_its_code(http: httpx.Client) -> None:
+    http.post("/v1/completions", json={"prompt": "hello", "n": 3})
+    told = values(http.get("/metrics").content)
+    assert told["edgespec_requests_total", (("outcome", "unsupported_parameter"),)] == 1
+
+
 def test_the_dashboard_uses_metrics_that_exist(scraped: str) -> None:
     board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]

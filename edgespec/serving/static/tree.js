@@ -3,12 +3,12 @@
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 
-const COLUMN = 104;
+const COLUMN = 112;
 const ROW = 27;
-const BOX = { width: 90, height: 21 };
+const BOX = { width: 98, height: 21 };
 const MOST_ROWS = 8;
 const PRUNED_ROWS = 3;
-const SHOWN_CHARS = 9;
+const SHOWN_CHARS = { accepted: 11, others: 7 };
 
 const SOURCES = {
   prompt: { mark: "¶", name: "the prompt" },
@@ -108,7 +108,8 @@ function draw(picture, node, byId, root) {
   parts.group.dataset.id = node.id;
   parts.group.dataset.root = String(node.id === root);
   parts.mark.textContent = { sent: "→", waiting: "…", pruned: "✕", accepted: source.mark }[node.state];
-  parts.text.textContent = text.length > SHOWN_CHARS ? `${text.slice(0, SHOWN_CHARS - 1)}…` : text;
+  const room = node.state === "accepted" ? SHOWN_CHARS.accepted : SHOWN_CHARS.others;
+  parts.text.textContent = text.length > room ? `${text.slice(0, room - 1)}…` : text;
   parts.chance.textContent = node.state === "accepted" ? "" : percent;
   const wasted = node.state === "pruned" && node.sent ? ", its row was wasted" : "";
   parts.title.textContent = `“${text}”: ${STATES[node.state]}${wasted}, ${percent}, from ${source.name}`;

@@ -1,0 +1,148 @@
+"""The API's own process: started by hand and by `serve`, its end, a port that is taken, keys."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import httpx
+import psutil
+import pytest
+from support.commands import Command, Done, run_here
+from support.nodes import HOST, NodeRing, until
+
+from edgespec.config import Address
+from edgespec.daemon import api_process
+from edgespec.daemon.api_process import ApiProcess
+from edgespec.daemon.cluster import ClusterFolder, folder_of
+
+START_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def ring() -> Iterator[NodeRing]:
+    """A ring of fake stages, of the cluster that all commands of the tests belong to."""
+    with NodeRing(2) as made:
+        made.await_up()
+        yield made
+
+
+def free_port() -> int:
+    """One that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(url: str) -> bool:
+    """Whether an API is there, and reaches the ring."""
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_by_hand_it_says_where_it_listens_and_obeys_a_signal(ring: NodeRing) -> None:
+    with Command("api", "--http", f"{HOST}:0", "--coordinator", str(ring.address)) as command:
+        command.until_out("API at http://")
+        url = command.out.split()[-1]
+        until(lambda: answers(url), START_S)
+        told = httpx.post(f"{url}/v1/completions", json={"prompt": "hello", "max_tokens": 3})
+        assert told.json()["usage"]["completion_tokens"] == 3
+        command.process.send_signal(signal.SIGTERM)
+        assert command.process.wait(15) == 0
+
+
+def test_serves_child_is_started_again_when_it_is_killed_and_ends_with_it(
+    ring: NodeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_process, "AGAIN_S", 0.1)
+    port = free_port()
+    url = f"http://{HOST}:{port}"
+    with ApiProcess(Address(HOST, port), ring.address, ClusterFolder.open(folder_of(""))) as api:
+        until(lambda: answers(url), START_S)
+        first = api._child
+        assert first is not None
+        first.kill()
+        until(lambda: api._child is not first)
+        until(lambda: answers(url), START_S)
+        second = api._child
+        assert second is not None
+    assert second.poll() is not None
+    assert not answers(url)
+
+
+def test_a_port_that_is_taken_is_said_once_and_not_tried_again(
+    ring: NodeRing, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        http = Address(HOST, taken.getsockname()[1])
+        folder = ClusterFolder.open(folder_of(""))
+        with caplog.at_level(logging.WARNING), ApiProcess(http, ring.address, folder) as api:
+            until(lambda: not api._thread.is_alive(), START_S)
+    assert [record.message for record in caplog.records if "HTTP" in record.message] == [
+        "the HTTP API has ended; the ring serves without it"
+    ]
+    said = capfd.readouterr().err
+    assert f"cannot listen on {http}" in said
+    assert "choose another address with --http" in said
+    assert "Traceback" not in said
+
+
+def test_it_does_not_outlive_a_parent_that_is_killed(ring: NodeRing) -> None:
+    code = (
+        "import sys, time\n"
+        "from edgespec.config import Address\n"
+        "from edgespec.daemon.api_process import ApiProcess\n"
+        "from edgespec.daemon.cluster import ClusterFolder, folder_of\n"
+        f"with ApiProcess(Address('{HOST}', {free_port()}), Address.parse('{ring.address}'),\n"
+        "                ClusterFolder.open(folder_of(''))) as api:\n"
+        "    while api._child is None: time.sleep(0.01)\n"
+        "    print(api._child.pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        pid = int(one.stdout.readline())
+        os.kill(one.pid, signal.SIGKILL)
+        one.wait(10)
+    until(lambda: not psutil.pid_exists(pid), START_S)
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command in this process."""
+    return partial(run_here, capfd, monkeypatch)
+
+
+def test_others_are_not_served_without_a_key(run: Run) -> None:
+    done = run("api", "--http", "0.0.0.0:0", "--coordinator", "127.0.0.1:1")
+    done.assert_refused("edgespec key new NAME")
+    run("api", "--http", "none").assert_refused("nothing to serve")
+
+
+def test_keys_are_made_listed_and_taken_back(run: Run) -> None:
+    made = run("key", "new", "laptop")
+    assert (made.code, made.out.startswith("esk-")) == (0, True)
+    try:
+        listed = run("key", "list", "--json").out
+        assert [key["name"] for key in json.loads(listed)["keys"]] == ["laptop"]
+        assert made.out.strip() not in listed
+        assert "laptop" in run("key", "list").out
+        run("key", "new", "laptop").assert_refused("already")
+    finally:
+        assert run("key", "revoke", "laptop").code == 0
+    assert json.loads(run("key", "list", "--json").out) == {"keys": []}
+    run("key", "revoke", "laptop").assert_refused("no key 'laptop'")

@@ -1,0 +1,127 @@
+"""API keys: on disk are their hashes alone, they count at once, and damage is told."""
+
+from __future__ import annotations
+
+import base64
+import stat
+from pathlib import Path
+
+import pytest
+
+from edgespec.config import Address
+from edgespec.daemon.api_keys import FILE, KEY_BYTES, ApiKeys
+from edgespec.daemon.api_process import HTTP_PORT, http_address, needs_keys, served_http
+from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
+from edgespec.errors import AccessRefused, ConfigError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ClusterFolder:
+    """A cluster of its own."""
+    return ClusterFolder.create(tmp_path / "cluster", ClusterSettings())
+
+
+def test_a_key_counts_until_it_is_revoked(folder: ClusterFolder) -> None:
+    running, command = ApiKeys(folder.path), ApiKeys(folder.path)
+    assert not running.accepts("")
+    text, other = command.new("laptop"), command.new("phone")
+    assert text != other
+    assert len(base64.urlsafe_b64decode(text.removeprefix("esk-") + "=")) == KEY_BYTES
+    assert running.accepts(text)
+    assert running.accepts(other)
+    for wrong in ("", text[:-1], text + "x", text.upper(), "\ud800", "é"):
+        assert not running.accepts(wrong)
+    command.revoke("laptop")
+    assert not running.accepts(text)
+    assert running.accepts(other)
+    assert [key.name for key in running.all()] == ["phone"]
+    command.revoke("all")
+    assert not running.accepts(other)
+
+
+def test_the_file_holds_no_key_and_is_its_owners_alone(folder: ClusterFolder) -> None:
+    text = ApiKeys(folder.path).new("laptop")
+    file = folder.path / FILE
+    assert text not in file.read_text()
+    assert text.removeprefix("esk-") not in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o644)
+    with pytest.raises(AccessRefused, match="chmod 600"):
+        ApiKeys(folder.path).all()
+
+
+@pytest.mark.parametrize("name", ["", "all", "x" * 65, "a\nb", "a\x1b[2J"])
+def test_a_name_that_is_none_is_refused(folder: ClusterFolder, name: str) -> None:
+    with pytest.raises(ConfigError, match="no name for a key"):
+        ApiKeys(folder.path).new(name)
+
+
+def test_a_name_is_given_once_and_an_unknown_one_cannot_be_revoked(folder: ClusterFolder) -> None:
+    keys = ApiKeys(folder.path)
+    keys.new("laptop")
+    with pytest.raises(ConfigError, match="already"):
+        keys.new("laptop")
+    with pytest.raises(ConfigError, match="no key 'phone'"):
+        keys.revoke("phone")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"version": 1}',
+        '{"version": 2, "keys": []}',
+        '{"version": 1, "keys": {}}',
+        '{"version": 1, "keys": [1]}',
+        '{"version": 1, "keys": [{"name": "a"}]}',
+        '{"version": 1, "keys": [{"name": "a", "sha256": "x", "made": 1}]}',
+        '{"version": 1, "keys": [{"name": 1, "sha256": "' + "0" * 64 + '", "made": 1}]}',
+    ],
+)
+def test_a_damaged_file_lets_nobody_in(folder: ClusterFolder, text: str) -> None:
+    file = folder.path / FILE
+    file.write_text(text)
+    file.chmod(0o600)
+    with pytest.raises(ConfigError, match=FILE):
+        ApiKeys(folder.path).accepts("x")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("none", None),
+        ("127.0.0.1", Address("127.0.0.1", HTTP_PORT)),
+        ("127.0.0.1:9", Address("127.0.0.1", 9)),
+        ("localhost:0", Address("localhost", 0)),
+        ("[::1]", Address("::1", HTTP_PORT)),
+        ("[::1]:81", Address("::1", 81)),
+        ("[::1]:0", Address("::1", 0)),
+        ("::1", Address("::1", HTTP_PORT)),
+        ("0.0.0.0:8000", Address("0.0.0.0", 8000)),
+        ("host:7430", Address("host", 7430)),
+    ],
+)
+def test_where_the_api_listens(text: str, address: Address | None) -> None:
+    assert http_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "a b", "host:x", "host:99999", ":80"])
+def test_an_address_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        http_address(text)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "board.local"])
+def test_other_machines_need_a_key(folder: ClusterFolder, host: str) -> None:
+    http = str(Address(host, 8000))
+    with pytest.raises(ConfigError, match="edgespec key new"):
+        served_http(http, folder)
+    ApiKeys(folder.path).new("x")
+    assert served_http(http, folder) == Address(host, 8000)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_loopback_needs_none(folder: ClusterFolder, host: str) -> None:
+    assert not needs_keys(Address(host, 1))
+    assert served_http(str(Address(host, 8000)), folder) is not None
