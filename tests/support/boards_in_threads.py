@@ -36,8 +36,8 @@ PATIENT = Timing(beat=0.25, silence=8.0, answer_silence=15.0, client_silence=15.
 class SlowTorchBlock(TorchBlock):
     """Real layers that take longer: `delay` seconds, and `each` more for every row."""
 
-    delay = 0.05
-    each = 0.002
+    delay = 0.12
+    each = 0.004
 
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
         """The layers, later; a block of which nothing is wanted any more ends early."""

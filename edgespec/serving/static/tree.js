@@ -8,7 +8,7 @@ const ROW = 27;
 const BOX = { width: 98, height: 21 };
 const MOST_ROWS = 8;
 const PRUNED_ROWS = 3;
-const SHOWN_CHARS = { accepted: 11, others: 7 };
+const SHOWN_CHARS = { accepted: 11, others: 6 };
 
 const SOURCES = {
   prompt: { mark: "¶", name: "the prompt" },
