@@ -313,13 +313,14 @@ class ZmqTransport:
         if refusals.is_refused:
             raise AccessRefused(
                 f"the coordinator at {where} does not accept the key of this machine (or this "
-                "token): it was removed, is used up or has expired, which its log tells; make a new "
-                "token there with `edgespec token new`"
+                "token): it was removed, is used up or has expired, which its log tells; make a "
+                "new token there with `edgespec token new`"
             )
         if refusals.failures >= MOST_FAILURES and not refusals.succeeded:
             raise AccessRefused(
                 f"who listens at {where} is not the coordinator of the cluster that this machine "
-                "(or this token) belongs to; check the address, or join the cluster there with a token of it"
+                "(or this token) belongs to; check the address, or join the cluster there with a "
+                "token of it"
             )
 
     def _take_control(self, control: zmq.Socket[bytes]) -> Iterator[Incoming]:
