@@ -220,7 +220,7 @@ class SceneKeeper:
             nodes = [tree[i] for i in tree.ids]
             # A parent stands in front of its children; scores that were refreshed apart may leave
             # a child above it all the same, which is then not drawn.
-            nodes = nlargest(MOST_NODES - TRUNK, nodes, key=attrgetter("score"))
+            nodes = nlargest(MOST_NODES - TRUNK - LEFT, nodes, key=attrgetter("score"))
             for node in nodes:
                 state = "sent" if node.sent else "waiting"
                 if node.id == tree.root:

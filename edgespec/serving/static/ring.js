@@ -24,13 +24,13 @@ export function seconds(number) {
   return `${Math.round(number / 3600)} h`;
 }
 
-function meter(name, share, text) {
+function meter(name, share, text, isBad = false) {
   const row = element("div", "meter");
   row.append(element("span", "meter-name", name));
   const track = element("span", "track");
   const fill = element("span", "fill");
   fill.style.width = `${Math.round(100 * Math.min(Math.max(share, 0), 1))}%`;
-  if (share > 0.9) fill.dataset.level = "high";
+  if (isBad) fill.dataset.level = "high";
   track.append(fill);
   row.append(element("span", "meter-text", text), track);
   return row;
@@ -40,14 +40,15 @@ function figures(node) {
   const rows = [];
   if (node.memory > 0 && node.free > 0) {
     const used = node.memory - node.free;
-    rows.push(meter("Memory", used / node.memory, `${gigabytes(used)}/${gigabytes(node.memory)} GiB`));
+    const share = used / node.memory;
+    rows.push(meter("Memory", share, `${gigabytes(used)}/${gigabytes(node.memory)} GiB`, share > 0.95));
   } else {
     rows.push(meter("Memory", 0, node.memory > 0 ? `${gigabytes(node.memory)} GiB` : "not known"));
   }
   rows.push(meter("Busy", node.busy, `${Math.round(100 * node.busy)} %`));
   const hot = node.temperature > 0;
   const limit = node.limit > 0 ? node.limit : 100;
-  rows.push(meter("Heat", hot ? node.temperature / limit : 0, hot ? `${Math.round(node.temperature)} °C` : "not known"));
+  rows.push(meter("Heat", hot ? node.temperature / limit : 0, hot ? `${Math.round(node.temperature)} °C` : "not known", node.throttled));
   return rows;
 }
 

@@ -144,7 +144,7 @@ export function showTree(scene) {
   const picture = $("tree-picture");
   const counts = showCounts(scene);
   const narrow = $("tree").clientWidth < 520;
-  const nodes = laidOut(scene, narrow ? 2 : 4);
+  const nodes = laidOut(scene, narrow ? 1 : 3);
   const byId = new Map(nodes.map((node) => [node.id, node]));
   for (const [id, parts] of shown) {
     if (byId.has(id)) continue;
