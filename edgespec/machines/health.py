@@ -98,6 +98,11 @@ class _Device:
     slow: _Alarm = field(default_factory=lambda: _Alarm(10.0, 10.0))
     slowest: _Alarm = field(default_factory=lambda: _Alarm(10.0, 10.0))
 
+    @property
+    def is_slower(self) -> bool:
+        """Whether it was slow, and is at least a little so still."""
+        return self.slow.is_on and self.slowdown > 1
+
 
 class HealthWatch:
     """What devices say of themselves, by the address that their messages come from."""
@@ -122,7 +127,7 @@ class HealthWatch:
         alarms = {
             "hot": device.hot.is_on,
             f"throttled ({device.why_throttled})": device.throttled.is_on,
-            f"{device.slowdown:.1f} times as slow as it was": device.slow.is_on,
+            f"{device.slowdown:.1f} times as slow as it was": device.is_slower,
             "the slowest": device.slowest.is_on,
         }
         return ", ".join(words for words, is_on in alarms.items() if is_on)

@@ -177,7 +177,8 @@ def test_a_role_may_say_what_it_may_and_nothing_else(door: Door, role: str, numb
             client.send_control(b"", Retain(1, 1, 4, (), ()))
         answer = door.answer(client)
     if type(message) not in MAY_SEND[role]:
-        assert answer == Refuse(f"a key with the role {role} does not allow that")
+        assert isinstance(answer, Refuse)
+        assert answer.reason.startswith(f"a key with the role {role} does not allow that")
     elif isinstance(message, Enrol):
         assert answer == Enrolled("x")
     elif isinstance(message, Leave):
