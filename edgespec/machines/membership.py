@@ -54,6 +54,9 @@ from edgespec.wire.scenes import Watch
 ALL_REQUESTS = -1
 """The request number of a Fault that means the whole stage."""
 
+LEAST_PATIENCE_S = 6.0
+"""A device that has only hung for a moment shall not cost all others their blocks."""
+
 Replan = Callable[[Sequence[Join]], Sequence[Assign] | None]
 """Places for these devices alone, in this order (those behind the last place are not needed), or
 None if they cannot hold the model."""
@@ -379,10 +382,10 @@ class MembershipMachine:
 
     def _on_missing(self, now: float) -> list[Effect]:
         """Nobody came in half the time that requests wait: let those who are left do it alone."""
-        patience = self._timing.recovery / 2
+        patience = max(self._timing.recovery / 2, LEAST_PATIENCE_S)
         if self._replan is None or self._missing_since is None or not self._members:
             return []
-        if not patience or now - self._missing_since < patience:
+        if not self._timing.recovery or now - self._missing_since < patience:
             return []
         self._missing_since = now  # it is tried again as late, with whoever is there then
         here = [self._members[place] for place in sorted(self._members)]

@@ -15,6 +15,7 @@ from edgespec.machines.effects import (
     Effect,
     ExpandDraft,
     GatherRows,
+    MoveCache,
     OpenCache,
     OpenDraft,
     RunBlock,
@@ -45,6 +46,7 @@ def head(rows: int) -> RunHead:
 
 STAGE_EFFECTS: list[Effect] = [
     OpenCache(1, 64),
+    MoveCache(2, 1),
     CloseCache(1),
     GatherRows(1, 10, np.array([3, 5, 6])),
     block(4, 100, 24),

@@ -187,6 +187,7 @@ def test_boards_that_joined_by_themselves_give_plain_decodings_text(tmp_path: Pa
         assert (done.code, done.out) == (0, LONG_ANSWER.right), done
 
 
+@pytest.mark.slow
 def test_an_answer_survives_a_dead_board_and_a_pulled_cable(ring: Boards) -> None:
     matrix = Matrix(ring, random.randrange(2**32))
     matrix.play("kill", "adaptive", "decoding")

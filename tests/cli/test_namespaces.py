@@ -253,6 +253,7 @@ def discovering(host: Host, cluster: str = "") -> Command:
     return host.program(sys.executable, "-c", code, cluster)
 
 
+@pytest.mark.slow
 def test_of_several_coordinators_that_of_the_cluster_is_taken() -> None:
     with (
         lan("d0", "e0", "v1", "v2", "v3") as (d0, e0, v1, v2, v3),

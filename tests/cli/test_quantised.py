@@ -38,6 +38,7 @@ def test_the_demo_gives_what_one_process_generates_with_the_same_weights(quant: 
     assert tuple(json.loads(done.out)["token_ids"]) == generated(PROMPT, NEW_TOKENS, quant)
 
 
+@pytest.mark.slow
 def test_stages_without_the_model_are_sent_their_blocks(tmp_path: Path) -> None:
     made = tmp_path / "made"
     sharded = run("shard", BASE, "--layers", "5,3", "--quant", "nf4-dq", "--out", str(made))

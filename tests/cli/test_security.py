@@ -164,7 +164,7 @@ def test_who_listens_hears_nothing_and_who_is_not_admitted_gets_nothing(
             assert answer == tokenizer().decode(list(generated(PROMPT, NEW_TOKENS)))
             assert len(answer) > CHARS
             blocks = [cluster.block(v) for v in (v1, v2)]
-            config = (bundled("base") / "config.json").read_text(encoding="utf-8")
+            config = (Path(bundled("base")) / "config.json").read_text(encoding="utf-8")
             texts = [PROMPT, answer, cluster.token, client, config]
             assert_unheard(heard, secrets_of(texts, blocks), blocks)
             assert_search_works(user, thief, texts, blocks, tmp_path)

@@ -56,6 +56,7 @@ def test_it_writes_a_folder_that_a_ring_can_start_from(here: Here, tmp_path: Pat
     folder = tmp_path / "base-int4-3stages"
     assert {path.name for path in folder.iterdir()} == {
         "manifest.json",
+        "chat_template.jinja",
         "config.json",
         "generation_config.json",
         "tokenizer.json",

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.checkpoints import write_checkpoint
+from support.keys import OWNER_IDENTITY
 from transformers import AutoConfig
 
 from edgespec.config import Address, Quantisation
@@ -346,7 +347,7 @@ def test_the_link_is_half_the_median_round_trip(monkeypatch: pytest.MonkeyPatch)
             self.answer()  # type: ignore[operator]
 
     monkeypatch.setattr(bandwidths, "Client", Coordinator)
-    trips = round_trips(Address("127.0.0.1", 1), clock)
+    trips = round_trips(Address("127.0.0.1", 1), OWNER_IDENTITY, clock)
     assert trips.median == pytest.approx(0.004)  # connecting does not count, nor do ten slow ones
 
 

@@ -32,6 +32,7 @@ def read(sent: list[Segment]) -> int:
     return sum(len(segment.ids) for segment in sent if segment.certain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "temperature"),
     [

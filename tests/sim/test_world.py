@@ -166,7 +166,8 @@ def test_a_ring_that_takes_too_long_fails_each_once_and_then_answers(tag: int, a
     world.submit(submit(tag=3, limit=2), at=3.0)
     world.run()
     end = end_of(world, tag)
-    assert end == Failed(tag, "stage 1 was lost: it crashed; it did not come back within 0.5 s")
+    reason = "stage 1 was lost: it crashed; it did not come back within 0.5 s"
+    assert end == Failed(tag, reason, "lost")
     assert [r.at for r in world.replies if r.message == end] == [at]
     assert token_times(world, 3) == [4.0, 5.0]
 
