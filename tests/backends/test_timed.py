@@ -71,6 +71,7 @@ def test_a_stage_is_charged_for_rows_seen_rows_and_moved_rows() -> None:
     assert [durations.seconds(effect) for effect in STAGE_EFFECTS] == [
         0.0,
         0.0,
+        0.0,
         STAGE.gather_seconds(3),
         STAGE.block_seconds(4, 124),
     ]
@@ -79,7 +80,7 @@ def test_a_stage_is_charged_for_rows_seen_rows_and_moved_rows() -> None:
 
 def test_a_block_can_be_stopped_behind_each_of_its_layers() -> None:
     durations = StageDurations(STAGE)
-    assert [durations.slices(effect) for effect in STAGE_EFFECTS] == [1, 1, 1, 10]
+    assert [durations.slices(effect) for effect in STAGE_EFFECTS] == [1, 1, 1, 1, 10]
     whole = durations.seconds(block(4, 100, 24))
     assert whole / durations.slices(block(4, 100, 24)) == pytest.approx(STAGE.layer_seconds(4, 124))
 

@@ -20,7 +20,7 @@ from support.commands import Command, Done, run_here
 
 from edgespec.config import Address
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, own_key
-from edgespec.daemon.registry import Registry
+from edgespec.daemon.registry import LOOK_EVERY_S, Registry
 from edgespec.errors import AccessRefused
 from edgespec.net.keys import KeyPair, Token, short
 from edgespec.net.zmq_transport import ZmqTransport
@@ -173,8 +173,10 @@ def test_a_token_that_counts_no_more(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    token = make(home).text
+    time.sleep(2 * LOOK_EVERY_S)  # until the coordinator has looked at its file again
     started = time.monotonic()
-    here("join", make(home).text, "--coordinator", home.address).assert_refused(
+    here("join", token, "--coordinator", home.address).assert_refused(
         f"the coordinator at {home.address} does not accept", "edgespec token new"
     )
     assert time.monotonic() - started < SOON_S

@@ -218,7 +218,7 @@ def assert_kept_out(
     cluster.owner("device remove", removed["name"])
     time.sleep(1.2)  # the token's one second, and the coordinator's look at its file
     at = ("--coordinator", d0.address)
-    tokens = {"expired": str(expired), "used": used, "revoked": str(revoked)}
+    tokens = {"expired": expired.text, "used": used, "revoked": revoked.text}
     with ExitStack() as stack:
         started = {
             name: stack.enter_context(_elsewhere(cluster, thief, name, "join", *at, token))
@@ -231,7 +231,7 @@ def assert_kept_out(
         ended = {name: running.done() for name, running in started.items()}
         assert keyless.done().out == "nothing\n"
     for name, done in ended.items():
-        done.assert_refused(f"the coordinator at {d0.address}:7430", "edgespec token new", code=1)
+        done.assert_refused(f"the coordinator at {d0.address}:7430", "edgespec token new")
         assert done.out == "", name
     assert_logged(serve, user.address, removed["fingerprint"])
     for token in (expired, Token.parse(used), revoked):
