@@ -88,8 +88,8 @@ def test_who_has_no_key_gets_nothing_through(
 ) -> None:
     for node in coordinator, stage:
         bare.connect(zmq.PUSH, node.data_port).send_multipart([node.ring_key, *encode(segment())])
-        # Not always logged: if the stranger is the first to see that they speak differently, all that
-        # the node sees is a connection that was closed again.
+        # Not always logged: if the stranger is the first to see that they speak differently, the
+        # node sees no more than a connection that was closed again.
         assert nothing_of(node)
     sender = bare.connect(zmq.DEALER, coordinator.control_port)
     sender.send_multipart(encode(Fault(1, "well-formed")))
