@@ -20,7 +20,9 @@ Admits = Callable[[str], str]
 HANDSHAKE_MS = 3_000
 """Whoever connects has this long to prove a key: a connection of a stranger costs no more."""
 
-_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+NO_KEY = "someone has no key, takes this for another cluster, or only looked who listens"
+
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 class Gate:
@@ -50,9 +52,10 @@ class Gate:
         return monitor
 
     def heard(self, monitor: zmq.Socket[bytes]) -> None:
-        """Somebody connected who speaks another protocol, or has no key, or another's cluster's."""
+        """Somebody connected and proved no key. Which of the two sides hangs up first is chance, so
+        that a stranger cannot be told from a device that only looks whether anybody listens."""
         for _ in waiting(monitor):
-            self._dropped.note("someone has no key, or takes this for another cluster")
+            self._dropped.note(NO_KEY)
 
     def close(self) -> None:
         """Admit nobody any more; before the context is terminated, behind its sockets' last use."""
@@ -69,7 +72,9 @@ class _Authenticator(ThreadAuthenticator):
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         super().__init__(context)
         self._from = ""
-        self._dropped = Dropped("refused a connection")
+        # One for each reason, of which there are few: a stranger who comes again and again shall
+        # not hide that a used token, or a removed device, came too.
+        self._dropped: dict[str, Dropped] = {}
 
     def admit(self, channel: str, admits: Admits) -> None:
         self.configure_curve_callback(channel, _Provider(self, channel, admits))
@@ -84,12 +89,15 @@ class _Authenticator(ThreadAuthenticator):
             reason = admits(key) if is_key(key) else "it is no key"
         except Exception as problem:  # whatever it is, nobody comes in by it
             log.debug("cannot tell who may connect", exc_info=True)
-            reason = f"the list of keys cannot be read ({problem})"
+            self._note("", channel, key, f"the list of keys cannot be read ({problem})")
+            return False
         if reason:
-            self._dropped.note(
-                f"{self._from} wants to use {channel} with the key {short(key)}: {reason}"
-            )
+            self._note(reason, channel, key, reason)
         return not reason
+
+    def _note(self, kind: str, channel: str, key: str, reason: str) -> None:
+        dropped = self._dropped.setdefault(kind, Dropped("refused a connection"))
+        dropped.note(f"{self._from} wants to use {channel} with the key {short(key)}: {reason}")
 
 
 class _Provider:

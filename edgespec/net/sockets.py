@@ -19,9 +19,6 @@ log = logging.getLogger(__name__)
 NOTE_S = 1.0
 """A stranger who sends rubbish all day shall not fill the log: seconds between two notes."""
 
-BURST = 8
-"""Notes that may come at once: of several who are refused in one second, each is named."""
-
 BATCH = 64
 """Messages taken from one socket before the others get their turn."""
 
@@ -53,26 +50,22 @@ def _key_of(frame: zmq.Frame) -> str:
 
 
 class Dropped:
-    """What was dropped, with a note in the log: BURST at once at most, and one every NOTE_S."""
+    """What was dropped, with a note in the log at most every NOTE_S."""
 
     def __init__(self, what: str = "dropped a message") -> None:
         self._what = what
         self._unsaid = 0
-        self._left = float(BURST)
-        self._at = time.monotonic()
+        self._said = float("-inf")
 
     def note(self, reason: str) -> None:
         """One more was dropped."""
         now = time.monotonic()
-        self._left = min(BURST, self._left + (now - self._at) / NOTE_S)
-        self._at = now
-        if self._left < 1:
+        if now - self._said < NOTE_S:
             self._unsaid += 1
             return
         more = f" ({self._unsaid} more since the last note)" if self._unsaid else ""
         log.warning("%s: %s%s", self._what, reason, more)
-        self._left -= 1
-        self._unsaid = 0
+        self._said, self._unsaid = now, 0
 
 
 def bind(opened: zmq.Socket[bytes], address: Address) -> int:

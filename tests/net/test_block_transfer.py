@@ -236,11 +236,12 @@ def test_who_is_not_admitted_gets_nothing_and_is_told(
     assert site.prepared == []
 
 
-def test_who_has_no_key_gets_nothing(site: Site) -> None:
+def test_who_has_no_key_gets_nothing(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     with BareSockets() as bare:
         stranger = bare.connect(zmq.DEALER, site.server.port)
         stranger.send_multipart(encode(BlockRequest(1)))
         assert not stranger.poll(300)
+    assert "someone has no key" in caplog.text
     assert site.prepared == []
 
 

@@ -30,7 +30,6 @@ from edgespec.errors import ModelError, RequestFailed
 from edgespec.net import access
 from edgespec.net.block_server import ServedBlock
 from edgespec.net.keys import KeyPair
-from edgespec.net.sockets import BURST
 from edgespec.net.zmq_transport import CONTROL_BYTES, CONTROL_WAITING, ZmqTransport
 from edgespec.runtime.registrar import CLIENT
 from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
@@ -60,7 +59,7 @@ MOST_MEMORY = FLOODS * CONTROL_WAITING * CONTROL_BYTES + 8 * DEFAULT_LIMITS.fram
 """What the coordinator's control socket may keep of each insider, and what eight strangers can send
 at the same time before their handshakes fail. All nodes of the ring are in this process."""
 
-PER_KIND = 10 + BURST
+PER_KIND = 10
 """Lines of log at once; after that, one a second."""
 
 

@@ -109,7 +109,7 @@ def test_a_body_of_100_megabytes_is_refused_before_it_is_read(ring: NodeRing, ur
             timeout=30,
         )
         assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
-        assert memory() - max(before, held) < 60 * MIB
+        assert memory() - max(before, held) < 30 * MIB
 
 
 def test_a_body_without_a_length_is_refused_where_it_gets_too_long(
