@@ -14,12 +14,11 @@ from edgespec.cli.chat_commands import WORDS, ChatState, Commands
 from edgespec.cli.conversation import Turn
 from edgespec.cli.line_input import History, LineInput, history_file
 from edgespec.cli.notes import Notes
-from edgespec.cli.reach import admitted, reach
+from edgespec.cli.reach import introduced, reach
 from edgespec.config import Address
-from edgespec.daemon.cluster import folder_of
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import AccessRefused, ConfigError, EdgespecError, RequestFailed
-from edgespec.net.keys import Identity, Token
+from edgespec.net.keys import Identity
 from edgespec.runtime.client import Client
 from edgespec.wire.messages import Finished, Status
 
@@ -53,15 +52,8 @@ def chat(
     min_p: options.MinP = 0.0,
     seed: options.Seed = 0,
     stop: options.Stop = None,
-    wait: Annotated[
-        float, typer.Option(help="Seconds to wait for a coordinator that does not answer.")
-    ] = 10.0,
-    token: Annotated[
-        str,
-        typer.Option(
-            help="A token of `edgespec token new --client`: lets this machine ask, from now on.",
-        ),
-    ] = "",
+    wait: options.Wait = options.WAIT_S,
+    token: options.ClientToken = "",
     cluster: options.Cluster = "",
 ) -> None:
     """Talk with the model of the running ring; /help lists what else can be typed.
@@ -72,8 +64,7 @@ def chat(
         policy, max_new_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ())
     )
     notes = Notes()
-    if token:
-        admitted(folder_of(cluster), Token.parse(token), coordinator, wait, notes.say)
+    introduced(token, coordinator, cluster, wait, notes.say)
 
     def reached() -> tuple[Address, Identity]:
         return reach(coordinator, cluster, wait, notes.say)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import address_of
@@ -16,9 +12,7 @@ from edgespec.runtime.enrolment import leave as leave_cluster
 
 def leave(
     coordinator: options.Coordinator = None,
-    wait: Annotated[
-        float, typer.Option(help="Seconds to wait for a coordinator that does not answer.")
-    ] = 10.0,
+    wait: options.Wait = options.WAIT_S,
     cluster: options.Cluster = "",
 ) -> None:
     """Leave the cluster: the coordinator admits this device's key no more, and it is deleted here.

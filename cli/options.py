@@ -34,6 +34,17 @@ Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
 Stop = Annotated[
     list[str] | None, typer.Option(help="End before this text; may be given several times.")
 ]
+Wait = Annotated[
+    float, typer.Option(help="Seconds to wait for a coordinator that does not answer.")
+]
+WAIT_S = 10.0
+ClientToken = Annotated[
+    str,
+    typer.Option(
+        metavar="TOKEN",
+        help="A token of `edgespec token new --client`: lets this machine ask, from now on.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Model = Annotated[
     str,

@@ -11,11 +11,9 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.answering import RequestSettings, cancelling, show
 from edgespec.cli.notes import Notes
-from edgespec.cli.reach import admitted, reach
-from edgespec.daemon.cluster import folder_of
+from edgespec.cli.reach import introduced, reach
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import ConfigError
-from edgespec.net.keys import Token
 from edgespec.runtime.client import Client
 from edgespec.wire.codec import DEFAULT_LIMITS
 from edgespec.wire.messages import Submit
@@ -67,15 +65,8 @@ def prompt(
     min_p: options.MinP = 0.0,
     seed: options.Seed = 0,
     stop: options.Stop = None,
-    wait: Annotated[
-        float, typer.Option(help="Seconds to wait for a coordinator that does not answer.")
-    ] = 10.0,
-    token: Annotated[
-        str,
-        typer.Option(
-            help="A token of `edgespec token new --client`: lets this machine ask, from now on.",
-        ),
-    ] = "",
+    wait: options.Wait = options.WAIT_S,
+    token: options.ClientToken = "",
     cluster: options.Cluster = "",
     as_json: options.Json = False,
 ) -> None:
@@ -85,8 +76,7 @@ def prompt(
     )
     submit = _submit(settings, gather(text, file or []), system)
     notes = Notes()
-    if token:
-        admitted(folder_of(cluster), Token.parse(token), coordinator, wait, notes.say)
+    introduced(token, coordinator, cluster, wait, notes.say)
     address, identity = reach(coordinator, cluster, wait, notes.say)
     with Client(address, identity, wait) as client, cancelling(client):
         finished = show(client.ask(submit), as_json, notes, show_speculation)

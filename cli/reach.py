@@ -53,6 +53,12 @@ def _known(folder: ClusterFolder) -> Address | None:
     return None if folder.address.endswith(":0") else Address.parse(folder.address)
 
 
+def introduced(token: str, coordinator: str | None, cluster: str, wait: float, say: Say) -> None:
+    """Before `reach`, for a user who may have been given a client's token ("": none)."""
+    if token:
+        admitted(folder_of(cluster), Token.parse(token), coordinator, wait, say)
+
+
 def admitted(path: Path, token: Token, coordinator: str | None, wait: float, say: Say) -> None:
     """Have this machine's key admitted by a token, and remember the cluster.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated
 
 import typer
 from rich import box
@@ -29,9 +28,7 @@ _FIGURES = ("GiB free", "°C", "busy", "link ms", "heard s", "losses")
 
 def status(
     coordinator: options.Coordinator = None,
-    wait: Annotated[
-        float, typer.Option(help="Seconds to wait for a coordinator that does not answer.")
-    ] = 10.0,
+    wait: options.Wait = options.WAIT_S,
     cluster: options.Cluster = "",
     as_json: options.Json = False,
 ) -> None:

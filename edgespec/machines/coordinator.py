@@ -294,7 +294,7 @@ class CoordinatorMachine:
             return []
         self._active = None
         self._scene.ended()
-        done = self._keep(request) if answered and request.tree else self._free(request)
+        done = self._keep(request) if answered and request.tree is not None else self._free(request)
         return done + self._start_next(now)
 
     def _free(self, request: Request) -> list[Effect]:

@@ -283,7 +283,7 @@ class BlockReceiver:
         return [Ask(BlockRequest(self._stage))] if self._connected else []
 
     def _lost(self, silent: float) -> PeerLost:
-        what = f"the block of stage {self._stage} from {self._source}"
+        what = f"block {self._stage} from {self._source}"
         if self._connected:
             return PeerLost(
                 f"{what} came no further for {silent:.0f} s; does the program that listens there "
@@ -412,7 +412,7 @@ class BlockReceiver:
         begin = self._prefix.size
         if self._wrong >= TRIES:
             problem = (
-                f"chunk {begin // self._chunk_bytes} of the block of stage {self._stage} from "
+                f"chunk {begin // self._chunk_bytes} of block {self._stage} from "
                 f"{self._source} had a wrong hash {self._wrong} times; the file there, or the way "
                 "from there, is damaged"
             )
@@ -423,7 +423,7 @@ class BlockReceiver:
     def _finish(self) -> list[ReceiverEffect]:
         if self._prefix.sha256 != self._prefix.offer.sha256:
             problem = (
-                f"the block of stage {self._stage} from {self._source} has another hash than it "
+                f"block {self._stage} from {self._source} has another hash than it "
                 "was offered with, though each chunk is right; fetch it from another node"
             )
             return [Truncate(0), GiveUp(RemoteProtocolError(problem))]

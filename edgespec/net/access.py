@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
-from zmq.utils.monitor import parse_monitor_message
 
 from edgespec.net.keys import KeyPair, is_key, short
 from edgespec.net.sockets import Dropped, waiting
@@ -117,33 +116,3 @@ def prove(opened: zmq.Socket[bytes], own: KeyPair, server: str) -> None:
     opened.curve_publickey = own.public.encode()
     opened.curve_secretkey = own.secret.encode()
     opened.curve_serverkey = server.encode()
-
-
-class Refusals:
-    """What the handshakes of a connecting socket came to, read from its monitor."""
-
-    EVENTS = (
-        zmq.EVENT_HANDSHAKE_SUCCEEDED
-        | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    )
-
-    def __init__(self) -> None:
-        self.succeeded = False
-        """Whether it ever got in."""
-        self.is_refused = False
-        """Whether the other side does not let this key in; ZeroMQ does not try again."""
-        self.failures = 0
-        """Since the last success: the other side may hold another key than was expected."""
-
-    def take(self, monitor: zmq.Socket[bytes]) -> None:
-        """Read what happened."""
-        for frames in waiting(monitor):
-            event = parse_monitor_message(frames)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.succeeded, self.failures = True, 0
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self.is_refused = True
-            else:
-                self.failures += 1

@@ -252,7 +252,7 @@ class BlockServer:
             self._send(peer, self._ready[stage].offer)
             return
         if stage not in self._texts:
-            self._texts[stage] = f"the block of stage {stage} waits for its turn to be prepared"
+            self._texts[stage] = f"block {stage} waits for its turn to be prepared"
             self._preparer.want(stage)
         waiters = self._waiters.setdefault(stage, set())
         if len(waiters) < MOST_PEERS:
@@ -362,7 +362,7 @@ class _Preparer:
         except EdgespecError as problem:
             return problem
         except Exception as problem:  # a bug, or the device: this block fails, the node lives
-            log.exception("the block of stage %d could not be made", stage)
+            log.exception("block %d could not be made", stage)
             return EdgespecError(f"making it failed ({type(problem).__name__}: {problem})")
 
 

@@ -46,9 +46,9 @@ from edgespec.machines.transfer import (
 )
 from edgespec.net.access import prove
 from edgespec.net.block_server import BULK, LOST_MS, QUEUED
+from edgespec.net.control import ping
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import connect, waiting
-from edgespec.net.zmq_transport import ping
 from edgespec.wire.codec import LARGEST_CHUNK, Limits, decode, encode
 from edgespec.wire.messages import BlockOffer
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import zmq
 
 from edgespec.config import Address
-from edgespec.errors import AccessRefused, ConfigError, PeerLost, RemoteProtocolError
-from edgespec.net.access import Admits, Gate, Refusals, prove
+from edgespec.errors import ConfigError, PeerLost, RemoteProtocolError
+from edgespec.net.access import Admits, Gate, prove
+from edgespec.net.control import CONTROL_BYTES, CONTROL_HWM, Handshakes, ping, set_up
 from edgespec.net.keys import Identity, KeyPair
 from edgespec.net.sockets import Dropped, bind, connect, proved, waiting
 from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
@@ -31,41 +32,15 @@ LINGER_MS = 500
 """A closing socket may take this long to hand over its last words (a Failed, a Goodbye): long
 enough for a LAN, short enough that nobody's exit hangs on a dead peer."""
 
-CONTROL_HWM = 10_000
-"""Control messages are small and their rate is bounded by tokens; a peer that is this far behind
-is as good as gone, and its messages are refused rather than kept."""
-
 RING_HWM = 1_024
 """Credits keep a handful of segments in flight; the mark only stops a runaway peer."""
-
-HEARTBEAT_MS = 1_000
-"""ZMTP pings find half-open connections (a pulled cable) and make ZeroMQ reconnect. Whether a
-peer lives is decided by the machines' own Heartbeat, which also shows that its loop runs.
-
-Only who connects sends them, with a time after which who listens gives the connection up, too. Who
-listens must not: libzmq 4.3.5 aborts the process (`!_io_error`) if it is to send a ping while a
-peer that is read no further, because too much of it waits, has just closed its connection."""
 
 CONTROL_WAITING = 4096
 """Control messages of one peer that are read ahead; the rest stays with the peer. More than an
 honest one says while a loop stands still for some seconds: libzmq 4.3.5 has been seen to abort when
 a peer at this limit breaks off."""
 
-CONTROL_BYTES = 4 << 20
-"""The longest frame on the control channel, which is as long as a header may be."""
-
-MOST_FAILURES = 5
-"""Handshakes that may fail, without one that succeeds, before the other side is called a stranger:
-one can fail because the other side is just ending."""
-
 CONTROL, DATA = "the control channel", "the data ring"
-
-
-def ping(opened: zmq.Socket[bytes], lost_ms: int) -> None:
-    """Before it connects: both ends give a connection up that was silent for so many ms."""
-    opened.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, lost_ms)
-    opened.setsockopt(zmq.HEARTBEAT_TTL, lost_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +67,7 @@ class ZmqTransport:
         self._context.setsockopt(zmq.MAXMSGSIZE, DEFAULT_LIMITS.frame_bytes)
         self._gate: Gate | None = None
         self._door_monitors: list[zmq.Socket[bytes]] = []
-        self._refusals = Refusals()
+        self._handshakes: Handshakes | None = None
         self._control_monitor: zmq.Socket[bytes] | None = None
         self._peer_name = ""
         self._poller = zmq.Poller()
@@ -147,15 +122,11 @@ class ZmqTransport:
     def client(cls, coordinator: Address, identity: Identity) -> ZmqTransport:
         """Control connected to the coordinator, no data."""
         transport = cls(identity)
-        control = transport._open(zmq.DEALER, CONTROL_HWM)
-        control.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
-        control.setsockopt(zmq.RECONNECT_IVL, 100)
-        control.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
-        ping(control, 3 * HEARTBEAT_MS)
-        transport._control = control
+        control = transport._control = transport._open(zmq.DEALER, CONTROL_HWM)
+        set_up(control, identity)
         transport._peer_name = str(coordinator)
-        prove(control, identity.own, identity.coordinator)
-        monitor = transport._control_monitor = control.get_monitor_socket(Refusals.EVENTS)
+        transport._handshakes = Handshakes(coordinator)
+        monitor = transport._control_monitor = control.get_monitor_socket(Handshakes.EVENTS)
         transport._poller.register(monitor, zmq.POLLIN)
         try:
             connect(control, coordinator)
@@ -215,7 +186,7 @@ class ZmqTransport:
             self._push = self._open(zmq.PUSH, RING_HWM)
         except zmq.ZMQError as problem:
             raise PeerLost(f"no connection to the next node ({problem.strerror})") from None
-        ping(self._push, 3 * HEARTBEAT_MS)
+        ping(self._push)
         prove(self._push, self._ring_pair, key)
         self._monitor = self._push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -302,26 +273,17 @@ class ZmqTransport:
 
     def _look_at_doors(self, ready: Mapping[object, int]) -> None:
         if self._control_monitor is not None and self._control_monitor in ready:
-            self._refusals.take(self._control_monitor)
+            assert self._handshakes is not None
+            for frames in waiting(self._control_monitor):
+                self._handshakes.take(frames)
         for monitor in self._door_monitors:
             if monitor in ready and self._gate is not None:
                 self._gate.heard(monitor)
 
     def check_access(self) -> None:
         """Raise AccessRefused if the coordinator does not let this node in, or is another one."""
-        where, refusals = self._peer_name, self._refusals
-        if refusals.is_refused:
-            raise AccessRefused(
-                f"the coordinator at {where} does not accept the key of this machine (or this "
-                "token): it was removed, is used up or has expired, which its log tells; make a "
-                "new token there with `edgespec token new`"
-            )
-        if refusals.failures >= MOST_FAILURES and not refusals.succeeded:
-            raise AccessRefused(
-                f"who listens at {where} is not the coordinator of the cluster that this machine "
-                "(or this token) belongs to; check the address, or join the cluster there with a "
-                "token of it"
-            )
+        if self._handshakes is not None:
+            self._handshakes.check()
 
     def _take_control(self, control: zmq.Socket[bytes]) -> Iterator[Incoming]:
         has_peer = control.type == zmq.ROUTER

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import zmq
 import zmq.asyncio
-from zmq.utils.monitor import parse_monitor_message
 
 from edgespec.config import Address, Timing
 from edgespec.errors import (
@@ -22,16 +21,10 @@ from edgespec.errors import (
     RemoteProtocolError,
     RequestFailed,
 )
-from edgespec.net.access import prove
+from edgespec.net.control import Handshakes, set_up
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import Dropped, connect
-from edgespec.net.zmq_transport import (
-    CONTROL_BYTES,
-    CONTROL_HWM,
-    HEARTBEAT_MS,
-    LINGER_MS,
-    MOST_FAILURES,
-)
+from edgespec.net.zmq_transport import LINGER_MS
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import (
     Cancel,
@@ -57,11 +50,6 @@ MOST_UNREAD = 4096
 
 Answer = Progress | Tokens | Finished
 _Socket = zmq.asyncio.Socket
-
-_LOST = zmq.EVENT_DISCONNECTED
-_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-_IN = zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 class AsyncClient:
@@ -91,7 +79,6 @@ class AsyncClient:
         self._requests: dict[int, _Inbox] = {}
         self._status: asyncio.Future[Status] | None = None
         self._newest: tuple[float, Status] | None = None
-        self._failures = 0
         self._is_over = False
         self._see: Callable[[Scene], None] | None = None
         self._dropped = Dropped()
@@ -189,8 +176,10 @@ class AsyncClient:
         opened = self._context.socket(zmq.DEALER)
         monitor = None
         try:
-            self._set(opened)
-            monitor = opened.get_monitor_socket(_LOST | _REFUSED | _FAILED | _IN)
+            set_up(_as_plain(opened), self._identity)
+            # A request that was given up must not be delivered to the next coordinator.
+            opened.setsockopt(zmq.IMMEDIATE, 1)
+            monitor = opened.get_monitor_socket(Handshakes.EVENTS)
             connect(_as_plain(opened), self._coordinator)
             self._socket = opened
             await _first_to_fail(self._listen(opened), self._watch(monitor), self._beat())
@@ -201,18 +190,6 @@ class AsyncClient:
                 monitor.close(linger=0)
             opened.close(linger=LINGER_MS)
 
-    def _set(self, opened: _Socket) -> None:
-        opened.setsockopt(zmq.SNDHWM, CONTROL_HWM)
-        opened.setsockopt(zmq.RCVHWM, CONTROL_HWM)
-        opened.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
-        opened.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
-        opened.setsockopt(zmq.RECONNECT_IVL, 100)
-        opened.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
-        # A request that was given up must not be delivered to the next coordinator.
-        opened.setsockopt(zmq.IMMEDIATE, 1)
-        prove(_as_plain(opened), self._identity.own, self._identity.coordinator)
-
     async def _listen(self, opened: _Socket) -> None:
         while True:
             frames: list[bytes] = await opened.recv_multipart()
@@ -222,29 +199,17 @@ class AsyncClient:
                 self._dropped.note(str(problem))
 
     async def _watch(self, monitor: _Socket) -> None:
+        handshakes = Handshakes(self._coordinator)
         while True:
-            frames: list[bytes] = await monitor.recv_multipart()
-            event = parse_monitor_message(frames)["event"]
-            if event == _REFUSED:
-                raise AccessRefused(
-                    f"the coordinator at {self._coordinator} does not accept the key of this "
-                    "machine: it was removed; make a token there with `edgespec token new --client`"
-                )
-            if event == _LOST:
+            event = handshakes.take(await monitor.recv_multipart())
+            handshakes.check()
+            if event == zmq.EVENT_DISCONNECTED:
                 self._lose(
                     PeerLost(f"the connection to the coordinator at {self._coordinator} broke")
                 )
-            elif event == _IN:
-                self._failures = 0
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 with contextlib.suppress(PeerLost):
                     self._send(StatusRequest())  # its answer shows that the coordinator is there
-            else:
-                self._failures += 1
-                if self._failures >= MOST_FAILURES:
-                    raise AccessRefused(
-                        f"who listens at {self._coordinator} is not the coordinator of the cluster "
-                        "that this machine belongs to; check the address"
-                    )
 
     async def _beat(self) -> None:
         """Show life, and see whether the coordinator does."""

@@ -192,7 +192,7 @@ def test_a_chunk_that_stays_wrong_ends_it_and_is_named() -> None:
     receiver = opened(data)
     served = fetch(receiver, bytes(wrong))
     assert isinstance(receiver.error, RemoteProtocolError)
-    assert "chunk 1 of the block of stage 1 from coordinator:7430" in str(receiver.error)
+    assert "chunk 1 of block 1 from coordinator:7430" in str(receiver.error)
     assert receiver.part == data[:CHUNK]
     assert sum(r.length for r in served if CHUNK <= r.offset < 2 * CHUNK) == TRIES * CHUNK
 

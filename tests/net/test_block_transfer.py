@@ -183,7 +183,7 @@ def test_a_file_that_changed_ends_in_an_error_that_names_the_chunk(site: Site) -
     with site.file.open("r+b") as file:
         file.seek(CHUNK_BYTES + 7)
         file.write(b"changed")
-    with pytest.raises(RemoteProtocolError, match="chunk 1 of the block of stage 1"):
+    with pytest.raises(RemoteProtocolError, match="chunk 1 of block 1"):
         site.fetch()
 
 
@@ -399,7 +399,7 @@ def test_a_server_answers_while_it_prepares(tmp_path: Path) -> None:
         go_on.set()
         server.stop()
         site.server.stop()
-    assert shown[:2] == ["the block of stage 1 waits for its turn to be prepared"] * 2
+    assert shown[:2] == ["block 1 waits for its turn to be prepared"] * 2
     assert site.goal.read_bytes() == DATA
 
 

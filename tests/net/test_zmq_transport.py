@@ -29,8 +29,9 @@ from support.sockets import (
 
 from edgespec.config import Address
 from edgespec.errors import ConfigError, PeerLost
+from edgespec.net.control import CONTROL_BYTES
 from edgespec.net.sockets import own_address_towards
-from edgespec.net.zmq_transport import CONTROL_BYTES, ZmqTransport
+from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.wire.codec import DEFAULT_LIMITS, encode
 from edgespec.wire.messages import Fault, Heartbeat, Join, Segment
 

@@ -29,8 +29,9 @@ from edgespec.config import Address, Timing
 from edgespec.errors import ModelError, RequestFailed
 from edgespec.net import access
 from edgespec.net.block_server import ServedBlock
+from edgespec.net.control import CONTROL_BYTES
 from edgespec.net.keys import KeyPair
-from edgespec.net.zmq_transport import CONTROL_BYTES, CONTROL_WAITING, ZmqTransport
+from edgespec.net.zmq_transport import CONTROL_WAITING, ZmqTransport
 from edgespec.runtime.registrar import CLIENT
 from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
 from edgespec.wire.messages import (

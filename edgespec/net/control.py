@@ -1,0 +1,92 @@
+"""The connecting end of the control channel: its set-up, and what keeps it from coming in."""
+
+from __future__ import annotations
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from edgespec.config import Address
+from edgespec.errors import AccessRefused
+from edgespec.net.access import prove
+from edgespec.net.keys import Identity
+
+CONTROL_HWM = 10_000
+"""Control messages are small and their rate is bounded by tokens; a peer that is this far behind
+is as good as gone, and its messages are refused rather than kept."""
+
+CONTROL_BYTES = 4 << 20
+"""The longest frame on the control channel, which is as long as a header may be."""
+
+HEARTBEAT_MS = 1_000
+"""ZMTP pings find half-open connections (a pulled cable) and make ZeroMQ reconnect. Whether a
+peer lives is decided by the machines' own Heartbeat, which also shows that its loop runs.
+
+Only who connects sends them, with a time after which who listens gives the connection up, too. Who
+listens must not: libzmq 4.3.5 aborts the process (`!_io_error`) if it is to send a ping while a
+peer that is read no further, because too much of it waits, has just closed its connection."""
+
+MOST_FAILURES = 5
+"""Handshakes that may fail, without one that succeeds, before the other side is called a stranger:
+one can fail because the other side is just ending."""
+
+
+def ping(opened: zmq.Socket[bytes], lost_ms: int = 3 * HEARTBEAT_MS) -> None:
+    """Before it connects: both ends give a connection up that was silent for so many ms."""
+    opened.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, lost_ms)
+    opened.setsockopt(zmq.HEARTBEAT_TTL, lost_ms)
+
+
+def set_up(opened: zmq.Socket[bytes], identity: Identity) -> None:
+    """Before a DEALER connects to a coordinator."""
+    opened.setsockopt(zmq.SNDHWM, CONTROL_HWM)
+    opened.setsockopt(zmq.RCVHWM, CONTROL_HWM)
+    opened.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
+    opened.setsockopt(zmq.RECONNECT_IVL, 100)
+    opened.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
+    ping(opened)
+    prove(opened, identity.own, identity.coordinator)
+
+
+class Handshakes:
+    """What the handshakes of a connecting socket came to, as its monitor tells."""
+
+    EVENTS = (
+        zmq.EVENT_HANDSHAKE_SUCCEEDED
+        | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        | zmq.EVENT_DISCONNECTED
+    )
+
+    def __init__(self, coordinator: Address) -> None:
+        self._coordinator = coordinator
+        self._succeeded = False
+        self._is_refused = False
+        self._failures = 0
+
+    def take(self, frames: list[bytes]) -> int:
+        """Note one of the monitor's messages; returns which of EVENTS it is."""
+        event = int(parse_monitor_message(frames)["event"])
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._succeeded, self._failures = True, 0
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._is_refused = True  # ZeroMQ does not try again
+        elif event != zmq.EVENT_DISCONNECTED:
+            self._failures += 1
+        return event
+
+    def check(self) -> None:
+        """Raise AccessRefused if the coordinator does not let this key in, or is another one."""
+        if self._is_refused:
+            raise AccessRefused(
+                f"the coordinator at {self._coordinator} does not accept the key of this machine "
+                "(or this token): it was removed, is used up or has expired, which its log tells; "
+                "make a new token there with `edgespec token new`"
+            )
+        if self._failures >= MOST_FAILURES and not self._succeeded:
+            raise AccessRefused(
+                f"who listens at {self._coordinator} is not the coordinator of the cluster that "
+                "this machine (or this token) belongs to; check the address, or join the cluster "
+                "there with a token of it"
+            )
