@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from dataclasses import replace
 
 from edgespec.backends.compute import CoordinatorCompute
@@ -85,6 +86,8 @@ class CoordinatorNode(Node):
             self._refuse(
                 incoming, Removed(f"this key counts no more: {self._registrar.why_not(key)}")
             )
+            now = time.monotonic()  # and it gets no more of an answer that it asked for before
+            self.perform_all(self._machine.handle(PeerGone(peer), now), now)
         elif type(message) not in MAY_SEND[role]:
             more = (
                 "; `edgespec token new` here makes a token for a device" if role == CLIENT else ""

@@ -16,8 +16,13 @@ let awake = false;
 const now = () => performance.now() / 1000;
 
 function readColours() {
-  const style = getComputedStyle(document.documentElement);
-  for (const name of ["useful", "wasted", "line", "muted"]) colours[name] = style.getPropertyValue(`--${name}`).trim();
+  const probe = element("span"); // a canvas takes colours alone, not what they depend on
+  document.body.append(probe);
+  for (const name of ["useful", "wasted", "line", "muted"]) {
+    probe.style.color = `var(--${name})`;
+    colours[name] = getComputedStyle(probe).color;
+  }
+  probe.remove();
 }
 
 function laneOf(stage) {
