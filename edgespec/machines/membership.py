@@ -8,7 +8,6 @@ to itself when it comes back. A stage too many stands by as a spare.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
@@ -29,7 +28,7 @@ from edgespec.machines.events import (
     Tick,
 )
 from edgespec.machines.health import REASON_CHARS, DeviceWatch, printable
-from edgespec.machines.places import MOST_SHOWN, SPARE, Member, line_of, node_of
+from edgespec.machines.places import MOST_SHOWN, SPARE, Member, Places, line_of, node_of
 from edgespec.wire.messages import (
     Assign,
     Cancel,
@@ -74,15 +73,12 @@ class MembershipMachine:
         names: Sequence[str] = (),
         replan: Replan | None = None,
     ) -> None:
-        """`places[s - 1]` is what stage s shall run, and its `ring_key` a secret from which the
-        rings' own ones are made; `home` is where the last stage pushes. `requests()`: how many run
-        and how many wait, for who asks. `names`: whom a plan has for each place; () for nobody.
-        `replan`: other places, for those alone who are left when one does not come back."""
-        self._places = places
+        """`places`, `names`: see Places; `home` is where the last stage pushes. `requests()`: how
+        many run and how many wait, for who asks. `replan`: other places, for those alone who are
+        left when one does not come back."""
+        self._places = Places(places, names)
         self._requests = requests
-        self._names = names
         self._replan = replan
-        self._most = len(places)
         self._missing_since: float | None = None  # a place was held once, and is not
         self._why = ""  # the ring was lost last
         self._home = home
@@ -91,7 +87,6 @@ class MembershipMachine:
         self._spares: dict[bytes, Member] = {}
         self._rivals: dict[int, tuple[bytes, float]] = {}  # who asks for a taken place since when
         self._clients: dict[bytes, float] = {}
-        self._ring = 1
         self._is_up = False
         self._was_up = False
         self._up_since = self._now = 0.0
@@ -181,7 +176,7 @@ class MembershipMachine:
                 member.state = printable(text)
                 return []
             case Health():
-                layers = self._layers_of(member)
+                layers = self._places.layers(member.place)
                 return self._watch.health.heard(peer, str(member), layers, message, now)
             case Ready(seconds, ring):
                 return self._on_ready(member, seconds, ring)
@@ -191,16 +186,10 @@ class MembershipMachine:
                 return self._lose(member, f"cannot go on: {printable(reason, REASON_CHARS)}")
         return []
 
-    def _layers_of(self, member: Member) -> int:
-        if member.place == SPARE:
-            return 0
-        place = self._places[member.place - 1]
-        return place.end - place.first
-
     # --- stages come --------------------------------------------------------------------------
 
     def _on_join(self, peer: bytes, join: Join, now: float) -> list[Effect]:
-        stages = self._most
+        stages = self._places.most
         if not 0 <= join.stage <= stages:
             return _refuse(
                 peer,
@@ -235,7 +224,7 @@ class MembershipMachine:
         free = [s for s in range(1, len(self._places) + 1) if s not in self._members]
         holder = self._members.get(join.stage)
         if holder is None and free:
-            return self._enter(peer, join, join.stage or self._planned(join, free), now)
+            return self._enter(peer, join, join.stage or self._places.planned(join.name, free), now)
         if holder is None:
             return self._add_spare(peer, join, now)
         if holder.join.stage == join.stage:
@@ -245,12 +234,6 @@ class MembershipMachine:
             entered = self._enter(peer, join, join.stage, now)
             return entered + self._give_place(holder.peer, holder.join, now)
         return self._enter(peer, join, free[0], now) if free else self._add_spare(peer, join, now)
-
-    def _planned(self, join: Join, free: Sequence[int]) -> int:
-        """Its own place by the plan; else one that is nobody's, or else any."""
-        own = [s for s in free if self._names[s - 1 : s] == [join.name]]
-        unplanned = [s for s in free if not self._names[s - 1 : s]]
-        return (own or unplanned or free)[0]
 
     def _on_rival(self, peer: bytes, join: Join, holder: Member, now: float) -> list[Effect]:
         """Another process asks for the same place by its number: the old one dead, or both live."""
@@ -287,13 +270,7 @@ class MembershipMachine:
         return [self._assign(member), Report(text)]
 
     def _assign(self, member: Member) -> Effect:
-        return SendPeer(member.peer, self._place(member.place))
-
-    def _place(self, stage: int) -> Assign:
-        """In the ring of now, whose secret tells nothing of that of another ring."""
-        place = self._places[stage - 1]
-        key = hashlib.sha256(f"{place.ring_key} ring {self._ring}".encode()).hexdigest()
-        return replace(place, ring=self._ring, ring_key=key)
+        return SendPeer(member.peer, self._places.assign(member.place))
 
     def _add_spare(self, peer: bytes, join: Join, now: float) -> list[Effect]:
         self._watch.health.forget(peer)
@@ -306,7 +283,7 @@ class MembershipMachine:
         return SendPeer(spare.peer, StandBy(f"standing by as a spare{taken}"))
 
     def _on_ready(self, member: Member, seconds: float, ring: int) -> list[Effect]:
-        if ring != self._ring or member.ready or member.place == SPARE:
+        if ring != self._places.ring or member.ready or member.place == SPARE:
             return []  # of a ring before this one, or said twice
         effects: list[Effect] = []
         if not member.loaded:
@@ -334,7 +311,7 @@ class MembershipMachine:
         ring = [self._members[stage] for stage in sorted(self._members)]
         first = ring[0].join
         effects: list[Effect] = [
-            OpenRing(self._place(1).ring_key),
+            OpenRing(self._places.assign(1).ring_key),
             ConnectRing(first.host, first.port, first.key),
         ]
         for member, following in pairwise(ring):
@@ -374,7 +351,7 @@ class MembershipMachine:
         if not self._is_up:
             return effects  # nothing was sent in this ring yet
         self._is_up = False
-        self._ring += 1
+        self._places.ring += 1
         for member in self._members.values():
             member.ready, member.state = False, "waiting"
             effects.append(self._assign(member))
@@ -396,8 +373,8 @@ class MembershipMachine:
 
     def _share_out(self, places: Sequence[Assign], here: list[Member]) -> list[Effect]:
         """Those who are here get other places; who is not needed stands by."""
-        self._places, self._names, self._missing_since = places, (), None
-        self._ring += 1
+        self._places.replace(places)
+        self._missing_since = None
         self._members.clear()
         text = f"the model is shared out anew, over {len(places)} device(s)"
         effects: list[Effect] = [Tell(RingDown(f"{self._why}; {text}")), Report(text)]
@@ -439,17 +416,18 @@ class MembershipMachine:
         ]
         shown += [(None, spare) for spare in self._spares.values()]
         running, waiting = self._requests()
+        of = next(iter(self._places))
         return Status(
             self._is_up,
             tuple(line_of(place, member) for place, member in shown[:MOST_SHOWN]),
             tuple(self._node(place, member) for place, member in shown[:MOST_SHOWN]),
             len(self._places),
-            self._ring,
+            self._places.ring,
             self._now - self._up_since if self._is_up else 0.0,
             running,
             waiting,
-            PurePath(self._places[0].model).name,
-            self._places[0].context_length,
+            PurePath(of.model).name,
+            of.context_length,
         )
 
     def _node(self, place: Assign | None, member: Member | None) -> NodeStatus:

@@ -1,8 +1,11 @@
-"""Places: who holds one, or stands by for one, and how a status tells of it."""
+"""Places: what each stage of a ring shall run, who holds or stands by for one, and how a status
+tells of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from edgespec.config import Address
 from edgespec.wire.codec import DEFAULT_LIMITS
@@ -38,6 +41,50 @@ class Member:
         """
         mine = (self.join.host, self.join.port, self.join.key)
         return mine == (join.host, join.port, join.key)
+
+
+class Places:
+    """The places of the ring of now: what stage 1, 2, … shall run, and whom a plan has for it."""
+
+    def __init__(self, assigns: Sequence[Assign], names: Sequence[str]) -> None:
+        """`assigns[s - 1]` is what stage s shall run, and its `ring_key` a secret from which the
+        rings' own ones are made; `names`: whom a plan has for each place, () for nobody."""
+        self._assigns = assigns
+        self._names = names
+        self.most = len(assigns)
+        """How many places there were at first: the stages that may be wished for."""
+        self.ring = 1
+        """Which ring it is; a new one begins whenever a stage of it is lost."""
+
+    def __len__(self) -> int:
+        return len(self._assigns)
+
+    def __iter__(self) -> Iterator[Assign]:
+        """In the order of the stages, as they were given."""
+        return iter(self._assigns)
+
+    def assign(self, stage: int) -> Assign:
+        """In the ring of now, whose secret tells nothing of that of another ring."""
+        place = self._assigns[stage - 1]
+        key = hashlib.sha256(f"{place.ring_key} ring {self.ring}".encode()).hexdigest()
+        return replace(place, ring=self.ring, ring_key=key)
+
+    def layers(self, stage: int) -> int:
+        """How many layers that stage has; a spare has none."""
+        if stage == SPARE:
+            return 0
+        return self._assigns[stage - 1].end - self._assigns[stage - 1].first
+
+    def planned(self, name: str, free: Sequence[int]) -> int:
+        """Of the free places the one that the plan has for a device; else nobody's, or else any."""
+        own = [s for s in free if self._names[s - 1 : s] == [name]]
+        unplanned = [s for s in free if not self._names[s - 1 : s]]
+        return (own or unplanned or free)[0]
+
+    def replace(self, assigns: Sequence[Assign]) -> None:
+        """The model is shared out anew: other places, in another ring, for nobody by name."""
+        self._assigns, self._names = assigns, ()
+        self.ring += 1
 
 
 def line_of(place: Assign | None, member: Member | None) -> str:
