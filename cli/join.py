@@ -53,6 +53,13 @@ def join(
     emulate: options.Emulate = "",
     cost_model: options.CostModel = "",
     trace: options.Trace = "",
+    metrics: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where Prometheus may read this stage's figures, at /metrics. Default: nowhere.",
+        ),
+    ] = "",
 ) -> None:
     """Join a cluster's ring as one stage: load its layers and compute, until Ctrl-C or SIGTERM.
 
@@ -65,7 +72,14 @@ def join(
 
     def config(address: Address) -> StageConfig:
         return StageConfig(
-            stage, address, model, wait, emulation=emulation, trace=trace, cache=cache
+            stage,
+            address,
+            model,
+            wait,
+            emulation=emulation,
+            trace=trace,
+            cache=cache,
+            metrics=Address.parse(metrics) if metrics else None,
         )
 
     # What can be checked without the network is, before anybody is looked for.

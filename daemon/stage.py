@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from edgespec.backends.base import BlockBackend
-from edgespec.config import Emulation, StageConfig
+from edgespec.config import Address, Emulation, StageConfig
 from edgespec.daemon.emulation import check_profiles, emulated_costs, stage_pace
 from edgespec.daemon.health import DeviceMonitor
 from edgespec.daemon.notify import Notifier
@@ -70,7 +71,16 @@ def run_stage(config: StageConfig, identity: Identity, name: str) -> int:
         latest = monitor.latest
         node = StageNode(transport, member, config.coordinator, load, equipment, latest)
         node.supervisor = Notifier()
-        return exit_code(node.run(f"looking for the coordinator at {config.coordinator}"))
+        with _metrics(config.metrics, node):
+            return exit_code(node.run(f"looking for the coordinator at {config.coordinator}"))
+
+
+def _metrics(address: Address | None, node: StageNode) -> AbstractContextManager[object]:
+    if address is None:
+        return nullcontext()
+    from edgespec.serving.stage_metrics import StageMetrics  # not for those who ask for none
+
+    return StageMetrics(address, node)
 
 
 def _pace(emulation: Emulation) -> Callable[[Assign | None], NodePace]:

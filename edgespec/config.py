@@ -240,6 +240,7 @@ class StageConfig:
     `model` "" means what is at hand: a block in the cache, the folder that the coordinator names,
     or else the block that the coordinator sends. `cache`: the folder that keeps finished blocks;
     "" means the user's own. `trace`: the file that says what this node did when; "" means none.
+    `metrics`: where Prometheus may ask for figures; None: nowhere.
     """
 
     stage: int
@@ -250,6 +251,7 @@ class StageConfig:
     emulation: Emulation | None = None
     trace: str = ""
     cache: str = ""
+    metrics: Address | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.stage <= MOST_STAGES:

@@ -68,6 +68,11 @@ class MemberMachine:
         self._loading = 0  # blocks that are being loaded: all but the last for nobody
         self._started = False
 
+    @property
+    def place(self) -> Assign | None:
+        """The newest one, also while it asks for another; None as a spare."""
+        return self._place
+
     def deadline(self) -> float | None:
         """When to call with Tick next."""
         return self._next

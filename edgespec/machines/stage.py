@@ -34,6 +34,7 @@ from edgespec.machines.events import (
     Tick,
 )
 from edgespec.machines.scene import RunLog
+from edgespec.machines.tally import StageTally
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
 from edgespec.wire.messages import Credit, End, Fault, Retain, Segment
 from edgespec.wire.scenes import Observe
@@ -66,6 +67,7 @@ class StageMachine:
 
     def __init__(self, *, is_first: bool, is_last: bool, row_limit: int) -> None:
         """`row_limit`: rows of one request (committed and speculative) that may be held."""
+        self.tally = StageTally()
         self.take_place(is_first=is_first, is_last=is_last, row_limit=row_limit)
         self._held: dict[int, _Held] = {}
         self._ended: deque[int] = deque(maxlen=REMEMBERED_ENDS)
@@ -102,6 +104,7 @@ class StageMachine:
         self._is_first = is_first
         self._is_last = is_last
         self._row_limit = row_limit
+        self.tally.rings += 1
 
     def reset(self) -> list[Effect]:
         """A new ring begins: forget all that it had of the one before.
@@ -128,6 +131,16 @@ class StageMachine:
     def ledgers(self) -> dict[int, RowLedger]:
         """The row ledgers of all open requests, for checks."""
         return {request: held.ledger for request, held in self._held.items()}
+
+    @property
+    def queued(self) -> int:
+        """Segments that wait for the block."""
+        return len(self._queue)
+
+    @property
+    def held_rows(self) -> int:
+        """Rows of all open requests in the KV cache."""
+        return sum(len(held.ledger) for held in tuple(self._held.values()))
 
     # --- segments -----------------------------------------------------------------------------
 
@@ -213,6 +226,7 @@ class StageMachine:
         if held is not None and not aborted:
             kept = len(rows) if segment.certain else int(held.keep.keeps(rows.ids).sum())
         self._runs.ended(segment.request, segment.seq, running.since, len(rows), kept, now)
+        self.tally.ran(len(rows), kept, now - running.since)
 
     def _outgoing(self, running: _Running, held: _Held, hidden: Tensor, now: float) -> Segment:
         segment, rows = running.segment, running.rows
@@ -240,6 +254,8 @@ class StageMachine:
 
     def _hand_on(self, segment: Segment) -> list[Effect]:
         """Send a segment to the next node; the first stage says that it is free again."""
+        self.tally.segments += 1
+        self.tally.emptied += not len(segment.ids)
         if not self._is_first:
             return [SendRing(segment)]
         return [SendRing(segment), SendCoordinator(Credit(segment.seq))]
@@ -269,6 +285,7 @@ class StageMachine:
         try:
             order = held.ledger.retain(keep)
         except RemoteProtocolError as problem:
+            self.tally.faults += 1
             return [SendCoordinator(Fault(retain.request, str(problem)))]
         held.keep = keep
         effects: list[Effect] = []
@@ -302,12 +319,14 @@ class StageMachine:
             return self._fault(segment, reason) + self._start_next(now)
         if request not in self._held:
             return []
+        self.tally.faults += 1
         return [SendCoordinator(Fault(request, reason)), *self._end(request)]
 
     def _fault(self, segment: Segment, reason: str) -> list[Effect]:
         """The request cannot go on here: say so, free it, keep the credits right."""
         effects: list[Effect] = []
         if segment.request in self._held:
+            self.tally.faults += 1
             effects.append(SendCoordinator(Fault(segment.request, reason)))
             effects += self._end(segment.request)
         if segment.base:

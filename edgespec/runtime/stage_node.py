@@ -125,6 +125,25 @@ class StageNode(Node):
         self._effort.asked(effects, now)
         return effects
 
+    @property
+    def machine(self) -> StageMachine | None:
+        """What computes here; None before the first ring. For its figures alone."""
+        return self._machine
+
+    @property
+    def place(self) -> Assign | None:
+        """Its place in the ring; None as a spare, or before the first."""
+        return self._member.place
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the ring is up for it."""
+        return self._connected
+
+    def device(self) -> Health | None:
+        """How this device is, as far as that is known."""
+        return self._device()
+
     def deadline(self) -> float | None:
         """The earlier of both machines'."""
         both = (self._member.deadline(), self._machine.deadline() if self._machine else None)
