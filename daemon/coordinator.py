@@ -88,7 +88,8 @@ def _build(
     # torch and transformers take seconds to import: not before the address is taken.
     from edgespec.backends.torch_backend import TorchHead
     from edgespec.daemon.ring_model import RingModel, quantising
-    from edgespec.drafting.independent import IndependentDraft
+    from edgespec.drafting.grower import TreeDraft
+    from edgespec.drafting.independent import IndependentGuesser
     from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
     from edgespec.model.hub import local_folder
@@ -104,7 +105,9 @@ def _build(
         require_same_tokenizer(model.tokenizer, local_folder(config.draft))
         log.info("loading the draft model %s", config.draft)
         source = quantising(Checkpoint(config.draft), config.draft_quantisation)
-        draft = IndependentDraft(source, config.dtype, device, vocab_size=head.vocab_size)
+        draft = TreeDraft(
+            IndependentGuesser(source, config.dtype, device, vocab_size=head.vocab_size)
+        )
     context_length = context_of(config, model.longest_context)
     name = draft.name if draft else ""
     ring = Ring(
@@ -114,6 +117,7 @@ def _build(
         recovery=config.timing.recovery,
         # As many as a stage has memory for anyway, for one request of full length.
         kept_rows=context_length + SPECULATIVE_ROWS,
+        needs=draft.needs if draft else frozenset(),
     )
     machine = CoordinatorMachine(ring, Tokenizer(model.tokenizer))
     planned: list[Assign] = []

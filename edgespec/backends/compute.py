@@ -71,12 +71,14 @@ class CoordinatorCompute:
                 self._draft.open(request, sampling)
             case CloseDraft(request):
                 self._draft.close(request)
-            case RunDraft(job, request, context, depth, width):
-                return Drafted(job, self._draft.refresh(request, context, depth, width))
+            case RunDraft(job, request, context, depth, width, features):
+                tree = self._draft.refresh(request, context, depth, width, features)
+                return Drafted(job, tree)
             case DeepenDraft(job, request, levels, width):
                 return Drafted(job, self._draft.deepen(request, levels, width))
-            case ExpandDraft(job, request, context, paths, width):
-                return Expanded(job, self._draft.expand(request, context, paths, width))
+            case ExpandDraft(job, request, context, paths, width, features):
+                children = self._draft.expand(request, context, paths, width, features)
+                return Expanded(job, children)
             case _:
                 raise TypeError(f"a coordinator computes no {type(effect).__name__}")
         return None

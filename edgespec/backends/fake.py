@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
+from edgespec.machines.features import NO_FEATURES, Features
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.tree.ledger import IntArray
 from edgespec.verify.alternatives import Alternatives
@@ -166,7 +167,14 @@ class FakeDraft:
         """Start a request."""
         self._seeds[request] = sampling.seed
 
-    def refresh(self, request: int, context: Sequence[int], depth: int, width: int) -> DraftedTree:
+    def refresh(
+        self,
+        request: int,
+        context: Sequence[int],
+        depth: int,
+        width: int,
+        features: Features = NO_FEATURES,
+    ) -> DraftedTree:
         """A fresh tree of `depth` levels below the context's last token."""
         self._requests[request] = _FakeTree(list(context))
         return self.deepen(request, depth, width)
@@ -180,7 +188,12 @@ class FakeDraft:
         return tree.drafted()
 
     def expand(
-        self, request: int, context: Sequence[int], paths: Sequence[Sequence[int]], width: int
+        self,
+        request: int,
+        context: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        width: int,
+        features: Features = NO_FEATURES,
     ) -> Children:
         """The `width` best children of each path behind `context`."""
         self._charge(len(paths))

@@ -33,7 +33,7 @@ from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import Failed, Finished, Submit
 
 if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are known to be right
-    from edgespec.drafting.independent import IndependentDraft
+    from edgespec.drafting.grower import TreeDraft
     from edgespec.model.block import Block
     from edgespec.model.ends import OutputHead
     from edgespec.model.tokenizer import Tokenizer
@@ -203,13 +203,14 @@ class _Loaded:
     context_length: int
     blocks: tuple[Block, ...]
     head: OutputHead
-    draft: IndependentDraft | None
+    draft: TreeDraft | None
 
 
 @lru_cache(maxsize=1)
 def _load(model: str, draft: str, dtype: str, stages: int) -> _Loaded:
     """Load the pair; the policies of one process share it, as no request leaves anything in it."""
-    from edgespec.drafting.independent import IndependentDraft
+    from edgespec.drafting.grower import TreeDraft
+    from edgespec.drafting.independent import IndependentGuesser
     from edgespec.model.block import Block
     from edgespec.model.ends import OutputHead
     from edgespec.model.loader import Checkpoint
@@ -222,7 +223,9 @@ def _load(model: str, draft: str, dtype: str, stages: int) -> _Loaded:
     head = OutputHead(checkpoint, dtype)
     drafting = None
     if draft:
-        drafting = IndependentDraft(Checkpoint(draft), dtype, vocab_size=head.vocab_size)
+        drafting = TreeDraft(
+            IndependentGuesser(Checkpoint(draft), dtype, vocab_size=head.vocab_size)
+        )
     return _Loaded(
         Tokenizer(model),
         int(checkpoint.config.max_position_embeddings),

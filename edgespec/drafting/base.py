@@ -1,48 +1,105 @@
-"""The draft source interface: who guesses what comes next, and what it needs to do so."""
+"""The interfaces of drafting: a guesser says what may follow, a draft source grows trees of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from edgespec.machines.features import NO_FEATURES, Features
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.verify.sampling import Sampling
 
+TokenPath = Sequence[int]
+"""Tokens of a guess and its ancestors, from the first behind the context on."""
 
-class DraftSource(Protocol):
+
+class Guesser(Protocol):
     """Guesses what comes next; keeps its own cache for every open request.
 
-    `needs` names what it must be given beyond tokens (nothing yet; EAGLE heads will name the
-    base's hidden states). Calls come from one thread, in order.
+    `needs`: which of machines.features it must be given beyond tokens. Calls come from one thread,
+    in order, and name open requests only.
     """
 
-    name: str
-    needs: frozenset[str]
+    @property
+    def name(self) -> str:
+        """What results and messages call it."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """FINAL_HIDDEN and the like; empty if tokens are enough."""
+
+    def open(self, request: int, sampling: Sampling) -> None:
+        """Start a request, or begin one again; guesses are ranked with its shared noise."""
+
+    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+        """Make `context` the certain tokens; it only grows. False if nothing can be guessed behind
+        it, in which case the context read last stays. `features` are taken in either way."""
+
+    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+        """The `width` best children of each path behind the context read last; width >= 1.
+
+        An empty path stands for the context's last token. Scores are the guesses' own, given their
+        path. Paths that nothing can be said about have none.
+        """
+
+    def take_work(self) -> tuple[int, ...]:
+        """Rows of each forward pass since the last call, in order: what a device is charged for."""
+
+    def close(self, request: int) -> None:
+        """Free the request's cache; unknown requests are ignored."""
+
+
+class DraftSource(Protocol):
+    """Grows trees of guesses; what machines and backends see of drafting.
+
+    Calls come from one thread, in order.
+    """
+
+    @property
+    def name(self) -> str:
+        """What results and messages call it."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Which of machines.features it must be given beyond tokens."""
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request; its guesses are ranked with the request's shared noise."""
 
-    def refresh(self, request: int, context: Sequence[int], depth: int, width: int) -> DraftedTree:
+    def refresh(
+        self,
+        request: int,
+        context: Sequence[int],
+        depth: int,
+        width: int,
+        features: Features = NO_FEATURES,
+    ) -> DraftedTree:
         """Grow a fresh tree below the last token of `context` (all certain tokens, in order).
 
         `depth` levels below the root; at every level the `width` best frontier guesses get
         `width` children each (EAGLE-2; FlowSpec §3.2, initial tree generation). The contexts of
         one request only grow. Returns every candidate, at most width + (depth - 1) * width**2;
-        fewer levels, or none, near the end of the draft model's own context.
+        fewer levels, or none, where the guesser has nothing to say.
         """
 
     def deepen(self, request: int, levels: int, width: int) -> DraftedTree:
         """Grow the last tree by `levels` more (FlowSpec §3.4, score-aware); return all of it."""
 
     def expand(
-        self, request: int, context: Sequence[int], paths: Sequence[Sequence[int]], width: int
+        self,
+        request: int,
+        context: Sequence[int],
+        paths: Sequence[TokenPath],
+        width: int,
+        features: Features = NO_FEATURES,
     ) -> Children:
-        """Guess the `width` best children of each path behind `context`, in one forward pass.
+        """Guess the `width` best children of each path behind `context`.
 
         An empty path stands for the context's last token. The contexts of one request only grow
-        (those of `refresh` included). Rows that were run before and still lie behind the context
-        are not run again, whatever `refresh` or `expand` ran them; a path's missing ancestors are
-        run with it. No children for paths past the end of the draft model's own context.
+        (those of `refresh` included). A model runs what it lacks in one forward pass, a path's
+        missing ancestors included; rows that were run before and still lie behind the context are
+        not run again, whatever `refresh` or `expand` ran them. No children for paths that the
+        guesser can say nothing about.
         """
 
     def take_work(self) -> tuple[int, ...]:

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from edgespec.drafting.base import TokenPath
 from edgespec.model.block import Block
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import BoolArray, IntArray, RetainSet, RowLedger, Rows
-
-TokenPath = Sequence[int]
-"""Tokens of a guess and its ancestors, from the first behind the context on."""
 
 _CHUNK = 256  # rows of a prefill that run together: bounds the mask and the activations
 _RESERVE = 512  # rows that a new cache has room for; it doubles when they are used up

@@ -25,7 +25,7 @@ class Ring:
     name, "" if there is none. `queue_limit`: requests that may wait. `recovery`: seconds that a
     request waits for a ring that was lost; with 0 it fails at once. `kept_rows`: cache rows that
     answered requests, whose conversations may go on, and the running one may take up together; with
-    0 nothing is kept.
+    0 nothing is kept. `needs`: which of machines.features the draft source must be given.
     """
 
     stages: int
@@ -35,6 +35,7 @@ class Ring:
     queue_limit: int = 64
     recovery: float = 60.0
     kept_rows: int = 0
+    needs: frozenset[str] = frozenset()
 
 
 def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit) -> Request:
@@ -49,7 +50,10 @@ def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit
     prompt = tuple(_prompt(codec, submit))
     limit = _checked_limit(ring, len(prompt), submit.max_new_tokens)
     answer = Answer(codec, submit.stop, limit)
-    return Request(number, peer, submit, sampling, policy, prompt, answer, limit, ring.stages)
+    needs = ring.needs if policy.drafts else frozenset()
+    return Request(
+        number, peer, submit, sampling, policy, prompt, answer, limit, ring.stages, needs
+    )
 
 
 def _prompt(codec: TextCodec, submit: Submit) -> Sequence[int]:

@@ -75,7 +75,8 @@ class CoordinatorMachine:
         self._waiting: deque[int] = deque()
         self._active: int | None = None
         self._watch = RingWatch(ring.recovery)
-        self._kept = KeptRows(ring.kept_rows)
+        # The hidden rows of what is kept are gone: nothing is, if the draft source reads them.
+        self._kept = KeptRows(0 if ring.needs else ring.kept_rows)
         self._numbers = 0
         self._jobs = 0
         self._seq = 0
@@ -322,10 +323,10 @@ class CoordinatorMachine:
         while not request.is_read and request.in_flight <= self._ring.stages:
             reserve = 0 if request.has_opened else request.reserve
             rows = request.next_chunk()
-            wanted = 1 if request.is_read else 0
+            wanted = request.rows_back(rows)
             effects.append(self._launch(request, rows, certain=True, reserve=reserve, want=wanted))
-            if wanted:
-                request.plant()
+        if request.is_read and request.tree is None:
+            request.plant()
         return effects
 
     def _launch(
@@ -389,15 +390,18 @@ class CoordinatorMachine:
         return self._on_result(request, segment, now)
 
     def _on_prefill_result(self, request: Request, segment: Segment) -> list[Effect]:
-        if segment.wanted == 0:
+        request.arrived(segment, np.arange(len(segment.ids)))
+        last = np.flatnonzero(segment.ids == len(request.prefix) - 1)
+        if not len(last):
             return self._send_prefill(request)
-        return [self._sample(request, segment, np.arange(len(segment.ids)))]
+        return [self._sample(request, segment, last)]
 
     def _on_result(self, request: Request, segment: Segment, now: float) -> list[Effect]:
         assert request.tree is not None
         tree = request.tree
         live = np.flatnonzero([i in tree for i in segment.ids.tolist()])
         if len(live) and segment.hidden is not None:
+            request.arrived(segment, live)
             return [self._sample(request, segment, live)]
         return self._verify(request, now)
 

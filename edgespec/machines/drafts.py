@@ -27,7 +27,8 @@ def _grow(request: Request, grow: Grow, job: int, now: float) -> Effect:
     context = request.context
     root = request.tree.root if request.tree else -1
     request.draft = DraftJob(job, root, len(context), grow.keep, only_new=False, started=now)
-    return RunDraft(job, request.number, context, grow.depth, grow.width)
+    features = request.features()
+    return RunDraft(job, request.number, context, grow.depth, grow.width, features)
 
 
 def _deepen(request: Request, deepen: Deepen, job: int, now: float) -> Effect:
@@ -46,7 +47,8 @@ def _expand(request: Request, expand: Expand, job: int, now: float) -> Effect:
     request.draft = DraftJob(
         job, tree.root, len(context), expand.keep, False, expand.ids, now, request.calm
     )
-    return ExpandDraft(job, request.number, context, paths, expand.width)
+    features = request.features()
+    return ExpandDraft(job, request.number, context, paths, expand.width, features)
 
 
 def take(request: Request, event: Drafted | Expanded, now: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.machines.events import PeerGone, RingDown, RingUp
+from edgespec.machines.features import NO_FEATURES, Features
 from edgespec.tree.ledger import BoolArray, IntArray, Rows
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import Assign, Message, Segment
@@ -173,13 +174,17 @@ class CloseDraft:
 
 @dataclass(frozen=True, slots=True)
 class RunDraft:
-    """Grow a fresh tree below the last token of `context`; comes back as Drafted."""
+    """Grow a fresh tree below the last token of `context`; comes back as Drafted.
+
+    `features`: what the draft source needs of the certain rows, as far as it has not had it.
+    """
 
     job: int
     request: int
     context: tuple[int, ...]
     depth: int
     width: int
+    features: Features = NO_FEATURES
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +202,7 @@ class ExpandDraft:
     """Guess `width` children of each path; comes back as Expanded.
 
     `paths` are tokens behind the last one of `context` (empty: behind the context itself).
+    `features`: as RunDraft has them.
     """
 
     job: int
@@ -204,6 +210,7 @@ class ExpandDraft:
     context: tuple[int, ...]
     paths: tuple[tuple[int, ...], ...]
     width: int
+    features: Features = NO_FEATURES
 
 
 @dataclass(frozen=True, slots=True)

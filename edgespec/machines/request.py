@@ -11,6 +11,7 @@ import numpy as np
 from edgespec.machines.answer import Answer
 from edgespec.machines.chances import Chances, chances_of
 from edgespec.machines.effects import RunHead
+from edgespec.machines.features import FINAL_HIDDEN, NO_FEATURES, Features, HiddenRows
 from edgespec.machines.kept import Base, Kept
 from edgespec.policy.base import Policy, View
 from edgespec.policy.experience import Experience
@@ -150,7 +151,9 @@ class Request:
         answer: Answer,
         max_new_tokens: int,
         stages: int,
+        needs: frozenset[str] = frozenset(),
     ) -> None:
+        """`needs`: which of machines.features its draft source must be given."""
         self.peer = peer
         self.tag = submit.tag
         self.top = submit.top
@@ -166,6 +169,7 @@ class Request:
         self.reserve = len(prompt) + max_new_tokens + SPECULATIVE_ROWS
         self.recoveries = 0
         self.waiting_since = 0.0  # for a ring that was lost
+        self.needs = needs
         self._begin(number)
 
     def _begin(self, number: int) -> None:
@@ -176,6 +180,7 @@ class Request:
         self.prefilled = 0
         self.base: Base | None = None
         self._used_rows: list[int] = []
+        self.hidden = HiddenRows(len(self.prefix)) if FINAL_HIDDEN in self.needs else None
         self.chunk = len(self.prefix)  # rows of the prefix that travel together
         self.tree: DraftTree | None = None
         self.in_flight = 0  # segments on the ring or, back from it, in `results`
@@ -269,6 +274,10 @@ class Request:
             experience=self.experience,
         )
 
+    def features(self) -> Features:
+        """What the draft source needs of the certain rows and has not had yet."""
+        return NO_FEATURES if self.hidden is None else self.hidden.take()
+
     @property
     def is_read(self) -> bool:
         """Whether the whole prefix is on its way."""
@@ -280,6 +289,11 @@ class Request:
         last = self.prefilled = min(first + self.chunk, len(self.prefix))
         ids = np.arange(first, last, dtype=np.int64)
         return Rows(ids, ids - 1, np.array(self.prefix[first:last], np.int64), ids)
+
+    def rows_back(self, rows: Rows) -> int:
+        """How many of the last rows of that chunk are wanted back: the first token comes of the
+        prefix's last, and a draft source may need them all."""
+        return len(rows) if self.hidden is not None else int(self.is_read)
 
     def plant(self) -> None:
         """Begin the tree at the prefix's last token, whose row is on its way."""
@@ -295,6 +309,11 @@ class Request:
         if step.missed:
             self.ahead = 0
             self.tally.misses += self.policy.drafts and not self.opening
+
+    def arrived(self, segment: Segment, index: IntArray) -> None:
+        """Keep these rows of a result, if the draft source needs them once they are certain."""
+        if self.hidden is not None and segment.hidden is not None:
+            self.hidden.arrived(segment.ids[index].tolist(), segment.hidden.take(index))
 
     def sample(self, job: int, segment: Segment, index: IntArray) -> RunHead:
         """Have the tokens behind these rows of a result sampled."""
@@ -338,6 +357,8 @@ class Request:
         guessed = [i for i in ids if i >= len(self.prefix)]
         tally.rows_used += len(guessed)
         self._used_rows += guessed
+        if self.hidden is not None:
+            self.hidden.passed(guessed, newest)
         tally.smallest_margin = min(tally.smallest_margin, *(self.margins[i] for i in ids))
         self.margins = {i: m for i, m in self.margins.items() if i > newest}
         self._chances = {i: c for i, c in self._chances.items() if i > newest}

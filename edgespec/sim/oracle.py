@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.errors import LocalProtocolError
+from edgespec.machines.features import NO_FEATURES, Features
 from edgespec.sim.toy import VOCABULARY
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.verify.sampling import Sampling
@@ -54,7 +55,14 @@ class Oracle:
         self._contexts.pop(request, None)
         self._trees.pop(request, None)
 
-    def refresh(self, request: int, context: Sequence[int], depth: int, width: int) -> DraftedTree:
+    def refresh(
+        self,
+        request: int,
+        context: Sequence[int],
+        depth: int,
+        width: int,
+        features: Features = NO_FEATURES,
+    ) -> DraftedTree:
         """A fresh tree."""
         self._read(request, context)
         self._trees[request] = _Growing(tuple(context))
@@ -69,7 +77,12 @@ class Oracle:
         return tree.drafted()
 
     def expand(
-        self, request: int, context: Sequence[int], paths: Sequence[Sequence[int]], width: int
+        self,
+        request: int,
+        context: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        width: int,
+        features: Features = NO_FEATURES,
     ) -> Children:
         """Children of each path behind `context`."""
         self._read(request, context)

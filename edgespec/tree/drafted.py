@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+Floats = npt.NDArray[np.float64]
+
 FROM_ROOT = -1
 """Parent index of a guess that follows the root itself."""
 
@@ -22,10 +24,16 @@ class Children:
 
     parents: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
-    scores: npt.NDArray[np.float64]
+    scores: Floats
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @staticmethod
+    def none() -> Children:
+        """No guesses at all."""
+        nothing = np.zeros(0, np.int64)
+        return Children(nothing, nothing, np.zeros(0, np.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,7 @@ class DraftedTree:
 
     parents: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
-    scores: npt.NDArray[np.float64]
+    scores: Floats
 
     def __len__(self) -> int:
         return len(self.tokens)

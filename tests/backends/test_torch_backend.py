@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from edgespec.backends.base import BlockBackend, Head
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.drafting.base import DraftSource
-from edgespec.drafting.independent import IndependentDraft
+from edgespec.drafting.grower import TreeDraft
+from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
 from edgespec.model.block import Block
@@ -242,7 +243,7 @@ def test_the_classes_are_what_the_interfaces_say(folder: Path) -> None:
     checkpoint = Checkpoint(folder)
     block: BlockBackend = TorchBlock(Block(checkpoint, 0, 1))
     head: Head = TorchHead(OutputHead(checkpoint))
-    draft: DraftSource = IndependentDraft(checkpoint)
+    draft: DraftSource = TreeDraft(IndependentGuesser(checkpoint))
     assert block
     assert head
     assert draft.name == "independent"

@@ -12,7 +12,8 @@ from support.rings import VOCABULARY, OracleDraft
 
 from edgespec.backends.fake import FakeDraft, toy_next
 from edgespec.drafting.base import DraftSource
-from edgespec.drafting.independent import IndependentDraft
+from edgespec.drafting.grower import TreeDraft
+from edgespec.drafting.independent import IndependentGuesser
 from edgespec.model.loader import Checkpoint
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.verify.sampling import Sampling
@@ -31,7 +32,9 @@ def oracle() -> OracleDraft:
 def draft(request: pytest.FixtureRequest, folder: Path) -> DraftSource:
     """Every draft source there is, with request 1 open."""
     makers: dict[str, Callable[[], DraftSource]] = {
-        "independent": lambda: IndependentDraft(Checkpoint(folder), vocab_size=VOCABULARY),
+        "independent": lambda: TreeDraft(
+            IndependentGuesser(Checkpoint(folder), vocab_size=VOCABULARY)
+        ),
         "fake": lambda: FakeDraft(2, VOCABULARY, 0.7),
         "oracle": oracle,
     }

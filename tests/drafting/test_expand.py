@@ -16,7 +16,8 @@ from support.checkpoints import plain_logits, reference
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from edgespec.drafting.independent import IndependentDraft
+from edgespec.drafting.grower import TreeDraft
+from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError
 from edgespec.model.loader import Checkpoint
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
@@ -48,15 +49,15 @@ def model(folder: Path) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> IndependentDraft:
+def loaded(folder: Path) -> TreeDraft:
     torch.set_num_threads(1)
-    return IndependentDraft(Checkpoint(folder), "float64")
+    return TreeDraft(IndependentGuesser(Checkpoint(folder), "float64"))
 
 
 @pytest.fixture
-def draft(loaded: IndependentDraft) -> IndependentDraft:
+def draft(loaded: TreeDraft) -> TreeDraft:
     """The draft source with a fresh, greedy request 1."""
-    for request in tuple(loaded._requests):
+    for request in tuple(loaded._guesser._requests):
         loaded.close(request)
     loaded.take_work()
     loaded.open(1, GREEDY)
@@ -92,9 +93,9 @@ def assert_same(one: Children | DraftedTree, other: Children | DraftedTree) -> N
     assert one.scores.dtype == np.float64
 
 
-def assert_consistent(draft: IndependentDraft, request: int = 1) -> None:
+def assert_consistent(draft: TreeDraft, request: int = 1) -> None:
     """What a request remembers is what its cache holds."""
-    rows = draft._requests[request].rows
+    rows = draft._guesser._requests[request].rows
     assert rows._kv.length == len(rows._ledger)
     assert rows._ledger.committed == len(rows.context)
     assert sorted(rows._row_behind.values()) == sorted(rows._ledger.speculative)
@@ -104,9 +105,9 @@ def assert_consistent(draft: IndependentDraft, request: int = 1) -> None:
         assert held == rows._hidden.numel() * rows._hidden.element_size()
 
 
-def guesses_held(draft: IndependentDraft) -> int:
+def guesses_held(draft: TreeDraft) -> int:
     """How many guesses' rows request 1 keeps."""
-    return len(draft._requests[1].rows._ledger.speculative)
+    return len(draft._guesser._requests[1].rows._ledger.speculative)
 
 
 @SAMPLINGS
@@ -124,7 +125,7 @@ def guesses_held(draft: IndependentDraft) -> int:
     ],
 )
 def test_children_are_those_of_a_plain_forward(
-    draft: IndependentDraft,
+    draft: TreeDraft,
     model: PreTrainedModel,
     sampling: Sampling,
     paths: list[tuple[int, ...]],
@@ -137,7 +138,7 @@ def test_children_are_those_of_a_plain_forward(
     assert_consistent(draft)
 
 
-def test_nothing_is_run_twice(draft: IndependentDraft, model: PreTrainedModel) -> None:
+def test_nothing_is_run_twice(draft: TreeDraft, model: PreTrainedModel) -> None:
     tree = draft.refresh(1, CONTEXT, 2, 3)
     assert draft.take_work() == (len(CONTEXT), 3)
     firsts = [(int(token),) for token in tree.tokens[:3]]
@@ -158,9 +159,7 @@ def test_nothing_is_run_twice(draft: IndependentDraft, model: PreTrainedModel) -
     assert draft.take_work() == ()
 
 
-def test_what_lies_behind_an_accepted_path_stays(
-    draft: IndependentDraft, model: PreTrainedModel
-) -> None:
+def test_what_lies_behind_an_accepted_path_stays(draft: TreeDraft, model: PreTrainedModel) -> None:
     paths = [(4,), (4, 5), (4, 5, 6), (4, 5, 6, 7), (4, 5, 8), (4, 9), (10,), (10, 5)]
     draft.expand(1, CONTEXT, paths, 1)
     assert draft.take_work() == (6, 8)
@@ -178,7 +177,7 @@ def test_what_lies_behind_an_accepted_path_stays(
     assert_consistent(draft)
 
 
-def test_refresh_uses_what_stayed(draft: IndependentDraft) -> None:
+def test_refresh_uses_what_stayed(draft: TreeDraft) -> None:
     tree = draft.refresh(1, CONTEXT, 4, 3)
     draft.take_work()
     best = int(tree.parents[tree.parents >= 0][0])  # of the first level, with children
@@ -190,7 +189,7 @@ def test_refresh_uses_what_stayed(draft: IndependentDraft) -> None:
     assert sum(work) < sum(draft.take_work()) - len(longer)
 
 
-def test_memory_is_bounded_by_what_lies_behind_the_context(draft: IndependentDraft) -> None:
+def test_memory_is_bounded_by_what_lies_behind_the_context(draft: TreeDraft) -> None:
     context = list(CONTEXT)
     draft.refresh(1, context, 1, 1)
     for step in range(20):
@@ -205,7 +204,7 @@ def test_memory_is_bounded_by_what_lies_behind_the_context(draft: IndependentDra
 
 @pytest.mark.parametrize("length", [45, 47, 48, 49, 60])
 def test_paths_end_where_the_models_context_does(
-    draft: IndependentDraft, model: PreTrainedModel, length: int
+    draft: TreeDraft, model: PreTrainedModel, length: int
 ) -> None:
     context = [(5 * i) % 96 for i in range(length)]
     paths = [(1, 2, 3, 4), (), (1,), (1, 2), (1, 2, 3), (2,)]
@@ -218,7 +217,7 @@ def test_paths_end_where_the_models_context_does(
 
 
 def test_tokens_that_the_draft_lacks_have_no_children(
-    draft: IndependentDraft, model: PreTrainedModel
+    draft: TreeDraft, model: PreTrainedModel
 ) -> None:
     paths = [(96,), (3,), (3, 500, 4), (3, 4)]
     children = draft.expand(1, CONTEXT, paths, 3)
@@ -231,19 +230,19 @@ def test_tokens_that_the_draft_lacks_have_no_children(
 
 
 def test_only_tokens_that_the_base_knows_are_guessed(folder: Path) -> None:
-    draft = IndependentDraft(Checkpoint(folder), "float64", vocab_size=10)
+    draft = TreeDraft(IndependentGuesser(Checkpoint(folder), "float64", vocab_size=10))
     draft.open(1, GREEDY)
     children = draft.expand(1, [3, 4], [(), (40,)], 50)
     assert children.parents.tolist() == [0] * 10 + [1] * 10
     assert set(children.tokens.tolist()) == set(range(10))
 
 
-def test_no_width_is_no_children(draft: IndependentDraft) -> None:
+def test_no_width_is_no_children(draft: TreeDraft) -> None:
     assert len(draft.expand(1, CONTEXT, [(), (3,)], 0)) == 0
     assert draft.take_work() == (6,)
 
 
-def test_deepen_goes_on_with_the_last_refreshed_tree(draft: IndependentDraft) -> None:
+def test_deepen_goes_on_with_the_last_refreshed_tree(draft: TreeDraft) -> None:
     tree = draft.refresh(1, CONTEXT, 2, 3)
     draft.expand(1, CONTEXT, [(1,), (int(tree.tokens[0]), 5)], 3)
     deep = draft.deepen(1, 2, 3)
@@ -254,7 +253,7 @@ def test_deepen_goes_on_with_the_last_refreshed_tree(draft: IndependentDraft) ->
     assert_same(draft.deepen(1, 2, 3), deep)
 
 
-def test_requests_do_not_touch_each_other(draft: IndependentDraft, model: PreTrainedModel) -> None:
+def test_requests_do_not_touch_each_other(draft: TreeDraft, model: PreTrainedModel) -> None:
     draft.open(2, WARM)
     other = [8, 8, 1]
     paths = [(4,), (4, 4), (6,)]
@@ -263,7 +262,7 @@ def test_requests_do_not_touch_each_other(draft: IndependentDraft, model: PreTra
         assert_same(draft.expand(2, other, paths, 3), plain_children(model, other, paths, 3, WARM))
         other.append(4)
     assert draft.take_work() == (6, 3, 3, 3, 2)  # the other's second 4 was there
-    rows = weakref.ref(draft._requests[1].rows)
+    rows = weakref.ref(draft._guesser._requests[1].rows)
     draft.close(1)
     assert rows() is None
     assert_same(draft.expand(2, other, paths, 3), plain_children(model, other, paths, 3, WARM))
@@ -271,7 +270,7 @@ def test_requests_do_not_touch_each_other(draft: IndependentDraft, model: PreTra
         draft.expand(1, CONTEXT, paths, 3)
 
 
-def test_contexts_only_grow(draft: IndependentDraft) -> None:
+def test_contexts_only_grow(draft: TreeDraft) -> None:
     draft.expand(1, CONTEXT, [], 3)
     for context in ([], CONTEXT[:-1], [*CONTEXT[:-1], 1]):
         with pytest.raises(LocalProtocolError, match="only grow"):
@@ -287,7 +286,7 @@ class _Told:
     width: int
     deepens: list[tuple[int, int]] = field(default_factory=list)
 
-    def afresh(self, draft: IndependentDraft, sampling: Sampling) -> DraftedTree:
+    def afresh(self, draft: TreeDraft, sampling: Sampling) -> DraftedTree:
         """The same tree from an empty cache."""
         draft.open(999, sampling)
         tree = draft.refresh(999, self.context, self.depth, self.width)
@@ -304,7 +303,7 @@ class _Told:
 )
 @settings(max_examples=150, deadline=None)
 def test_any_order_of_calls_gives_what_calls_from_scratch_give(
-    loaded: IndependentDraft,
+    loaded: TreeDraft,
     model: PreTrainedModel,
     seed: int,
     steps: list[str],

@@ -14,7 +14,8 @@ from support.torch_rings import BASE, CONTEXT, DRAFT, tokenizer
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import Timing
-from edgespec.drafting.independent import IndependentDraft
+from edgespec.drafting.grower import TreeDraft
+from edgespec.drafting.independent import IndependentGuesser
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import RunBlock
@@ -59,7 +60,7 @@ class TorchNodeRing(NodeRing):
 
     def start_coordinator(self) -> NodeThread:
         """D0."""
-        draft = IndependentDraft(Checkpoint(DRAFT), "float32")
+        draft = TreeDraft(IndependentGuesser(Checkpoint(DRAFT), "float32"))
         places = [
             Assign(s, self.stages, a, b, str(BASE), "pair", "float32", "none", CONTEXT, 7, "key")
             for s, (a, b) in enumerate(self._split, start=1)

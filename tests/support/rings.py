@@ -14,6 +14,7 @@ from edgespec.drafting.base import DraftSource
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.events import Event
+from edgespec.machines.features import NO_FEATURES, Features
 from edgespec.machines.stage import StageMachine
 from edgespec.runtime.local import LocalRing, Step
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
@@ -118,6 +119,7 @@ class FakeRing:
                 prefill_chunk,
                 queue_limit,
                 kept_rows=kept_rows,
+                needs=self.draft.needs,
             ),
             self.codec,
         )
@@ -242,7 +244,14 @@ class OracleDraft:
         self._open.remove(request)
         self._trees.pop(request, None)
 
-    def refresh(self, request: int, context: Sequence[int], depth: int, width: int) -> DraftedTree:
+    def refresh(
+        self,
+        request: int,
+        context: Sequence[int],
+        depth: int,
+        width: int,
+        features: Features = NO_FEATURES,
+    ) -> DraftedTree:
         """A fresh tree."""
         assert request in self._open
         self._trees[request] = _Growing(tuple(context))
@@ -257,7 +266,12 @@ class OracleDraft:
         return tree.drafted()
 
     def expand(
-        self, request: int, context: Sequence[int], paths: Sequence[Sequence[int]], width: int
+        self,
+        request: int,
+        context: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        width: int,
+        features: Features = NO_FEATURES,
     ) -> Children:
         """Other random guesses at every call, scored as those of the trees."""
         assert request in self._open

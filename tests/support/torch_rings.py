@@ -13,7 +13,8 @@ from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import Quantisation
 from edgespec.daemon.bundled import bundled
-from edgespec.drafting.independent import IndependentDraft
+from edgespec.drafting.grower import TreeDraft
+from edgespec.drafting.independent import IndependentGuesser
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.stage import StageMachine
@@ -56,7 +57,7 @@ def torch_ring(
     checkpoint = Checkpoint(BASE)
     source = QuantisingSource(checkpoint, Quantisation.parse(quant))
     blocks = [Block(source, a, b, dtype) for a, b in split_layers(checkpoint.layers, stages)]
-    draft = IndependentDraft(Checkpoint(DRAFT), dtype)
+    draft = TreeDraft(IndependentGuesser(Checkpoint(DRAFT), dtype))
     return LocalRing(
         CoordinatorMachine(Ring(stages, CONTEXT, draft.name, kept_rows=kept_rows), tokenizer()),
         CoordinatorCompute(TorchHead(OutputHead(checkpoint, dtype)), draft),

@@ -1,0 +1,181 @@
+"""Tree growing: turns any guesser into a draft source, which grows trees level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgespec.drafting.base import Guesser, TokenPath
+from edgespec.errors import LocalProtocolError
+from edgespec.machines.features import NO_FEATURES, Features
+from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, Floats
+from edgespec.tree.ledger import IntArray
+from edgespec.verify.sampling import Sampling
+
+
+@dataclass(slots=True)
+class _Tree:
+    """The tree that grows below one root. Guesses are numbered from 0 in topological order."""
+
+    root_position: int
+    parents: list[IntArray] = field(default_factory=list)
+    tokens: list[IntArray] = field(default_factory=list)
+    scores: list[Floats] = field(default_factory=list)
+    paths: list[TokenPath] = field(default_factory=list)  # of the last level's guesses
+    size: int = 0
+
+    def frontier(self, width: int) -> tuple[list[TokenPath], IntArray, Floats]:
+        """The `width` best guesses of the last level, in order: paths, indices, scores.
+
+        Ties go to the smaller index. Before the first level it is the root alone.
+        """
+        if not self.tokens:
+            return [()], np.array([FROM_ROOT]), np.zeros(1)
+        newest = self.scores[-1]
+        best = np.sort(np.argsort(-newest, kind="stable")[:width])
+        paths = [self.paths[index] for index in best.tolist()]
+        return paths, best + (self.size - len(newest)), newest[best]
+
+    def add(
+        self, parents: IntArray, tokens: IntArray, scores: Floats, paths: list[TokenPath]
+    ) -> None:
+        """Add one level of guesses."""
+        self.parents.append(parents)
+        self.tokens.append(tokens)
+        self.scores.append(scores)
+        self.paths = paths
+        self.size += len(tokens)
+
+    def drafted(self) -> DraftedTree:
+        """All guesses so far."""
+        if not self.tokens:
+            return DraftedTree.empty()
+        return DraftedTree(
+            np.concatenate(self.parents), np.concatenate(self.tokens), np.concatenate(self.scores)
+        )
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request: the certain tokens that the guesser read, and the tree of the last refresh."""
+
+    context: tuple[int, ...] = ()
+    tree: _Tree | None = None
+
+
+class TreeDraft:
+    """A DraftSource (see drafting.base) that asks a guesser."""
+
+    def __init__(self, guesser: Guesser) -> None:
+        self._guesser = guesser
+        self._requests: dict[int, _Request] = {}
+
+    @property
+    def name(self) -> str:
+        """The guesser's."""
+        return self._guesser.name
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The guesser's."""
+        return self._guesser.needs
+
+    def open(self, request: int, sampling: Sampling) -> None:
+        """Start a request; its guesses are ranked with the request's shared noise."""
+        self._requests[request] = _Request()
+        self._guesser.open(request, sampling)
+
+    def refresh(
+        self,
+        request: int,
+        context: Sequence[int],
+        depth: int,
+        width: int,
+        features: Features = NO_FEATURES,
+    ) -> DraftedTree:
+        """Grow a fresh tree below the last token of `context` (see drafting.base).
+
+        Empty if the guesser can say nothing behind that context. Raises LocalProtocolError if the
+        request is not open or its context did not grow from the last one.
+        """
+        state = self._state(request)
+        state.tree = None
+        if not self._read(request, state, context, features):
+            return DraftedTree.empty()
+        state.tree = _Tree(root_position=len(context) - 1)
+        return self._grow(request, state, state.tree, depth, width)
+
+    def deepen(self, request: int, levels: int, width: int) -> DraftedTree:
+        """Grow the last tree by `levels` more; return all of it. Empty if there is none.
+
+        A tree whose root is not the last token any more, as `expand` was given a longer context,
+        grows no further.
+        """
+        state = self._state(request)
+        if state.tree is None:
+            return DraftedTree.empty()
+        return self._grow(request, state, state.tree, levels, width)
+
+    def expand(
+        self,
+        request: int,
+        context: Sequence[int],
+        paths: Sequence[TokenPath],
+        width: int,
+        features: Features = NO_FEATURES,
+    ) -> Children:
+        """Guess the `width` best children of each path behind `context` (see drafting.base).
+
+        There are none where `refresh` would guess nothing. Raises as `refresh` does.
+        """
+        state = self._state(request)
+        if not self._read(request, state, context, features) or width < 1 or not paths:
+            return Children.none()
+        return self._guesser.guess(request, paths, width)
+
+    def take_work(self) -> tuple[int, ...]:
+        """Rows of each forward pass since the last call, in order, whatever request they served."""
+        return self._guesser.take_work()
+
+    def close(self, request: int) -> None:
+        """Free the request's cache; unknown requests are ignored."""
+        self._requests.pop(request, None)
+        self._guesser.close(request)
+
+    def _state(self, request: int) -> _Request:
+        if request not in self._requests:
+            raise LocalProtocolError(f"request {request} is not open on this draft source")
+        return self._requests[request]
+
+    def _read(
+        self, request: int, state: _Request, context: Sequence[int], features: Features
+    ) -> bool:
+        """Hand the certain tokens on; False if nothing can be guessed behind them."""
+        certain = tuple(context)
+        if not certain or certain[: len(state.context)] != state.context:
+            raise LocalProtocolError(f"the context of request {request} did not only grow")
+        if not self._guesser.read(request, certain, features):
+            return False
+        state.context = certain
+        return True
+
+    def _grow(
+        self, request: int, state: _Request, tree: _Tree, levels: int, width: int
+    ) -> DraftedTree:
+        """Grow `levels` levels, or as many as the guesser has something to say about."""
+        if tree.root_position != len(state.context) - 1:
+            return tree.drafted()
+        for _ in range(levels if width > 0 else 0):
+            paths, indices, above = tree.frontier(width)
+            children = self._guesser.guess(request, paths, width)
+            if not len(children):
+                break
+            rows, tokens = children.parents, children.tokens
+            longer: list[TokenPath] = [
+                (*paths[row], token)
+                for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)
+            ]
+            tree.add(indices[rows], tokens, above[rows] + children.scores, longer)
+        return tree.drafted()

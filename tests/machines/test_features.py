@@ -1,0 +1,162 @@
+"""What a draft source needs beyond tokens: each certain row's hidden row, once, in order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from support.rings import VOCABULARY, FakeRing, assert_one_end, submit
+
+from edgespec.backends.fake import FakeBlock, FakeDraft
+from edgespec.machines.effects import RunBlock
+from edgespec.machines.features import FINAL_HIDDEN, NO_FEATURES, Features, HiddenRows
+from edgespec.policy.adaptive import Adaptive
+from edgespec.policy.registry import POLICIES
+from edgespec.tree.drafted import Children, DraftedTree
+from edgespec.tree.ledger import Rows
+from edgespec.verify.sampling import Sampling
+from edgespec.wire.messages import Finished
+from edgespec.wire.tensor import Tensor
+
+STAGES = 2
+DRAFTING = sorted(name for name, policy in POLICIES.items() if policy.drafts)
+
+
+@pytest.fixture(autouse=True)
+def _small_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing costs anything, as here, the adaptive policy would guess without end."""
+    monkeypatch.setitem(POLICIES, "adaptive", Adaptive(width=3, most_rows=6))
+
+
+def plain_hidden(tokens: Sequence[int]) -> list[int]:
+    """The toy model's last hidden number at every position, all tokens in one run."""
+    ids = np.arange(len(tokens))
+    rows = Rows(ids, ids - 1, np.array(tokens, np.int64), ids)
+    hidden: Tensor | None = None
+    for stage in range(STAGES):
+        block = FakeBlock(stage)
+        block.open(1, 0)
+        sees = np.tri(len(tokens), dtype=np.bool_)
+        hidden = block.run(RunBlock(1, 1, rows, hidden, 0, sees), lambda: False)
+    assert hidden is not None
+    return numbers(hidden)
+
+
+def numbers(hidden: Tensor | None) -> list[int]:
+    """The rows of a toy tensor [n, 1]."""
+    return [] if hidden is None else np.frombuffer(hidden.data, np.uint64).tolist()
+
+
+class NeedyDraft(FakeDraft):
+    """Writes down the hidden rows that it is given, by request."""
+
+    needs = frozenset({FINAL_HIDDEN})
+
+    def __init__(self, accuracy: float) -> None:
+        super().__init__(STAGES, VOCABULARY, accuracy)
+        self.given: dict[int, list[int]] = {}
+        self.contexts: dict[int, tuple[int, ...]] = {}
+        self.prompt = 0
+
+    def open(self, request: int, sampling: Sampling) -> None:
+        """Start a request."""
+        super().open(request, sampling)
+        self.given[request] = []
+
+    def refresh(
+        self,
+        request: int,
+        context: Sequence[int],
+        depth: int,
+        width: int,
+        features: Features = NO_FEATURES,
+    ) -> DraftedTree:
+        """A tree."""
+        self._note(request, context, features)
+        return super().refresh(request, context, depth, width)
+
+    def expand(
+        self,
+        request: int,
+        context: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        width: int,
+        features: Features = NO_FEATURES,
+    ) -> Children:
+        """Children."""
+        self._note(request, context, features)
+        return super().expand(request, context, paths, width)
+
+    def _note(self, request: int, context: Sequence[int], features: Features) -> None:
+        before = self.contexts.get(request, ())
+        assert tuple(context[: len(before)]) == before
+        self.contexts[request] = tuple(context)
+        self.given[request] += numbers(features.final)
+        if before and len(context) > len(before):
+            assert len(self.given[request]) == len(context) - 1, "all but the newest token's"
+
+
+@pytest.mark.parametrize("policy", DRAFTING)
+@pytest.mark.parametrize("accuracy", [0.3, 0.9])
+def test_every_certain_row_comes_once_and_in_order(policy: str, accuracy: float) -> None:
+    draft = NeedyDraft(accuracy)
+    fake = FakeRing(STAGES, draft=draft, prefill_chunk=3)
+    asks = [submit(tag, prompt, 20, policy) for tag, prompt in ((1, "hello you"), (2, "a"))]
+    for ask in asks:
+        fake.ring.submit(ask)
+    fake.ring.run()
+    for request, ask in enumerate(asks, start=1):
+        end = assert_one_end(fake.ring.replies, ask.tag)
+        assert isinstance(end, Finished)
+        assert end.token_ids == fake.expected(ask).token_ids
+        whole = [*fake.codec.encode(ask.prompt), *end.token_ids]
+        given = draft.given[request]
+        assert given == plain_hidden(whole)[: len(given)]
+        assert len(given) >= len(draft.contexts[request]) - 1
+
+
+def test_a_lost_ring_doubles_no_row() -> None:
+    rng = random.Random(7)
+    for _ in range(40):
+        draft = NeedyDraft(0.6)
+        fake = FakeRing(STAGES, draft=draft, prefill_chunk=3)
+        ask = submit(1, "hello", 8, rng.choice(DRAFTING))
+        fake.ring.submit(ask)
+        fake.take_turns(rng.randrange(120))
+        fake.ring.lose("gone")
+        fake.take_turns(rng.randrange(5))
+        fake.ring.mend()
+        fake.ring.run()
+        end = assert_one_end(fake.ring.replies, 1)
+        assert isinstance(end, Finished)
+        hidden = plain_hidden([*fake.codec.encode(ask.prompt), *end.token_ids])
+        for given in draft.given.values():
+            assert given == hidden[: len(given)]
+
+
+def test_nothing_is_kept_for_a_source_that_reads_hidden_rows() -> None:
+    for draft, cached in ((NeedyDraft(0.5), 0), (FakeDraft(STAGES, VOCABULARY, 0.5), 30)):
+        fake = FakeRing(STAGES, draft=draft, kept_rows=1000)
+        for tag in (1, 2):
+            fake.ring.submit(submit(tag, "x" * 31, 4))
+            fake.ring.run()
+            end = assert_one_end(fake.ring.replies, tag)
+        assert isinstance(end, Finished)
+        assert end.cached_tokens == cached
+
+
+def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
+    hidden = HiddenRows(2)
+    tensor = Tensor("uint8", (4, 1), bytes([10, 11, 12, 13]))
+    hidden.arrived([1, 2, 3, 4], tensor)
+    assert hidden.take() is NO_FEATURES
+    hidden.arrived([0], Tensor("uint8", (1, 1), bytes([9])))
+    assert hidden.take().final == Tensor("uint8", (2, 1), bytes([9, 10]))
+    hidden.passed([3], 3)
+    assert hidden.take().final == Tensor("uint8", (1, 1), bytes([12]))
+    assert hidden.take() is NO_FEATURES
+    hidden.passed([4, 5], 5)
+    assert bytes(hidden.take().final.data) == bytes([13])  # type: ignore[union-attr]
+    assert hidden._rows == {}
