@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.measure import Measurement
 
 from edgespec.bench.harness import (
     Answer,
@@ -35,6 +33,7 @@ from edgespec.bench.workloads import DEFAULT_WORKLOAD, Prompt, default_prompts, 
 from edgespec.cli import options
 from edgespec.cli.demo import await_ring
 from edgespec.cli.notes import Notes
+from edgespec.cli.tables import show_table
 from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
 from edgespec.daemon.emulation import described, emulated_costs
 from edgespec.daemon.local_ring import LOAD_S, LocalRing
@@ -223,11 +222,7 @@ def _write(
 
 def _show(runs: Sequence[Run]) -> None:
     table = table_of(runs)
-    console = Console(markup=False, highlight=False, emoji=False)
-    # Not cut to the width of a narrow terminal or of a pipe: figures that are missing mislead.
-    wide = console.options.update(width=1000)
-    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-    console.print(table)
+    show_table(table)
 
 
 def _judge(answers: Sequence[Answer], notes: Notes) -> None:

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
-from edgespec.cli.token import moment, opened_registry, show, with_cluster
+from edgespec.cli.tables import show_table
+from edgespec.cli.token import moment, opened_registry, with_cluster
 from edgespec.daemon.cluster import folder_of
 
 device = typer.Typer(help="Devices and clients that the cluster admits.", no_args_is_help=True)
@@ -33,7 +34,7 @@ def list_devices(cluster: options.Cluster = "", as_json: options.Json = False) -
     table = Table("name", "role", "fingerprint", "admitted", box=box.SIMPLE_HEAD, pad_edge=False)
     for entry in entries:
         table.add_row(Text(entry.name), entry.role, entry.fingerprint, moment(entry.added))
-    show(table)
+    show_table(table)
 
 
 @device.command()

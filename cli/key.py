@@ -11,7 +11,8 @@ from rich.table import Table
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
-from edgespec.cli.token import moment, show
+from edgespec.cli.tables import show_table
+from edgespec.cli.token import moment
 from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 
@@ -42,7 +43,7 @@ def list_keys(cluster: options.Cluster = "", as_json: options.Json = False) -> N
     table = Table("name", "made", box=box.SIMPLE_HEAD, pad_edge=False)
     for one in keys:
         table.add_row(one.name, moment(one.made))
-    show(table)
+    show_table(table)
 
 
 @key.command()

@@ -10,13 +10,12 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
+from edgespec.cli.tables import show_table
 from edgespec.daemon.planning import (
     Asked,
     asked_model,
@@ -90,14 +89,8 @@ def plan(
     if as_json_object:
         print(json.dumps(plan_as_json(made, speed, commands), ensure_ascii=False))
         return
-    console = Console(markup=False, highlight=False, emoji=False)
     table = _table(made)
-    # Not cut to the width of a narrow terminal or of a pipe: figures that are missing mislead.
-    wide = console.options.update(width=1000)
-    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-    console.print(table)
-    for line in (*_remarks(made, speed), *_other_cut(asked, made), "", *commands):
-        console.print(line, soft_wrap=True)
+    show_table(table, *_remarks(made, speed), *_other_cut(asked, made), "", *commands)
 
 
 # --- showing ------------------------------------------------------------------------------------

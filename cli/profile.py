@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
+from edgespec.cli.tables import show_table
 from edgespec.config import Address
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.process import EXIT_FAILED
@@ -169,17 +168,13 @@ def _as_json(measured: Measured, file: Path) -> dict[str, object]:
 
 def _show(measured: Measured) -> None:
     table = _table(measured)
-    console = Console(markup=False, highlight=False, emoji=False)
-    # Not cut to the width of a narrow terminal or of a pipe: figures that are missing mislead.
-    wide = console.options.update(width=1000)
-    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-    console.print(table)
     of = measured.profile
     draft = ""
     if of.draft_seconds is not None:
         draft = f"; draft {of.draft_seconds.at(1) * 1e3:.3g} ms a pass of 1 row"
     disk = "not measured" if of.disk_bandwidth is None else _rate(of.disk_bandwidth.value)
-    for line in (
+    show_table(
+        table,
         f"one layer of {measured.shape}: ms, and GB/s of its packed bytes; * the fastest",
         f"four_bit is {of.quantisation}; a layer costs {of.layer_seconds.value * 1e6:.0f} µs "
         "whatever its size",
@@ -189,8 +184,7 @@ def _show(measured: Measured) -> None:
         f"link {of.link_latency.value * 1e3:.3g} ms one way, {_rate(of.link_bandwidth.value)} "
         f"({of.link_latency.origin.partition(':')[0].partition(' on ')[0]})",
         *(f"{name}: {fact}" for name, fact in of.board.items()),
-    ):
-        console.print(line, soft_wrap=True)
+    )
 
 
 def _table(measured: Measured) -> Table:

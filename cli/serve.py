@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -47,6 +48,14 @@ def serve(
     emulate: options.Emulate = "",
     cost_model: options.CostModel = "",
     trace: options.Trace = "",
+    record: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="File to write every request and its answer into, for `edgespec simulate "
+            "--replay`.",
+        ),
+    ] = "",
     http: options.Http = options.DEFAULT_HTTP,
     recovery: Annotated[
         float,
@@ -68,4 +77,5 @@ def serve(
     config = served_config(
         folder.settings, asked, emulation=emulation, trace=trace, cache=cache, timing=timing
     )
+    config = replace(config, record=record)
     leave(run_coordinator(config, folder, served_http(http, folder)))

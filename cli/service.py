@@ -48,7 +48,7 @@ Root = Annotated[
 ]
 
 _COMMANDS: dict[str, Callable[..., None]] = {"coordinator": serve, "stage": join}
-_WRITTEN = ("cache", "trace")  # options of what a daemon writes
+_WRITTEN = ("cache", "trace", "record")  # options of what a daemon writes
 _READ = ("model", "draft")  # and of what it reads
 
 

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.measure import Measurement
 
 from edgespec.bench.campaigns import campaign as run_campaign
+from edgespec.bench.recorded import is_recording, prompts_of, read_recording
 from edgespec.bench.report import REFERENCE, RIVAL, Run, as_json, table_of
 from edgespec.bench.simulated import Setup, chosen_policies
 from edgespec.bench.simulated import simulate as run_policies
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, default_prompts, read_prompts
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
+from edgespec.cli.replays import show_replay
+from edgespec.cli.tables import show_table
 from edgespec.config import DTYPES, MOST_STAGES
 from edgespec.daemon.bundled import bundled
 from edgespec.daemon.process import EXIT_FAILED
@@ -67,7 +68,12 @@ def simulate(
         str, typer.Option(help="Folder that --campaign writes the trace of a failure into.")
     ] = "traces",
     replay: Annotated[
-        str, typer.Option(metavar="TRACE", help="Instead: play the scenario of a trace again.")
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Instead: play again what `edgespec serve --record` wrote, each request with its "
+            "own policy and settings (with one --policy: with that), or the scenario of a trace.",
+        ),
     ] = "",
 ) -> None:
     """Play policies on a simulated ring, with real tokens and charged times, side by side.
@@ -75,11 +81,12 @@ def simulate(
     A pair of models computes the tokens; how long it takes is what the devices of the profiles
     would have needed for a published model. The same command gives the same figures everywhere.
     """
-    if (campaign is not None or replay) and as_json_object:
-        raise ConfigError("--json goes with the policies, not with --campaign or --replay")
+    recording = Path(replay) if replay and is_recording(Path(replay)) else None
+    if (campaign is not None or (replay and recording is None)) and as_json_object:
+        raise ConfigError("--json goes with requests, not with --campaign or the trace of one")
     if campaign is not None and replay:
         raise ConfigError("--campaign and --replay exclude each other; give one of them")
-    if replay:
+    if replay and recording is None:
         _replay(Path(replay))
         return
     if campaign is not None:
@@ -91,6 +98,7 @@ def simulate(
     else:
         base, drafting = model, draft
     _look_at_models(base, drafting, dtype)
+    recorded = read_recording(recording) if recording is not None else []
     policies = chosen_policies(split_names([policy]), drafting)
     names, profiles = ring_of(profile or [options.DEFAULT_PROFILE], stages)
     setup = Setup(
@@ -100,10 +108,19 @@ def simulate(
         profiles=profiles,
         cost_model=charged_model(cost_model, profiles),
         link=parse_link(link) if link else None,
-        prompts=tuple(read_prompts(prompts, limit) if prompts else default_prompts(limit)),
+        prompts=tuple(
+            prompts_of(recorded)
+            if recording is not None
+            else read_prompts(prompts, limit)
+            if prompts
+            else default_prompts(limit)
+        ),
         max_new_tokens=max_new_tokens,
         sampling=Sampling(temperature, top_k, top_p, min_p, seed),
     )
+    if recording is not None:
+        show_replay(setup, recorded, policies[0] if len(policies) == 1 else "", as_json_object)
+        return
     notes = Notes()
     with notes.waiting("loading the models") as waiting:
         runs = run_policies(setup, policies, jobs, _progress(len(setup.prompts), waiting))
@@ -209,11 +226,6 @@ def _progress(prompts: int, waiting: Callable[[str], None]) -> Callable[[str, in
 
 def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
     table = table_of(runs)
-    console = Console(markup=False, highlight=False, emoji=False)
-    # Not cut to the width of a narrow terminal or of a pipe: figures that are missing mislead.
-    wide = console.options.update(width=1000)
-    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-    console.print(table)
     of = setup.cost_model
     devices = f"each a {names[0]}" if len(set(names)) == 1 else ", ".join(names)
     links = "the profiles' links"
@@ -228,15 +240,15 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
             + f", {link.jitter * 1e3:g} ms jitter, {link.loss:g} loss"
         )
     new_tokens = runs[0].new_tokens
-    for line in (
+    show_table(
+        table,
         f"charged: {of.name}, drafts by {of.draft.name}; D0 and {setup.stages} stage(s), "
         f"{devices}; {links}",
         f"{len(setup.prompts)} prompts, {new_tokens} new tokens; all times are virtual, from those "
         "figures and not measured",
         f"vs AR, vs naive: tok/s over that of {REFERENCE}, {RIVAL}; exact: the tokens of "
         f"{REFERENCE}",
-    ):
-        console.print(line, soft_wrap=True)
+    )
 
 
 # --- the other two ------------------------------------------------------------------------------

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import reach
+from edgespec.cli.tables import show_table
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.planning.memory import GIB
 from edgespec.runtime.client import Client
@@ -49,14 +48,8 @@ def status(
 
 def print_status(told: Status) -> None:
     """The whole of it, however narrow the terminal."""
-    console = Console(markup=False, highlight=False, emoji=False)
     table = _table(told)
-    # Not cut to the width of a narrow terminal or of a pipe: a status that is cut is none.
-    wide = console.options.update(width=1000)
-    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-    console.print(table)
-    for line in (*remarks(told), ring_line(told)):
-        console.print(line, soft_wrap=True)
+    show_table(table, *remarks(told), ring_line(told))
 
 
 def _table(told: Status) -> Table:

@@ -11,12 +11,11 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
+from edgespec.cli.tables import show_table
 from edgespec.daemon.cluster import ClusterFolder, default_folder, folder_of
 from edgespec.daemon.registry import Registry
 from edgespec.errors import ConfigError
@@ -84,7 +83,7 @@ def list_tokens(cluster: options.Cluster = "", as_json: options.Json = False) ->
     for entry in entries:
         left = "any number" if entry.uses_left is None else str(entry.uses_left)
         table.add_row(entry.id, entry.role, left, moment(entry.expires), moment(entry.made))
-    show(table)
+    show_table(table)
 
 
 @token.command()
@@ -115,14 +114,6 @@ def seconds_of(text: str) -> float:
     if not found:
         raise ConfigError(f"{text!r} is no span of time; give a number with s, m, h or d: 30m, 2d")
     return int(found[1]) * _UNITS[found[2]]
-
-
-def show(table: Table) -> None:
-    """Print a table, not cut to the width of a narrow terminal or of a pipe."""
-    console = Console(markup=False, highlight=False, emoji=False)
-    wide = console.options.update(width=1000)
-    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-    console.print(table)
 
 
 def moment(seconds: float) -> str:

@@ -28,6 +28,7 @@ from edgespec.planning.costs import RingCosts
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.equipment import Equipment
 from edgespec.runtime.registrar import admits
+from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.trace import Trace
 from edgespec.wire.messages import Assign, Connect
 
@@ -50,6 +51,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     registrar = Registry(cluster)
     costs = emulated_costs(config.emulation, config.stages) if config.emulation else None
     trace = Trace(config.trace) if config.trace else None
+    requests = RequestLog(config.record) if config.record else None
     transport = PacedTransport.coordinator(
         config.address, cluster.identity, partial(admits, registrar)
     )
@@ -67,6 +69,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     advertising = Advertising(config, transport.control_port, cluster.cluster_id)
     advertising.start()
     node.supervisor = Notifier()
+    node.requests = requests
     api = ApiProcess(http, address, cluster) if http is not None else nullcontext()
     try:
         with api:
@@ -74,6 +77,8 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     finally:
         advertising.stop()
         blocks.stop()
+        if requests is not None:
+            requests.close()
 
 
 def _build(

@@ -197,7 +197,8 @@ class CoordinatorConfig:
     `draft`: one of the first two, "" means none. `layers`: how many each stage gets; empty means
     equal shares. `context`: tokens of prompt and answer together; 0 means as many as the model
     takes. `cache`: the folder that keeps finished blocks; "" means the user's own. `trace`: the
-    file that says what this node did when; "" means none. `places`: names of the devices that a
+    file that says what this node did when, and `record` the one with all requests and their ends;
+    "" means none. `places`: names of the devices that a
     plan gives the places of stages 1, 2, … to; empty means that any device may take any.
     """
 
@@ -215,6 +216,7 @@ class CoordinatorConfig:
     context: int = 0
     cache: str = ""
     places: tuple[str, ...] = ()
+    record: str = ""
 
     def __post_init__(self) -> None:
         _check_dtype(self.dtype)

@@ -154,14 +154,14 @@ def _play_item(item: tuple[Setup, str], news: News) -> Played:
 
 def play(setup: Setup, policy: str, news: News = lambda done: None) -> Played:
     """One policy answers all prompts, one after the other, in a world of its own."""
-    with _one_thread():
-        loaded = _load(setup.model, setup.draft, setup.dtype, setup.stages)
+    with one_thread():
+        loaded = load_pair(setup.model, setup.draft, setup.dtype, setup.stages)
         _check_prompts(setup, loaded)
         return _play(setup, policy, loaded, news)
 
 
-def _play(setup: Setup, policy: str, loaded: _Loaded, news: News) -> Played:
-    world = _world(setup, loaded)
+def _play(setup: Setup, policy: str, loaded: Pair, news: News) -> Played:
+    world = world_of(setup, loaded)
     answers: list[Finished] = []
     for number, prompt in enumerate(setup.prompts):
         world.submit(_submit(setup, policy, number, prompt), world.now)
@@ -196,7 +196,7 @@ def _submit(setup: Setup, policy: str, number: int, prompt: Prompt) -> Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class Pair:
     """A pair of models in memory, cut into blocks."""
 
     tokenizer: Tokenizer
@@ -207,7 +207,7 @@ class _Loaded:
 
 
 @lru_cache(maxsize=1)
-def _load(model: str, draft: str, dtype: str, stages: int) -> _Loaded:
+def load_pair(model: str, draft: str, dtype: str, stages: int) -> Pair:
     """Load the pair; the policies of one process share it, as no request leaves anything in it."""
     from edgespec.drafting.grower import TreeDraft
     from edgespec.drafting.independent import IndependentGuesser
@@ -226,7 +226,7 @@ def _load(model: str, draft: str, dtype: str, stages: int) -> _Loaded:
         drafting = TreeDraft(
             IndependentGuesser(Checkpoint(draft), dtype, vocab_size=head.vocab_size)
         )
-    return _Loaded(
+    return Pair(
         Tokenizer(model),
         int(checkpoint.config.max_position_embeddings),
         tuple(Block(checkpoint, first, end, dtype) for first, end in cuts),
@@ -235,7 +235,7 @@ def _load(model: str, draft: str, dtype: str, stages: int) -> _Loaded:
     )
 
 
-def _check_prompts(setup: Setup, loaded: _Loaded) -> None:
+def _check_prompts(setup: Setup, loaded: Pair) -> None:
     for prompt in setup.prompts:
         length = len(loaded.tokenizer.encode(prompt.text))
         if not 0 < length < loaded.context_length:
@@ -246,7 +246,8 @@ def _check_prompts(setup: Setup, loaded: _Loaded) -> None:
             )
 
 
-def _world(setup: Setup, loaded: _Loaded) -> World:
+def world_of(setup: Setup, loaded: Pair) -> World:
+    """A ring of that set-up in virtual time."""
     from edgespec.backends.torch_backend import TorchBlock, TorchHead
 
     stages = setup.stages
@@ -278,7 +279,7 @@ def _world(setup: Setup, loaded: _Loaded) -> World:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """One thread for torch: on small models faster than several, and always the same sums."""
     import torch
 

@@ -36,12 +36,15 @@ from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.runtime.equipment import Equipment
 from edgespec.runtime.node import Node, ring_address
 from edgespec.runtime.registrar import CLIENT, MAY_SEND, OWNER, STAGE, Registrar
+from edgespec.runtime.request_log import RequestLog
 from edgespec.wire.messages import (
     Cancel,
     Credit,
     Enrol,
     Enrolled,
+    Failed,
     Fault,
+    Finished,
     Goodbye,
     Join,
     Leave,
@@ -71,6 +74,8 @@ class CoordinatorNode(Node):
         super().__init__(transport, compute.perform)
         self._registrar = registrar
         self._dropped = Dropped()
+        self.requests: RequestLog | None = None
+        """Where every request and its end are written."""
         if equipment is not None:
             self.worker.instead(equipment.equip(None, compute.perform, self))
         self._machine = machine
@@ -86,8 +91,7 @@ class CoordinatorNode(Node):
             self._refuse(
                 incoming, Removed(f"this key counts no more: {self._registrar.why_not(key)}")
             )
-            now = time.monotonic()  # and it gets no more of an answer that it asked for before
-            self.perform_all(self._machine.handle(PeerGone(peer), now), now)
+            self._gone(peer, time.monotonic())  # it gets no more of what it asked for before
         elif type(message) not in MAY_SEND[role]:
             more = (
                 "; `edgespec token new` here makes a token for a device" if role == CLIENT else ""
@@ -143,7 +147,9 @@ class CoordinatorNode(Node):
     def route(self, event: Event, now: float) -> list[Effect]:
         """Requests to the coordinator machine; everything that shows life to the membership."""
         match event:
-            case MessageArrived(_, Submit() | Cancel() | Watch()):
+            case MessageArrived(peer, Submit() | Cancel() | Watch() as message):
+                if self.requests is not None and isinstance(message, Submit):
+                    self.requests.asked(peer, message)
                 return self._membership.handle(event, now) + self._machine.handle(event, now)
             case MessageArrived(peer, Fault(request, reason)):
                 stage = self._membership.stage_of(peer)
@@ -195,19 +201,28 @@ class CoordinatorNode(Node):
             case ConnectRing(host, port, key):
                 self.transport.connect_ring(ring_address(host, port, "127.0.0.1"), key)
                 self.transport.ring_broke = None  # that was the ring before
+            case Tell(PeerGone(peer)):
+                self._gone(peer, now)
             case Tell(event):
                 self.perform_all(self._machine.handle(event, now), now)
             case _:
                 raise TypeError(f"a coordinator carries out no {type(effect).__name__}")
 
     def _send_peer(self, peer: bytes, message: object, now: float) -> None:
+        if self.requests is not None and isinstance(message, Finished | Failed):
+            self.requests.answered(peer, message)
         try:
             self.transport.send_control(peer, message)  # type: ignore[arg-type]
         except PeerLost:
             if not isinstance(message, Tokens):
                 raise
-            # A client that can no longer be reached wants no more tokens.
-            self.perform_all(self._machine.handle(PeerGone(peer), now), now)
+            self._gone(peer, now)  # it wants no more tokens
+
+    def _gone(self, peer: bytes, now: float) -> None:
+        """A client can no longer be reached, or is none any more."""
+        if self.requests is not None:
+            self.requests.left(peer)
+        self.perform_all(self._machine.handle(PeerGone(peer), now), now)
 
     def farewell(self, reason: str, now: float) -> None:
         """End every request with a message, and let the stages go."""

@@ -1,0 +1,93 @@
+"""Replays: requests of a recording, played again in virtual time, shown beside what they were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from edgespec.bench.recorded import Recorded, Replayed, replay_recording
+from edgespec.bench.simulated import Setup
+from edgespec.cli.notes import Notes
+from edgespec.cli.tables import show_table
+from edgespec.wire.messages import Finished
+
+_COLUMNS = ("came at", "policy", "prompt", "new", "recorded tok/s", "virtual tok/s", "tokens")
+
+
+def show_replay(
+    setup: Setup, recording: Sequence[Recorded], policy: str, as_json_object: bool
+) -> None:
+    """Play a recording again and print what came of each request.
+
+    `policy` "": that of each request.
+    """
+    notes = Notes()
+    with notes.waiting(f"playing {len(recording)} request(s) again"):
+        played = replay_recording(setup, list(recording), policy)
+    if as_json_object:
+        print(json.dumps({"requests": [_as_json(p) for p in played], "settings": setup.settings()}))
+        return
+    show_table(_table(played), *_summary(setup, played))
+
+
+def _table(played: Sequence[Replayed]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in _COLUMNS:
+        is_text = name in ("policy", "tokens")
+        table.add_column(Text(name), justify="left" if is_text else "right", no_wrap=True)
+    for replayed in played:
+        table.add_row(*(Text(cell) for cell in _cells(replayed)))
+    return table
+
+
+def _cells(played: Replayed) -> tuple[str, ...]:
+    recorded, end = played.recorded, played.end
+    came = f"{recorded.after:.2f} s"
+    before = _speed(len(recorded.token_ids or ()), recorded.seconds)
+    if not isinstance(end, Finished):
+        return came, recorded.submit.policy, "", "", before, "", f"failed: {end.reason}"
+    same = {None: f"({recorded.outcome})", True: "as recorded", False: "OTHERS"}[played.same]
+    counts = str(end.prompt_tokens), str(end.new_tokens)
+    return came, end.policy, *counts, before, _speed(end.new_tokens, end.seconds), same
+
+
+def _speed(tokens: int, seconds: float | None) -> str:
+    return f"{tokens / seconds:.2f}" if seconds else "-"
+
+
+def _summary(setup: Setup, played: Sequence[Replayed]) -> list[str]:
+    compared = [p.same for p in played if p.same is not None]
+    names = list(dict.fromkeys(profile.name for profile in setup.profiles))
+    return [
+        f"charged: {setup.cost_model.name}; D0 and {setup.stages} stage(s), {', '.join(names)}; "
+        "virtual times are from these figures and not measured",
+        f"{len(played)} request(s), {sum(compared)} of {len(compared)} answers with the "
+        "tokens that were recorded",
+    ]
+
+
+def _as_json(played: Replayed) -> dict[str, object]:
+    recorded, end = played.recorded, played.end
+    told: dict[str, object] = {
+        "after": recorded.after,
+        "outcome": recorded.outcome,
+        "recorded_seconds": recorded.seconds,
+        "same": played.same,
+    }
+    if not isinstance(end, Finished):
+        return {**told, "failed": end.reason}
+    return {
+        **told,
+        "policy": end.policy,
+        "prompt_tokens": end.prompt_tokens,
+        "cached_tokens": end.cached_tokens,
+        "new_tokens": end.new_tokens,
+        "virtual_seconds": end.seconds,
+        "first_token_seconds": end.first_token_seconds,
+        "trips": end.trips,
+        "token_ids": list(end.token_ids),
+    }

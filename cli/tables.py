@@ -1,0 +1,18 @@
+"""Tables: how commands print one, and the lines below it."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+
+def show_table(table: Table, *lines: str) -> None:
+    """Print a table, not cut to the width of a narrow terminal or of a pipe: figures that are
+    missing mislead. The lines below it are wrapped by the terminal."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    wide = console.options.update(width=1000)
+    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
+    console.print(table)
+    for line in lines:
+        console.print(line, soft_wrap=True)

@@ -1,0 +1,146 @@
+"""Recorded: the requests that a coordinator wrote down, played again on a ring in virtual time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.bench.simulated import Setup, load_pair, one_thread, world_of
+from edgespec.bench.workloads import Prompt
+from edgespec.errors import ConfigError
+from edgespec.runtime.request_log import FORMAT, KIND
+from edgespec.wire.messages import Failed, Finished, Submit
+
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "prompt": str,
+    "max_new_tokens": int,
+    "temperature": (int, float),
+    "top_k": int,
+    "top_p": (int, float),
+    "min_p": (int, float),
+    "seed": int,
+    "policy": str,
+    "messages": str,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A request as it was. `after`: seconds behind the first one at which it came. `token_ids` and
+    `seconds` are None if it had no good end; `was_cut`: its client did not want the rest."""
+
+    submit: Submit
+    after: float
+    outcome: str
+    token_ids: tuple[int, ...] | None
+    seconds: float | None
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether its client did not want the rest."""
+        return self.outcome == "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of it this time; `same`: whether its tokens are the recorded ones, None if there
+    are none to compare with."""
+
+    recorded: Recorded
+    end: Finished | Failed
+
+    @property
+    def same(self) -> bool | None:
+        """Whether its tokens are those that were recorded."""
+        before = self.recorded.token_ids
+        if before is None:
+            return None
+        if not isinstance(self.end, Finished):
+            return False
+        again = self.end.token_ids
+        return (again[: len(before)] if self.recorded.was_cut else again) == before
+
+
+def is_recording(path: Path) -> bool:
+    """Whether a file begins as a recording does. Raises ConfigError if it cannot be read."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            first: Any = json.loads(file.readline(1 << 20))
+    except OSError as problem:
+        raise ConfigError(f"{path} cannot be read: {problem.strerror}") from None
+    except ValueError:
+        return False
+    return isinstance(first, dict) and first.get("what") == KIND
+
+
+def read_recording(path: Path) -> list[Recorded]:
+    """All requests in a file of `edgespec serve --record`, in the order in which they came.
+
+    Raises ConfigError, naming the line, for anything else.
+    """
+    found = sorted(_lines(path), key=lambda recorded: recorded.after)
+    first = found[0].after if found else 0.0
+    return [replace(recorded, after=recorded.after - first) for recorded in found]
+
+
+def _lines(path: Path) -> Iterator[Recorded]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"{path} cannot be read: {problem}") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield _recorded(json.loads(line))
+        except (ValueError, KeyError, TypeError) as problem:
+            raise ConfigError(
+                f"line {number} of {path} is no request that `edgespec serve --record` writes "
+                f"({problem})"
+            ) from None
+
+
+def _recorded(line: dict[str, Any]) -> Recorded:
+    if line["what"] != KIND or line["format"] != FORMAT:
+        raise ValueError(f"it is not of format {FORMAT}")
+    request, end = dict(line["request"]), dict(line["end"])
+    for name, kind in _FIELDS.items():
+        if not isinstance(request[name], kind) or isinstance(request[name], bool):
+            raise TypeError(f"its {name} is {request[name]!r}")
+    submit = Submit(
+        tag=0, stop=tuple(str(s) for s in request["stop"]), **{n: request[n] for n in _FIELDS}
+    )
+    ids = end.get("token_ids")
+    return Recorded(
+        submit,
+        float(line["after"]),
+        str(line["outcome"]),
+        None if ids is None else tuple(int(i) for i in ids),
+        None if ids is None else float(end["seconds"]),
+    )
+
+
+def prompts_of(recording: list[Recorded]) -> list[Prompt]:
+    """What was asked, as a workload."""
+    texts = (recorded.submit.prompt or recorded.submit.messages for recorded in recording)
+    return [Prompt(str(number), "", (text,)) for number, text in enumerate(texts, start=1)]
+
+
+def replay_recording(setup: Setup, recording: list[Recorded], policy: str = "") -> list[Replayed]:
+    """Play all requests again, each at its time, on a ring in virtual time.
+
+    `policy` "": that of each request. Of a request that was cancelled only as much is asked as was
+    answered. They wait for each other as they did; the outcomes are in their order.
+    """
+    with one_thread():
+        world = world_of(setup, load_pair(setup.model, setup.draft, setup.dtype, setup.stages))
+        for tag, recorded in enumerate(recording):
+            submit = replace(recorded.submit, tag=tag, policy=policy or recorded.submit.policy)
+            if recorded.was_cut:
+                submit = replace(submit, max_new_tokens=max(len(recorded.token_ids or ()), 1))
+            world.submit(submit, recorded.after)
+        world.run()
+    messages = (reply.message for reply in world.replies)
+    ends = {said.tag: said for said in messages if isinstance(said, Finished | Failed)}
+    return [Replayed(recorded, ends[tag]) for tag, recorded in enumerate(recording)]

@@ -1,0 +1,80 @@
+"""Request log: every request that a coordinator was asked, and its end, as JSON lines in a file.
+
+`edgespec simulate --replay` plays them again. The file holds prompts and answers: its owner alone
+may read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from edgespec.errors import ConfigError
+from edgespec.wire.messages import Failed, Finished, Submit
+
+FORMAT = 1
+KIND = "request"
+"""What a line of such a file is, beside its FORMAT."""
+
+LEFT = "client_left"
+"""The outcome of a request whose client went."""
+
+MOST_OPEN = 4096
+"""Requests without an end that are remembered: more than a coordinator takes at once."""
+
+
+class RequestLog:
+    """Writes a line for each request when it ends, with the seconds since the log's beginning at
+    which it came."""
+
+    def __init__(self, path: str) -> None:
+        """Begin the file anew. Raises ConfigError if it cannot be written."""
+        try:
+            descriptor = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
+            os.fchmod(descriptor, 0o600)
+        except OSError as problem:
+            raise ConfigError(f"cannot write the requests to {path}: {problem.strerror}") from None
+        self._file = open(descriptor, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self._path = Path(path)
+        self._began = time.monotonic()
+        self._open: dict[tuple[bytes, int], tuple[float, Submit]] = {}
+
+    def asked(self, peer: bytes, submit: Submit) -> None:
+        """A request came."""
+        if len(self._open) < MOST_OPEN:
+            self._open[peer, submit.tag] = time.monotonic() - self._began, submit
+
+    def answered(self, peer: bytes, end: Finished | Failed) -> None:
+        """It was told its end."""
+        if isinstance(end, Finished):
+            figures = asdict(end)
+            del figures["tag"], figures["policy"]
+            self._write(peer, end.tag, end.finish_reason, policy=end.policy, **figures)
+        else:
+            self._write(peer, end.tag, "failed", reason=end.reason, kind=end.kind)
+
+    def left(self, peer: bytes) -> None:
+        """Nobody hears the end of this client's requests any more."""
+        for other, tag in list(self._open):
+            if other == peer:
+                self._write(peer, tag, LEFT)
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self._open.clear()
+        self._file.close()
+
+    def _write(self, peer: bytes, tag: int, outcome: str, **more: object) -> None:
+        known = self._open.pop((peer, tag), None)
+        if known is None:
+            return
+        after, submit = known
+        request = asdict(submit)
+        del request["tag"]
+        line = {"what": KIND, "format": FORMAT, "after": round(after, 6), "outcome": outcome}
+        self._file.write(json.dumps({**line, "request": request, "end": more}) + "\n")
