@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -237,3 +239,27 @@ def test_the_process_of_the_api_holds_no_model(served: tuple[str, int]) -> None:
     assert psutil.Process(served[1]).memory_info().rss < 200 << 20
     libraries = {Path(entry.path).name for entry in psutil.Process(served[1]).memory_maps()}
     assert not any(name.startswith("libtorch") for name in libraries)
+
+
+def test_slow_clients_and_long_bodies_leave_a_running_answer_alone(
+    served: tuple[str, int], client: openai.OpenAI
+) -> None:
+    url, pid = served
+    host, _, port = url.removeprefix("http://").partition(":")
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    process = psutil.Process(pid)
+    with ExitStack() as stack:
+        stream = client.completions.create(
+            model="base", prompt=PROMPT, max_tokens=120, temperature=0, stream=True
+        )
+        pieces = [next(stream).choices[0].text]
+        before = process.memory_info().rss
+        for number in range(200):
+            slow = stack.enter_context(socket.create_connection((host, int(port)), 10))
+            slow.sendall(head + (b"content-length: 1000\r\n\r\n{" if number % 2 else b""))
+        long = httpx.post(f"{url}/v1/completions", content=b"x" * (100 << 20), timeout=30)
+        assert long.status_code == 413
+        assert httpx.get(f"{url}/healthz", timeout=10).status_code == 200
+        pieces += [piece.choices[0].text for piece in stream]
+        assert process.memory_info().rss - before < 60 << 20
+    assert "".join(pieces) == direct(new=120)
