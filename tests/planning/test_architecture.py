@@ -9,6 +9,7 @@ import torch
 
 from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.errors import ConfigError
+from edgespec.model import families
 from edgespec.model.quantised.linear import stored_parts
 from edgespec.planning.architecture import (
     FAMILIES,
@@ -80,6 +81,10 @@ def test_head_dim_may_differ_from_hidden_over_heads() -> None:
     of = architecture_of(GEMMA, "config.json")
     assert (of.width, of.kv_width, of.tied) == (2048, 1024, True)
     assert of.attention_matrices == ((2048, 2304), (1024, 2304), (1024, 2304), (2304, 2048))
+
+
+def test_what_can_be_planned_is_what_runs() -> None:
+    assert set(FAMILIES) == set(families.FAMILIES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
