@@ -1,8 +1,8 @@
 """Every message that docs/troubleshooting.md quotes is one that some line of the source can say.
 
-The page quotes messages in the first column of its tables, with `…` for what differs each time. Here
-the packages' texts are read from their syntax trees, with f-strings and concatenation undone and a
-hole for each value; a quoted message must fit one of them, hole for hole.
+The page quotes messages in the first column of its tables, with `…` for what differs each time.
+Here the packages' texts are read from their syntax trees, with f-strings and concatenation undone
+and a hole for each value; a quoted message must fit one of them, hole for hole.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def quoted(page: str) -> list[str]:
 
 
 def texts_of(source: str) -> Iterator[str]:
-    """Every text of a module but its docstrings, with holes for what is not known before it runs."""
+    """Every text of a module but its docstrings, with holes for values."""
     for text in _texts(ast.parse(source), is_part=False):
         yield OF_LOGGING.sub(HOLE, text)
 
@@ -93,7 +93,8 @@ def test_every_quoted_message_is_in_the_source(texts: str) -> None:
     assert len(set(messages)) >= LEAST_MESSAGES
     assert len(set(messages)) == len(messages), "a message is there twice"
     assert [m for m in messages if letters(m) < LEAST_LETTERS] == []
-    assert [m for m in messages if not fits(m, texts)] == []
+    gone = [message for message in messages if not fits(message, texts)]
+    assert not gone, "no line of the source says:\n" + "\n".join(gone)
 
 
 SAMPLE = '''
