@@ -94,8 +94,16 @@ class RingEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RingReached:
+    """This node's connection to the next one of the ring stands."""
+
+
+@dataclass(frozen=True, slots=True)
 class RingBroke:
-    """This node's connection to the next one of the ring broke: segments may have been lost."""
+    """This node's connection to the next one of the ring does not stand, or not any more: segments
+    may have been lost. `why` is a clause whose subject is the node."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +157,7 @@ Event = (
     | RingUp
     | RingDown
     | RingEnded
+    | RingReached
     | RingBroke
     | KeyRemoved
     | PeerGone

@@ -26,12 +26,14 @@ from edgespec.machines.events import (
     LoadFailed,
     MessageArrived,
     RingBroke,
+    RingReached,
     Tick,
 )
 from edgespec.machines.membership import ALL_REQUESTS
 from edgespec.wire.messages import (
     Assign,
     Connect,
+    Connected,
     Fault,
     Goodbye,
     Heartbeat,
@@ -93,8 +95,11 @@ class MemberMachine:
                 return self._on_loaded(seconds)
             case LoadFailed(reason):
                 return self._on_load_failed(reason)
-            case RingBroke():
-                why = "its connection to the next node of the ring broke"
+            case RingReached():
+                assert self._place is not None, "a connection comes with a place"
+                connected = SendCoordinator(Connected(self._place.ring))
+                return [connected, Report("the ring is up")]
+            case RingBroke(why):
                 lost = [SendCoordinator(Fault(ALL_REQUESTS, why))]
                 return [*lost, *self._ask_again(why, now)]
             case _:
@@ -113,7 +118,7 @@ class MemberMachine:
                 self._place = None
                 return [CloseRing(), Report(text)]
             case Connect(host, port, key):
-                return [ConnectRing(host, port, key), Report("the ring is up")]
+                return [ConnectRing(host, port, key)]
             case Refuse(reason) if not self._was_placed:
                 return [Stop(f"the coordinator refused: {reason}", failed=True)]
             case Refuse(reason):

@@ -1,9 +1,9 @@
 """Membership machine: who is in the ring; gives places to stages, watches that everybody lives.
 
-Join → Assign → (Loading …) → Ready; when all are ready, Connect to each: the ring is up. A stage
-that leaves, fails or falls silent takes the ring down with one reason that names it. The others
-keep their blocks and are assigned the same places in the next ring; its own is given to a spare, or
-to itself when it comes back. A stage too many stands by as a spare.
+Join → Assign → (Loading …) → Ready; when all are ready, Connect to each; when all are Connected,
+the ring is up. A stage that leaves, fails or falls silent takes the ring down with one reason that
+names it. The others keep their blocks and are assigned the same places in the next ring; its own is
+given to a spare, or to itself when it comes back. A stage too many stands by as a spare.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from edgespec.machines.events import (
     PeerGone,
     RingBroke,
     RingDown,
+    RingReached,
     RingUp,
     Tick,
 )
@@ -33,6 +34,7 @@ from edgespec.wire.messages import (
     Assign,
     Cancel,
     Connect,
+    Connected,
     Fault,
     Goodbye,
     Health,
@@ -87,6 +89,8 @@ class MembershipMachine:
         self._spares: dict[bytes, Member] = {}
         self._rivals: dict[int, tuple[bytes, float]] = {}  # who asks for a taken place since when
         self._clients: dict[bytes, float] = {}
+        self._is_linked = False  # all were told to connect, in the ring of now
+        self._reached = False  # by the coordinator: stage 1
         self._is_up = False
         self._was_up = False
         self._up_since = self._now = 0.0
@@ -133,8 +137,11 @@ class MembershipMachine:
                 return self._on_message(peer, message, now)
             case KeyRemoved(key):
                 return self._on_removed(key)
-            case RingBroke():
-                return self._take_down("the coordinator's connection to stage 1 broke")
+            case RingReached():
+                self._reached = True
+                return self._rise()
+            case RingBroke(why):
+                return self._take_down(f"the coordinator cannot go on: {why}")
             case Tick():
                 return self._on_tick(now)
             case _:
@@ -180,6 +187,9 @@ class MembershipMachine:
                 return self._watch.health.heard(peer, str(member), layers, message, now)
             case Ready(seconds, ring):
                 return self._on_ready(member, seconds, ring)
+            case Connected(ring):
+                member.connected = ring
+                return self._rise()
             case Goodbye(reason):
                 return self._lose(member, f"left: {printable(reason, REASON_CHARS)}")
             case Fault(request, reason) if request == ALL_REQUESTS:
@@ -292,14 +302,19 @@ class MembershipMachine:
         member.state = "ready"
         if not self._all_ready():
             return effects
+        self._is_linked, self._reached = True, False
+        return [*effects, *self._connect_ring()]
+
+    def _rise(self) -> list[Effect]:
+        """Up it is once every node has reached the next one."""
+        ring = self._places.ring
+        if self._is_up or not self._is_linked or not self._reached:
+            return []
+        if any(member.connected != ring for member in self._members.values()):
+            return []
         self._is_up = self._was_up = True
         self._up_since = self._now
-        return [
-            *effects,
-            *self._connect_ring(),
-            Tell(RingUp(len(self._places))),
-            Report("the ring is up"),
-        ]
+        return [Tell(RingUp(len(self._places))), Report("the ring is up")]
 
     def _all_ready(self) -> bool:
         return len(self._members) == len(self._places) and all(
@@ -348,9 +363,9 @@ class MembershipMachine:
     def _take_down(self, reason: str) -> list[Effect]:
         self._why = reason
         effects: list[Effect] = [Tell(RingDown(reason)), Report(reason)]
-        if not self._is_up:
+        if not self._is_linked:
             return effects  # nothing was sent in this ring yet
-        self._is_up = False
+        self._is_up = self._is_linked = False
         self._places.ring += 1
         for member in self._members.values():
             member.ready, member.state = False, "waiting"

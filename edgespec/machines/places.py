@@ -28,6 +28,7 @@ class Member:
     place: int
     state: str = "loading"
     ready: bool = False
+    connected: int = 0  # the ring in which it has reached the next node
     loaded: bool = False  # whether it has ever been ready in this place
 
     def __str__(self) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from edgespec.config import Address
 from edgespec.errors import ConfigError, PeerLost, RemoteProtocolError
@@ -83,6 +84,12 @@ class ZmqTransport:
         self.ring_broke: float | None = None
         """When the connection to the next node broke first. Segments may have been lost with it,
         though ZeroMQ connects again."""
+        self.ring_awaited: float | None = None
+        """Since when this node tries to reach the next one; None if it does not, or has."""
+        self.ring_reached = False
+        """Whether it has reached it; whoever takes notice sets it back."""
+        self.next_node = ""
+        """Where the next node is."""
         self.control_port = 0
         self.data_port = 0
 
@@ -188,8 +195,10 @@ class ZmqTransport:
             raise PeerLost(f"no connection to the next node ({problem.strerror})") from None
         ping(self._push)
         prove(self._push, self._ring_pair, key)
-        self._monitor = self._push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        events = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        self._monitor = self._push.get_monitor_socket(events)
         self._poller.register(self._monitor, zmq.POLLIN)
+        self.next_node, self.ring_awaited = str(address), time.monotonic()
         connect(self._push, address)
         while self._early:
             self.send_ring(self._early.popleft())
@@ -197,9 +206,10 @@ class ZmqTransport:
     def close_ring(self) -> None:
         """Push nothing any more: this node has no part in a ring."""
         self._close_push()
-        self.ring_broke = None
 
     def _close_push(self) -> None:
+        self.ring_broke = self.ring_awaited = None
+        self.ring_reached = False
         if self._monitor is not None and self._push is not None:
             self._poller.unregister(self._monitor)
             self._push.disable_monitor()
@@ -262,14 +272,21 @@ class ZmqTransport:
                 waker.recv(4096)
         self._look_at_doors(ready)
         if self._monitor is not None and self._monitor in ready:
-            self._monitor.recv_multipart()
-            self.ring_broke = self.ring_broke or time.monotonic()
+            self._look_at_ring(self._monitor)
         incoming: list[Incoming] = []
         if self._control is not None and self._control in ready:
             incoming += self._take_control(self._control)
         if self._pull is not None and self._pull in ready:
             incoming += self._take_ring(self._pull)
         return incoming
+
+    def _look_at_ring(self, monitor: zmq.Socket[bytes]) -> None:
+        for frames in waiting(monitor):
+            if parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.ring_reached = self.ring_awaited is not None
+                self.ring_awaited = None
+            else:
+                self.ring_broke = self.ring_broke or time.monotonic()
 
     def _look_at_doors(self, ready: Mapping[object, int]) -> None:
         if self._control_monitor is not None and self._control_monitor in ready:

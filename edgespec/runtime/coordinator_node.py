@@ -26,6 +26,7 @@ from edgespec.machines.events import (
     PeerGone,
     RingBroke,
     RingEnded,
+    RingReached,
     Tick,
 )
 from edgespec.machines.health import REASON_CHARS, printable
@@ -182,9 +183,13 @@ class CoordinatorNode(Node):
         both = (self._membership.deadline(), self._machine.deadline())
         return min((d for d in both if d is not None), default=None)
 
-    def on_broken(self, now: float) -> list[Effect]:
+    def on_reached(self, now: float) -> list[Effect]:
+        """Stage 1 hears what is sent to it."""
+        return self._membership.handle(RingReached(), now)
+
+    def on_broken(self, why: str, now: float) -> list[Effect]:
         """All stages may live: they begin another ring."""
-        return self._membership.handle(RingBroke(), now)
+        return self._membership.handle(RingBroke(why), now)
 
     def carry_out(self, effect: Effect, now: float) -> None:
         """Sockets, and what one machine tells the other."""
@@ -200,7 +205,6 @@ class CoordinatorNode(Node):
                 self.transport.open_ring(key)
             case ConnectRing(host, port, key):
                 self.transport.connect_ring(ring_address(host, port, "127.0.0.1"), key)
-                self.transport.ring_broke = None  # that was the ring before
             case Tell(PeerGone(peer)):
                 self._gone(peer, now)
             case Tell(event):

@@ -31,6 +31,12 @@ BROKEN_S = 2.0
 """Seconds that a broken connection to the next node is put up with: if that node died, the
 membership says so first, and says it better."""
 
+LOST = "its connection to the next node of the ring broke"
+
+REACH_S = 5.0
+"""So long a node tries to reach the next one of the ring before it is said that it cannot: several
+attempts, each within a LAN's round trip."""
+
 
 REPORTS, REPORT_S = 10, 1.0
 """Lines of log that each stage may cause at once, and the seconds until it may cause another: what
@@ -88,8 +94,12 @@ class Node(ABC):
         """Carry out an effect that only this kind of node knows."""
 
     @abstractmethod
-    def on_broken(self, now: float) -> list[Effect]:
-        """The connection to the next node broke and segments may have been lost with it."""
+    def on_reached(self, now: float) -> list[Effect]:
+        """The connection to the next node of the ring stands."""
+
+    @abstractmethod
+    def on_broken(self, why: str, now: float) -> list[Effect]:
+        """It does not come about, or it broke and segments may have been lost with it."""
 
     @abstractmethod
     def farewell(self, reason: str, now: float) -> None:
@@ -134,11 +144,26 @@ class Node(ABC):
         for self.happened_at, event in events:
             at = self.happened_at
             self.perform_all(self.route(event, at), at)
-        broke = self.transport.ring_broke
+        self._look_at_ring(now)
+
+    def _look_at_ring(self, now: float) -> None:
+        """Whether the connection to the next node stands: who waits for what is lost with it would
+        wait for ever."""
+        transport = self.transport
+        broke, awaited = transport.ring_broke, transport.ring_awaited
+        if transport.ring_reached:
+            transport.ring_reached = False
+            self.perform_all(self.on_reached(now), now)
         if broke is not None and now - broke > BROKEN_S:
-            # Whatever was on it is lost, and who waits for it would wait for ever.
-            self.transport.ring_broke = None
-            self.perform_all(self.on_broken(now), now)
+            transport.ring_broke = None
+            self.perform_all(self.on_broken(LOST, now), now)
+        elif awaited is not None and now - awaited > REACH_S:
+            transport.ring_awaited = None
+            why = (
+                f"it cannot reach the next node of the ring, at {transport.next_node}; the devices "
+                "must reach each other over TCP, on any port: look at firewalls and cables"
+            )
+            self.perform_all(self.on_broken(why, now), now)
 
     def _timeout(self) -> float:
         deadline = self.deadline()

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from edgespec.wire.messages import (
     Cancel,
+    Connected,
     Credit,
     Enrol,
     Fault,
@@ -25,7 +26,7 @@ from edgespec.wire.scenes import Ran, Watch
 OWNER, STAGE, CLIENT, TOKEN = "owner", "stage", "client", "token"
 
 _ASKING: frozenset[type[Message]] = frozenset({Submit, Cancel, StatusRequest, Watch, Heartbeat})
-_SERVING = _ASKING | {Join, Loading, Ready, Fault, Credit, Health, Ran, Goodbye}
+_SERVING = _ASKING | {Join, Loading, Ready, Connected, Fault, Credit, Health, Ran, Goodbye}
 
 MAY_SEND: dict[str, frozenset[type[Message]]] = {
     OWNER: _SERVING,

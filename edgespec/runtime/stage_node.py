@@ -28,6 +28,7 @@ from edgespec.machines.events import (
     LoadFailed,
     MessageArrived,
     RingBroke,
+    RingReached,
     Tick,
 )
 from edgespec.machines.health import HEALTH_S
@@ -178,7 +179,6 @@ class StageNode(Node):
 
     def _connect_ring(self, address: Address, key: str) -> None:
         self.transport.connect_ring(address, key)
-        self.transport.ring_broke = None  # that was the ring before
         self._connected = True
         early, self._early = self._early, []
         for segment in early:
@@ -195,9 +195,13 @@ class StageNode(Node):
         self._machine.take_place(is_first=is_first, is_last=is_last, row_limit=row_limit)
         return self._machine.reset()
 
-    def on_broken(self, now: float) -> list[Effect]:
+    def on_reached(self, now: float) -> list[Effect]:
+        """The ring can be up, as far as this stage goes."""
+        return self._member.handle(RingReached(), now)
+
+    def on_broken(self, why: str, now: float) -> list[Effect]:
         """Leave the ring, which cannot go on, and come back for the next one."""
-        return self._member.handle(RingBroke(), now) if self._connected else []
+        return self._member.handle(RingBroke(why), now) if self._connected else []
 
     def farewell(self, reason: str, now: float) -> None:
         """Tell the coordinator, unless it was the one to end it (it then ignores this)."""

@@ -41,7 +41,7 @@ from edgespec.wire.scenes import (
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
 
 MAGIC = "edgespec"
-VERSION = 5
+VERSION = 6
 
 Frame = bytes | memoryview
 

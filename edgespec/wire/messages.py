@@ -203,6 +203,13 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Connected:
+    """The stage's connection to the next node of ring number `ring` stands."""
+
+    ring: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """A stage cannot go on with a request (or, request -1, at all)."""
 
@@ -492,6 +499,7 @@ Message = (
     | Health
     | Loading
     | Ready
+    | Connected
     | Fault
     | Credit
     | Heartbeat
@@ -537,6 +545,7 @@ TAGS: dict[int, type[Message]] = {
     25: Credit,
     26: Health,
     27: Ran,
+    28: Connected,
     30: Enrol,
     31: Enrolled,
     32: Leave,

@@ -24,6 +24,7 @@ from edgespec.machines.events import (
     LoadFailed,
     MessageArrived,
     RingBroke,
+    RingReached,
     Tick,
 )
 from edgespec.machines.events import RingUp as Unexpected
@@ -32,6 +33,7 @@ from edgespec.machines.membership import ALL_REQUESTS
 from edgespec.wire.messages import (
     Assign,
     Connect,
+    Connected,
     End,
     Fault,
     Goodbye,
@@ -302,13 +304,17 @@ def test_a_stage_that_became_a_spare_keeps_its_block() -> None:
     assert sent(member.hear(later)) == [Ready(0.0, 5)]
 
 
+def test_that_it_has_reached_the_next_node_is_told_with_the_ring() -> None:
+    member = Member()
+    member.load()
+    assert sent(member.machine.handle(RingReached(), member.now)) == [Connected(PLACE.ring)]
+
+
 def test_a_broken_connection_is_told_and_it_asks_again() -> None:
     member = Member()
     member.load()
-    (fault,) = sent(member.machine.handle(RingBroke(), member.now))
-    assert isinstance(fault, Fault)
-    assert fault.request == ALL_REQUESTS
-    assert "broke" in fault.reason
+    (fault,) = sent(member.machine.handle(RingBroke("its cable broke"), member.now))
+    assert fault == Fault(ALL_REQUESTS, "its cable broke")
     assert sent(member.tick()) == [JOIN]
 
 

@@ -21,6 +21,7 @@ from edgespec.machines.effects import ConnectRing, OpenRing, Report, SendPeer, T
 from edgespec.machines.events import (
     PeerGone,
     RingBroke,
+    RingReached,
     RingUp,
     Tick,
 )
@@ -28,6 +29,7 @@ from edgespec.machines.membership import ALL_REQUESTS
 from edgespec.wire.messages import (
     Cancel,
     Connect,
+    Connected,
     End,
     Fault,
     Goodbye,
@@ -110,14 +112,32 @@ def test_the_ring_is_up_when_all_are_ready_and_each_pushes_to_the_next() -> None
         assert not goes_up(ring.say(address(stage), Ready(1.0)))
         assert not ring.machine.status().ready
     effects = ring.say(address(1), Ready(1.0))
-    assert goes_up(effects)
-    assert ring.machine.status().ready
     assert effects[1:3] == [OpenRing(ring_key(1)), ConnectRing("10.0.0.1", 5001, "key of V1")]
     assert to(effects, address(1)) == [Connect("10.0.0.2", 5002, "key of V2")]
     assert to(effects, address(2)) == [Connect("10.0.0.3", 5003, "key of V3")]
     assert to(effects, address(3)) == [HOME]
-    ready = effects.index(Tell(RingUp(3)))
-    assert all(effects.index(e) < ready for e in effects if isinstance(e, SendPeer | ConnectRing))
+    for stage in (3, 1):
+        assert not goes_up(ring.say(address(stage), Connected(1)))
+    assert not goes_up(ring.machine.handle(RingReached(), ring.now))
+    assert not ring.machine.status().ready
+    assert goes_up(ring.say(address(2), Connected(1)))
+    assert ring.machine.status().ready
+
+
+def test_a_ring_is_not_up_while_one_node_does_not_reach_the_next() -> None:
+    ring = Membership(2)
+    ring.bring_up()
+    ring.join(2)  # by a connection that it made anew: another ring
+    ring.machine.handle(RingBroke("it cannot reach it"), ring.now)
+    for stage in (1, 2):
+        ring.say(address(stage), Ready(0.0, 2))
+    ring.say(address(1), Connected(2))
+    ring.say(address(2), Connected(1))  # of the ring before
+    assert not goes_up(ring.machine.handle(RingReached(), ring.now))
+    down = ring.say(address(2), Fault(ALL_REQUESTS, "it cannot reach the next node"))
+    (why,) = why_down(down)
+    assert why == "stage 2 (board2, process 72) cannot go on: it cannot reach the next node"
+    assert not goes_up(ring.say(address(1), Connected(2)))
 
 
 def test_a_ring_of_one_stage_leads_back_to_the_coordinator() -> None:
@@ -197,8 +217,8 @@ def test_a_stage_lost_before_the_ring_is_up_is_named_and_the_others_go_on(lost: 
 def test_a_ring_whose_connection_broke_is_made_anew() -> None:
     ring = Membership(2)
     ring.bring_up()
-    effects = ring.machine.handle(RingBroke(), ring.now)
-    assert why_down(effects) == ["the coordinator's connection to stage 1 broke"]
+    effects = ring.machine.handle(RingBroke("its connection broke"), ring.now)
+    assert why_down(effects) == ["the coordinator cannot go on: its connection broke"]
     assert goes_up(ring.all_ready(2))
 
 

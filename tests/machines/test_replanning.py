@@ -10,8 +10,9 @@ from support.memberships import HOME, Membership, address, asks, goes_up, to, wh
 
 from edgespec.config import Timing
 from edgespec.machines.effects import Report
+from edgespec.machines.events import RingReached
 from edgespec.machines.membership import MembershipMachine
-from edgespec.wire.messages import Assign, Join, Ready, StandBy
+from edgespec.wire.messages import Assign, Connected, Join, Ready, StandBy
 
 RECOVERY = 20.0
 TIMING = Timing(beat=1.0, silence=4.0, client_silence=10.0, recovery=RECOVERY)
@@ -86,7 +87,10 @@ def test_those_who_are_left_get_places_of_a_new_ring_and_bring_it_up() -> None:
     assert second.ring_key == third.ring_key
     assert not goes_up(ring.say(address(2), Ready(1.0, 2))), "that is of the ring before"
     ring.say(address(2), Ready(1.0, 3))
-    assert goes_up(ring.say(address(3), Ready(1.0, 3)))
+    ring.say(address(3), Ready(1.0, 3))
+    ring.machine.handle(RingReached(), ring.now)
+    ring.say(address(2), Connected(3))
+    assert goes_up(ring.say(address(3), Connected(3)))
     assert ring.machine.status().stages == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -9,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from support.nodes import QUICK, NodeRing, until
+from support.nodes import HOST, QUICK, NodeRing, until
 from support.rings import assert_one_end, submit
 
+from edgespec.config import Address
 from edgespec.errors import EdgespecError, RequestFailed
 from edgespec.runtime import node
 from edgespec.wire.messages import Finished, Message, Progress, Submit, Tokens
@@ -207,6 +209,31 @@ def test_a_broken_data_connection_is_made_anew(place: int, monkeypatch: pytest.M
         ring.threads[place].node.transport.ring_broke = time.monotonic()
         until(lambda: any("broke" in note for note in asking.notes))
         assert asking.right().recoveries == 1
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_nodes_that_cannot_reach_each_other_are_named_and_nobody_hangs(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "REACH_S", 0.3)
+    timing = replace(TIMING, recovery=1.5)
+    with NodeRing(2, timing=timing) as ring:
+        transport = ring.threads[place].node.transport
+        connect = transport.connect_ring
+        with socket.socket() as nobody:  # bound, and deaf: as behind a firewall
+            nobody.bind((HOST, 0))
+            deaf = Address(HOST, nobody.getsockname()[1])
+            monkeypatch.setattr(transport, "connect_ring", lambda _, key: connect(deaf, key))
+            asking = Asking(ring, LONG)
+            asking.end()
+            assert asking.problem is not None
+            assert f"cannot reach the next node of the ring, at {deaf}" in str(asking.problem)
+            assert ("stage 1 (toybox" in str(asking.problem)) == (place == 1)
+            assert not ring.membership.status().ready
+        monkeypatch.setattr(transport, "connect_ring", connect)
+        ring.await_up()
+        ring.assert_right(submit(), ring.ask(submit()))
+        ring.assert_free()
 
 
 # --- spares ---------------------------------------------------------------------------------------

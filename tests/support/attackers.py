@@ -35,6 +35,7 @@ from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import (
     BlockRequest,
     Cancel,
+    Connected,
     Credit,
     Fault,
     Goodbye,
@@ -263,6 +264,7 @@ class Insider:
             Join(0, "evil\x1b[2J", 2, HOST, 9, key),
             Join(stage, "evil", 1, HOST, port, OWN.public),
             Ready(1.0, number),
+            Connected(number),
             Fault(number, "forged \x1b[31m"),
             Goodbye("forged"),
             Loading("forged"),

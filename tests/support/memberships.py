@@ -7,9 +7,18 @@ from dataclasses import replace
 
 from edgespec.config import Timing
 from edgespec.machines.effects import Effect, SendPeer, Tell
-from edgespec.machines.events import MessageArrived, RingDown, RingUp, Tick
+from edgespec.machines.events import MessageArrived, RingDown, RingReached, RingUp, Tick
 from edgespec.machines.membership import MembershipMachine
-from edgespec.wire.messages import Assign, Connect, Heartbeat, Join, Message, Ready, Submit
+from edgespec.wire.messages import (
+    Assign,
+    Connect,
+    Connected,
+    Heartbeat,
+    Join,
+    Message,
+    Ready,
+    Submit,
+)
 
 TIMING = Timing(beat=1.0, silence=4.0, client_silence=10.0)
 HOME = Connect("", 999, "key of D0")
@@ -53,10 +62,14 @@ class Membership:
         return self.all_ready(1)
 
     def all_ready(self, ring: int) -> list[Effect]:
-        """Every stage says that it is ready; returns the effects of the last one."""
+        """Every stage says that it is ready, and then that it has reached the next one, as the
+        coordinator has; returns the effects of the last Ready, and of the last of these."""
         effects: list[Effect] = []
         for place in self.places:
             effects = self.say(address(place.stage), Ready(1.5, ring))
+        effects = effects + self.machine.handle(RingReached(), self.now)
+        for place in self.places:
+            effects = effects + self.say(address(place.stage), Connected(ring))
         return effects
 
     def all_beat(self, *silent: int) -> None:
