@@ -123,6 +123,7 @@ def _build(
         # As many as a stage has memory for anyway, for one request of full length.
         kept_rows=context_length + SPECULATIVE_ROWS,
         needs=draft.needs if draft else frozenset(),
+        sources=draft.sources if draft else (),
     )
     machine = CoordinatorMachine(ring, Tokenizer(model.tokenizer))
     planned: list[Assign] = []
