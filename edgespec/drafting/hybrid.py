@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -32,22 +31,31 @@ RECENT = 1 / 16
 Guesses = dict[int, float]
 """Tokens with their own natural-log scores."""
 
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What was said about one path: by each member that was asked, and in all.
+
+    `merged`: the best of each token's scores; `sources`: who named it, as bits.
+    """
+
+    members: dict[int, Guesses]
+    merged: Guesses
+    sources: dict[int, int]
+
+
 Result = TypeVar("Result")
-_NEVER = -50.0  # the score of a guess whose probability is lost in rounding
 
 
 @dataclass(slots=True)
 class _Member:
-    """One source: what it took, what it brought, how its scores are to be read.
+    """One source: what it took, and what it brought.
 
     `alone`: right guesses that no other member made; `seconds`: what its guesses took; both since
     members are watched anew. `paused`: certain tokens until it is asked again, 0 while it is asked.
     """
 
     guesser: Guesser
-    calibrations: defaultdict[Sampling, Calibration] = field(
-        default_factory=lambda: defaultdict(Calibration)
-    )
     alone: int = 0
     seconds: float = 0.0
     paused: int = 0
@@ -61,16 +69,17 @@ class _Request:
     sampling: Sampling
     length: int = 0
     able: tuple[int, ...] = ()
-    judged: Judged[dict[int, Guesses]] = field(default_factory=Judged)
+    judged: Judged[_Said] = field(default_factory=Judged)
 
 
 class HybridGuesser:
     """A Guesser (see drafting.base) that asks other ones and merges what they say.
 
-    Each member's scores are calibrated by how often its guesses of that score were right (see
-    policy.experience); a token that several name is right if any of them is (noisy or). A member
-    that does not pay is not asked any more, and tried again now and then, or as soon as the others
-    guess less than half as well as they did.
+    The best of a token's scores is calibrated by how often a token was right that had such a score
+    and had been named by just these of the members asked (see policy.experience). So a member that
+    boasts is read as what it is, and a token that the best member does not name as the poor guess
+    that it is. A member that does not pay is not asked any more, and tried again now and then, or
+    as soon as the others guess less than half as well as they did.
     """
 
     def __init__(
@@ -83,6 +92,7 @@ class HybridGuesser:
         self._members = [_Member(guesser) for guesser in members]
         self._seconds = seconds
         self._requests: dict[int, _Request] = {}
+        self._agreed: defaultdict[tuple[Sampling, int, int], Calibration] = defaultdict(Calibration)
         self._work: list[int] = []
         self._watched = self._right = 0  # certain tokens, and those that anybody had guessed
         self._recent = 0.0  # share of the newest certain tokens that anybody had guessed
@@ -135,19 +145,21 @@ class HybridGuesser:
     def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
         """The best children of each path, whoever named them (see drafting.base)."""
         state = self._requests[request]
-        said: list[dict[int, Guesses]] = [{n: {} for n in state.able} for _ in paths]
+        shape = state.sampling.shape
+        named: list[dict[int, Guesses]] = [{n: {} for n in state.able} for _ in paths]
         for number in state.able:
             member = self._members[number]
             children, took = self._timed(member, lambda g: g.guess(request, paths, width))
             member.seconds += took
             columns = children.parents.tolist(), children.tokens.tolist(), children.scores.tolist()
             for path, token, score in zip(*columns, strict=True):
-                said[path][number][token] = score
+                named[path][number][token] = score
+        said = [self._merged(one) for one in named]
         state.judged.said(paths, said)
         found = [
             (index, *guess)
             for index, one in enumerate(said)
-            for guess in self._merged(one, state.sampling.shape)[:width]
+            for guess in self._ranked(one, shape)[:width]
         ]
         parents, tokens, scores, sources = zip(*found, strict=True) if found else ((),) * 4
         return Children(
@@ -168,20 +180,33 @@ class HybridGuesser:
         for member in self._members:
             member.guesser.close(request)
 
-    def _merged(
-        self, said: Mapping[int, Guesses], sampling: Sampling
-    ) -> list[tuple[int, float, int]]:
-        """Tokens with their scores and the bits of their sources, the best first."""
-        wrong: dict[int, float] = {}
+    @staticmethod
+    def _merged(members: dict[int, Guesses]) -> _Said:
+        """All that the members say about one path in one."""
+        merged: Guesses = {}
         sources: dict[int, int] = {}
-        for number, guesses in said.items():
-            calibration = self._members[number].calibrations[sampling]
+        for number, guesses in members.items():
             for token, score in guesses.items():
-                right = math.exp(calibration.score(score))
-                wrong[token] = wrong.get(token, 1.0) * (1.0 - right)
+                merged[token] = max(score, merged.get(token, score))
                 sources[token] = sources.get(token, 0) | 1 << number
-        merged = [(t, math.log1p(-w) if w < 1.0 else _NEVER, sources[t]) for t, w in wrong.items()]
-        return sorted(merged, key=lambda guess: (-guess[1], guess[0]))
+        return _Said(members, merged, sources)
+
+    def _calibration(self, said: _Said, token: int, sampling: Sampling) -> Calibration:
+        """The one for tokens that just these members named."""
+        asked = sum(1 << number for number in said.members)
+        return self._agreed[sampling, asked, said.sources[token]]
+
+    def _ranked(self, said: _Said, sampling: Sampling) -> list[tuple[int, float, int]]:
+        """Tokens with their scores and the bits of their sources, the best first."""
+        found = [
+            (
+                token,
+                self._calibration(said, token, sampling).score(score),
+                said.sources[token],
+            )
+            for token, score in said.merged.items()
+        ]
+        return sorted(found, key=lambda guess: (-guess[1], guess[0]))
 
     def _timed(self, member: _Member, call: Callable[[Guesser], Result]) -> tuple[Result, float]:
         """Have a member do something: what comes of it, and the seconds that count for it."""
@@ -194,15 +219,11 @@ class HybridGuesser:
 
     # --- who pays -----------------------------------------------------------------------------
 
-    def _judge(self, said: Mapping[int, Guesses], token: int, sampling: Sampling) -> None:
+    def _judge(self, said: _Said, token: int, sampling: Sampling) -> None:
         """Learn from one certain token that had been asked about."""
-        right = []
-        for number, guesses in said.items():
-            calibration = self._members[number].calibrations[sampling]
-            for guess, score in guesses.items():
-                calibration.learn(score, guess == token)
-            if token in guesses:
-                right.append(number)
+        for guess, score in said.merged.items():
+            self._calibration(said, guess, sampling).learn(score, guess == token)
+        right = [number for number, guesses in said.members.items() if token in guesses]
         self._watched += 1
         self._right += bool(right)
         self._recent += RECENT * (bool(right) - self._recent)
@@ -222,7 +243,7 @@ class HybridGuesser:
             return
         total = sum(member.seconds for member in asked)
         for member in sorted(asked, key=lambda one: -one.seconds):
-            pay = LEAST_PAY * self._right * (member.seconds / total if total else 1.0)
+            pay = LEAST_PAY * self._right * (member.seconds / total if total else 0.0)
             if member.alone >= pay:
                 member.failures = 0
             elif len(asked) > 1:
