@@ -170,6 +170,9 @@ def described(finished: Finished) -> list[tuple[str, str]]:
     """Names and values of the figures, for a person."""
     speed = figures(finished)
     accepted = ", ".join(f"{n}: {times}" for n, times in enumerate(finished.accepted_histogram))
+    sources = ", ".join(
+        f"{source.name} {source.accepted} ({source.alone} alone)" for source in finished.sources
+    )
     return [
         ("policy", f"{finished.policy}, draft {finished.draft}, {finished.stages} stage(s)"),
         ("tokens", f"{finished.prompt_tokens} prompt, {finished.new_tokens} new "
@@ -179,6 +182,7 @@ def described(finished: Finished) -> list[tuple[str, str]]:
         ("trips", f"{finished.trips:.1f} round the ring, {speed['tokens_per_trip']:.2f} tokens "
                   "each"),
         ("accepted", f"results by tokens made certain: {accepted or 'none'}"),
+        ("guessed by", sources or "nobody"),
         ("rows", f"{finished.rows_sent} sent, {finished.rows_wasted} of them in vain"),
         ("margin", f"{finished.smallest_margin:.2g} between best and second-best token at the "
                    "closest call"),

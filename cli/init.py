@@ -21,7 +21,8 @@ from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, folder_of
 from edgespec.daemon.planning import asked_model, chosen_context, devices_of, speculative_speed
 from edgespec.daemon.registry import Registry
 from edgespec.daemon.registry_book import clean_name
-from edgespec.daemon.settings import coordinator_config, look_at_models
+from edgespec.daemon.settings import chosen_draft, coordinator_config, look_at_models
+from edgespec.drafting.choice import NONE, DraftChoice
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.net.discovery_interfaces import EVERY_ADDRESS
 from edgespec.planning.memory import GIB, Device
@@ -77,7 +78,7 @@ def init(
     notes = Notes()
     folder = folder_of(cluster)
     kept = _is_cluster(folder)
-    model, draft = _absolute(model), _absolute(draft)
+    model, draft = _absolute(model), _absolute_draft(draft, model)
     planned = None
     if devices:
         if stages or layers:
@@ -208,11 +209,12 @@ def _planned(
     model: str, draft: str, quant: str, draft_quant: str, context: int, devices: str
 ) -> _Planned:
     base = model or bundled("base")
-    drafting = draft or ("" if model else bundled("draft"))
-    asked = asked_model(base, quant, drafting, draft_quant)
+    chosen = chosen_draft(draft, model)
+    folders = chosen.folders
+    asked = asked_model(base, quant, folders[0] if folders else "", draft_quant)
     coordinator, others = devices_of(devices)
     problem = Problem(asked.model, coordinator, others, chosen_context(asked, context))
-    return _Planned(make_plan(problem), base, drafting, draft_quant)
+    return _Planned(make_plan(problem), base, str(chosen), draft_quant)
 
 
 def _has_own_name(device: Device) -> bool:
@@ -224,6 +226,14 @@ def _has_own_name(device: Device) -> bool:
 def _absolute(model: str) -> str:
     """A folder wherever the coordinator is started; a hub id stays."""
     return os.path.abspath(model) if model and Path(model).is_dir() else model
+
+
+def _absolute_draft(draft: str, model: str) -> str:
+    """The same for the folders that a draft names."""
+    if draft in ("", NONE):
+        return draft
+    chosen = chosen_draft(draft, model)
+    return str(DraftChoice(tuple(replace(m, folder=_absolute(m.folder)) for m in chosen.members)))
 
 
 def _is_cluster(folder: Path) -> bool:
@@ -241,7 +251,9 @@ def _tell(notes: Notes, made: ClusterFolder, kept: bool) -> None:
         )
     else:
         notes.say(f"made the cluster {made.cluster_id} in {made.path}")
-    for model in filter(None, (made.settings.model, made.settings.draft)):
+    settings = made.settings
+    folders = chosen_draft(settings.draft, settings.model).folders if settings.draft else ()
+    for model in filter(None, (settings.model, *folders)):
         if not Path(model).is_dir():
             notes.say(f"{model} is no folder here: the coordinator takes it from the hub")
     notes.say(f"start the coordinator:        {with_cluster('edgespec serve', made.path)}")

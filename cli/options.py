@@ -56,8 +56,9 @@ Model = Annotated[
 Draft = Annotated[
     str,
     typer.Option(
-        help="Folder of a draft model with the same tokenizer. Default: the bundled one, if the "
-        "base model is bundled too."
+        help="Who guesses: none, ngram, independent:FOLDER (or only FOLDER: a draft model with the "
+        "same tokenizer), or hybrid:ngram+independent:FOLDER. Default: independent with the "
+        "bundled draft model, if the base model is bundled too; the others find it as well."
     ),
 ]
 Quant = Annotated[

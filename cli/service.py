@@ -31,6 +31,7 @@ from edgespec.daemon.service import (
     unit_name,
     unit_text,
 )
+from edgespec.daemon.settings import chosen_draft
 from edgespec.errors import ConfigError
 from edgespec.net.keys import Token
 
@@ -247,7 +248,8 @@ def _served(role: str, folder: Path, asked: _Asked) -> Iterator[Path]:
     """The models that the cluster's settings name, unless the options name others."""
     if role == "coordinator" and not asked.names_model:
         settings = ClusterFolder.open(folder).settings
-        yield from (Path(name) for name in (settings.model, settings.draft) if os.path.isabs(name))
+        folders = chosen_draft(settings.draft, settings.model).folders if settings.draft else ()
+        yield from (Path(name) for name in (settings.model, *folders) if os.path.isabs(name))
 
 
 def _here(role: str, words: list[str]) -> str:

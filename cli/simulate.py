@@ -26,6 +26,8 @@ from edgespec.config import DTYPES, MOST_STAGES
 from edgespec.daemon.bundled import bundled
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.profiles import profile_named
+from edgespec.daemon.settings import chosen_draft
+from edgespec.drafting.choice import DraftChoice
 from edgespec.errors import ConfigError, ModelError
 from edgespec.planning.cost_model import DEFAULT_COST_MODEL, CostModel, cost_model_named
 from edgespec.planning.profile import Profile
@@ -93,17 +95,14 @@ def simulate(
         _campaign(seed, campaign, Path(traces), jobs)
         return
 
-    if not model:
-        base, drafting = bundled("base"), draft or bundled("draft")
-    else:
-        base, drafting = model, draft
-    _look_at_models(base, drafting, dtype)
+    base, chosen = model or bundled("base"), chosen_draft(draft, model)
+    _look_at_models(base, chosen, dtype)
     recorded = read_recording(recording) if recording is not None else []
-    policies = chosen_policies(split_names([policy]), drafting)
+    policies = chosen_policies(split_names([policy]), str(chosen))
     names, profiles = ring_of(profile or [options.DEFAULT_PROFILE], stages)
     setup = Setup(
         model=base,
-        draft=drafting,
+        draft=str(chosen),
         dtype=dtype,
         profiles=profiles,
         cost_model=charged_model(cost_model, profiles),
@@ -130,7 +129,7 @@ def simulate(
             "policies": list(policies),
             "profiles": list(names),
             "model": model or BUNDLED,
-            "draft": draft or (BUNDLED if drafting else ""),
+            "draft": draft or (BUNDLED if chosen.members else ""),
             "workload": prompts or DEFAULT_WORKLOAD,
         }
         print(json.dumps(as_json(runs, settings)))
@@ -198,11 +197,11 @@ def parse_link(text: str) -> LinkSpec:
     return LinkSpec(latency / 1e3, mbit * 1e6 / 8, jitter / 1e3, loss)
 
 
-def _look_at_models(base: str, draft: str, dtype: str) -> None:
+def _look_at_models(base: str, draft: DraftChoice, dtype: str) -> None:
     """Find the commonest mistakes at once, before torch is imported."""
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; choose one of: {', '.join(DTYPES)}")
-    for path in filter(None, (base, draft)):
+    for path in (base, *draft.folders):
         if not Path(path).is_dir():
             raise ModelError(
                 f"there is no model folder {path}; give a folder with config.json, a tokenizer and "

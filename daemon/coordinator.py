@@ -18,6 +18,7 @@ from edgespec.daemon.process import exit_code, take_file_descriptors
 from edgespec.daemon.registry import Registry
 from edgespec.daemon.settings import context_of, look_at_models
 from edgespec.daemon.sharing import Sharing, needs_of
+from edgespec.drafting.choice import parse_draft
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.membership import MembershipMachine
@@ -93,26 +94,30 @@ def _build(
     # torch and transformers take seconds to import: not before the address is taken.
     from edgespec.backends.torch_backend import TorchHead
     from edgespec.daemon.ring_model import RingModel, quantising
-    from edgespec.drafting.grower import TreeDraft
-    from edgespec.drafting.independent import IndependentGuesser
+    from edgespec.drafting.registry import BaseParts, build_draft
     from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
-    from edgespec.model.hub import local_folder
     from edgespec.model.loader import Checkpoint
-    from edgespec.model.tokenizer import Tokenizer, require_same_tokenizer
+    from edgespec.model.tokenizer import Tokenizer
 
     model = RingModel(config)
     log.info("loading the output head of %s", config.model)
     device = best_device()
     head = OutputHead(model.head, config.dtype, device)
-    draft = None
-    if config.draft:
-        require_same_tokenizer(model.tokenizer, local_folder(config.draft))
-        log.info("loading the draft model %s", config.draft)
-        source = quantising(Checkpoint(config.draft), config.draft_quantisation)
-        draft = TreeDraft(
-            IndependentGuesser(source, config.dtype, device, vocab_size=head.vocab_size)
-        )
+    choice = parse_draft(config.draft)
+    if choice.members:
+        log.info("loading the draft source %s", choice)
+    draft = build_draft(
+        choice,
+        BaseParts(
+            model.tokenizer,
+            head,
+            config.dtype,
+            device,
+            lambda folder: quantising(Checkpoint(folder), config.draft_quantisation),
+        ),
+        costs.coordinator.draft_work_seconds if costs else None,
+    )
     context_length = context_of(config, model.longest_context)
     name = draft.name if draft else ""
     ring = Ring(
@@ -123,6 +128,7 @@ def _build(
         # As many as a stage has memory for anyway, for one request of full length.
         kept_rows=context_length + SPECULATIVE_ROWS,
         needs=draft.needs if draft else frozenset(),
+        sources=draft.sources if draft else (),
     )
     machine = CoordinatorMachine(ring, Tokenizer(model.tokenizer))
     planned: list[Assign] = []

@@ -19,7 +19,8 @@ from edgespec.config import (
 )
 from edgespec.daemon.bundled import bundled
 from edgespec.daemon.cluster import ClusterSettings
-from edgespec.errors import ConfigError
+from edgespec.drafting.choice import HYBRID, NONE, SOURCES, DraftChoice, parse_draft
+from edgespec.errors import ConfigError, ModelError
 from edgespec.model.hub import require_model
 from edgespec.model.manifest import manifest_of
 from edgespec.planning.partition import blocks_of, parse_split
@@ -97,7 +98,7 @@ def coordinator_config(
     usual_stages: int = 0,
     timing: Timing | None = None,
 ) -> CoordinatorConfig:
-    """Settings with the bundled pair where no model is named.
+    """Settings with the bundled pair where no model is named. `draft`: see drafting.choice.
 
     Without `quant`, `stages` (0) or `layers` those of a folder that `edgespec shard` made count; a
     folder with other ones is refused. `usual_stages`: how many if nothing else says so. Raises
@@ -105,8 +106,9 @@ def coordinator_config(
     """
     if stages < 0:
         raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
+    choice = chosen_draft(draft, model)
     if not model:
-        model, draft = bundled("base"), draft or bundled("draft")
+        model = bundled("base")
     split = parse_split(layers)
     made = manifest_of(model)
     if made is not None:
@@ -118,7 +120,7 @@ def coordinator_config(
         raise ConfigError("how many stages has the ring? Give --stages N, or --layers N,N,...")
     return CoordinatorConfig(
         model,
-        draft,
+        str(choice),
         stages,
         dtype,
         address,
@@ -133,10 +135,20 @@ def coordinator_config(
     )
 
 
+def chosen_draft(draft: str, model: str) -> DraftChoice:
+    """The sources for this base model ("": the bundled one, whose weights are bundled too)."""
+    return parse_draft(draft, None if model else bundled)
+
+
 def look_at_models(config: CoordinatorConfig) -> None:
     """Find the commonest mistakes at once: before anything is imported, and stages are started."""
-    for path in filter(None, (config.model, config.draft)):
-        require_model(path)
+    require_model(config.model)
+    for folder in parse_draft(config.draft).folders:
+        try:
+            require_model(folder)
+        except ModelError as problem:
+            names = ", ".join((NONE, *SOURCES, HYBRID))
+            raise ModelError(f"{problem}; or name a draft source: {names}") from None
     try:
         settings = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
         layers = int(settings["num_hidden_layers"])

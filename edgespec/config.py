@@ -194,12 +194,12 @@ class CoordinatorConfig:
     """What `edgespec serve` runs.
 
     `model`: a folder in Hugging Face format, a hub id or a folder that `edgespec shard` made;
-    `draft`: one of the first two, "" means none. `layers`: how many each stage gets; empty means
-    equal shares. `context`: tokens of prompt and answer together; 0 means as many as the model
-    takes. `cache`: the folder that keeps finished blocks; "" means the user's own. `trace`: the
-    file that says what this node did when, and `record` the one with all requests and their ends;
-    "" means none. `places`: names of the devices that a
-    plan gives the places of stages 1, 2, … to; empty means that any device may take any.
+    `draft`: what drafting.choice takes, "" means none. `layers`: how many each stage gets; empty
+    means equal shares. `context`: tokens of prompt and answer together; 0 means as many as the
+    model takes. `cache`: the folder that keeps finished blocks; "" means the user's own. `trace`:
+    the file that says what this node did when, and `record` the one with all requests and their
+    ends; "" means none. `places`: names of the devices that a plan gives the places of stages 1, 2,
+    … to; empty means that any device may take any.
     """
 
     model: str

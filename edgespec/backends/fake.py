@@ -153,6 +153,7 @@ class FakeDraft:
     """
 
     name = "fake"
+    sources = ("fake",)
     needs: frozenset[str] = frozenset()
 
     def __init__(self, stages: int, vocabulary: int, accuracy: float) -> None:

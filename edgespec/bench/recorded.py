@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.bench.simulated import Setup, load_pair, one_thread, world_of
+from edgespec.bench.simulated import Setup, load_base, one_thread, world_of
 from edgespec.bench.workloads import Prompt
 from edgespec.errors import ConfigError
 from edgespec.runtime.request_log import FORMAT, KIND
@@ -134,7 +134,7 @@ def replay_recording(setup: Setup, recording: list[Recorded], policy: str = "") 
     answered. They wait for each other as they did; the outcomes are in their order.
     """
     with one_thread():
-        world = world_of(setup, load_pair(setup.model, setup.draft, setup.dtype, setup.stages))
+        world = world_of(setup, load_base(setup.model, setup.dtype, setup.stages))
         for tag, recorded in enumerate(recording):
             submit = replace(recorded.submit, tag=tag, policy=policy or recorded.submit.policy)
             if recorded.was_cut:

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from edgespec.wire.messages import Finished
+from edgespec.wire.messages import Finished, SourceFigures
 
 REFERENCE = "autoregressive"
 """The policy whose tokens all others must give."""
@@ -65,6 +65,7 @@ class Run:
     rows_wasted: int
     misses: int
     accepted_histogram: tuple[int, ...]
+    sources: tuple[SourceFigures, ...]
     exact: bool
     speedup_vs_autoregressive: float
     speedup_vs_naive_tree: float | None
@@ -106,9 +107,21 @@ def run_of(
         rows_wasted=sum(answer.rows_wasted for answer in answers),
         misses=sum(answer.misses for answer in answers),
         accepted_histogram=tuple(map(sum, zip_longest(*histograms, fillvalue=0))),
+        sources=_of_sources(answers),
         exact=played.tokens == results[REFERENCE].tokens,
         speedup_vs_autoregressive=_ratio(played.speed, results[REFERENCE].speed),
         speedup_vs_naive_tree=_ratio(played.speed, rival.speed) if rival else None,
+    )
+
+
+def _of_sources(answers: Sequence[Finished]) -> tuple[SourceFigures, ...]:
+    """What each source brought to all answers together."""
+    figures = zip(*(answer.sources for answer in answers), strict=True)
+    return tuple(
+        SourceFigures(
+            of_one[0].name, sum(one.accepted for one in of_one), sum(one.alone for one in of_one)
+        )
+        for of_one in figures
     )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from edgespec.bench.processes import News, map_in_processes
 from edgespec.bench.report import REFERENCE, RIVAL, Played, Run, run_of
 from edgespec.bench.workloads import Prompt
+from edgespec.drafting.choice import parse_draft
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
@@ -46,9 +47,10 @@ _ROOM = 4096
 class Setup:
     """Everything that the runs follow from, but the policies.
 
-    `model`, `draft` (none: ""): folders. `profiles`: D0's, then those of V1 … VN. `link`: every
-    link of the ring, instead of the profiles' own. `split`: layers of the cost model that each
-    stage is charged for; none given: evenly. Raises ConfigError for what cannot be run.
+    `model`: a folder. `draft`: what drafting.choice takes, with its folders (none: "").
+    `profiles`: D0's, then those of V1 … VN. `link`: every link of the ring, instead of the
+    profiles' own. `split`: layers of the cost model that each stage is charged for; none given:
+    evenly. Raises ConfigError for what cannot be run.
     """
 
     model: str
@@ -113,7 +115,9 @@ def chosen_policies(names: Sequence[str], draft: str) -> tuple[str, ...]:
         if name == "all":
             chosen += [known for known, policy in POLICIES.items() if draft or not policy.drafts]
         elif policy_named(name).drafts and not draft:
-            raise ConfigError(f"policy {name} needs a draft model; give its folder with --draft")
+            raise ConfigError(
+                f"policy {name} needs a draft model or another source; name it with --draft"
+            )
         else:
             chosen.append(name)
     if not chosen:
@@ -155,12 +159,12 @@ def _play_item(item: tuple[Setup, str], news: News) -> Played:
 def play(setup: Setup, policy: str, news: News = lambda done: None) -> Played:
     """One policy answers all prompts, one after the other, in a world of its own."""
     with one_thread():
-        loaded = load_pair(setup.model, setup.draft, setup.dtype, setup.stages)
+        loaded = load_base(setup.model, setup.dtype, setup.stages)
         _check_prompts(setup, loaded)
         return _play(setup, policy, loaded, news)
 
 
-def _play(setup: Setup, policy: str, loaded: Pair, news: News) -> Played:
+def _play(setup: Setup, policy: str, loaded: LoadedBase, news: News) -> Played:
     world = world_of(setup, loaded)
     answers: list[Finished] = []
     for number, prompt in enumerate(setup.prompts):
@@ -196,46 +200,44 @@ def _submit(setup: Setup, policy: str, number: int, prompt: Prompt) -> Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A pair of models in memory, cut into blocks."""
+class LoadedBase:
+    """A base model in memory, cut into blocks."""
 
     tokenizer: Tokenizer
     context_length: int
     blocks: tuple[Block, ...]
     head: OutputHead
-    draft: TreeDraft | None
 
 
 @lru_cache(maxsize=1)
-def load_pair(model: str, draft: str, dtype: str, stages: int) -> Pair:
-    """Load the pair; the policies of one process share it, as no request leaves anything in it."""
-    from edgespec.drafting.grower import TreeDraft
-    from edgespec.drafting.independent import IndependentGuesser
+def load_base(model: str, dtype: str, stages: int) -> LoadedBase:
+    """Load the base; the policies of one process share it, as no request leaves anything in it."""
     from edgespec.model.block import Block
     from edgespec.model.ends import OutputHead
     from edgespec.model.loader import Checkpoint
-    from edgespec.model.tokenizer import Tokenizer, require_same_tokenizer
+    from edgespec.model.tokenizer import Tokenizer
 
     checkpoint = Checkpoint(model)
     cuts = split_layers(checkpoint.layers, stages)
-    if draft:
-        require_same_tokenizer(model, draft)
-    head = OutputHead(checkpoint, dtype)
-    drafting = None
-    if draft:
-        drafting = TreeDraft(
-            IndependentGuesser(Checkpoint(draft), dtype, vocab_size=head.vocab_size)
-        )
-    return Pair(
+    return LoadedBase(
         Tokenizer(model),
         int(checkpoint.config.max_position_embeddings),
         tuple(Block(checkpoint, first, end, dtype) for first, end in cuts),
-        head,
-        drafting,
+        OutputHead(checkpoint, dtype),
     )
 
 
-def _check_prompts(setup: Setup, loaded: Pair) -> None:
+def _draft(setup: Setup, head: OutputHead) -> TreeDraft | None:
+    """A draft source of its own for every world, as it learns from what it answers."""
+    from edgespec.drafting.registry import BaseParts, build_draft
+    from edgespec.model.loader import Checkpoint
+
+    base = BaseParts(setup.model, head, setup.dtype, "cpu", Checkpoint)
+    seconds = setup.costs().coordinator.draft_work_seconds
+    return build_draft(parse_draft(setup.draft), base, seconds)
+
+
+def _check_prompts(setup: Setup, loaded: LoadedBase) -> None:
     for prompt in setup.prompts:
         length = len(loaded.tokenizer.encode(prompt.text))
         if not 0 < length < loaded.context_length:
@@ -246,8 +248,8 @@ def _check_prompts(setup: Setup, loaded: Pair) -> None:
             )
 
 
-def world_of(setup: Setup, loaded: Pair) -> World:
-    """A ring of that set-up in virtual time."""
+def world_of(setup: Setup, loaded: LoadedBase) -> World:
+    """A ring of that set-up in virtual time, with a draft source that has learnt nothing."""
     from edgespec.backends.torch_backend import TorchBlock, TorchHead
 
     stages = setup.stages
@@ -265,10 +267,17 @@ def world_of(setup: Setup, loaded: Pair) -> World:
             for number, block in enumerate(loaded.blocks, 1)
         ]
 
-    draft = loaded.draft
+    draft = _draft(setup, loaded.head)
     return World(
         CoordinatorMachine(
-            Ring(stages, loaded.context_length, draft.name if draft else ""), loaded.tokenizer
+            Ring(
+                stages,
+                loaded.context_length,
+                draft.name if draft else "",
+                needs=draft.needs if draft else frozenset(),
+                sources=draft.sources if draft else (),
+            ),
+            loaded.tokenizer,
         ),
         CoordinatorParts(TorchHead(loaded.head), draft),
         make_stages,

@@ -25,6 +25,11 @@ class Guesser(Protocol):
         """What results and messages call it."""
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of its members, in the order of the bits of Children.sources; a guesser without
+        members is its own."""
+
+    @property
     def needs(self) -> frozenset[str]:
         """FINAL_HIDDEN and the like; empty if tokens are enough."""
 
@@ -58,6 +63,11 @@ class DraftSource(Protocol):
     @property
     def name(self) -> str:
         """What results and messages call it."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of its members, in the order of the bits of Children.sources; a source without
+        members is its own."""
 
     @property
     def needs(self) -> frozenset[str]:

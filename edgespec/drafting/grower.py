@@ -23,6 +23,7 @@ class _Tree:
     parents: list[IntArray] = field(default_factory=list)
     tokens: list[IntArray] = field(default_factory=list)
     scores: list[Floats] = field(default_factory=list)
+    sources: list[IntArray] = field(default_factory=list)
     paths: list[TokenPath] = field(default_factory=list)  # of the last level's guesses
     size: int = 0
 
@@ -38,22 +39,28 @@ class _Tree:
         paths = [self.paths[index] for index in best.tolist()]
         return paths, best + (self.size - len(newest)), newest[best]
 
-    def add(
-        self, parents: IntArray, tokens: IntArray, scores: Floats, paths: list[TokenPath]
-    ) -> None:
-        """Add one level of guesses."""
-        self.parents.append(parents)
+    def add(self, above: list[TokenPath], at: IntArray, scores: Floats, children: Children) -> None:
+        """Add one level: the children of the frontier's guesses, which have those paths, indices
+        and scores."""
+        rows, tokens = children.parents, children.tokens
+        self.parents.append(at[rows])
         self.tokens.append(tokens)
-        self.scores.append(scores)
-        self.paths = paths
-        self.size += len(tokens)
+        self.scores.append(scores[rows] + children.scores)
+        self.sources.append(children.made_by)
+        self.paths = [
+            (*above[row], token) for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)
+        ]
+        self.size += len(children)
 
     def drafted(self) -> DraftedTree:
         """All guesses so far."""
         if not self.tokens:
             return DraftedTree.empty()
         return DraftedTree(
-            np.concatenate(self.parents), np.concatenate(self.tokens), np.concatenate(self.scores)
+            np.concatenate(self.parents),
+            np.concatenate(self.tokens),
+            np.concatenate(self.scores),
+            np.concatenate(self.sources),
         )
 
 
@@ -76,6 +83,11 @@ class TreeDraft:
     def name(self) -> str:
         """The guesser's."""
         return self._guesser.name
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The guesser's."""
+        return self._guesser.sources
 
     @property
     def needs(self) -> frozenset[str]:
@@ -172,10 +184,5 @@ class TreeDraft:
             children = self._guesser.guess(request, paths, width)
             if not len(children):
                 break
-            rows, tokens = children.parents, children.tokens
-            longer: list[TokenPath] = [
-                (*paths[row], token)
-                for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)
-            ]
-            tree.add(indices[rows], tokens, above[rows] + children.scores, longer)
+            tree.add(paths, indices, above, children)
         return tree.drafted()

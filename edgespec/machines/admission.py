@@ -26,6 +26,7 @@ class Ring:
     request waits for a ring that was lost; with 0 it fails at once. `kept_rows`: cache rows that
     answered requests, whose conversations may go on, and the running one may take up together; with
     0 nothing is kept. `needs`: which of machines.features the draft source must be given.
+    `sources`: the names of its members, in the order of the bits of their guesses.
     """
 
     stages: int
@@ -36,6 +37,7 @@ class Ring:
     recovery: float = 60.0
     kept_rows: int = 0
     needs: frozenset[str] = frozenset()
+    sources: tuple[str, ...] = ()
 
 
 def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit) -> Request:

@@ -45,6 +45,7 @@ from edgespec.machines.request import HeadJob, InFlight, Request, segment_of
 from edgespec.machines.scene import SceneKeeper
 from edgespec.policy.base import Deepen, Expand, Grow, Send
 from edgespec.policy.experience import Experience
+from edgespec.tree.draft_tree import Advance
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.verify.alternatives import Alternatives
 from edgespec.verify.sampling import Choice
@@ -279,7 +280,8 @@ class CoordinatorMachine:
         return [e for r in open_ones for e in self._fail(r, reason, now, "lost")]
 
     def _finish(self, request: Request, reason: str, now: float) -> list[Effect]:
-        reply = request.finished(reason, self._ring.stages, self._ring.draft, now)
+        ring = self._ring
+        reply = request.finished(reason, ring.stages, ring.draft, ring.sources, now)
         return [SendPeer(request.peer, reply), *self._forget(request, now, answered=True)]
 
     def _fail(self, request: Request, reason: str, now: float, kind: str = "") -> list[Effect]:
@@ -439,21 +441,15 @@ class CoordinatorMachine:
             return self._decide(request, now)
         # Exactly as many rows were of use as tokens came of them; an answer that ends within
         # this step uses no more.
-        effects = self._emit(request, step.tokens, now, step.passed)
+        effects = self._emit(request, step, now)
         if request.answer.finish_reason:
             return effects
         effects.append(SendStages(request.retain(step.passed)))
         return effects + self._decide(request, now)
 
-    def _emit(
-        self,
-        request: Request,
-        tokens: tuple[int, ...],
-        now: float,
-        passed: tuple[int, ...],
-    ) -> list[Effect]:
+    def _emit(self, request: Request, step: Advance, now: float) -> list[Effect]:
         """Give certain tokens to the client, up to the answer's end."""
-        news = request.push(tokens, passed, now)
+        news = request.push(step, now)
         effects: list[Effect] = [SendPeer(request.peer, news)]
         if request.answer.finish_reason:
             effects += self._finish(request, request.answer.finish_reason, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,7 @@ from edgespec.tree.draft_tree import Advance, DraftTree
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.verify.alternatives import Alternatives
 from edgespec.verify.sampling import Choice, Sampling
-from edgespec.wire.messages import Finished, Retain, Segment, Submit, Tokens
+from edgespec.wire.messages import Finished, Retain, Segment, SourceFigures, Submit, Tokens
 
 SPECULATIVE_ROWS = 256
 """Cache rows reserved for guesses beside the prompt and the answer; more make the cache grow."""
@@ -85,7 +86,8 @@ class InFlight:
 
 @dataclass(slots=True)
 class Tally:
-    """Figures of a request; docs/commands.md defines each."""
+    """Figures of a request; docs/commands.md defines each. `sources`: tokens by who had guessed
+    them, as bits (see tree.drafted)."""
 
     started: float = 0.0
     first_token: float | None = None
@@ -94,11 +96,20 @@ class Tally:
     cached: int = 0
     misses: int = 0
     gains: Counter[int] = field(default_factory=Counter)
+    sources: Counter[int] = field(default_factory=Counter)
     smallest_margin: float = float("inf")
 
     def histogram(self) -> tuple[int, ...]:
         """How many verifications made 0, 1, 2, … tokens certain."""
         return tuple(self.gains[n] for n in range(max(self.gains, default=-1) + 1))
+
+    def of_sources(self, names: Sequence[str]) -> tuple[SourceFigures, ...]:
+        """What each member of the draft source brought."""
+        found = []
+        for bit, name in enumerate(names):
+            accepted = sum(count for made_by, count in self.sources.items() if made_by >> bit & 1)
+            found.append(SourceFigures(name, accepted, self.sources[1 << bit]))
+        return tuple(found)
 
 
 class RingClock:
@@ -329,18 +340,19 @@ class Request:
         if others is not None:
             self._chances.update(zip(ids, chances_of(choice, others), strict=True))
 
-    def push(self, tokens: tuple[int, ...], passed: tuple[int, ...], now: float) -> Tokens:
+    def push(self, step: Advance, now: float) -> Tokens:
         """Take certain tokens, up to the answer's end; what the client shall be told."""
         text: list[str] = []
-        for token in tokens:
+        for token in step.tokens:
             text.append(self.answer.push(token))
             if self.answer.finish_reason:
                 break
         used = len(text)
-        log_probs = self._told(passed[:used])
-        self._passed(passed[:used], now)
+        log_probs = self._told(step.passed[:used])
+        self._passed(step.passed[:used], now)
+        self.tally.sources.update(step.sources[:used])
         self.opening = False
-        return Tokens(self.tag, tokens[:used], "".join(text), log_probs)
+        return Tokens(self.tag, step.tokens[:used], "".join(text), log_probs)
 
     def _told(self, ids: tuple[int, ...]) -> str:
         """What the client is told of these rows' tokens, if it asked for it (see Tokens)."""
@@ -387,8 +399,10 @@ class Request:
         """Every stage has applied the retained sets up to `epoch`."""
         self._accepted = [entry for entry in self._accepted if entry[0] > epoch]
 
-    def finished(self, reason: str, stages: int, draft: str, now: float) -> Finished:
-        """The request's good end."""
+    def finished(
+        self, reason: str, stages: int, draft: str, sources: tuple[str, ...], now: float
+    ) -> Finished:
+        """The request's good end; `sources`: the names of the draft's members."""
         tally, answer = self.tally, self.answer
         margin = tally.smallest_margin
         first = tally.started if tally.first_token is None else tally.first_token
@@ -412,6 +426,7 @@ class Request:
             smallest_margin=margin if margin < float("inf") else 0.0,
             recoveries=self.recoveries,
             cached_tokens=tally.cached,
+            sources=tally.of_sources(sources if self.policy.drafts else ()),
         )
 
 

@@ -53,6 +53,10 @@ class NodeCosts:
         """The base model's output head over `rows` rows."""
         return self._weights(rows, self.model.head_bytes, 16)
 
+    def draft_work_seconds(self, work: tuple[int, ...]) -> float:
+        """Forward passes of the draft model with so many rows, the rows that they see left out."""
+        return sum(self.draft_seconds(rows, 0) for rows in work)
+
     def draft_seconds(self, rows: int, seen: int) -> float:
         """One forward pass of the draft model, its head included."""
         draft = self.model.draft

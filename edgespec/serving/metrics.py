@@ -54,6 +54,12 @@ class Metrics:
         self._sent = counter("rows_sent", "Guesses that went round the ring.")
         self._wasted = counter("rows_wasted", "Of these, guesses that were wrong.")
         self._misses = counter("misses", "Results whose next token nobody had guessed.")
+        self._sources = counter(
+            "source_accepted", "Tokens of answers that a draft source had guessed.", ["source"]
+        )
+        self._alone = counter(
+            "source_alone", "Of these, tokens that no other source had guessed.", ["source"]
+        )
         self._recoveries = counter("recoveries", "Rings that were lost in mid-answer.")
         self._accepted = histogram(
             "accepted_tokens", "Tokens that one result made certain.", _ACCEPTED
@@ -94,6 +100,9 @@ class Metrics:
         self._wasted.inc(max(end.rows_wasted, 0))
         self._misses.inc(end.misses)
         self._recoveries.inc(end.recoveries)
+        for source in end.sources:
+            self._sources.labels(source.name).inc(max(source.accepted, 0))
+            self._alone.labels(source.name).inc(max(source.alone, 0))
         for tokens, times in enumerate(end.accepted_histogram):
             for _ in range(times):
                 self._accepted.observe(tokens)

@@ -25,6 +25,7 @@ class Oracle:
     """
 
     name = "oracle"
+    sources = ("oracle",)
     needs: frozenset[str] = frozenset()
 
     def __init__(self, rng: random.Random, accuracy: float) -> None:

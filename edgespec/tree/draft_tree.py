@@ -24,7 +24,8 @@ class Node:
 
     `drafted`: its own natural-log score as the draft source gave it, if it came of an expansion.
     `rank`: how many guesses of that expansion were better, 0 for the best. `expanded`: its children
-    have been, or are being, asked of the draft source.
+    have been, or are being, asked of the draft source. `sources`: which of the draft source's
+    members guessed it, as bits (see tree.drafted); none for a token that nobody guessed.
     """
 
     id: int
@@ -35,6 +36,7 @@ class Node:
     drafted: float | None = None
     rank: int = 0
     expanded: bool = False
+    sources: int = 0
     sent: bool = False
     verdict: int | None = None
     children: dict[int, int] = field(default_factory=dict)
@@ -48,7 +50,8 @@ class Advance:
     `missed`: the last token was not in the tree, so that nothing else of it is left. `outcomes`:
     for every guess (of an expansion) below the nodes passed, its own score and whether it was
     right: what scores can be calibrated by. `ranks`: for every node passed that had been expanded,
-    the rank of the guess that was right, None if none was.
+    the rank of the guess that was right, None if none was. `sources`: for every token, who had
+    guessed it (see Node).
     """
 
     tokens: tuple[int, ...]
@@ -56,6 +59,7 @@ class Advance:
     missed: bool
     outcomes: tuple[tuple[float, bool], ...] = ()
     ranks: tuple[int | None, ...] = ()
+    sources: tuple[int, ...] = ()
 
 
 class DraftTree:
@@ -111,7 +115,7 @@ class DraftTree:
         added = seen = 0
         order = np.lexsort((np.arange(len(drafted)), -drafted.scores))
         parents, tokens = drafted.parents.tolist(), drafted.tokens.tolist()
-        scores = drafted.scores.tolist()
+        scores, sources = drafted.scores.tolist(), drafted.made_by.tolist()
         for index in order.tolist():
             if (added if only_new else seen) >= keep:
                 break
@@ -129,6 +133,7 @@ class DraftTree:
                 added += 1
             else:
                 self._nodes[child].score = score
+            self._nodes[child].sources |= sources[index]
             node_of[index] = child
         return added
 
@@ -215,12 +220,14 @@ class DraftTree:
                 found.append((-(parent.score + calibrated[index]), index, parent))
         found.sort(key=lambda entry: entry[:2])
         tokens, drafted = children.tokens.tolist(), children.scores.tolist()
+        sources = children.made_by.tolist()
         added = 0
         for rank, (score, index, parent) in enumerate(found[:keep]):
             if tokens[index] not in parent.children:
                 child = self._nodes[self._add(parent, tokens[index], -score)]
                 child.drafted, child.rank = drafted[index], rank
                 added += 1
+            self._nodes[parent.children[tokens[index]]].sources |= sources[index]
         return added
 
     # --- sending ------------------------------------------------------------------------------
@@ -289,6 +296,7 @@ class DraftTree:
         passed: list[int] = []
         outcomes: list[tuple[float, bool]] = []
         ranks: list[int | None] = []
+        sources: list[int] = []
         node = self._nodes[self.root]
         missed = False
         while node.verdict is not None:
@@ -298,6 +306,7 @@ class DraftTree:
             child = node.children.get(node.verdict)
             if node.expanded:
                 ranks.append(None if child is None else self._nodes[child].rank)
+            sources.append(0 if child is None else self._nodes[child].sources)
             if child is None:
                 missed = True
                 node = self._nodes[self._add(node, node.verdict, node.score)]
@@ -306,7 +315,9 @@ class DraftTree:
         if passed:
             self.root = node.id
             self._keep_below(node)
-        return Advance(tuple(tokens), tuple(passed), missed, tuple(outcomes), tuple(ranks))
+        return Advance(
+            tuple(tokens), tuple(passed), missed, tuple(outcomes), tuple(ranks), tuple(sources)
+        )
 
     def _outcomes(self, node: Node) -> list[tuple[float, bool]]:
         guesses = [self._nodes[child] for child in node.children.values()]

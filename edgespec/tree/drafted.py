@@ -19,15 +19,22 @@ class Children:
 
     `parents` int64 [G]: index of the path, in ascending order. `tokens` int64 [G], the best first
     within a path. `scores` float64 [G]: each guess's own natural-log score given its path, not
-    above 0.
+    above 0. `sources` int64 [G]: bit n is set if the draft source's n-th member made the guess;
+    None: all come of the one that there is.
     """
 
     parents: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     scores: Floats
+    sources: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def made_by(self) -> npt.NDArray[np.int64]:
+        """`sources`, if it is None written out."""
+        return np.ones(len(self), np.int64) if self.sources is None else self.sources
 
     @staticmethod
     def none() -> Children:
@@ -43,14 +50,21 @@ class DraftedTree:
     `parents` int64 [G]: index of the parent guess, or FROM_ROOT. `tokens` int64 [G].
     `scores` float64 [G]: cumulative natural-log score from the root, the sum over the path of
     each guess's own log score (EAGLE-2; FlowSpec §3.2, Eq. 1), so never above the parent's.
+    `sources`: as Children has them.
     """
 
     parents: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     scores: Floats
+    sources: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def made_by(self) -> npt.NDArray[np.int64]:
+        """`sources`, if it is None written out."""
+        return np.ones(len(self), np.int64) if self.sources is None else self.sources
 
     @staticmethod
     def empty() -> DraftedTree:
@@ -72,4 +86,4 @@ class DraftedTree:
         parents = np.where(
             self.parents[keep] == FROM_ROOT, FROM_ROOT, new_index[self.parents[keep]]
         )
-        return DraftedTree(parents, self.tokens[keep], self.scores[keep])
+        return DraftedTree(parents, self.tokens[keep], self.scores[keep], self.made_by[keep])

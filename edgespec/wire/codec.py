@@ -27,6 +27,7 @@ from edgespec.wire.messages import (
     Piece,
     PieceRequest,
     Segment,
+    SourceFigures,
 )
 from edgespec.wire.scenes import (
     MOST_RUNS,
@@ -403,6 +404,7 @@ _KINDS: dict[Any, _Kind] = {
     **_PLAIN,
     tuple[str, ...]: _Kind(_pack_texts, _read_texts),
     tuple[NodeStatus, ...]: _records(NodeStatus),
+    tuple[SourceFigures, ...]: _records(SourceFigures),
     tuple[StageRun, ...]: _records(StageRun),
     tuple[SceneNode, ...]: _records(SceneNode),
     tuple[SceneSegment, ...]: _records(SceneSegment),

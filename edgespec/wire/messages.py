@@ -320,6 +320,18 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFigures:
+    """What one member of the draft source brought to an answer; a part of Finished.
+
+    `accepted`: tokens that it had guessed; `alone`: those of them that no other member had.
+    """
+
+    name: str
+    accepted: int
+    alone: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The one good end of a request: all of it again, with its figures (see docs/commands.md)."""
 
@@ -342,6 +354,7 @@ class Finished:
     smallest_margin: float
     recoveries: int = 0
     cached_tokens: int = 0
+    sources: tuple[SourceFigures, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from support.checkpoints import write_checkpoint
 
+from edgespec.drafting.ranking import Sharpness
+
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -18,3 +20,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tie_word_embeddings=True,
         initializer_range=0.15,
     )
+
+
+@pytest.fixture
+def usual_sharpness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is learnt of sharpness: scores are those of guess_log_scores by default."""
+    monkeypatch.setattr(Sharpness, "learn", lambda *arguments: None)

@@ -23,6 +23,8 @@ from edgespec.model.loader import Checkpoint
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.verify.sampling import Sampling, guess_log_scores
 
+pytestmark = pytest.mark.usefixtures("usual_sharpness")
+
 ROOM = 48  # the draft model's own context (see conftest.py)
 GREEDY = Sampling()
 WARM = Sampling(temperature=0.8, seed=11)
@@ -57,7 +59,7 @@ def loaded(folder: Path) -> TreeDraft:
 @pytest.fixture
 def draft(loaded: TreeDraft) -> TreeDraft:
     """The draft source with a fresh, greedy request 1."""
-    for request in tuple(loaded._guesser._requests):
+    for request in tuple(loaded._guesser._rows):
         loaded.close(request)
     loaded.take_work()
     loaded.open(1, GREEDY)
@@ -95,7 +97,7 @@ def assert_same(one: Children | DraftedTree, other: Children | DraftedTree) -> N
 
 def assert_consistent(draft: TreeDraft, request: int = 1) -> None:
     """What a request remembers is what its cache holds."""
-    rows = draft._guesser._requests[request].rows
+    rows = draft._guesser._rows[request]
     assert rows._kv.length == len(rows._ledger)
     assert rows._ledger.committed == len(rows.context)
     assert sorted(rows._row_behind.values()) == sorted(rows._ledger.speculative)
@@ -107,7 +109,7 @@ def assert_consistent(draft: TreeDraft, request: int = 1) -> None:
 
 def guesses_held(draft: TreeDraft) -> int:
     """How many guesses' rows request 1 keeps."""
-    return len(draft._guesser._requests[1].rows._ledger.speculative)
+    return len(draft._guesser._rows[1]._ledger.speculative)
 
 
 @SAMPLINGS
@@ -262,7 +264,7 @@ def test_requests_do_not_touch_each_other(draft: TreeDraft, model: PreTrainedMod
         assert_same(draft.expand(2, other, paths, 3), plain_children(model, other, paths, 3, WARM))
         other.append(4)
     assert draft.take_work() == (6, 3, 3, 3, 2)  # the other's second 4 was there
-    rows = weakref.ref(draft._guesser._requests[1].rows)
+    rows = weakref.ref(draft._guesser._rows[1])
     draft.close(1)
     assert rows() is None
     assert_same(draft.expand(2, other, paths, 3), plain_children(model, other, paths, 3, WARM))

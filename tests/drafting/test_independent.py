@@ -19,6 +19,8 @@ from edgespec.model.loader import Checkpoint
 from edgespec.tree.drafted import FROM_ROOT, DraftedTree
 from edgespec.verify.sampling import Sampling, guess_log_scores
 
+pytestmark = pytest.mark.usefixtures("usual_sharpness")
+
 ROOM = 48  # the draft model's own context (see conftest.py)
 GREEDY = Sampling()
 WARM = Sampling(temperature=0.8, seed=11)

@@ -120,6 +120,7 @@ class FakeRing:
                 queue_limit,
                 kept_rows=kept_rows,
                 needs=self.draft.needs,
+                sources=self.draft.sources,
             ),
             self.codec,
         )
@@ -215,6 +216,7 @@ class OracleDraft:
     """
 
     name = "oracle"
+    sources = ("oracle",)
     needs: frozenset[str] = frozenset()
 
     def __init__(self, rng: random.Random, accuracy: float) -> None:

@@ -13,8 +13,8 @@ from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import Quantisation
 from edgespec.daemon.bundled import bundled
-from edgespec.drafting.grower import TreeDraft
-from edgespec.drafting.independent import IndependentGuesser
+from edgespec.drafting.choice import parse_draft
+from edgespec.drafting.registry import BaseParts, build_draft
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.stage import StageMachine
@@ -50,17 +50,32 @@ def tokenizer() -> Tokenizer:
 
 @lru_cache
 def torch_ring(
-    stages: int, dtype: str = "float64", quant: str = "none", kept_rows: int = 0
+    stages: int,
+    dtype: str = "float64",
+    quant: str = "none",
+    kept_rows: int = 0,
+    draft_name: str = "independent",
 ) -> LocalRing:
-    """A ring of the bundled pair; without `kept_rows` it is empty again after every answer, so that
-    it may be shared."""
+    """A ring of the bundled base and one of its draft sources; without `kept_rows` it is empty
+    again after every answer, so that it may be shared."""
     checkpoint = Checkpoint(BASE)
     source = QuantisingSource(checkpoint, Quantisation.parse(quant))
     blocks = [Block(source, a, b, dtype) for a, b in split_layers(checkpoint.layers, stages)]
-    draft = TreeDraft(IndependentGuesser(Checkpoint(DRAFT), dtype))
+    head = OutputHead(checkpoint, dtype)
+    parts = BaseParts(BASE, head, dtype, "cpu", Checkpoint)
+    draft = build_draft(parse_draft(draft_name, bundled), parts)
+    assert draft is not None
+    ring = Ring(
+        stages,
+        CONTEXT,
+        draft.name,
+        kept_rows=kept_rows,
+        needs=draft.needs,
+        sources=draft.sources,
+    )
     return LocalRing(
-        CoordinatorMachine(Ring(stages, CONTEXT, draft.name, kept_rows=kept_rows), tokenizer()),
-        CoordinatorCompute(TorchHead(OutputHead(checkpoint, dtype)), draft),
+        CoordinatorMachine(ring, tokenizer()),
+        CoordinatorCompute(TorchHead(head), draft),
         [
             (
                 StageMachine(is_first=number == 1, is_last=number == stages, row_limit=4 * CONTEXT),

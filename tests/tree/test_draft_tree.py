@@ -239,7 +239,7 @@ def test_the_walk_goes_as_far_as_verdicts_are_known() -> None:
     tree = grown()
     tree.record([1], [3])
     tree.record([0], [1])
-    assert tree.advance() == Advance((1, 3), (0, 1), False)
+    assert tree.advance() == Advance((1, 3), (0, 1), False, sources=(1, 1))
     assert tree.root == 3
     assert tree.ids == (3, 4)
 
@@ -248,7 +248,7 @@ def test_a_miss_leaves_a_new_unsent_root_behind_the_last_node_passed() -> None:
     tree = grown()
     tree.send((0, 1))
     tree.record([0, 1], [1, 7])
-    assert tree.advance() == Advance((1, 7), (0, 1), True)
+    assert tree.advance() == Advance((1, 7), (0, 1), True, sources=(1, 0))
     assert tree.ids == (5,)
     root = tree[5]
     assert (root.parent, root.token, root.position, root.sent) == (1, 7, 12, False)

@@ -41,6 +41,7 @@ from edgespec.wire.messages import (
     Progress,
     Retain,
     Segment,
+    SourceFigures,
     Status,
     Submit,
 )
@@ -89,6 +90,7 @@ def made_of_values(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 
 VALUES[tuple[NodeStatus, ...]] = st.lists(made_of_values(NodeStatus), max_size=3).map(tuple)
+VALUES[tuple[SourceFigures, ...]] = st.lists(made_of_values(SourceFigures), max_size=3).map(tuple)
 VALUES[tuple[SceneNode, ...]] = st.lists(made_of_values(SceneNode), max_size=3).map(tuple)
 VALUES[tuple[SceneSegment, ...]] = st.lists(made_of_values(SceneSegment), max_size=3).map(tuple)
 

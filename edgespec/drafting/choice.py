@@ -1,0 +1,93 @@
+"""Choice: what `--draft` says, as the sources that shall guess and the folders of their weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgespec.errors import ConfigError
+
+NONE = "none"
+HYBRID = "hybrid"
+SOURCES = {"independent": "draft", "ngram": ""}
+"""Every source by its name, with the bundled folder that has its weights for the bundled base; ""
+if it needs none."""
+DEFAULT_MEMBERS = ("ngram", "independent")
+"""The members of a hybrid that names none."""
+
+_JOINT = re.compile(rf"\+(?=(?:{'|'.join(SOURCES)})(?:[+:]|$))")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceChoice:
+    """One source; `folder`: of its weights, or a hub id, "" if it needs none."""
+
+    name: str
+    folder: str
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.folder}" if self.folder else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """The sources, several for a hybrid, none for no draft at all."""
+
+    members: tuple[SourceChoice, ...] = ()
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Where the weights of the members are."""
+        return tuple(member.folder for member in self.members if member.folder)
+
+    def __str__(self) -> str:
+        """What says the same to `parse_draft`, without anything bundled; "" for no draft."""
+        if len(self.members) == 1:
+            (one,) = self.members
+            plain = one.name == "independent" and parse_draft(one.folder) == self
+            return one.folder if plain else str(one)
+        return f"{HYBRID}:{'+'.join(map(str, self.members))}" if self.members else ""
+
+
+def parse_draft(text: str, bundled: Callable[[str], str] | None = None) -> DraftChoice:
+    """What `--draft` says: none, NAME, NAME:FOLDER, hybrid, hybrid:NAME+NAME:FOLDER or FOLDER.
+
+    A FOLDER alone is that of an independent draft; instead of one a hub id may stand anywhere.
+    `bundled`: where the bundled weights of that name are, if the base is the bundled one: then a
+    name finds its weights, and nothing said is an independent draft. Else that is no draft. Raises
+    ConfigError.
+    """
+    if text == NONE or not (text or bundled):
+        return DraftChoice()
+    name, _, rest = (text or "independent").partition(":")
+    if name != HYBRID:
+        return DraftChoice((_source(text or "independent", bundled),))
+    parts = _JOINT.split(rest) if ":" in text else list(DEFAULT_MEMBERS)
+    members = tuple(_source(part, bundled) for part in parts)
+    names = [member.name for member in members]
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ConfigError(
+            f"--draft {text}: a hybrid has two or more different members, such as "
+            f"{HYBRID}:{'+'.join(DEFAULT_MEMBERS)}; there are: {', '.join(SOURCES)}"
+        )
+    return DraftChoice(members)
+
+
+def _source(text: str, bundled: Callable[[str], str] | None) -> SourceChoice:
+    name, colon, folder = text.partition(":")
+    if name not in SOURCES:
+        name, colon, folder = "independent", ":", text
+    weights = SOURCES[name]
+    if not weights and colon:
+        raise ConfigError(f"--draft {text}: {name} has no weights; leave {colon}{folder} out")
+    if not weights:
+        return SourceChoice(name, "")
+    if not colon and bundled:
+        folder = bundled(weights)
+    if not folder:
+        raise ConfigError(
+            f"--draft {text or name}: where are its weights? Give {name}:FOLDER; only the bundled "
+            "base model has some at hand"
+        )
+    return SourceChoice(name, folder)

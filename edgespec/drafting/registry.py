@@ -1,0 +1,65 @@
+"""Registry: builds the draft source that a choice names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgespec.drafting.base import Guesser
+from edgespec.drafting.choice import DraftChoice
+from edgespec.drafting.grower import TreeDraft
+from edgespec.drafting.hybrid import HybridGuesser
+from edgespec.drafting.independent import IndependentGuesser
+from edgespec.drafting.ngram import NgramGuesser
+from edgespec.model.ends import OutputHead
+from edgespec.model.hub import local_folder
+from edgespec.model.source import TensorSource
+from edgespec.model.tokenizer import require_same_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class BaseParts:
+    """What a source may take of the base model, and how it shall run.
+
+    `tokenizer`: the folder of the base's tokenizer. `source_of`: opens a folder of weights, or a
+    hub id, as the draft is to hold them.
+    """
+
+    tokenizer: str | Path
+    head: OutputHead
+    dtype: str
+    device: torch.device | str
+    source_of: Callable[[str], TensorSource]
+
+
+def _independent(folder: str, base: BaseParts) -> Guesser:
+    require_same_tokenizer(base.tokenizer, local_folder(folder))
+    return IndependentGuesser(
+        base.source_of(folder), base.dtype, base.device, vocab_size=base.head.vocab_size
+    )
+
+
+BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
+    "independent": _independent,
+    "ngram": lambda folder, base: NgramGuesser(),
+}
+"""What builds each source of drafting.choice, given the folder of its weights."""
+
+
+def build_draft(
+    choice: DraftChoice,
+    base: BaseParts,
+    seconds: Callable[[tuple[int, ...]], float] | None = None,
+) -> TreeDraft | None:
+    """The draft source; None if none is chosen.
+
+    `seconds`: what the rows of forward passes cost, where times are charged and not measured.
+    Raises ModelError or ConfigError for weights that do not fit.
+    """
+    guessers = [BUILDERS[member.name](member.folder, base) for member in choice.members]
+    if not guessers:
+        return None
+    return TreeDraft(HybridGuesser(guessers, seconds) if len(guessers) > 1 else guessers[0])

@@ -1,0 +1,175 @@
+"""The hybrid: merged by what was right, who guessed what, and members that do not pay."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from edgespec.drafting.base import TokenPath
+from edgespec.drafting.hybrid import LEAST, PAUSE, HybridGuesser
+from edgespec.machines.features import FINAL_HIDDEN, NO_FEATURES, Features
+from edgespec.tree.drafted import Children
+from edgespec.verify.sampling import Sampling
+
+
+class Scripted:
+    """A guesser that says what a function says, and charges rows."""
+
+    def __init__(
+        self,
+        name: str,
+        says: Callable[[tuple[int, ...]], list[tuple[int, float]]],
+        rows: int = 0,
+        needs: frozenset[str] = frozenset(),
+    ) -> None:
+        self.name, self.sources, self.needs = name, (name,), needs
+        self._says, self._rows = says, rows
+        self._work: list[int] = []
+        self.context: tuple[int, ...] = ()
+        self.asked = 0
+
+    def open(self, request: int, sampling: Sampling) -> None:
+        """Begin."""
+        self.context = ()
+
+    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+        """Keep it."""
+        self.context = tuple(context)
+        return True
+
+    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+        """What the script says."""
+        self.asked += 1
+        if self._rows:
+            self._work.append(self._rows)
+        found = [
+            (index, token, score)
+            for index, path in enumerate(paths)
+            for token, score in self._says((*self.context, *path))[:width]
+        ]
+        parents, tokens, scores = zip(*found, strict=True) if found else ((),) * 3
+        return Children(np.array(parents, int), np.array(tokens, int), np.array(scores, float))
+
+    def take_work(self) -> tuple[int, ...]:
+        """Rows."""
+        work, self._work = tuple(self._work), []
+        return work
+
+    def close(self, request: int) -> None:
+        """End."""
+
+
+def charged(work: Sequence[int]) -> float:
+    """A second a row."""
+    return float(sum(work))
+
+
+def always(*guesses: tuple[int, float]) -> Callable[[tuple[int, ...]], list[tuple[int, float]]]:
+    """The same guesses everywhere."""
+    return lambda context: list(guesses)
+
+
+def hybrid(*members: Scripted) -> HybridGuesser:
+    """Of these, with request 1 open and read."""
+    made = HybridGuesser(members, charged)
+    made.open(1, Sampling())
+    made.read(1, (0,), NO_FEATURES)
+    return made
+
+
+def follow(made: HybridGuesser, right: Callable[[int], int], count: int) -> list[bool]:
+    """So many certain tokens, each guessed before: whether it was among the guesses."""
+    hits = []
+    context = (0,) * made._requests[1].length
+    for step in range(count):
+        children = made.guess(1, [()], 4)
+        token = right(step)
+        hits.append(token in children.tokens.tolist())
+        context = (*context, token)
+        made.read(1, context, NO_FEATURES)
+    return hits
+
+
+def test_what_two_name_is_named_once() -> None:
+    one = Scripted("one", always((3, math.log(0.5)), (4, math.log(0.3))))
+    two = Scripted("two", always((3, math.log(0.5)), (5, math.log(0.4))))
+    made = hybrid(one, two)
+    children = made.guess(1, [(), (7,)], 4)
+    assert children.parents.tolist() == [0, 0, 0, 1, 1, 1]
+    assert children.tokens.tolist() == [3, 5, 4] * 2
+    assert children.made_by.tolist() == [3, 2, 1] * 2
+    assert np.exp(children.scores[:3]) == pytest.approx([0.5, 0.4, 0.3])
+    assert made.name == "hybrid:one+two"
+    assert len(made.guess(1, [()], 1)) == 1
+
+
+def test_scores_become_how_often_their_like_were_right() -> None:
+    boaster = Scripted("boaster", always((3, math.log(0.9))))
+    modest = Scripted("modest", always((4, math.log(0.2))))
+    made = hybrid(boaster, modest)
+    rng = random.Random(1)
+    follow(made, lambda step: 4 if rng.random() < 0.8 else 9, 40)
+    children = made.guess(1, [()], 2)
+    assert children.tokens.tolist() == [4, 3]
+    assert np.exp(children.scores[0]) > 0.6
+    assert np.exp(children.scores[1]) < 0.3
+
+
+def test_who_agrees_with_whom_is_learnt() -> None:
+    one = Scripted("one", always((3, math.log(0.5)), (5, math.log(0.4))))
+    two = Scripted("two", always((4, math.log(0.6)), (5, math.log(0.3))))
+    made = hybrid(one, two)
+    assert made.guess(1, [()], 4).tokens.tolist() == [4, 3, 5]
+    follow(made, lambda step: (5, 5, 3)[step % 3], LEAST - 3)
+    children = made.guess(1, [()], 4)
+    assert children.tokens.tolist() == [5, 3, 4], "both; the first alone; the second alone"
+    assert np.exp(children.scores) == pytest.approx([2 / 3, 1 / 3, 0.0], abs=0.12)
+
+
+def test_a_dear_member_that_adds_nothing_is_given_up_and_tried_again() -> None:
+    cheap = Scripted("cheap", always((3, -0.1)))
+    dear = Scripted("dear", always((3, -0.1)), rows=10)
+    made = hybrid(cheap, dear)
+    follow(made, lambda step: 3, LEAST)
+    assert dear.asked == LEAST
+    follow(made, lambda step: 3, PAUSE - 1)
+    assert dear.asked == LEAST, "nobody asks it"
+    follow(made, lambda step: 3, LEAST + 1)
+    assert dear.asked > LEAST, "it is tried again"
+    asked = dear.asked
+    follow(made, lambda step: 3, 2 * PAUSE - 1)
+    assert dear.asked <= asked + LEAST, "and given up for longer"
+    assert cheap.asked > dear.asked
+
+
+def test_it_comes_back_at_once_when_the_others_fail() -> None:
+    cheap = Scripted("cheap", always((3, -0.1)))
+    dear = Scripted("dear", always((3, -1.0), (4, -0.5)), rows=10)
+    made = hybrid(cheap, dear)
+    follow(made, lambda step: 3, LEAST + 10)
+    asked = dear.asked
+    assert asked == LEAST
+    hits = follow(made, lambda step: 4, 40)
+    assert dear.asked > asked
+    assert all(hits[20:])
+
+
+def test_a_dear_member_that_pays_and_a_cheap_one_that_hardly_does_stay() -> None:
+    cheap = Scripted("cheap", always((3, -2.0)))
+    dear = Scripted("dear", always((4, -0.1)), rows=10)
+    made = hybrid(cheap, dear)
+    follow(made, lambda step: 3 if step % 10 == 0 else 4, 6 * LEAST)
+    assert cheap.asked == dear.asked == 6 * LEAST
+
+
+def test_a_member_that_is_given_up_still_reads_what_comes_but_once() -> None:
+    needy = Scripted("needy", always((3, -0.1)), rows=10, needs=frozenset({FINAL_HIDDEN}))
+    made = hybrid(Scripted("cheap", always((3, -0.1))), needy)
+    assert made.needs == {FINAL_HIDDEN}
+    follow(made, lambda step: 3, LEAST + 5)
+    assert needy.asked == LEAST
+    assert len(needy.context) == LEAST + 6

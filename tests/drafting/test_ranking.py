@@ -1,0 +1,62 @@
+"""The learnt sharpness: found again from data of a known one, and steady within a request."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgespec.drafting.judged import Judged
+from edgespec.drafting.ranking import SHARPNESSES, Ranking, Sharpness
+from edgespec.verify.sampling import DEFAULT_SHARPNESS, Sampling
+
+WARM = Sampling(temperature=1.0, seed=3)
+
+
+@pytest.mark.parametrize("truth", [0.3, 0.6, 1.2])
+@pytest.mark.parametrize("used", [0.3, 0.6])
+def test_the_sharpness_that_tokens_were_taken_with_is_found(truth: float, used: float) -> None:
+    random = np.random.default_rng(5)
+    sharpness = Sharpness()
+    assert sharpness.value == pytest.approx(DEFAULT_SHARPNESS)
+    for _ in range(3000):
+        heights = random.normal(0, 1.5, 8)
+        chances = np.exp(heights / truth)
+        right = int(random.choice(8, p=chances / chances.sum()))
+        scores = heights / used - random.normal()  # any constant: the row's other tokens
+        sharpness.learn(scores, used, right)
+    assert sharpness.value == pytest.approx(truth, rel=0.2)
+
+
+def test_few_tokens_change_little() -> None:
+    sharpness = Sharpness()
+    for _ in range(3):
+        sharpness.learn(np.array([-0.1, -3.0]), 0.6, 1)
+    assert SHARPNESSES.min() < sharpness.value < 2 * DEFAULT_SHARPNESS
+
+
+def test_a_request_keeps_the_sharpness_that_it_began_with() -> None:
+    ranking = Ranking()
+    ranking.open(1, WARM)
+    logits = np.random.default_rng(2).normal(0, 2, (1, 50))
+    first = ranking.children(1, [()], logits, np.array([4]), 5)
+    for step in range(200):  # never the best guess: the scores were too sharp
+        found = ranking.children(1, [()], logits, np.array([4]), 5)
+        ranking.read(1, [int(found.tokens[1 + step % 4])])
+    again = ranking.children(1, [()], logits, np.array([4]), 5)
+    assert again.scores.tolist() == first.scores.tolist()
+    ranking.open(2, WARM)
+    other = ranking.children(2, [()], logits, np.array([4]), 5)
+    assert other.tokens.tolist() == first.tokens.tolist(), "the order stays"
+    assert np.ptp(other.scores) < np.ptp(first.scores)
+    ranking.open(3, Sampling())
+    ranking.open(4, Sampling(temperature=0.5, seed=3))
+    assert ranking._requests[3].sharpness is None
+    assert ranking._requests[4].sharpness == pytest.approx(DEFAULT_SHARPNESS)
+
+
+def test_what_was_said_is_judged_along_the_certain_path_and_forgotten_beside_it() -> None:
+    judged = Judged[str]()
+    judged.said([(), (1,), (2,), (1, 4), (1, 4, 5)], ["root", "one", "two", "four", "five"])
+    assert list(judged.certain([1, 4])) == [("root", 1), ("one", 4)]
+    assert list(judged.certain([5, 6, 7])) == [("four", 5), ("five", 6)]
+    assert list(judged.certain([8])) == []
