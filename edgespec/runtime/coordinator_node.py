@@ -74,7 +74,7 @@ class CoordinatorNode(Node):
     ) -> None:
         super().__init__(transport, compute.perform)
         self._registrar = registrar
-        self._dropped = Dropped()
+        self._dropped = Dropped("refused a message")
         self.requests: RequestLog | None = None
         """Where every request and its end are written."""
         if equipment is not None:
