@@ -60,8 +60,14 @@ def eagle(
 
         settings = Settings(steps, batch, levels, rate, low, seed)
         plan = Plan(
-            base, text, out, "eagle3" if kind == "eagle3" else "eagle", settings, row_length,
-            own_rows=own_rows, vocab=draft_vocab,
+            base,
+            text,
+            out,
+            "eagle3" if kind == "eagle3" else "eagle",
+            settings,
+            row_length,
+            own_rows=own_rows,
+            vocab=draft_vocab,
         )
         figures = run(plan, say, compute_dtype(dtype, best_device()))
     if as_json_object:

@@ -13,7 +13,7 @@ from edgespec.wire.tensor import Tensor
 FINAL_HIDDEN = "final_hidden"
 """The need of the base's hidden rows, as its output head reads them (EAGLE-1/2 heads)."""
 FUSED_TAPS = "fused_taps"
-"""The need of a linear map of several layers' hidden rows (EAGLE-3 heads)."""
+"""The need of rows that enter several layers of the base, side by side (EAGLE-3 heads)."""
 PROMPT_ROWS = "prompt_rows"
 """The need of rows of its own beside the guesses on the ring (PPD prompt tokens)."""
 
@@ -22,13 +22,15 @@ PROMPT_ROWS = "prompt_rows"
 class Features:
     """What the ring gave for certain rows since the last draft effect of the request.
 
-    `final`: [n, H] in the model's dtype, hidden rows behind the final norm; None for none. The
-    rows are consecutive: those of all draft effects of a request, one after the other, are the rows
-    of positions 0, 1, 2, …. The newest certain token has none yet, and tokens whose results are
-    still on the ring have theirs later.
+    `final`: [n, H] in the model's dtype, hidden rows behind the final norm; None for none. `taps`
+    [n, ...]: what the stages packed of the tapped layers for the same rows (see Segment); None
+    unless the source needs FUSED_TAPS. The rows are consecutive: those of all draft effects of a
+    request, one after the other, are the rows of positions 0, 1, 2, …. The newest certain token has
+    none yet, and tokens whose results are still on the ring have theirs later.
     """
 
     final: Tensor | None = None
+    taps: Tensor | None = None
 
 
 NO_FEATURES = Features()

@@ -224,4 +224,3 @@ def chosen_vocabulary(rows: Rows, size: int, vocab: int) -> torch.Tensor | None:
         return None
     frequent = torch.bincount(rows.tokens.flatten().long(), minlength=vocab)
     return frequent.argsort(descending=True, stable=True)[:size].sort().values
-

@@ -105,9 +105,7 @@ def _beginnings(encodings: Any, length: int, most: int) -> Rows:
     return packed(rows, length, most)
 
 
-def _own(
-    plan: Plan, teacher: Teacher, prompts: Rows, end: int, say: Callable[[str], None]
-) -> Rows:
+def _own(plan: Plan, teacher: Teacher, prompts: Rows, end: int, say: Callable[[str], None]) -> Rows:
     """The base's own texts, from the run before if it got as far as that."""
     file = plan.out / "own_texts.pt"
     if file.exists():
@@ -154,5 +152,3 @@ def figures(plan: Plan, measured: Agreement) -> dict[str, Any]:
         },
         "tokens_per_trip": {f"top{rank}": round(measured.trip[rank], 3) for rank in RANKS},
     }
-
-

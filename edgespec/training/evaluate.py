@@ -69,9 +69,7 @@ def _hits(
     given = lesson.hidden if lesson.taps is None else lesson.taps
     wanted = torch.cat([tokens[:, 2:], tokens[:, -1:]], 1)
     hits: dict[int, list[torch.Tensor]] = {rank: [] for rank in RANKS}
-    for features in unrolled(
-        student.head, given[:, :-1], teacher.embedded(tokens[:, 1:]), levels
-    ):
+    for features in unrolled(student.head, given[:, :-1], teacher.embedded(tokens[:, 1:]), levels):
         best = student.logits(features, teacher).topk(max(RANKS), -1).indices
         if student.kept is not None:
             best = student.kept.to(device)[best]

@@ -12,8 +12,6 @@ from edgespec.training.teacher import Teacher
 from edgespec.training.texts import Rows
 
 
-
-
 def shape_for(kind: Kind, config: PretrainedConfig, vocab: int) -> HeadShape:
     """A head of the width of one of the base's layers. `vocab`: tokens that it scores."""
     heads = int(config.num_attention_heads)

@@ -22,9 +22,7 @@ class _Paths:
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
 
-    def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         group = query.shape[1] // key.shape[1]
         self._keys.append(key.repeat_interleave(group, 1))
         self._values.append(value.repeat_interleave(group, 1))

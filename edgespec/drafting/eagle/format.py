@@ -86,7 +86,9 @@ def write_head(
         named["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, chosen, True)
     rope = shape.ropes[0]
     settings: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLMEagle3" if shape.kind == "eagle3" else "LlamaForCausalLMEagle"],
+        "architectures": [
+            "LlamaForCausalLMEagle3" if shape.kind == "eagle3" else "LlamaForCausalLMEagle"
+        ],
         "model_type": "llama",
         "hidden_act": "silu",
         "hidden_size": shape.hidden,

@@ -52,7 +52,9 @@ def read_settings(
         )
     third = "layer.hidden_norm.weight" in tensors
     heads = _whole(settings, "num_attention_heads", file)
-    hidden = _rows(tensors, "fc.weight", file)
+    # EAGLE-1 and EAGLE-2 give out the base's own features; a file that does not is found later.
+    hidden = _rows(tensors, "fc.weight", file) if third else base_hidden
+    _rows(tensors, "fc.weight", file)
     queries = _rows(tensors, "layer.self_attn.q_proj.weight", file)
     keys = _rows(tensors, "layer.self_attn.k_proj.weight", file)
     if queries % heads or keys % (queries // heads) or heads % (keys // (queries // heads)):
@@ -60,7 +62,7 @@ def read_settings(
             f"{file} says {heads} attention heads, which does not fit queries of {queries} and "
             f"keys of {keys} in the file beside it; download the head again"
         )
-    own_head = third and "lm_head.weight" in tensors
+    own_head = third and ("lm_head.weight" in tensors or hidden != base_hidden)
     whole_vocab = _whole(settings, "vocab_size", file)
     return HeadShape(
         kind="eagle3" if third else "eagle",
@@ -78,7 +80,7 @@ def read_settings(
         o_bias="layer.self_attn.o_proj.bias" in tensors,
         # Some exports of EAGLE-3 carry an embedding that was never trained: the base's is right,
         # unless the head has another width than the base.
-        own_embedding="embed_tokens.weight" in tensors and (not third or hidden != base_hidden),
+        own_embedding=hidden != base_hidden if third else "embed_tokens.weight" in tensors,
         own_head=own_head,
         residual_normed=bool(settings.get("norm_before_residual", False)),
         taps=_taps(settings, base_layers, file) if third else (),
