@@ -30,6 +30,9 @@ def eagle(
     own_rows: Annotated[
         int, typer.Option(min=0, help="Rows that the base writes itself, beside the file's.")
     ] = 1024,
+    text_rows: Annotated[
+        int, typer.Option(min=1, help="Rows of the file at most. The others are left out.")
+    ] = 20_000,
     levels: Annotated[int, typer.Option(min=1, max=8, help="Levels of the tree to train.")] = 4,
     rate: Annotated[float, typer.Option(help="Peak of the learning rate.")] = 2e-3,
     draft_vocab: Annotated[
@@ -66,6 +69,7 @@ def eagle(
             "eagle3" if kind == "eagle3" else "eagle",
             settings,
             row_length,
+            text_rows=text_rows,
             own_rows=own_rows,
             vocab=draft_vocab,
         )

@@ -28,7 +28,7 @@ def packed(taps: list[torch.Tensor]) -> Tensor:
 
 
 def unpacked(taps: Tensor, layers: int) -> torch.Tensor:
-    """The rows of all layers side by side: float32 [R, layers · H].
+    """The rows by layer: float32 [R, layers, H].
 
     Raises ValueError for a tensor that is not of so many layers.
     """
@@ -38,4 +38,4 @@ def unpacked(taps: Tensor, layers: int) -> torch.Tensor:
     data = torch.frombuffer(bytearray(taps.data), dtype=torch.uint8)
     by_layer = data.reshape(rows, layers, wide // layers)
     scale = by_layer[..., :SCALE_BYTES].contiguous().view(torch.float32)
-    return (by_layer[..., SCALE_BYTES:].view(torch.int8).float() * scale).flatten(1)
+    return by_layer[..., SCALE_BYTES:].view(torch.int8).float() * scale

@@ -148,7 +148,7 @@ def test_nothing_is_kept_for_a_source_that_reads_hidden_rows() -> None:
 
 
 def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
-    hidden = HiddenRows(2)
+    hidden = HiddenRows(2, frozenset({FINAL_HIDDEN}))
     tensor = Tensor("uint8", (4, 1), bytes([10, 11, 12, 13]))
     hidden.arrived([1, 2, 3, 4], tensor)
     assert hidden.take() is NO_FEATURES

@@ -17,7 +17,7 @@ from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.rows import PairRows
 from edgespec.drafting.eagle.shape import Rope
 from edgespec.drafting.ranking import best_columns
-from edgespec.machines.features import FINAL_HIDDEN, FUSED_TAPS, Features
+from edgespec.machines.features import FINAL_HIDDEN, Features, tap
 from edgespec.model.block import compute_dtype
 from edgespec.model.ends import InputEmbedding, OutputHead
 from edgespec.model.source import TensorSource
@@ -82,12 +82,8 @@ class EagleGuesser:
     @property
     def needs(self) -> frozenset[str]:
         """The base's features."""
-        return frozenset({FUSED_TAPS if self._shape.kind == "eagle3" else FINAL_HIDDEN})
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The base's layers whose incoming rows it reads."""
-        return self._shape.taps
+        taps = self._shape.taps
+        return frozenset(map(tap, taps)) if taps else frozenset({FINAL_HIDDEN})
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request; its guesses are ranked with the request's shared noise."""
@@ -159,8 +155,11 @@ class EagleGuesser:
     def _given(self, features: Features) -> torch.Tensor | None:
         """What the head takes of the features, [n, width], in its dtype."""
         if self._shape.kind == "eagle3":
-            taps = features.taps
-            rows = None if taps is None else unpacked(taps, len(self._shape.taps))
+            rows = None
+            if features.taps is not None:
+                by_layer = unpacked(features.taps, len(features.tapped))
+                at = [features.tapped.index(layer) for layer in self._shape.taps]
+                rows = by_layer[:, at].flatten(1)
         else:
             rows = None if features.final is None else to_torch(features.final)
         return None if rows is None else rows.to(self._device, self._dtype)

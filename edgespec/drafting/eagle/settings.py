@@ -157,6 +157,8 @@ def _taps(settings: dict[str, Any], layers: int, file: Path) -> tuple[int, ...]:
     name = "eagle_aux_hidden_state_layer_ids"
     said = settings.get(name) or inner.get(name)
     if not said:
+        if layers < 4:
+            raise ModelError(f"EAGLE-3 reads 3 layers of a base of 4 and more, this has {layers}")
         return usual_taps(layers)
     if not isinstance(said, list) or not all(type(i) is int and -1 <= i < layers for i in said):
         raise ModelError(

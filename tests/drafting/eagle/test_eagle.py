@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from edgespec.model.loader import Checkpoint
 from edgespec.model.taps import packed, unpacked
 from edgespec.model.tensors import from_torch
 from edgespec.verify.sampling import Sampling
+from edgespec.wire.tensor import Layers
 
 CONTEXT = [5, 9, 90, 33, 7, 61, 2]
 PATHS = [[], [4], [8], [4, 77], [8, 8, 50], [4, 77, 3]]
@@ -24,7 +26,7 @@ PATHS = [[], [4], [8], [4, 77], [8, 8, 50], [4, 77, 3]]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("base"), seed=3)
+    return write_checkpoint(tmp_path_factory.mktemp("base"), seed=3, num_hidden_layers=8)
 
 
 def guesser(base: Path, head: Path) -> EagleGuesser:
@@ -112,7 +114,13 @@ def given_rows(form: Form, count: int, seed: int = 1) -> tuple[torch.Tensor, Fea
     if not form.third:
         return rows[0].double(), Features(from_torch(rows[0].double()))
     taps = packed(rows)
-    return unpacked(taps, 3).double(), Features(taps=taps)
+    said = form.settings.get("eagle_aux_hidden_state_layer_ids")
+    layers = (2, 4, 5) if said is None else tuple(layer + 1 for layer in said)
+    # They come from the ring in the order of the layers, and with others behind them.
+    tapped = Layers((*sorted(layers), 7))
+    taps = packed([*(rows[layers.index(layer)] for layer in tapped[:3]), rows[0]])
+    at = [tapped.index(layer) for layer in layers]
+    return unpacked(taps, 4)[:, at].flatten(1).double(), Features(taps=taps, tapped=tapped)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -138,7 +146,7 @@ def test_guesses_are_those_of_the_papers_arithmetic(name: str, base: Path, tmp_p
 def test_how_the_rows_came_makes_no_difference(name: str, base: Path, tmp_path: Path) -> None:
     """One by one with guesses in between, or all at once."""
     write_eagle(tmp_path, FORMS[name])
-    rows, features = given_rows(FORMS[name], len(CONTEXT) - 1)
+    _, features = given_rows(FORMS[name], len(CONTEXT) - 1)
     draft = guesser(base, tmp_path)
     draft.open(1, Sampling())
     draft.open(2, Sampling())
@@ -148,7 +156,7 @@ def test_how_the_rows_came_makes_no_difference(name: str, base: Path, tmp_path: 
     assert whole is not None
     for end in range(2, len(CONTEXT) + 1):
         one = whole.take(np.array([end - 2]))
-        part = Features(one) if features.final else Features(taps=one)
+        part = replace(features, **{"final" if features.final else "taps": one})
         assert draft.read(2, CONTEXT[:end], part)
         draft.guess(2, PATHS, 4)
     np.testing.assert_allclose(
