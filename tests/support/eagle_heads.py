@@ -26,6 +26,7 @@ class Form:
     qkv_bias: bool = False
     embedding: bool = False
     pickled: bool = False
+    vocab: int = VOCAB
     draft_vocab: int = VOCAB
     width: int = HIDDEN
     settings: dict[str, Any] = field(default_factory=dict)
@@ -68,10 +69,10 @@ def write_eagle(folder: Path, form: Form, seed: int = 0) -> dict[str, torch.Tens
         for name, shape in _shapes(form).items()
     }
     extra: dict[str, torch.Tensor] = {}
-    if form.draft_vocab < VOCAB:
-        chosen = torch.randperm(VOCAB, generator=random)[: form.draft_vocab].sort().values
+    if form.draft_vocab < form.vocab:
+        chosen = torch.randperm(form.vocab, generator=random)[: form.draft_vocab].sort().values
         extra["d2t"] = chosen - torch.arange(form.draft_vocab)
-        extra["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, chosen, True)
+        extra["t2d"] = torch.zeros(form.vocab, dtype=torch.bool).index_fill_(0, chosen, True)
     if not form.pickled:
         extra["rotary_emb.inv_freq"] = torch.ones(4)
     stored = {
@@ -85,7 +86,7 @@ def write_eagle(folder: Path, form: Form, seed: int = 0) -> dict[str, torch.Tens
     settings: dict[str, Any] = {
         "num_attention_heads": HEADS,
         "rms_norm_eps": 1e-5,
-        "vocab_size": VOCAB,
+        "vocab_size": form.vocab,
         "hidden_act": "silu",
         "num_hidden_layers": 1,
     }
@@ -116,7 +117,7 @@ def _shapes(form: Form) -> dict[str, tuple[int, ...]]:
         for name, rows in (("q", queries), ("k", keys), ("v", keys)):
             shapes[f"L.self_attn.{name}_proj.bias"] = (rows,)
     if form.embedding:
-        shapes["embed_tokens.weight"] = (VOCAB, wide)
+        shapes["embed_tokens.weight"] = (form.vocab, wide)
     if form.third:
         shapes |= {
             "L.input_layernorm.weight": (wide,),

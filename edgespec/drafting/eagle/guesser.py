@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from edgespec.drafting.eagle.format import HeadFiles, read_head
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.rows import PairRows
 from edgespec.drafting.eagle.shape import Rope
-from edgespec.drafting.ranking import best_columns
+from edgespec.drafting.ranking import Ranking
 from edgespec.machines.features import FINAL_HIDDEN, Features, tap
 from edgespec.model.block import compute_dtype
 from edgespec.model.ends import InputEmbedding, OutputHead
@@ -24,7 +24,7 @@ from edgespec.model.source import TensorSource
 from edgespec.model.taps import unpacked
 from edgespec.model.tensors import to_torch
 from edgespec.tree.drafted import Children
-from edgespec.verify.sampling import Sampling, guess_log_scores
+from edgespec.verify.sampling import Sampling
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +34,12 @@ TESTED_ROWS = 200
 
 @dataclass(slots=True)
 class _Request:
-    """One request: how it samples, its certain tokens, and the rows of its pairs.
+    """One request: its certain tokens, and the rows of its pairs.
 
     `features` [n, hidden]: of certain rows whose pairs still lack their token. `trial`: features
     and tokens of all pairs so far, while the head's settings are in doubt.
     """
 
-    sampling: Sampling
     pairs: PairRows
     features: torch.Tensor
     context: tuple[int, ...] = ()
@@ -71,6 +70,7 @@ class EagleGuesser:
         self._matrix = None if files.matrix is None else self._own(files.matrix)
         self._tokens = None if files.tokens is None else files.tokens.numpy()
         self._ropes = shape.ropes
+        self._ranking = Ranking()
         self._requests: dict[int, _Request] = {}
         self._work: list[int] = []
 
@@ -78,6 +78,11 @@ class EagleGuesser:
     def name(self) -> str:
         """Which kind of head it is."""
         return self._shape.kind
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Itself."""
+        return (self.name,)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -88,12 +93,14 @@ class EagleGuesser:
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request; its guesses are ranked with the request's shared noise."""
         nothing = torch.zeros((0, self._shape.hidden), dtype=self._dtype, device=self._device)
-        self._requests[request] = _Request(sampling, self._new_rows(self._ropes[0]), nothing)
+        self._requests[request] = _Request(self._new_rows(self._ropes[0]), nothing)
+        self._ranking.open(request, sampling)
 
     @torch.inference_mode()
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Take features and certain tokens; False as long as there is no certain pair."""
         state = self._requests[request]
+        self._ranking.read(request, context[len(state.context) :])
         state.context = tuple(context)
         given = self._given(features)
         if given is not None:
@@ -125,13 +132,15 @@ class EagleGuesser:
         out = state.pairs.behind(asked)
         self._note_work(state)
         positions = len(state.context) + np.array([len(paths[index]) for index in usable])
-        scores = guess_log_scores(
-            self._logits(out), positions, state.sampling, token_ids=self._tokens
+        found = self._ranking.children(
+            request,
+            [paths[index] for index in usable],
+            self._logits(out),
+            positions,
+            width,
+            self._tokens,
         )
-        # A log score is never above 0, up to rounding: a child must not outrank its parent.
-        rows, columns = best_columns(np.minimum(scores, 0.0), width)
-        tokens = columns if self._tokens is None else self._tokens[columns]
-        return Children(np.array(usable)[rows], tokens, np.minimum(scores[rows, columns], 0.0))
+        return replace(found, parents=np.array(usable)[found.parents])
 
     def take_work(self) -> tuple[int, ...]:
         """Rows of each forward pass since the last call, in order, whatever request they served."""
@@ -141,6 +150,7 @@ class EagleGuesser:
     def close(self, request: int) -> None:
         """Free the request's cache; unknown requests are ignored."""
         self._requests.pop(request, None)
+        self._ranking.close(request)
 
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, self._dtype, copy=True)
