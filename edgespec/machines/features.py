@@ -34,9 +34,9 @@ class Features:
 
     `final`: [n, H] in the model's dtype, hidden rows behind the final norm; None for none. `taps`
     [n, ...]: what the stages packed, for the same rows, of what enters the layers `tapped` (see
-    Segment); None if no source needs them. The rows are consecutive: those of all draft effects of a
-    request, one after the other, are the rows of positions 0, 1, 2, …. The newest certain token has
-    none yet, and tokens whose results are still on the ring have theirs later.
+    Segment); None if no source needs them. The rows are consecutive: those of all draft effects of
+    a request, one after the other, are the rows of positions 0, 1, 2, …. The newest certain token
+    has none yet, and tokens whose results are still on the ring have theirs later.
     """
 
     final: Tensor | None = None

@@ -97,7 +97,7 @@ def packed(encodings: Iterable[torch.Tensor], length: int, most: int) -> Rows:
             parts, rest, space = [], left[space:], length
             if len(rows) == most:
                 return whole(rows, length)
-            left = document if 0 < len(rest) and len(document) < length else rest
+            left = document if len(rest) > 0 and len(document) < length else rest
         if len(left):
             parts.append(left)
             space -= len(left)

@@ -384,7 +384,7 @@ def _pack_layers(value: Layers, frames: list[Frame]) -> list[int]:
 
 def _read_layers(value: Any, raw: Iterator[Frame], limits: Limits) -> Layers:
     _need(isinstance(value, list) and len(value) <= MOST_LAYERS, "a field is no fit list")
-    _need(all(_is_int(layer) and 0 <= layer for layer in value), "a layer's number is bad")
+    _need(all(_is_int(layer) and layer >= 0 for layer in value), "a layer's number is bad")
     _need(all(a < b for a, b in pairwise(value)), "layers are not ascending")
     return Layers(tuple(value))
 

@@ -19,7 +19,7 @@ from edgespec.drafting.eagle.settings import read_settings
 from edgespec.drafting.eagle.shape import HeadShape
 from edgespec.errors import ModelError
 from edgespec.model.hub import model_files
-from edgespec.model.safetensors_writer import SafetensorsWriter, Slot
+from edgespec.model.safetensors_writer import PADDING, SafetensorsWriter, Slot
 
 SAFE, PICKLED, CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
 LAYERS = {"eagle": "layers.0.", "eagle3": "midlayer."}
@@ -117,11 +117,8 @@ def write_head(
 def _read_safe(file: Path) -> dict[str, torch.Tensor]:
     try:
         with safe_open(str(file), framework="pt", device="cpu") as tensors:
-            return {
-                name: tensors.get_tensor(name)
-                for name in tensors.keys()
-                if not name.startswith("__padding__")
-            }
+            names = [name for name in tensors.keys() if not name.startswith(PADDING)]  # noqa: SIM118
+            return {name: tensors.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot read {file} ({error}); download the head again") from error
 

@@ -1,4 +1,4 @@
-"""The one layer of an EAGLE head: from features of the base and the next token to the next features.
+"""An EAGLE head's one layer: from features of the base and the next token to the next features.
 
 The arithmetic of the papers (EAGLE §4.1, EAGLE-3 §3.1); tensors have the published names.
 """

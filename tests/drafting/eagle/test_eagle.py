@@ -99,6 +99,7 @@ class Reference:
         """Over the head's vocabulary, of what follows `path` behind `context`."""
         self.keys, self.values = [], []
         known = [self.t["fc.weight"] @ row for row in given] if self.form.third else list(given)
+        out = known[0]
         for token in [*context[1:], *path]:
             features = known.pop(0) if known else out
             out = self.row(features, token)
