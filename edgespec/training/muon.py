@@ -23,7 +23,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """One step along the gradients. A closure is not called: nothing here uses one."""
         for group in self.param_groups:
             for parameter in group["params"]:

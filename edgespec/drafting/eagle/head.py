@@ -37,25 +37,10 @@ class EagleHead(nn.Module):
         """A head with uninitialised weights; load them, or see training."""
         super().__init__()
         self.shape = shape
-        wide, third = shape.hidden, shape.kind == "eagle3"
-        into = 2 * wide if third else wide
-        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.fc = nn.Linear(shape.fused_width, wide, bias=shape.fc_bias)
-        attention = nn.Module()
-        attention.q_proj = nn.Linear(into, queries, bias=shape.qkv_bias)
-        attention.k_proj = nn.Linear(into, keys, bias=shape.qkv_bias)
-        attention.v_proj = nn.Linear(into, keys, bias=shape.qkv_bias)
-        attention.o_proj = nn.Linear(queries, wide, bias=shape.o_bias)
-        mlp = nn.Module()
-        mlp.gate_proj = nn.Linear(wide, shape.intermediate, bias=False)
-        mlp.up_proj = nn.Linear(wide, shape.intermediate, bias=False)
-        mlp.down_proj = nn.Linear(shape.intermediate, wide, bias=False)
-        self.layer = nn.Module()
-        self.layer.self_attn, self.layer.mlp = attention, mlp
-        self.layer.post_attention_layernorm = _Norm(wide)
-        if third:
-            self.layer.input_layernorm, self.layer.hidden_norm = _Norm(wide), _Norm(wide)
-            self.norm = _Norm(wide)
+        self.fc = nn.Linear(shape.fused_width, shape.hidden, bias=shape.fc_bias)
+        self.layer = _Layer(shape)
+        if shape.kind == "eagle3":
+            self.norm = _Norm(shape.hidden)
 
     def features(self, given: torch.Tensor) -> torch.Tensor:
         """What the base gave, as the head takes it: [B, R, hidden].
@@ -103,6 +88,42 @@ class EagleHead(nn.Module):
         key = turned(heads(attention.k_proj(entering)), turns)
         seen = attend(query, key, heads(attention.v_proj(entering)))
         return attention.o_proj(seen.transpose(1, 2).reshape(batch, rows, -1))
+
+
+class _Layer(nn.Module):
+    """The weights of the decoder layer."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        wide = shape.hidden
+        self.self_attn = _Attention(shape)
+        self.mlp = _Mlp(wide, shape.intermediate)
+        self.post_attention_layernorm = _Norm(wide)
+        if shape.kind == "eagle3":
+            self.input_layernorm, self.hidden_norm = _Norm(wide), _Norm(wide)
+
+
+class _Attention(nn.Module):
+    """The matrices of its attention; those of EAGLE-3 read token and features side by side."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        into = 2 * shape.hidden if shape.kind == "eagle3" else shape.hidden
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(into, queries, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(into, keys, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(into, keys, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(queries, shape.hidden, bias=shape.o_bias)
+
+
+class _Mlp(nn.Module):
+    """The matrices of its MLP."""
+
+    def __init__(self, wide: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(wide, intermediate, bias=False)
+        self.up_proj = nn.Linear(wide, intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, wide, bias=False)
 
 
 class _Norm(nn.Module):
