@@ -211,7 +211,9 @@ class StageMachine:
             sees = held.ledger.append(rows)
         self._jobs += 1
         self._running = _Running(self._jobs, segment, rows, taps, now)
-        return RunBlock(self._jobs, segment.request, rows, hidden, committed, sees, segment.tapped)
+        return RunBlock(
+            self._jobs, segment.request, rows, hidden, committed, sees, tapped=segment.tapped
+        )
 
     def _on_block_done(
         self, job: int, hidden: Tensor | None, taps: Tensor | None, now: float

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch.nn.functional import embedding, linear
 
+from edgespec.errors import ModelError
 from edgespec.model.block import EMBEDDING, Block, compute_dtype, load_parameter
 from edgespec.model.families import embedding_scale, logit_cap
 from edgespec.model.source import TensorSource
@@ -30,6 +31,7 @@ class OutputHead:
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype, device)
         self.vocab_size, self.hidden_size = int(config.vocab_size), int(config.hidden_size)
+        self.layers = int(config.num_hidden_layers)  # of the whole model
         self._cap = logit_cap(config)
         if config.tie_word_embeddings and share is not None and share.embedding is not None:
             self._weight = share.embedding
@@ -79,6 +81,11 @@ class InputEmbedding:
         if config.tie_word_embeddings and share is not None:
             self._weight = share.weight
             return
+        if EMBEDDING not in source.names:
+            raise ModelError(
+                f"{source.path} has no embedding for a draft head to borrow, as its blocks are cut "
+                "already; give --model the model itself"
+            )
         shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
         self._weight = load_parameter(source, EMBEDDING, shape, kind, device)
 

@@ -18,6 +18,7 @@ from support.rings import VOCABULARY, OracleDraft
 from edgespec.backends.fake import FakeDraft, toy_next
 from edgespec.drafting.base import DraftSource
 from edgespec.drafting.eagle.guesser import load_eagle
+from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.grower import TreeDraft
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
@@ -43,9 +44,9 @@ LEVEL_BY_LEVEL = ("eagle", "eagle3")
 class Fed(TreeDraft):
     """A head's tree, given the features of all certain tokens but the newest."""
 
-    def __init__(self, head: Path, base: Path) -> None:
+    def __init__(self, kind: Kind, head: Path, base: Path) -> None:
         source = Checkpoint(base)
-        super().__init__(load_eagle(head, source, OutputHead(source)))
+        super().__init__(load_eagle(head, kind, source, OutputHead(source)))
         self._given: dict[int, int] = {}
 
     def refresh(self, request: int, context: Sequence[int], *args: Any) -> DraftedTree:
@@ -72,7 +73,7 @@ class Fed(TreeDraft):
 
 def eagle(form: str, scored: int, base: Path, folder: Path) -> DraftSource:
     write_eagle(folder, replace(FORMS[form], vocab=VOCABULARY, draft_vocab=scored))
-    return Fed(folder, base)
+    return Fed("eagle3" if FORMS[form].third else "eagle", folder, base)
 
 
 def oracle() -> OracleDraft:

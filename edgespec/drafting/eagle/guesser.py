@@ -15,8 +15,9 @@ from edgespec.drafting.base import TokenPath
 from edgespec.drafting.eagle.format import HeadFiles, read_head
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.rows import PairRows
-from edgespec.drafting.eagle.shape import Rope
+from edgespec.drafting.eagle.shape import Kind, Rope
 from edgespec.drafting.ranking import Ranking
+from edgespec.errors import ModelError
 from edgespec.machines.features import FINAL_HIDDEN, Features, tap
 from edgespec.model.block import compute_dtype
 from edgespec.model.ends import InputEmbedding, OutputHead
@@ -214,16 +215,20 @@ class EagleGuesser:
 
 def load_eagle(
     path: str | Path,
+    kind: Kind,
     source: TensorSource,
     base: OutputHead,
     dtype: str = "float32",
     device: torch.device | str = "cpu",
 ) -> EagleGuesser:
-    """The head in a folder, or of a hub id, for the base `source` with the output head `base`.
+    """The head of that kind in a folder, or of a hub id, for the base `source` with the output
+    head `base`.
 
     Raises ModelError if there is none, or it does not fit.
     """
-    files = read_head(path, base.hidden_size, base.vocab_size, source.layers)
+    files = read_head(path, base.hidden_size, base.vocab_size, base.layers)
+    if files.shape.kind != kind:
+        raise ModelError(f"{path} is an {files.shape.kind} head; say {files.shape.kind}:{path}")
     embedding = None
     if not files.shape.own_embedding:
         embedding = InputEmbedding(source, dtype, device, share=base)

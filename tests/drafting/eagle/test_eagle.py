@@ -12,6 +12,8 @@ from support.checkpoints import write_checkpoint
 from support.eagle_heads import DIM, FORMS, HEADS, HIDDEN, VOCAB, Form, write_eagle
 
 from edgespec.drafting.eagle.guesser import EagleGuesser, load_eagle
+from edgespec.drafting.eagle.shape import Kind
+from edgespec.errors import ModelError
 from edgespec.machines.features import Features
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
@@ -29,9 +31,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("base"), seed=3, num_hidden_layers=8)
 
 
-def guesser(base: Path, head: Path) -> EagleGuesser:
+def guesser(base: Path, head: Path, form: Form) -> EagleGuesser:
     source = Checkpoint(base)
-    return load_eagle(head, source, OutputHead(source, "float64"), "float64")
+    kind: Kind = "eagle3" if form.third else "eagle"
+    return load_eagle(head, kind, source, OutputHead(source, "float64"), "float64")
 
 
 class Reference:
@@ -128,7 +131,7 @@ def given_rows(form: Form, count: int, seed: int = 1) -> tuple[torch.Tensor, Fea
 def test_guesses_are_those_of_the_papers_arithmetic(name: str, base: Path, tmp_path: Path) -> None:
     form = FORMS[name]
     tensors = write_eagle(tmp_path, form)
-    draft = guesser(base, tmp_path)
+    draft = guesser(base, tmp_path, form)
     rows, features = given_rows(form, len(CONTEXT) - 1)
     draft.open(1, Sampling())
     assert draft.read(1, CONTEXT, features)
@@ -148,7 +151,7 @@ def test_how_the_rows_came_makes_no_difference(name: str, base: Path, tmp_path: 
     """One by one with guesses in between, or all at once."""
     write_eagle(tmp_path, FORMS[name])
     _, features = given_rows(FORMS[name], len(CONTEXT) - 1)
-    draft = guesser(base, tmp_path)
+    draft = guesser(base, tmp_path, FORMS[name])
     draft.open(1, Sampling())
     draft.open(2, Sampling())
     draft.read(1, CONTEXT, features)
@@ -168,7 +171,7 @@ def test_how_the_rows_came_makes_no_difference(name: str, base: Path, tmp_path: 
 def test_rows_that_come_late_are_imitated_meanwhile(base: Path, tmp_path: Path) -> None:
     form = FORMS["eagle-llama3"]
     tensors = write_eagle(tmp_path, form)
-    draft = guesser(base, tmp_path)
+    draft = guesser(base, tmp_path, form)
     rows, features = given_rows(form, 4)
     draft.open(1, Sampling())
     assert draft.read(1, CONTEXT, features)
@@ -179,7 +182,7 @@ def test_rows_that_come_late_are_imitated_meanwhile(base: Path, tmp_path: Path) 
 
 def test_a_guess_runs_once_and_all_of_a_level_together(base: Path, tmp_path: Path) -> None:
     write_eagle(tmp_path, FORMS["eagle-llama3"])
-    draft = guesser(base, tmp_path)
+    draft = guesser(base, tmp_path, FORMS["eagle-llama3"])
     _, features = given_rows(FORMS["eagle-llama3"], len(CONTEXT) - 1)
     draft.open(1, Sampling())
     draft.read(1, CONTEXT, features)
@@ -192,7 +195,7 @@ def test_a_guess_runs_once_and_all_of_a_level_together(base: Path, tmp_path: Pat
 
 def test_a_token_that_the_base_lacks_has_no_children(base: Path, tmp_path: Path) -> None:
     write_eagle(tmp_path, FORMS["eagle-llama3"])
-    draft = guesser(base, tmp_path)
+    draft = guesser(base, tmp_path, FORMS["eagle-llama3"])
     draft.open(1, Sampling())
     draft.read(1, CONTEXT, given_rows(FORMS["eagle-llama3"], 6)[1])
     assert set(draft.guess(1, [[VOCAB], [3]], 2).parents.tolist()) == {1}
@@ -204,7 +207,7 @@ def test_settings_in_doubt_are_tried(
     """The text is made by the head itself at the usual theta; config.json says another one."""
     form = FORMS["eagle-llama3"]
     tensors = write_eagle(tmp_path, form)
-    draft = guesser(base, tmp_path)
+    draft = guesser(base, tmp_path, form)
     rows, features = given_rows(form, 220)
     reference = Reference(form, tensors, base)
     reference.theta = 1e4
@@ -218,3 +221,10 @@ def test_settings_in_doubt_are_tried(
     assert "rope theta 10000: 100%" in caplog.text
     best = draft.guess(1, [[]], 1).tokens.tolist()
     assert best == [tokens[221]]
+
+
+def test_the_other_kind_of_head(base: Path, tmp_path: Path) -> None:
+    write_eagle(tmp_path, FORMS["eagle-llama3"])
+    source = Checkpoint(base)
+    with pytest.raises(ModelError, match="is an eagle head; say eagle:"):
+        load_eagle(tmp_path, "eagle3", source, OutputHead(source, "float64"), "float64")
