@@ -1,4 +1,4 @@
-"""Training of EAGLE heads: unrolled steps are what a guesser runs, runs go on, heads can be read."""
+"""Training of EAGLE heads: unrolled steps are what a guesser runs; runs go on; heads are read."""
 
 from __future__ import annotations
 
