@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.errors import RemoteProtocolError
 from edgespec.wire.tensor import NO_LAYERS, Layers, Tensor
 
 FINAL_HIDDEN = "final_hidden"
@@ -54,16 +53,20 @@ class HiddenRows:
         """The first `prefix` rows, with the ids 0, 1, …, are certain from the start."""
         self._final, self._tapped = FINAL_HIDDEN in needs, tapped(needs)
         self._rows: dict[int, tuple[_Arrived, int]] = {}
+        self._kind: tuple[object, ...] | None = None
         self._certain = deque(range(prefix))
 
     def arrived(self, ids: Sequence[int], hidden: Tensor, taps: Tensor | None = None) -> None:
         """Rows came back from the ring; `hidden` [len(ids), H], `taps` [len(ids), ...].
 
-        Raises RemoteProtocolError if taps are wanted and are missing.
+        Rows without the taps that are wanted, or of other widths than the first ones, are passed
+        over: then nothing is handed over any more, and nothing guessed.
         """
-        if self._tapped and taps is None:
-            raise RemoteProtocolError("the ring returned rows without the taps that were wanted")
         came = _Arrived(hidden if self._final else None, taps if self._tapped else None)
+        if self._kind is None:
+            self._kind = came.kind
+        if came.kind != self._kind or (self._tapped and taps is None):
+            return
         self._rows.update((row, (came, at)) for at, row in enumerate(ids))
 
     def passed(self, ids: Iterable[int], newest: int) -> None:
@@ -92,6 +95,11 @@ class _Arrived:
 
     final: Tensor | None
     taps: Tensor | None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What must be the same for rows to be put behind each other."""
+        return tuple(t and (t.dtype, t.shape[1:]) for t in (self.final, self.taps))
 
 
 def _joined(chosen: Sequence[tuple[Tensor | None, list[int]]]) -> Tensor | None:

@@ -176,3 +176,17 @@ def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
     hidden.passed([4, 5], 5)
     assert bytes(hidden.take().final.data) == bytes([13])  # type: ignore[union-attr]
     assert hidden._rows == {}
+
+
+def test_taps_that_a_stage_forgot_or_changed_are_passed_over() -> None:
+    hidden = Tensor("uint8", (1, 1), b"h")
+    for bad in (None, Tensor("uint8", (1, 4), b"1234")):
+        rows = HiddenRows(3, frozenset({tap(1), tap(4)}))
+        rows.arrived([0], hidden, Tensor("uint8", (1, 2), b"ab"))
+        rows.arrived([1], hidden, bad)
+        rows.arrived([2], hidden, Tensor("uint8", (1, 2), b"cd"))
+        taken = rows.take()
+        assert taken.final is None
+        assert taken.tapped == (1, 4)
+        assert taken.taps == Tensor("uint8", (1, 2), b"ab")
+        assert rows.take() is NO_FEATURES
