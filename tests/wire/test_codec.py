@@ -101,6 +101,8 @@ def segments(draw: st.DrawFn) -> Segment:
     rows = draw(st.integers(0, 5))
     whole = st.integers(0, 2**63)
     hidden = draw(st.none() | tensors(rows))
+    tapped = sorted(draw(st.sets(st.integers(0, 200), max_size=3)))
+    columns = draw(st.none() | st.integers(0, 4)) if tapped else None
     return Segment(
         draw(whole),
         draw(whole),
@@ -116,6 +118,8 @@ def segments(draw: st.DrawFn) -> Segment:
         draw(st.floats(0.0, allow_infinity=False)),
         draw(whole),
         draw(st.floats(0.0, allow_infinity=False)),
+        tapped=Layers(tuple(tapped)),
+        taps=None if columns is None else raw_bytes(bytes(rows * columns), rows, columns),
     )
 
 
