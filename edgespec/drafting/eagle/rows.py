@@ -20,8 +20,10 @@ Embed = Callable[[torch.Tensor], torch.Tensor]
 class PairRows:
     """Rows of pairs (features at p, token at p + 1) behind each other, and the trees below them.
 
-    A certain pair is of true features. A guess's features are what its parent gave out: imitations,
-    so that all guesses are dropped, and run anew if still wanted, once true features come.
+    A certain pair is of true features, a guess's are what its parent gave out. Guesses that come
+    true are run again with the true ones; what was run below them stays as it is, though it saw the
+    imitations: a head is hardly worse four levels down, and running all anew would take a pass for
+    every level of the tree after every certain token.
     """
 
     def __init__(
@@ -51,10 +53,13 @@ class PairRows:
 
     @torch.inference_mode()
     def add(self, features: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
-        """Run certain pairs, `features` [n, hidden] and `tokens` [n], n >= 1; drop all guesses.
+        """Run certain pairs, `features` [n, hidden] and `tokens` [n], n >= 1.
 
-        Returns what came out for them, [n, hidden].
+        Guesses that do not lie below them are dropped. Returns what came out, [n, hidden].
         """
+        root = self._slot_of(tokens)
+        if root is not None and len(tokens) <= _CHUNK:
+            return self._come_true(features, tokens, root)
         self._kv.gather(self.certain, np.zeros(0, np.int64))
         outs: list[torch.Tensor] = []
         for begin in range(0, len(tokens), _CHUNK):
@@ -91,6 +96,39 @@ class PairRows:
                 self._run_guesses(list(fresh), self.certain + level)
                 self._slot_behind |= fresh
         return self._out.index_select(0, torch.tensor(ends, device=self._device))
+
+    def _slot_of(self, path: TokenPath) -> int | None:
+        """Where the last of these guesses is, each below the one before; None if it was not run."""
+        slot: int | None = 0
+        for token in path:
+            slot = None if slot is None else self._slot_behind.get((slot, token))
+        return slot
+
+    def _come_true(self, features: torch.Tensor, tokens: Sequence[int], root: int) -> torch.Tensor:
+        """The guesses `tokens`, the last of them at the slot `root`, are certain pairs now."""
+        assert self._out is not None
+        count, guesses = len(tokens), len(self._lines) - 1
+        # They run behind the guesses, unseen by these and not seeing them, and then change places.
+        sees = torch.zeros((count, self.certain + guesses + count), dtype=torch.bool)
+        sees[:, : self.certain] = True
+        sees[:, self.certain + guesses :] = torch.ones((count, count), dtype=torch.bool).tril()
+        positions = list(range(self.certain, self.certain + count))
+        out = self._run(features, tokens, positions, sees)
+        below = [s for s, line in enumerate(self._lines) if root in line and s != root]
+        order = [*range(guesses, guesses + count), *(slot - 1 for slot in below)]
+        self._kv.gather(self.certain, np.array(order, np.int64))
+        self.certain += count
+        kept = torch.tensor(below, dtype=torch.int64, device=self._device)
+        self._out = torch.cat([out[-1:], self._out.index_select(0, kept)])
+        new = {root: 0} | {slot: place for place, slot in enumerate(below, start=1)}
+        lines = [self._lines[slot] for slot in below]
+        self._lines = [[], *([new[s] for s in line if new.get(s)] for line in lines)]
+        self._slot_behind = {
+            (new[parent], token): new[slot]
+            for (parent, token), slot in self._slot_behind.items()
+            if parent in new
+        }
+        return out
 
     def _run_guesses(self, places: list[tuple[int, int]], position: int) -> None:
         assert self._out is not None

@@ -193,6 +193,37 @@ def test_a_guess_runs_once_and_all_of_a_level_together(base: Path, tmp_path: Pat
     assert draft.take_work() == ()
 
 
+def test_what_was_run_below_a_guess_that_came_true_stays(base: Path, tmp_path: Path) -> None:
+    form = FORMS["eagle-llama3"]
+    tensors = write_eagle(tmp_path, form)
+    draft = guesser(base, tmp_path, form)
+    rows, features = given_rows(form, len(CONTEXT) + 1)
+    whole = features.final
+    assert whole is not None
+    draft.open(1, Sampling())
+    draft.read(1, CONTEXT, Features(whole.take(np.arange(6))))
+    before = draft.guess(1, PATHS, 4)
+    draft.take_work()
+    assert draft.read(1, [*CONTEXT, 4], Features(whole.take(np.array([6]))))
+    assert draft.take_work() == (1,)
+    after = draft.guess(1, [[77], [77, 3]], 4)
+    assert draft.take_work() == ()
+    for index, path in enumerate((3, 5)):
+        mine, old = after.parents == index, before.parents == path
+        assert after.tokens[mine].tolist() == before.tokens[old].tolist()
+    # The new root itself, and what is run only now, see the true features.
+    reference = Reference(form, tensors, base)
+    now = draft.guess(1, [[], [50]], 1)
+    for index, path in enumerate(([], [50])):
+        wanted = reference.log_probs(rows[:7], [*CONTEXT, 4], path)
+        assert now.scores[index] == pytest.approx(float(wanted.max()), abs=1e-9)
+    # Two more at once, and one that nobody guessed.
+    assert draft.read(1, [*CONTEXT, 4, 77], Features(whole.take(np.array([7]))))
+    assert draft.read(1, [*CONTEXT, 4, 77, 9], Features())
+    wanted = reference.log_probs(rows, [*CONTEXT, 4, 77, 9], [])
+    assert draft.guess(1, [[]], 1).scores[0] == pytest.approx(float(wanted.max()), abs=1e-9)
+
+
 def test_a_token_that_the_base_lacks_has_no_children(base: Path, tmp_path: Path) -> None:
     write_eagle(tmp_path, FORMS["eagle-llama3"])
     draft = guesser(base, tmp_path, FORMS["eagle-llama3"])
