@@ -28,6 +28,7 @@ from edgespec.cli.simulate import simulate
 from edgespec.cli.status import status
 from edgespec.cli.token import token
 from edgespec.cli.top import top
+from edgespec.cli.train import train
 from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_USAGE
 from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
 
@@ -46,6 +47,7 @@ app.add_typer(token, name="token")
 app.add_typer(device, name="device")
 app.add_typer(key, name="key")
 app.add_typer(service, name="service")
+app.add_typer(train, name="train")
 for tool in (bench, simulate, shard, plan, profile, doctor):
     app.command()(tool)
 

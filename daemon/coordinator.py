@@ -111,6 +111,7 @@ def _build(
         choice,
         BaseParts(
             model.tokenizer,
+            model.head,
             head,
             config.dtype,
             device,

@@ -4,7 +4,7 @@ The picture, top to bottom; a room may import the rows below its own, never one 
 
     cli
     daemon
-    serving   bench
+    serving   bench    training
     runtime   sim
     backends  drafting  net        (backends may import drafting)
     model                          (not for net)
@@ -37,7 +37,7 @@ ROWS: tuple[frozenset[str], ...] = (
     frozenset({"model"}),
     frozenset({"backends", "drafting", "net"}),
     frozenset({"runtime", "sim"}),
-    frozenset({"serving", "bench"}),
+    frozenset({"serving", "bench", "training"}),
     frozenset({"daemon"}),
     frozenset({"cli"}),
 )

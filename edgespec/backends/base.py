@@ -33,6 +33,10 @@ class BlockBackend(Protocol):
         hold garbage that a later `gather` drops.
         """
 
+    def take_taps(self) -> Tensor | None:
+        """What entered the tapped layers (RunBlock.tapped) of this block in the last run: uint8
+        [R, ...], layer by layer (see model.taps); None if the block has none of them."""
+
     def gather(self, request: int, start: int, order: IntArray) -> None:
         """Behind the first `start` slots, keep slot `start + i` for i in `order`, in that order."""
 

@@ -46,7 +46,9 @@ class StageCompute:
             case GatherRows(request, start, order):
                 self._block.gather(request, start, order)
             case RunBlock():
-                return BlockDone(effect.job, self._block.run(effect, stop))
+                hidden = self._block.run(effect, stop)
+                taps = self._block.take_taps() if effect.tapped and hidden is not None else None
+                return BlockDone(effect.job, hidden, taps)
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
         return None

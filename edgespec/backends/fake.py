@@ -48,6 +48,7 @@ class FakeBlock:
     def __init__(self, stage: int) -> None:
         self._stage = stage
         self._cache: dict[int, UintArray] = {}
+        self._taps: Tensor | None = None
 
     def open(self, request: int, reserve: int) -> None:
         """Make an empty cache."""
@@ -68,6 +69,9 @@ class FakeBlock:
         if job.committed + job.sees.shape[1] != len(old) + len(job.rows):
             raise LocalProtocolError(f"job {job.job} does not fit a cache of {len(old)} rows")
         own = self._inputs(job)
+        # The layers count as the stages do; what enters the first is its tokens' numbers.
+        tap = Tensor("uint8", (len(own), 8), own.tobytes())
+        self._taps = tap if self._stage in job.tapped else None
         stopped = stop()
         # The slots of an aborted job hold garbage that nobody may look at.
         new = np.full_like(own, _GARBAGE) if stopped else _mix(own)
@@ -79,6 +83,10 @@ class FakeBlock:
         seen = np.where(job.sees, behind[None, :], np.uint64(0)).sum(1) + before.sum()
         out = _layer(self._stage, own, seen)
         return Tensor("uint64", (len(out), 1), out.tobytes())
+
+    def take_taps(self) -> Tensor | None:
+        """See BlockBackend: the 8 bytes of each row's number as it came in."""
+        return self._taps
 
     def _inputs(self, job: RunBlock) -> UintArray:
         if self._stage == 0:

@@ -11,6 +11,7 @@ from edgespec.machines.effects import RunBlock
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.taps import packed
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import IntArray
@@ -25,6 +26,7 @@ class TorchBlock:
     def __init__(self, block: Block) -> None:
         self._block = block
         self._caches: dict[int, TwoRegionCache] = {}
+        self._taps: list[torch.Tensor] = []
 
     def open(self, request: int, reserve: int) -> None:
         """Make an empty cache with room for `reserve` rows; it grows if more come."""
@@ -52,14 +54,26 @@ class TorchBlock:
         if not rows:
             return from_torch(torch.empty((0, self._block.hidden_size), dtype=self._block.dtype))
         inputs = self._inputs(job)
+        self._taps = []
+
+        def enters(layer: int, entering: torch.Tensor) -> None:
+            if layer in job.tapped:
+                self._taps.append(entering)
+
         hidden = self._block.forward(
             inputs,
             torch.from_numpy(job.rows.positions).to(self._block.device),
             cache,
             tree_mask(job.committed, job.sees, self._block.device),
             stop,
+            enters if job.tapped else None,
         )
         return None if hidden is None else from_torch(hidden)
+
+    def take_taps(self) -> Tensor | None:
+        """See BlockBackend."""
+        taps, self._taps = self._taps, []
+        return packed(taps) if taps else None
 
     def gather(self, request: int, start: int, order: IntArray) -> None:
         """Behind the first `start` slots, keep slot `start + i` for i in `order`, in that order."""

@@ -232,7 +232,7 @@ def _draft(setup: Setup, head: OutputHead) -> TreeDraft | None:
     from edgespec.drafting.registry import BaseParts, build_draft
     from edgespec.model.loader import Checkpoint
 
-    base = BaseParts(setup.model, head, setup.dtype, "cpu", Checkpoint)
+    base = BaseParts(setup.model, Checkpoint(setup.model), head, setup.dtype, "cpu", Checkpoint)
     seconds = setup.costs().coordinator.draft_work_seconds
     return build_draft(parse_draft(setup.draft), base, seconds)
 

@@ -107,9 +107,10 @@ class DraftSource(Protocol):
 
         An empty path stands for the context's last token. The contexts of one request only grow
         (those of `refresh` included). A model runs what it lacks in one forward pass, a path's
-        missing ancestors included; rows that were run before and still lie behind the context are
-        not run again, whatever `refresh` or `expand` ran them. No children for paths that the
-        guesser can say nothing about.
+        missing ancestors included (a head that reads its own output: one for each level); rows that
+        were run before and still lie behind the context are not run again, whatever `refresh` or
+        `expand` ran them, unless what they read is known better by now. No children for paths that
+        the guesser can say nothing about.
         """
 
     def take_work(self) -> tuple[int, ...]:

@@ -92,18 +92,23 @@ class Ranking:
         logits: Logits,
         positions: IntArray,
         width: int,
+        token_ids: IntArray | None = None,
     ) -> Children:
         """The `width` best children of each path.
 
         `logits` [R, V], any float dtype: what the model says behind each path. `positions` int64
-        [R]: of the tokens to be guessed.
+        [R]: of the tokens to be guessed. `token_ids` int64 [V]: the token of each column, for
+        models with a vocabulary of their own; left out, column v is token v.
         """
         state = self._requests[request]
-        found = guess_log_scores(logits, positions, state.sampling, state.sharpness)
+        found = guess_log_scores(
+            logits, positions, state.sampling, state.sharpness, token_ids=token_ids
+        )
         # A log score is never above 0, up to rounding: a child must not outrank its parent.
         found = np.minimum(found, 0.0)
-        rows, tokens = best_columns(found, width)
-        scores = found[rows, tokens]
+        rows, columns = best_columns(found, width)
+        scores = found[rows, columns]
+        tokens = columns if token_ids is None else token_ids[columns]
         if state.sharpness is not None:
             ends = np.searchsorted(rows, np.arange(1, len(paths)))
             state.judged.said(

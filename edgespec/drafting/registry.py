@@ -10,6 +10,7 @@ import torch
 
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.choice import DraftChoice
+from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.grower import TreeDraft
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
@@ -24,11 +25,13 @@ from edgespec.model.tokenizer import require_same_tokenizer
 class BaseParts:
     """What a source may take of the base model, and how it shall run.
 
-    `tokenizer`: the folder of the base's tokenizer. `source_of`: opens a folder of weights, or a
+    `tokenizer`: the folder of the base's tokenizer. `source`: where the base's tensors are, those
+    of its ends at least. `source_of`: opens a folder of weights, or a
     hub id, as the draft is to hold them.
     """
 
     tokenizer: str | Path
+    source: TensorSource
     head: OutputHead
     dtype: str
     device: torch.device | str
@@ -42,8 +45,18 @@ def _independent(folder: str, base: BaseParts) -> Guesser:
     )
 
 
+def _eagle(folder: str, base: BaseParts) -> Guesser:
+    return load_eagle(folder, "eagle", base.source, base.head, base.dtype, base.device)
+
+
+def _eagle3(folder: str, base: BaseParts) -> Guesser:
+    return load_eagle(folder, "eagle3", base.source, base.head, base.dtype, base.device)
+
+
 BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
     "independent": _independent,
+    "eagle": _eagle,
+    "eagle3": _eagle3,
     "ngram": lambda folder, base: NgramGuesser(),
 }
 """What builds each source of drafting.choice, given the folder of its weights."""

@@ -9,7 +9,7 @@ from edgespec.machines.features import NO_FEATURES, Features
 from edgespec.tree.ledger import BoolArray, IntArray, Rows
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import Assign, Message, Segment
-from edgespec.wire.tensor import Tensor
+from edgespec.wire.tensor import NO_LAYERS, Layers, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,8 @@ class RunBlock:
 
     `hidden` [R, H] are the incoming rows (None on the first stage, which embeds `rows.tokens`).
     Each row sees all `committed` slots and, of the S slots behind them (the job's own rows are
-    the last R), those where `sees` bool [R, S] is true.
+    the last R), those where `sees` bool [R, S] is true. `tapped`: layers whose incoming rows are
+    wanted too, those of other stages among them.
     """
 
     job: int
@@ -139,6 +140,7 @@ class RunBlock:
     hidden: Tensor | None
     committed: int
     sees: BoolArray
+    tapped: Layers = NO_LAYERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,14 @@ class MessageArrived:
 
 @dataclass(frozen=True, slots=True)
 class BlockDone:
-    """RunBlock ended: hidden rows [R, H], or None if it was aborted."""
+    """RunBlock ended: hidden rows [R, H], or None if it was aborted.
+
+    `taps` uint8 [R, ...]: what entered the tapped layers of this block; None if it has none.
+    """
 
     job: int
     hidden: Tensor | None
+    taps: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,27 +8,39 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.wire.tensor import Tensor
+from edgespec.wire.tensor import NO_LAYERS, Layers, Tensor
 
 FINAL_HIDDEN = "final_hidden"
 """The need of the base's hidden rows, as its output head reads them (EAGLE-1/2 heads)."""
-FUSED_TAPS = "fused_taps"
-"""The need of a linear map of several layers' hidden rows (EAGLE-3 heads)."""
+_TAP = "tap:"
 PROMPT_ROWS = "prompt_rows"
 """The need of rows of its own beside the guesses on the ring (PPD prompt tokens)."""
+
+
+def tap(layer: int) -> str:
+    """The need of the rows that enter a layer of the base, counted from 0 (EAGLE-3 heads)."""
+    return f"{_TAP}{layer}"
+
+
+def tapped(needs: Iterable[str]) -> Layers:
+    """The layers that are to be tapped."""
+    return Layers(tuple(sorted(int(n[len(_TAP) :]) for n in needs if n.startswith(_TAP))))
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
     """What the ring gave for certain rows since the last draft effect of the request.
 
-    `final`: [n, H] in the model's dtype, hidden rows behind the final norm; None for none. The
-    rows are consecutive: those of all draft effects of a request, one after the other, are the rows
-    of positions 0, 1, 2, …. The newest certain token has none yet, and tokens whose results are
-    still on the ring have theirs later.
+    `final`: [n, H] in the model's dtype, hidden rows behind the final norm; None for none. `taps`
+    [n, ...]: what the stages packed, for the same rows, of what enters the layers `tapped` (see
+    Segment); None if no source needs them. The rows are consecutive: those of all draft effects of
+    a request, one after the other, are the rows of positions 0, 1, 2, …. The newest certain token
+    has none yet, and tokens whose results are still on the ring have theirs later.
     """
 
     final: Tensor | None = None
+    taps: Tensor | None = None
+    tapped: Layers = NO_LAYERS
 
 
 NO_FEATURES = Features()
@@ -37,14 +49,25 @@ NO_FEATURES = Features()
 class HiddenRows:
     """The hidden rows of one request on one ring: kept until they are certain and handed over."""
 
-    def __init__(self, prefix: int) -> None:
+    def __init__(self, prefix: int, needs: frozenset[str]) -> None:
         """The first `prefix` rows, with the ids 0, 1, …, are certain from the start."""
-        self._rows: dict[int, tuple[Tensor, int]] = {}
+        self._final, self._tapped = FINAL_HIDDEN in needs, tapped(needs)
+        self._rows: dict[int, tuple[_Arrived, int]] = {}
+        self._kind: tuple[object, ...] | None = None
         self._certain = deque(range(prefix))
 
-    def arrived(self, ids: Sequence[int], hidden: Tensor) -> None:
-        """Rows came back from the ring; `hidden` [len(ids), H]."""
-        self._rows.update((row, (hidden, at)) for at, row in enumerate(ids))
+    def arrived(self, ids: Sequence[int], hidden: Tensor, taps: Tensor | None = None) -> None:
+        """Rows came back from the ring; `hidden` [len(ids), H], `taps` [len(ids), ...].
+
+        Rows without the taps that are wanted, or of other widths than the first ones, are passed
+        over: then nothing is handed over any more, and nothing guessed.
+        """
+        came = _Arrived(hidden if self._final else None, taps if self._tapped else None)
+        if self._kind is None:
+            self._kind = came.kind
+        if came.kind != self._kind or (self._tapped and taps is None):
+            return
+        self._rows.update((row, (came, at)) for at, row in enumerate(ids))
 
     def passed(self, ids: Iterable[int], newest: int) -> None:
         """The guesses `ids` became certain, in order; up to row `newest` no other is alive."""
@@ -54,18 +77,35 @@ class HiddenRows:
 
     def take(self) -> Features:
         """What was not handed over yet, as far as it is here without a gap."""
-        parts: list[tuple[Tensor, list[int]]] = []
+        parts: list[tuple[_Arrived, list[int]]] = []
         while self._certain and self._certain[0] in self._rows:
-            hidden, at = self._rows.pop(self._certain.popleft())
-            if not parts or parts[-1][0] is not hidden:
-                parts.append((hidden, []))
+            came, at = self._rows.pop(self._certain.popleft())
+            if not parts or parts[-1][0] is not came:
+                parts.append((came, []))
             parts[-1][1].append(at)
         if not parts:
             return NO_FEATURES
-        return Features(_joined([hidden.take(np.array(at)) for hidden, at in parts]))
+        final = _joined([(came.final, at) for came, at in parts])
+        return Features(final, _joined([(came.taps, at) for came, at in parts]), self._tapped)
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors of equal dtype and rows, one behind the other."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arrived:
+    """What is wanted of the rows of one result."""
+
+    final: Tensor | None
+    taps: Tensor | None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What must be the same for rows to be put behind each other."""
+        return tuple(t and (t.dtype, t.shape[1:]) for t in (self.final, self.taps))
+
+
+def _joined(chosen: Sequence[tuple[Tensor | None, list[int]]]) -> Tensor | None:
+    """These rows of tensors of equal dtype and width, one behind the other."""
+    parts = [tensor.take(np.array(at)) for tensor, at in chosen if tensor is not None]
+    if not parts:
+        return None
     shape = sum(part.shape[0] for part in parts), *parts[0].shape[1:]
     return Tensor(parts[0].dtype, shape, b"".join(part.data for part in parts))

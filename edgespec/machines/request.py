@@ -12,7 +12,7 @@ import numpy as np
 from edgespec.machines.answer import Answer
 from edgespec.machines.chances import Chances, chances_of
 from edgespec.machines.effects import RunHead
-from edgespec.machines.features import FINAL_HIDDEN, NO_FEATURES, Features, HiddenRows
+from edgespec.machines.features import NO_FEATURES, Features, HiddenRows, tapped
 from edgespec.machines.kept import Base, Kept
 from edgespec.policy.base import Policy, View
 from edgespec.policy.experience import Experience
@@ -191,7 +191,7 @@ class Request:
         self.prefilled = 0
         self.base: Base | None = None
         self._used_rows: list[int] = []
-        self.hidden = HiddenRows(len(self.prefix)) if FINAL_HIDDEN in self.needs else None
+        self.hidden = HiddenRows(len(self.prefix), self.needs) if self.needs else None
         self.chunk = len(self.prefix)  # rows of the prefix that travel together
         self.tree: DraftTree | None = None
         self.in_flight = 0  # segments on the ring or, back from it, in `results`
@@ -324,7 +324,9 @@ class Request:
     def arrived(self, segment: Segment, index: IntArray) -> None:
         """Keep these rows of a result, if the draft source needs them once they are certain."""
         if self.hidden is not None and segment.hidden is not None:
-            self.hidden.arrived(segment.ids[index].tolist(), segment.hidden.take(index))
+            taps = None if segment.taps is None else segment.taps.take(index)
+            ids = segment.ids[index].tolist()
+            self.hidden.arrived(ids, segment.hidden.take(index), taps)
 
     def sample(self, job: int, segment: Segment, index: IntArray) -> RunHead:
         """Have the tokens behind these rows of a result sampled."""
@@ -448,4 +450,5 @@ def segment_of(
         None,
         base=request.base.request if reserve and request.base else 0,
         base_ids=request.base.ids if reserve and request.base else (),
+        tapped=tapped(request.needs),
     )

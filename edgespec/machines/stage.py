@@ -54,11 +54,13 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """The one job at the block: the segment as it came in and the rows that are computed."""
+    """The one job at the block: the segment as it came in, the rows that are computed, and what
+    the stages before tapped of them."""
 
     job: int
     segment: Segment
     rows: Rows
+    taps: Tensor | None
     since: float
 
 
@@ -90,8 +92,8 @@ class StageMachine:
             case MessageArrived(_, Observe(seconds)):
                 self._runs.observe(seconds, now)
                 return []
-            case BlockDone(job, hidden):
-                return self._on_block_done(job, hidden, now) + self._runs.tell(now)
+            case BlockDone(job, hidden, taps):
+                return self._on_block_done(job, hidden, taps, now) + self._runs.tell(now)
             case Tick():
                 return self._runs.tell(now)
             case ComputeFailed(job, request, reason):
@@ -171,10 +173,10 @@ class StageMachine:
         held = self._held.get(request)
         if held is None:
             return [*effects, *self._hand_on(_emptied(segment, segment.epoch))]
-        rows, hidden = _live_rows(segment, held.keep)
+        rows, hidden, taps = _live_rows(segment, held.keep)
         if not len(rows):
             return [*effects, *self._hand_on(_emptied(segment, held.keep.epoch))]
-        return [*effects, self._run(segment, held, rows, hidden, now)]
+        return [*effects, self._run(segment, held, rows, hidden, taps, now)]
 
     def _open(self, segment: Segment) -> list[Effect]:
         """Begin a request: with nothing, or with rows of one that is over."""
@@ -191,7 +193,13 @@ class StageMachine:
         return [moved, GatherRows(segment.request, 0, order)]
 
     def _run(
-        self, segment: Segment, held: _Held, rows: Rows, hidden: Tensor | None, now: float
+        self,
+        segment: Segment,
+        held: _Held,
+        rows: Rows,
+        hidden: Tensor | None,
+        taps: Tensor | None,
+        now: float,
     ) -> RunBlock:
         if len(held.ledger) + len(rows) > self._row_limit:
             raise RemoteProtocolError(f"more than {self._row_limit} rows in one request")
@@ -202,10 +210,14 @@ class StageMachine:
         else:
             sees = held.ledger.append(rows)
         self._jobs += 1
-        self._running = _Running(self._jobs, segment, rows, now)
-        return RunBlock(self._jobs, segment.request, rows, hidden, committed, sees)
+        self._running = _Running(self._jobs, segment, rows, taps, now)
+        return RunBlock(
+            self._jobs, segment.request, rows, hidden, committed, sees, tapped=segment.tapped
+        )
 
-    def _on_block_done(self, job: int, hidden: Tensor | None, now: float) -> list[Effect]:
+    def _on_block_done(
+        self, job: int, hidden: Tensor | None, taps: Tensor | None, now: float
+    ) -> list[Effect]:
         if self._was_given_up(job):
             return []
         running = self._finish_job(job)
@@ -216,7 +228,7 @@ class StageMachine:
             epoch = held.keep.epoch if held else segment.epoch
             done = self._hand_on(_emptied(segment, epoch))
         else:
-            done = self._hand_on(self._outgoing(running, held, hidden, now))
+            done = self._hand_on(self._outgoing(running, held, hidden, taps, now))
         return done + self._start_next(now)
 
     def _note(self, running: _Running, held: _Held | None, aborted: bool, now: float) -> None:
@@ -228,8 +240,12 @@ class StageMachine:
         self._runs.ended(segment.request, segment.seq, running.since, len(rows), kept, now)
         self.tally.ran(len(rows), kept, now - running.since)
 
-    def _outgoing(self, running: _Running, held: _Held, hidden: Tensor, now: float) -> Segment:
+    def _outgoing(
+        self, running: _Running, held: _Held, hidden: Tensor, own: Tensor | None, now: float
+    ) -> Segment:
         segment, rows = running.segment, running.rows
+        before = running.taps
+        taps = before.beside(own) if before is not None and own is not None else before or own
         index = np.flatnonzero(held.keep.keeps(rows.ids))
         if segment.certain:
             # Certain rows are never dropped; behind the last stage only the wanted ones go on.
@@ -250,6 +266,8 @@ class StageMachine:
             *_cost_so_far(segment, len(rows), now - running.since),
             segment.base,
             segment.base_ids,
+            segment.tapped,
+            None if taps is None else taps.take(index),
         )
 
     def _hand_on(self, segment: Segment) -> list[Effect]:
@@ -338,17 +356,18 @@ _NOTHING: IntArray = np.zeros(0, np.int64)
 _NO_TOKENS = _NOTHING
 
 
-def _live_rows(segment: Segment, keep: RetainSet) -> tuple[Rows, Tensor | None]:
-    """The segment's rows that `keep` does not drop, with their hidden vectors."""
+def _live_rows(segment: Segment, keep: RetainSet) -> tuple[Rows, Tensor | None, Tensor | None]:
+    """The segment's rows that `keep` does not drop, with their hidden vectors and their taps."""
     tokens = segment.tokens
     if len(tokens) != len(segment.ids):  # behind the first stage tokens travel empty
         tokens = np.zeros(len(segment.ids), np.int64)
     rows = Rows(segment.ids, segment.parents, tokens, segment.positions)
     if segment.certain:
-        return rows, segment.hidden
+        return rows, segment.hidden, segment.taps
     index = np.flatnonzero(keep.keeps(rows.ids))
     hidden = None if segment.hidden is None else segment.hidden.take(index)
-    return rows.take(index), hidden
+    taps = None if segment.taps is None else segment.taps.take(index)
+    return rows.take(index), hidden, taps
 
 
 def _emptied(segment: Segment, epoch: int) -> Segment:
@@ -370,6 +389,7 @@ def _emptied(segment: Segment, epoch: int) -> Segment:
         segment.total_seconds,
         segment.base,
         segment.base_ids,
+        segment.tapped,
     )
 
 

@@ -180,20 +180,26 @@ class Block:
         cache: TwoRegionCache,
         mask: torch.Tensor,
         stop: Callable[[], bool] | None = None,
+        enters: Callable[[int, torch.Tensor], None] | None = None,
     ) -> torch.Tensor | None:
         """Run R >= 1 rows and append their keys and values to `cache`.
 
         `inputs`: tokens int64 [R] for the block with layer 0, else hidden rows [R, hidden_size].
         `positions` int64 [R], absolute. `mask` bool [1, 1, R, cache.length + R]: which slots each
         row sees, its own included. Returns hidden rows [R, hidden_size], or None if `stop()` was
-        true before one of the layers; the R slots are taken in either case.
+        true before one of the layers; the R slots are taken in either case. `enters` is told each
+        layer's number in the model and the rows [R, hidden_size] that enter it.
         """
         rows = inputs.shape[0]
         hidden = self._embed(inputs).unsqueeze(0)
         place = positions.unsqueeze(0)
         turns = self._turns(hidden, place)
         visible = Visibility(mask, positions, cache.place(positions))
-        for layer, kind in zip(self._layers, self._angles, strict=True):
+        for number, (layer, kind) in enumerate(
+            zip(self._layers, self._angles, strict=True), start=self.first
+        ):
+            if enters is not None:
+                enters(number, hidden.squeeze(0))
             if stop is not None and stop():
                 cache.advance(rows)
                 return None

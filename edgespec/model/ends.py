@@ -1,13 +1,14 @@
-"""The output head: from hidden rows to logits, on the coordinator and in draft models."""
+"""The ends of a model on the coordinator and in drafts: from tokens to rows, and to logits."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import embedding, linear
 
+from edgespec.errors import ModelError
 from edgespec.model.block import EMBEDDING, Block, compute_dtype, load_parameter
-from edgespec.model.families import logit_cap
+from edgespec.model.families import embedding_scale, logit_cap
 from edgespec.model.source import TensorSource
 
 
@@ -30,6 +31,7 @@ class OutputHead:
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype, device)
         self.vocab_size, self.hidden_size = int(config.vocab_size), int(config.hidden_size)
+        self.layers = int(config.num_hidden_layers)  # of the whole model
         self._cap = logit_cap(config)
         if config.tie_word_embeddings and share is not None and share.embedding is not None:
             self._weight = share.embedding
@@ -37,6 +39,11 @@ class OutputHead:
         name = EMBEDDING if config.tie_word_embeddings else "lm_head.weight"
         shape = torch.Size((self.vocab_size, self.hidden_size))
         self._weight = load_parameter(source, name, shape, self.dtype, device)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The matrix [vocab_size, hidden_size]; where it is tied, the embedding too."""
+        return self._weight
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> np.ndarray:
@@ -50,3 +57,39 @@ class OutputHead:
         logits = logits.cpu()
         array: np.ndarray = (logits if self.dtype == torch.float64 else logits.float()).numpy()
         return array
+
+
+class InputEmbedding:
+    """The model's embedding alone, scaled where the model scales it."""
+
+    def __init__(
+        self,
+        source: TensorSource,
+        dtype: str = "float32",
+        device: torch.device | str = "cpu",
+        *,
+        share: OutputHead | None = None,
+    ) -> None:
+        """Read the matrix, or where it is tied take that of `share`.
+
+        Raises ModelError if the source does not have it.
+        """
+        config = source.config
+        kind = compute_dtype(dtype, device)
+        scale = embedding_scale(config, kind)
+        self._scale = None if scale is None else scale.to(device)
+        if config.tie_word_embeddings and share is not None:
+            self._weight = share.weight
+            return
+        if EMBEDDING not in source.names:
+            raise ModelError(
+                f"{source.path} has no embedding for a draft head to borrow, as its blocks are cut "
+                "already; give --model the model itself"
+            )
+        shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
+        self._weight = load_parameter(source, EMBEDDING, shape, kind, device)
+
+    def rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows [R, hidden_size] of tokens int64 [R]."""
+        rows = embedding(tokens, self._weight)
+        return rows if self._scale is None else rows * self._scale

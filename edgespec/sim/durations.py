@@ -52,8 +52,20 @@ class CostDurations:
     def message_bytes(self, message: Message, encoded: int) -> int:
         """A segment as the charged model's rows would make it; all else as it is."""
         if isinstance(message, Segment):
-            return self._costs.segment_bytes(len(message.ids), message.hidden is not None)
+            plain = self._costs.segment_bytes(len(message.ids), message.hidden is not None)
+            return plain + self._tap_bytes(message)
         return encoded
+
+    def _tap_bytes(self, segment: Segment) -> int:
+        """What its taps would take of the charged model: a byte a number, and a scale a row."""
+        if segment.taps is None or segment.hidden is None:
+            return 0
+        layers = round(segment.taps.shape[1] / (segment.hidden.shape[1] + _SCALE_BYTES))
+        wide = self._costs.coordinator.model.activation_bytes // 2
+        return len(segment.ids) * layers * (wide + _SCALE_BYTES)
+
+
+_SCALE_BYTES = 4
 
 
 def network_of(costs: RingCosts) -> Network:

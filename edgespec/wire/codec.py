@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, get_type_hints
 
 import msgpack
@@ -39,7 +40,7 @@ from edgespec.wire.scenes import (
     StageRun,
     Watch,
 )
-from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
+from edgespec.wire.tensor import ITEM_SIZES, IntArray, Layers, Tensor
 
 MAGIC = "edgespec"
 VERSION = 6
@@ -77,6 +78,9 @@ MOST_CHUNKS = 1 << 17
 
 HASH_BYTES = 32
 """Of a SHA-256."""
+
+MOST_LAYERS = 16
+"""That a draft source may tap."""
 
 DEFAULT_LIMITS = Limits()
 
@@ -190,6 +194,10 @@ def _check_segment(segment: Segment, limits: Limits) -> None:
         shape = segment.hidden.shape
         _need(len(shape) == 2 and shape[0] == rows, "hidden is not one vector a row")
         _need(len(segment.tokens) in (0, rows), "tokens and ids differ in length")
+    if segment.taps is not None:
+        taps = segment.taps
+        _need(taps.dtype == "uint8" and len(taps.shape) == 2, "taps are no bytes of rows")
+        _need(taps.shape[0] == rows and bool(segment.tapped), "taps are not one vector a row")
     _need(min(segment.request, segment.seq, segment.epoch) >= 0, "negative number")
     _need(min(segment.reserve, segment.wanted, segment.busiest_rows) >= 0, "negative number")
     _need(min(segment.base, *segment.base_ids, 0) >= 0, "negative number")
@@ -370,6 +378,17 @@ def _read_numbers(value: Any, raw: Iterator[Frame], limits: Limits) -> tuple[int
     return tuple(array.tolist())
 
 
+def _pack_layers(value: Layers, frames: list[Frame]) -> list[int]:
+    return [_pack_int(layer, frames) for layer in value]
+
+
+def _read_layers(value: Any, raw: Iterator[Frame], limits: Limits) -> Layers:
+    _need(isinstance(value, list) and len(value) <= MOST_LAYERS, "a field is no fit list")
+    _need(all(_is_int(layer) and layer >= 0 for layer in value), "a layer's number is bad")
+    _need(all(a < b for a, b in pairwise(value)), "layers are not ascending")
+    return Layers(tuple(value))
+
+
 _PLAIN: dict[Any, _Kind] = {
     int: _Kind(_pack_int, _read_int),
     bool: _Kind(_pack_bool, _read_bool),
@@ -410,6 +429,7 @@ _KINDS: dict[Any, _Kind] = {
     tuple[SceneSegment, ...]: _records(SceneSegment),
     tuple[int, ...]: _Kind(_pack_numbers, _read_numbers),
     IntArray: _Kind(_pack_array, _read_array),
+    Layers: _Kind(_pack_layers, _read_layers),
     Tensor: _Kind(_pack_tensor, _read_tensor),
     Tensor | None: _Kind(_pack_tensor, _read_optional_tensor),
 }

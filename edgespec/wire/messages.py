@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.wire.scenes import Observe, Ran, Scene, Watch
-from edgespec.wire.tensor import IntArray, Tensor
+from edgespec.wire.tensor import NO_LAYERS, IntArray, Layers, Tensor
 
 # --- the data ring ------------------------------------------------------------------------------
 
@@ -32,6 +32,10 @@ class Segment:
     so far computed on it, and how many rows it had there; `total_seconds`: all stages together. So
     the coordinator learns what a segment costs. An emptied segment still travels, so that credits
     stay right.
+
+    `tapped`: layers of which a draft source wants the rows that enter them (EAGLE-3). Each stage
+    that owns some puts them, packed (see model.taps), behind the columns of `taps` uint8 [R, ...];
+    None as long as no tapped layer was met, and always if none is wanted.
     """
 
     request: int
@@ -50,6 +54,8 @@ class Segment:
     total_seconds: float = 0.0
     base: int = 0
     base_ids: tuple[int, ...] = ()
+    tapped: Layers = NO_LAYERS
+    taps: Tensor | None = None
 
 
 # --- coordinator → stages -----------------------------------------------------------------------

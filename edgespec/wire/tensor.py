@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import NewType
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
+
+Layers = NewType("Layers", tuple[int, ...])
+"""Numbers of some of the model's layers, few and ascending: they travel in the header."""
+
+NO_LAYERS = Layers(())
 
 ITEM_SIZES = {
     "float64": 8,
@@ -52,3 +58,15 @@ class Tensor:
         row_bytes = prod(self.shape[1:]) * ITEM_SIZES[self.dtype]
         rows = np.frombuffer(self.data, np.uint8).reshape(self.shape[0], row_bytes)
         return Tensor(self.dtype, (len(index), *self.shape[1:]), rows[index].tobytes())
+
+    def beside(self, other: Tensor) -> Tensor:
+        """The columns of this matrix, then those of another one of the same dtype and rows.
+
+        Raises ValueError if it is not.
+        """
+        if (self.dtype, self.shape[:-1]) != (other.dtype, other.shape[:-1]) or len(self.shape) != 2:
+            raise ValueError(f"{self.dtype}{self.shape} and {other.dtype}{other.shape} differ")
+        rows = self.shape[0]
+        both = [np.frombuffer(t.data, np.uint8).reshape(rows, -1) for t in (self, other) if rows]
+        data = np.concatenate(both, 1).tobytes() if both else b""
+        return Tensor(self.dtype, (rows, self.shape[1] + other.shape[1]), data)

@@ -26,10 +26,11 @@ from edgespec.machines.effects import RunBlock
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
+from edgespec.model.taps import unpacked
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.tree.ledger import RetainSet, RowLedger, Rows
 from edgespec.verify.sampling import Sampling, choose
-from edgespec.wire.tensor import Tensor
+from edgespec.wire.tensor import Layers, Tensor
 
 NONE = np.zeros(0, np.int64)
 
@@ -71,6 +72,31 @@ def opened(stages: list[TorchBlock], request: int, tokens: list[int]) -> Tensor:
         stage.open(request, reserve=2)
     tri = np.tri(len(tokens), dtype=np.bool_)
     return through(stages, RunBlock(0, request, chain(tokens), None, 0, tri))
+
+
+@torch.inference_mode()
+def test_what_enters_tapped_layers_is_handed_out(
+    stages: list[TorchBlock], model: PreTrainedModel
+) -> None:
+    tokens = [5, 6, 7, 8]
+    for stage in stages:
+        stage.open(1, reserve=4)
+    tri = np.tri(len(tokens), dtype=np.bool_)
+    job = RunBlock(0, 1, chain(tokens), None, 0, tri, Layers((0, 1, 3)))
+    hidden = stages[0].run(job, lambda: False)
+    first = stages[0].take_taps()
+    stages[1].run(replace(job, hidden=hidden), lambda: False)
+    second = stages[1].take_taps()
+    assert first is not None
+    assert second is not None
+    found = unpacked(first.beside(second), 3)
+    exact = model.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    for index, layer in enumerate(job.tapped):
+        wanted = exact[layer][0].float()
+        # Half a step of 127 to either side.
+        most = wanted.abs().amax(1, keepdim=True) / 127 * 0.501
+        assert ((found[:, index] - wanted).abs() <= most).all()
+    assert stages[0].take_taps() is None
 
 
 def test_two_requests_side_by_side_with_a_retain(

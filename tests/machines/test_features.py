@@ -11,14 +11,14 @@ from support.rings import VOCABULARY, FakeRing, assert_one_end, submit
 
 from edgespec.backends.fake import FakeBlock, FakeDraft
 from edgespec.machines.effects import RunBlock
-from edgespec.machines.features import FINAL_HIDDEN, NO_FEATURES, Features, HiddenRows
+from edgespec.machines.features import FINAL_HIDDEN, NO_FEATURES, Features, HiddenRows, tap
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.tree.ledger import Rows
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import Finished
-from edgespec.wire.tensor import Tensor
+from edgespec.wire.tensor import Layers, Tensor
 
 STAGES = 2
 DRAFTING = sorted(name for name, policy in POLICIES.items() if policy.drafts)
@@ -30,8 +30,10 @@ def _small_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "adaptive", Adaptive(width=3, most_rows=6))
 
 
-def plain_hidden(tokens: Sequence[int]) -> list[int]:
-    """The toy model's last hidden number at every position, all tokens in one run."""
+def plain_run(tokens: Sequence[int]) -> tuple[list[int], list[list[int]]]:
+    """The toy model's last hidden number at every position, and those that enter each layer, all
+    tokens in one run."""
+    entered: list[list[int]] = []
     ids = np.arange(len(tokens))
     rows = Rows(ids, ids - 1, np.array(tokens, np.int64), ids)
     hidden: Tensor | None = None
@@ -39,9 +41,11 @@ def plain_hidden(tokens: Sequence[int]) -> list[int]:
         block = FakeBlock(stage)
         block.open(1, 0)
         sees = np.tri(len(tokens), dtype=np.bool_)
-        hidden = block.run(RunBlock(1, 1, rows, hidden, 0, sees), lambda: False)
+        job = RunBlock(1, 1, rows, hidden, 0, sees, Layers(tuple(range(STAGES))))
+        hidden = block.run(job, lambda: False)
+        entered.append(numbers(block.take_taps()))
     assert hidden is not None
-    return numbers(hidden)
+    return numbers(hidden), entered
 
 
 def numbers(hidden: Tensor | None) -> list[int]:
@@ -50,13 +54,14 @@ def numbers(hidden: Tensor | None) -> list[int]:
 
 
 class NeedyDraft(FakeDraft):
-    """Writes down the hidden rows that it is given, by request."""
+    """Writes down the hidden rows and the taps that it is given, by request."""
 
-    needs = frozenset({FINAL_HIDDEN})
-
-    def __init__(self, accuracy: float) -> None:
+    def __init__(self, accuracy: float, *taps: int) -> None:
         super().__init__(STAGES, VOCABULARY, accuracy)
+        self.needs = frozenset({FINAL_HIDDEN, *map(tap, taps)})
+        self.taps = taps
         self.given: dict[int, list[int]] = {}
+        self.tapped: dict[int, list[list[int]]] = {}
         self.contexts: dict[int, tuple[int, ...]] = {}
         self.prompt = 0
 
@@ -64,6 +69,7 @@ class NeedyDraft(FakeDraft):
         """Start a request."""
         super().open(request, sampling)
         self.given[request] = []
+        self.tapped[request] = []
 
     def refresh(
         self,
@@ -94,14 +100,21 @@ class NeedyDraft(FakeDraft):
         assert tuple(context[: len(before)]) == before
         self.contexts[request] = tuple(context)
         self.given[request] += numbers(features.final)
+        if features.taps is not None:
+            assert features.tapped == self.taps
+            rows = np.frombuffer(features.taps.data, np.uint64).reshape(-1, len(self.taps))
+            self.tapped[request] += rows.tolist()
         if before and len(context) > len(before):
             assert len(self.given[request]) == len(context) - 1, "all but the newest token's"
 
 
 @pytest.mark.parametrize("policy", DRAFTING)
-@pytest.mark.parametrize("accuracy", [0.3, 0.9])
-def test_every_certain_row_comes_once_and_in_order(policy: str, accuracy: float) -> None:
-    draft = NeedyDraft(accuracy)
+@pytest.mark.parametrize(("accuracy", "taps"), [(0.3, (0, 1)), (0.9, (1,)), (0.6, ())])
+def test_every_certain_row_comes_once_and_in_order(
+    policy: str, accuracy: float, taps: tuple[int, ...]
+) -> None:
+    """With what entered the tapped layers, however rows were pruned on the way."""
+    draft = NeedyDraft(accuracy, *taps)
     fake = FakeRing(STAGES, draft=draft, prefill_chunk=3)
     asks = [submit(tag, prompt, 20, policy) for tag, prompt in ((1, "hello you"), (2, "a"))]
     for ask in asks:
@@ -113,7 +126,10 @@ def test_every_certain_row_comes_once_and_in_order(policy: str, accuracy: float)
         assert end.token_ids == fake.expected(ask).token_ids
         whole = [*fake.codec.encode(ask.prompt), *end.token_ids]
         given = draft.given[request]
-        assert given == plain_hidden(whole)[: len(given)]
+        hidden, entered = plain_run(whole)
+        assert given == hidden[: len(given)]
+        wanted = [list(row) for row in zip(*(entered[layer] for layer in taps), strict=True)]
+        assert draft.tapped[request] == wanted[: len(given)]
         assert len(given) >= len(draft.contexts[request]) - 1
 
 
@@ -131,7 +147,7 @@ def test_a_lost_ring_doubles_no_row() -> None:
         fake.ring.run()
         end = assert_one_end(fake.ring.replies, 1)
         assert isinstance(end, Finished)
-        hidden = plain_hidden([*fake.codec.encode(ask.prompt), *end.token_ids])
+        hidden, _ = plain_run([*fake.codec.encode(ask.prompt), *end.token_ids])
         for given in draft.given.values():
             assert given == hidden[: len(given)]
 
@@ -148,7 +164,7 @@ def test_nothing_is_kept_for_a_source_that_reads_hidden_rows() -> None:
 
 
 def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
-    hidden = HiddenRows(2)
+    hidden = HiddenRows(2, frozenset({FINAL_HIDDEN}))
     tensor = Tensor("uint8", (4, 1), bytes([10, 11, 12, 13]))
     hidden.arrived([1, 2, 3, 4], tensor)
     assert hidden.take() is NO_FEATURES
@@ -160,3 +176,17 @@ def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
     hidden.passed([4, 5], 5)
     assert bytes(hidden.take().final.data) == bytes([13])  # type: ignore[union-attr]
     assert hidden._rows == {}
+
+
+def test_taps_that_a_stage_forgot_or_changed_are_passed_over() -> None:
+    hidden = Tensor("uint8", (1, 1), b"h")
+    for bad in (None, Tensor("uint8", (1, 4), b"1234")):
+        rows = HiddenRows(3, frozenset({tap(1), tap(4)}))
+        rows.arrived([0], hidden, Tensor("uint8", (1, 2), b"ab"))
+        rows.arrived([1], hidden, bad)
+        rows.arrived([2], hidden, Tensor("uint8", (1, 2), b"cd"))
+        taken = rows.take()
+        assert taken.final is None
+        assert taken.tapped == (1, 4)
+        assert taken.taps == Tensor("uint8", (1, 2), b"ab")
+        assert rows.take() is NO_FEATURES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,6 +43,7 @@ from edgespec.machines.events import (
 from edgespec.machines.stage import REMEMBERED_ENDS
 from edgespec.verify.sampling import Choice
 from edgespec.wire.messages import Fault, Segment
+from edgespec.wire.tensor import Layers, Tensor
 
 # --- the plain way --------------------------------------------------------------------------------
 
@@ -406,3 +408,28 @@ def test_an_event_that_cannot_be_is_our_bug_and_changes_nothing(
 
 def test_a_stage_waits_for_nothing() -> None:
     assert Stage().machine.deadline() is None
+
+
+def test_taps_of_the_stages_stay_beside_their_rows_when_some_are_dropped() -> None:
+    stage = opened()
+    rows = draft(2, (2, 1, 2), (3, 2, 3), (4, 2, 3))
+    taps = Tensor("uint8", (3, 2), b"aabbcc")
+    effects = stage.segment(replace(rows, tapped=Layers((0, 5)), taps=taps))
+    assert runs(effects).tapped == (0, 5)
+    stage.retain(1, 4, (), (2, 4))
+    job, stage.running = stage.running, None
+    assert job is not None
+    own = Tensor("uint8", (3, 1), b"xyz")
+    out = sent(stage.tell(BlockDone(job.job, hidden(1, 2, 3), own)))
+    assert out.ids.tolist() == [2, 4]
+    assert out.tapped == (0, 5)
+    assert out.taps == Tensor("uint8", (2, 3), b"aaxccz")
+
+
+def test_taps_of_rows_that_were_dropped_before_they_came() -> None:
+    stage = opened(is_last=True)
+    stage.retain(1, 3, (), (3,))
+    rows = draft(2, (2, 1, 2), (3, 1, 2))
+    taps = Tensor("uint8", (2, 1), b"ab")
+    stage.segment(replace(rows, tapped=Layers((0,)), taps=taps))
+    assert sent(stage.done()).taps == Tensor("uint8", (1, 1), b"b")

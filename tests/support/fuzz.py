@@ -27,7 +27,7 @@ from edgespec.wire.messages import (
     Segment,
 )
 from edgespec.wire.scenes import Observe, Ran, Scene, SceneNode, SceneSegment, StageRun, Watch
-from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
+from edgespec.wire.tensor import ITEM_SIZES, NO_LAYERS, IntArray, Layers, Tensor
 
 Frames = list[bytes]
 
@@ -176,6 +176,7 @@ class Fuzzer:
             dice.choice((0.0, 0.25, 1e300)),
             whole(),
             dice.choice((0.0, 0.25, 1e300)),
+            tapped=dice.choice((NO_LAYERS, Layers((0, 3)))),
         )
 
     def _health(self) -> Health:

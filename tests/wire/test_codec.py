@@ -46,7 +46,7 @@ from edgespec.wire.messages import (
     Submit,
 )
 from edgespec.wire.scenes import Observe, SceneNode, SceneSegment, StageRun, Watch
-from edgespec.wire.tensor import ITEM_SIZES, IntArray, Tensor
+from edgespec.wire.tensor import ITEM_SIZES, IntArray, Layers, Tensor
 
 # --- strategies from the messages' own field types ------------------------------------------------
 
@@ -101,6 +101,8 @@ def segments(draw: st.DrawFn) -> Segment:
     rows = draw(st.integers(0, 5))
     whole = st.integers(0, 2**63)
     hidden = draw(st.none() | tensors(rows))
+    tapped = sorted(draw(st.sets(st.integers(0, 200), max_size=3)))
+    columns = draw(st.none() | st.integers(0, 4)) if tapped else None
     return Segment(
         draw(whole),
         draw(whole),
@@ -116,6 +118,8 @@ def segments(draw: st.DrawFn) -> Segment:
         draw(st.floats(0.0, allow_infinity=False)),
         draw(whole),
         draw(st.floats(0.0, allow_infinity=False)),
+        tapped=Layers(tuple(tapped)),
+        taps=None if columns is None else raw_bytes(bytes(rows * columns), rows, columns),
     )
 
 
@@ -644,3 +648,32 @@ def test_all_rows_of_a_tensor_are_the_tensor() -> None:
     assert tensor.take(np.arange(3)) is tensor
     nothing = Tensor("float32", (0, 4), b"")
     assert nothing.take(np.zeros(0, np.int64)).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "fits"),
+    [
+        ({"tapped": Layers((0, 5)), "taps": Tensor("uint8", (2, 3), b"aaabbb")}, True),
+        ({"tapped": Layers((0, 5))}, True),
+        ({"taps": Tensor("uint8", (2, 3), b"aaabbb")}, False),
+        ({"tapped": Layers((5,)), "taps": Tensor("uint8", (1, 3), b"aaa")}, False),
+        ({"tapped": Layers((5,)), "taps": Tensor("uint64", (2, 1), bytes(16))}, False),
+        ({"tapped": Layers((5,)), "taps": Tensor("uint8", (2,), b"ab")}, False),
+        ({"tapped": Layers((5, 5))}, False),
+        ({"tapped": Layers((-1,))}, False),
+        ({"tapped": Layers(tuple(range(17)))}, False),
+    ],
+)
+def test_taps_travel_beside_the_rows(changed: dict[str, Any], fits: bool) -> None:
+    ids = np.arange(2)
+    plain = Segment(
+        1, 2, 0, False, 0, 2, ids, ids - 1, ids, ids[:0], Tensor("uint8", (2, 1), b"hi")
+    )
+    segment = replace(plain, **changed)
+    if not fits:
+        with pytest.raises(RemoteProtocolError):
+            decode(encode(segment))
+        return
+    again = decode(encode(segment))
+    assert isinstance(again, Segment)
+    assert (again.tapped, again.taps) == (segment.tapped, segment.taps)

@@ -1,0 +1,88 @@
+"""edgespec train: trains a draft head for a base model on a text file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgespec.cli import options
+from edgespec.cli.notes import Notes
+from edgespec.errors import ConfigError
+
+train = typer.Typer(help="Train draft weights for a base model.", no_args_is_help=True)
+
+
+@train.command()
+def eagle(
+    base: Annotated[Path, typer.Argument(help="Folder of the base model.")],
+    text: Annotated[
+        Path,
+        typer.Argument(help='Text: one document a line, or .jsonl objects with a "text".'),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the head to.")],
+    kind: Annotated[str, typer.Option(help="eagle (the form of EAGLE-2) or eagle3.")] = "eagle",
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 2000,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of text a step.")] = 8,
+    row_length: Annotated[int, typer.Option(min=64, help="Tokens of a row.")] = 256,
+    own_rows: Annotated[
+        int, typer.Option(min=0, help="Rows that the base writes itself, beside the file's.")
+    ] = 1024,
+    text_rows: Annotated[
+        int, typer.Option(min=1, help="Rows of the file at most. The others are left out.")
+    ] = 20_000,
+    levels: Annotated[int, typer.Option(min=1, max=8, help="Levels of the tree to train.")] = 4,
+    rate: Annotated[float, typer.Option(help="Peak of the learning rate.")] = 2e-3,
+    draft_vocab: Annotated[
+        int, typer.Option(min=0, help="Tokens that an eagle3 head scores. 0: all.")
+    ] = 0,
+    dtype: Annotated[str, typer.Option(help="What the base is held in.")] = "float32",
+    low: Annotated[
+        bool, typer.Option("--low/--no-low", help="Compute in bfloat16 where it may be.")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Of the order of the rows.")] = 0,
+    as_json_object: options.Json = False,
+) -> None:
+    """Train an EAGLE head for a base model. Stopped, the same command goes on where it was.
+
+    At the end it is measured on the base's own answers to text that was held out.
+    """
+    if kind not in ("eagle", "eagle3"):
+        raise ConfigError(f"--kind {kind}: give eagle or eagle3")
+    out.mkdir(parents=True, exist_ok=True)
+    notes = Notes()
+    with notes.waiting("loading") as say:
+        # torch takes seconds to import: not for an option that is wrong.
+        from edgespec.model.block import compute_dtype
+        from edgespec.model.device import best_device
+        from edgespec.training.eagle import Settings
+        from edgespec.training.eagle_run import Plan
+        from edgespec.training.eagle_run import train as run
+
+        settings = Settings(steps, batch, levels, rate, low, seed)
+        plan = Plan(
+            base,
+            text,
+            out,
+            "eagle3" if kind == "eagle3" else "eagle",
+            settings,
+            row_length,
+            text_rows=text_rows,
+            own_rows=own_rows,
+            vocab=draft_vocab,
+        )
+        figures = run(plan, say, compute_dtype(dtype, best_device()))
+    if as_json_object:
+        print(json.dumps(figures))
+    else:
+        _show(figures, out)
+
+
+def _show(figures: dict[str, Any], out: Path) -> None:
+    print(f"head in {out}, measured on {figures['held_out_tokens']} held-out tokens")
+    for rank, shares in figures["agreement_by_level"].items():
+        levels = "  ".join(f"{share:.3f}" for share in shares)
+        trip = figures["tokens_per_trip"][rank]
+        print(f"{rank}: by level {levels}; {trip:.2f} tokens a trip")

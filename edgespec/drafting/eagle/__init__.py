@@ -1,0 +1,1 @@
+"""EAGLE heads: one layer that guesses the base's next features from those of certain rows."""

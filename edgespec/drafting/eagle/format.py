@@ -1,0 +1,215 @@
+"""Head folders: EAGLE heads as they are published, read into one description and one set of names.
+
+A folder holds config.json and model.safetensors, or pytorch_model.bin. The variants that are
+known: EAGLE's own releases, repacks with "model." before every name, heads of SpecForge, AngelSlim
+and vLLM with "layers.0." where EAGLE-3 has "midlayer.", and speculators' nested settings.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from edgespec.drafting.eagle.settings import read_settings
+from edgespec.drafting.eagle.shape import HeadShape
+from edgespec.errors import ModelError
+from edgespec.model.hub import model_files
+from edgespec.model.safetensors_writer import PADDING, SafetensorsWriter, Slot
+
+SAFE, PICKLED, CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
+LAYERS = {"eagle": "layers.0.", "eagle3": "midlayer."}
+"""What the one layer's tensors are called in the official files."""
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_ENDS = ("embed_tokens.weight", "lm_head.weight")
+_EXTRA = ("d2t", "t2d")
+
+
+@dataclass(frozen=True)
+class HeadFiles:
+    """One head as read: `weights` has EagleHead's names; `embedding` [V, hidden] and `matrix`
+    [vocab, hidden] are None where the base's are borrowed; `tokens` int64 [vocab] is the base's
+    token of each column, None where column v is token v."""
+
+    shape: HeadShape
+    weights: dict[str, torch.Tensor]
+    embedding: torch.Tensor | None
+    matrix: torch.Tensor | None
+    tokens: torch.Tensor | None
+
+
+def read_head(path: str | Path, base_hidden: int, base_vocab: int, base_layers: int) -> HeadFiles:
+    """Read a head, a folder or a hub id, for a base of this width, vocabulary and depth.
+
+    Raises ModelError if it cannot be read, asks for what edgespec does not compute, or does not
+    fit the base.
+    """
+    files = model_files(path)
+    config = files.file(CONFIG)
+    if files.offers(SAFE):
+        file = files.file(SAFE)
+        stored = _named(_read_safe(file), file)
+    elif files.offers(PICKLED):
+        file = files.file(PICKLED)
+        stored = _named(_read_pickled(file), file)
+    else:
+        raise ModelError(f"{path} holds neither {SAFE} nor {PICKLED}; download the head again")
+    shape = read_settings(config, stored, base_hidden, base_layers)
+    return _checked(shape, stored, file, base_vocab)
+
+
+def write_head(
+    folder: Path,
+    shape: HeadShape,
+    tensors: dict[str, torch.Tensor],
+    tokens: torch.Tensor | None,
+    vocab: int,
+    positions: int,
+) -> None:
+    """Write a head in its official format, floats in bfloat16.
+
+    `tensors`: by EagleHead's names, and "lm_head.weight" if it has one; `tokens` int64 [vocab of
+    the head]: see HeadFiles; `vocab`: of the base. Raises OSError as writing does.
+    """
+    named = {
+        name.replace("layer.", LAYERS[shape.kind], 1): weight.to(torch.bfloat16).cpu()
+        for name, weight in tensors.items()
+    }
+    if tokens is not None:
+        chosen = tokens.cpu()
+        named["d2t"] = chosen - torch.arange(len(chosen))
+        named["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, chosen, True)
+    rope = shape.ropes[0]
+    settings: dict[str, Any] = {
+        "architectures": [
+            "LlamaForCausalLMEagle3" if shape.kind == "eagle3" else "LlamaForCausalLMEagle"
+        ],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": shape.eps,
+        "rope_theta": rope.theta,
+        "max_position_embeddings": positions,
+        "vocab_size": vocab,
+        "bias": shape.fc_bias,
+        "torch_dtype": "bfloat16",
+    }
+    if shape.kind == "eagle3":
+        settings["draft_vocab_size"] = shape.vocab
+    slots = [Slot(name, tensor.shape, tensor.dtype) for name, tensor in named.items()]
+    with SafetensorsWriter(slots, {"format": "pt"}).into(folder / SAFE) as file:
+        for name, tensor in named.items():
+            file.append(name, tensor)
+    text = json.dumps(settings, indent=2) + "\n"
+    (folder / CONFIG).write_text(text, encoding="utf-8")
+
+
+def _read_safe(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        with safe_open(str(file), framework="pt", device="cpu") as tensors:
+            names = [name for name in tensors.keys() if not name.startswith(PADDING)]  # noqa: SIM118
+            return {name: tensors.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot read {file} ({error}); download the head again") from error
+
+
+def _read_pickled(file: Path) -> dict[str, torch.Tensor]:
+    """A file that torch wrote, by its reader that makes tensors and runs no code."""
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch raises many kinds for a file that it will not read
+        raise ModelError(
+            f"cannot read {file} as plain tensors ({error}); use a head that comes as {SAFE}"
+        ) from error
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor)
+        for name, tensor in content.items()
+    ):
+        raise ModelError(f"{file} does not hold named tensors alone; use one that comes as {SAFE}")
+    return content
+
+
+def _named(stored: dict[str, torch.Tensor], file: Path) -> dict[str, torch.Tensor]:
+    """The tensors by EagleHead's names."""
+    named: dict[str, torch.Tensor] = {}
+    for old, tensor in stored.items():
+        name = old.removeprefix("model.")
+        if name.endswith("rotary_emb.inv_freq"):
+            continue
+        for prefix in LAYERS.values():
+            if name.startswith(prefix):
+                name = "layer." + name[len(prefix) :]
+        if name in named:
+            raise ModelError(f"{file} holds {name!r} twice, as {old!r} too; download it again")
+        named[name] = tensor
+    return named
+
+
+def _checked(
+    shape: HeadShape, stored: dict[str, torch.Tensor], file: Path, base_vocab: int
+) -> HeadFiles:
+    wanted = shape.tensors()
+    strange = stored.keys() - wanted.keys() - set(_ENDS) - set(_EXTRA)
+    if strange:
+        # Leaving a bias or norm out would compute something else than the head.
+        raise ModelError(
+            f"{file} holds {min(strange)!r}, which no EAGLE head that edgespec knows has; use "
+            "another head for this base"
+        )
+    if shape.own_embedding:
+        wanted["embed_tokens.weight"] = (base_vocab, shape.hidden)
+    if shape.own_head:
+        wanted["lm_head.weight"] = (shape.vocab, shape.hidden)
+    for name, size in wanted.items():
+        _check(name, stored.get(name), size, file)
+    return HeadFiles(
+        shape,
+        {name: stored[name] for name in shape.tensors()},
+        stored["embed_tokens.weight"] if shape.own_embedding else None,
+        stored["lm_head.weight"] if shape.own_head else None,
+        _tokens(shape, stored.get("d2t"), file, base_vocab),
+    )
+
+
+def _check(name: str, tensor: torch.Tensor | None, size: tuple[int, ...], file: Path) -> None:
+    if tensor is None:
+        raise ModelError(f"{file} lacks the tensor {name!r}; download the head again")
+    if tuple(tensor.shape) != size or tensor.dtype not in _FLOATS:
+        raise ModelError(
+            f"{name!r} in {file} is {tensor.dtype}{list(tensor.shape)}, this base needs floats "
+            f"{list(size)}: it is a head for another base, or its config.json is of another head; "
+            "use the one that was trained for this base"
+        )
+
+
+def _tokens(
+    shape: HeadShape, offsets: torch.Tensor | None, file: Path, base_vocab: int
+) -> torch.Tensor | None:
+    """The base's token of each column: its number plus the file's offset d2t."""
+    if offsets is None:
+        if shape.vocab != base_vocab:
+            raise ModelError(
+                f"{file} scores {shape.vocab} tokens, the base has {base_vocab}, and no tensor "
+                "'d2t' says which ones they are; use the head that was trained for this base"
+            )
+        return None
+    whole = offsets.dtype in (torch.int64, torch.int32) and offsets.shape == (shape.vocab,)
+    tokens = torch.arange(shape.vocab) + offsets.long() if whole else offsets
+    if not whole or int(tokens.min()) < 0 or int(tokens.max()) >= base_vocab:
+        raise ModelError(
+            f"'d2t' in {file} names tokens outside the base's vocabulary of {base_vocab}; use the "
+            "head that was trained for this base"
+        )
+    if len(tokens.unique()) != len(tokens):
+        raise ModelError(f"'d2t' in {file} names a token twice; download the head again")
+    return tokens

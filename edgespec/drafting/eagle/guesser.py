@@ -1,0 +1,235 @@
+"""EAGLE guesser: guesses by a head that reads the base's own features of certain rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import linear
+
+from edgespec.drafting.base import TokenPath
+from edgespec.drafting.eagle.format import HeadFiles, read_head
+from edgespec.drafting.eagle.head import EagleHead
+from edgespec.drafting.eagle.rows import PairRows
+from edgespec.drafting.eagle.shape import Kind, Rope
+from edgespec.drafting.ranking import Ranking
+from edgespec.errors import ModelError
+from edgespec.machines.features import FINAL_HIDDEN, Features, tap
+from edgespec.model.block import compute_dtype
+from edgespec.model.ends import InputEmbedding, OutputHead
+from edgespec.model.source import TensorSource
+from edgespec.model.taps import unpacked
+from edgespec.model.tensors import to_torch
+from edgespec.tree.drafted import Children
+from edgespec.verify.sampling import Sampling
+
+log = logging.getLogger(__name__)
+
+TESTED_ROWS = 200
+"""Certain rows by which the settings of a head in doubt are told apart."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request: its certain tokens, and the rows of its pairs.
+
+    `features` [n, hidden]: of certain rows whose pairs still lack their token. `trial`: features
+    and tokens of all pairs so far, while the head's settings are in doubt.
+    """
+
+    pairs: PairRows
+    features: torch.Tensor
+    context: tuple[int, ...] = ()
+    trial: list[torch.Tensor] = field(default_factory=list)
+
+
+class EagleGuesser:
+    """A Guesser (see drafting.base): an EAGLE-1, EAGLE-2 or EAGLE-3 head beside the base's ends."""
+
+    def __init__(
+        self,
+        files: HeadFiles,
+        base: OutputHead,
+        embedding: InputEmbedding | None,
+        dtype: str = "float32",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`base` and `embedding` are lent where the head has no matrix or embedding of its own."""
+        shape = self._shape = files.shape
+        self._dtype, self._device = compute_dtype(dtype, device), torch.device(device)
+        with torch.device("meta"):
+            self._head = EagleHead(shape)
+        weights = {name: self._own(tensor) for name, tensor in files.weights.items()}
+        self._head.load_state_dict(weights, assign=True)
+        self._head.requires_grad_(False).eval()
+        self._base, self._lent = base, embedding
+        self._embedding = None if files.embedding is None else self._own(files.embedding)
+        self._matrix = None if files.matrix is None else self._own(files.matrix)
+        self._tokens = None if files.tokens is None else files.tokens.numpy()
+        self._ropes = shape.ropes
+        self._ranking = Ranking()
+        self._requests: dict[int, _Request] = {}
+        self._work: list[int] = []
+
+    @property
+    def name(self) -> str:
+        """Which kind of head it is."""
+        return self._shape.kind
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Itself."""
+        return (self.name,)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The base's features."""
+        taps = self._shape.taps
+        return frozenset(map(tap, taps)) if taps else frozenset({FINAL_HIDDEN})
+
+    def open(self, request: int, sampling: Sampling) -> None:
+        """Start a request; its guesses are ranked with the request's shared noise."""
+        nothing = torch.zeros((0, self._shape.hidden), dtype=self._dtype, device=self._device)
+        self._requests[request] = _Request(self._new_rows(self._ropes[0]), nothing)
+        self._ranking.open(request, sampling)
+
+    @torch.inference_mode()
+    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+        """Take features and certain tokens; False as long as there is no certain pair."""
+        state = self._requests[request]
+        self._ranking.read(request, context[len(state.context) :])
+        state.context = tuple(context)
+        given = self._given(features)
+        if given is not None:
+            state.features = torch.cat([state.features, self._head.features(given)])
+        first = state.pairs.certain
+        count = min(len(state.features), len(context) - 1 - first)
+        if count > 0:
+            fresh, state.features = state.features[:count], state.features[count:]
+            state.pairs.add(fresh, context[first + 1 : first + 1 + count])
+            if len(self._ropes) > 1:
+                state.trial.append(fresh)
+                self._try(state)
+            self._note_work(state)
+        return state.pairs.certain > 0
+
+    @torch.inference_mode()
+    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+        """The best children of each path (see drafting.base).
+
+        Certain tokens whose pairs have no true features yet are taken as guesses above them.
+        """
+        state = self._requests[request]
+        above = state.context[state.pairs.certain + 1 :]
+        vocab = self._base.vocab_size
+        usable = [i for i, path in enumerate(paths) if max(path, default=0) < vocab]
+        if not usable:
+            return Children.none()
+        asked = [(*above, *paths[index]) for index in usable]
+        out = state.pairs.behind(asked)
+        self._note_work(state)
+        positions = len(state.context) + np.array([len(paths[index]) for index in usable])
+        found = self._ranking.children(
+            request,
+            [paths[index] for index in usable],
+            self._logits(out),
+            positions,
+            width,
+            self._tokens,
+        )
+        return replace(found, parents=np.array(usable)[found.parents])
+
+    def take_work(self) -> tuple[int, ...]:
+        """Rows of each forward pass since the last call, in order, whatever request they served."""
+        work, self._work = tuple(self._work), []
+        return work
+
+    def close(self, request: int) -> None:
+        """Free the request's cache; unknown requests are ignored."""
+        self._requests.pop(request, None)
+        self._ranking.close(request)
+
+    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, self._dtype, copy=True)
+
+    def _new_rows(self, rope: Rope) -> PairRows:
+        return PairRows(self._head, self._embed, rope, self._dtype, self._device)
+
+    def _note_work(self, state: _Request) -> None:
+        self._work += state.pairs.work
+        state.pairs.work.clear()
+
+    def _given(self, features: Features) -> torch.Tensor | None:
+        """What the head takes of the features, [n, width], in its dtype."""
+        if self._shape.kind == "eagle3":
+            rows = None
+            if features.taps is not None:
+                by_layer = unpacked(features.taps, len(features.tapped))
+                at = [features.tapped.index(layer) for layer in self._shape.taps]
+                rows = by_layer[:, at].flatten(1)
+        else:
+            rows = None if features.final is None else to_torch(features.final)
+        return None if rows is None else rows.to(self._device, self._dtype)
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self._embedding is not None:
+            return self._embedding[tokens]
+        assert self._lent is not None
+        return self._lent.rows(tokens)
+
+    def _logits(self, out: torch.Tensor) -> np.ndarray:
+        """Logits [R, vocab of the head], in float32 at least."""
+        rows = self._head.outgoing(out)
+        if self._matrix is None:
+            return self._base.logits(rows)
+        logits = linear(rows, self._matrix).cpu()
+        array: np.ndarray = (logits if self._dtype == torch.float64 else logits.float()).numpy()
+        return array
+
+    def _try(self, state: _Request) -> None:
+        """Once there are rows enough, keep the settings by which most next tokens are foreseen."""
+        if state.pairs.certain < TESTED_ROWS:
+            return
+        features = torch.cat(state.trial)
+        pairs, known = state.context[1 : len(features) + 1], np.array(state.context[2:])
+        made = [self._new_rows(rope) for rope in self._ropes]
+        right: list[float] = []
+        for rows in made:
+            best = self._logits(rows.add(features, pairs))[: len(known)].argmax(1)
+            tokens = best if self._tokens is None else self._tokens[best]
+            right.append(float((tokens == known[: len(tokens)]).mean()))
+        best_of = int(np.argmax(right))
+        shares = ", ".join(
+            f"rope theta {rope.theta:g}: {share:.0%}"
+            for rope, share in zip(self._ropes, right, strict=True)
+        )
+        chosen = self._ropes[best_of]
+        log.info("%s head: right next tokens by %s; using %g", self.name, shares, chosen.theta)
+        self._ropes = (chosen,)
+        state.pairs, state.trial = made[best_of], []
+
+
+def load_eagle(
+    path: str | Path,
+    kind: Kind,
+    source: TensorSource,
+    base: OutputHead,
+    dtype: str = "float32",
+    device: torch.device | str = "cpu",
+) -> EagleGuesser:
+    """The head of that kind in a folder, or of a hub id, for the base `source` with the output
+    head `base`.
+
+    Raises ModelError if there is none, or it does not fit.
+    """
+    files = read_head(path, base.hidden_size, base.vocab_size, base.layers)
+    if files.shape.kind != kind:
+        raise ModelError(f"{path} is an {files.shape.kind} head; say {files.shape.kind}:{path}")
+    embedding = None
+    if not files.shape.own_embedding:
+        embedding = InputEmbedding(source, dtype, device, share=base)
+    return EagleGuesser(files, base, embedding, dtype, device)

@@ -1,0 +1,178 @@
+"""Head settings: config.json of an EAGLE head as its many writers have it, and the head's shape.
+
+Read as plain JSON, since libraries rename and default its fields. Where a field and the tensors
+say different things, the tensors are right: several published files say a wrong head_dim, number
+of layers or bias.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgespec.drafting.eagle.shape import HeadShape, Rope
+from edgespec.errors import ModelError
+
+USUAL_THETA = 10000.0
+"""Of heads that do not say, and of several that say otherwise."""
+
+# Set, they change the arithmetic in ways that nobody has described.
+_UNKNOWN_FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "use_aux_norm")
+_SPECULATORS = "transformer_layer_config"
+
+
+def usual_taps(layers: int) -> tuple[int, int, int]:
+    """The base's layers whose incoming rows EAGLE-3 heads read, unless they say otherwise."""
+    return 2, layers // 2, layers - 3
+
+
+def read_settings(
+    file: Path, tensors: Mapping[str, torch.Tensor], base_hidden: int, base_layers: int
+) -> HeadShape:
+    """The shape of the head with this config.json and these tensors, by EagleHead's names.
+
+    Raises ModelError for settings that are damaged or that edgespec does not compute.
+    """
+    raw = _read(file)
+    layer = raw.get(_SPECULATORS)
+    settings = {**raw, **layer} if isinstance(layer, dict) else raw
+    for flag in _UNKNOWN_FLAGS:
+        if settings.get(flag):
+            raise ModelError(
+                f"{file} sets {flag!r}, which edgespec does not compute; use another head"
+            )
+    if settings.get("hidden_act", "silu") != "silu":
+        raise ModelError(
+            f"{file} says hidden_act {settings['hidden_act']!r}, edgespec computes silu alone; use "
+            "another head"
+        )
+    third = "layer.hidden_norm.weight" in tensors
+    heads = _whole(settings, "num_attention_heads", file)
+    # EAGLE-1 and EAGLE-2 give out the base's own features; a file that does not is found later.
+    hidden = _rows(tensors, "fc.weight", file) if third else base_hidden
+    _rows(tensors, "fc.weight", file)
+    queries = _rows(tensors, "layer.self_attn.q_proj.weight", file)
+    keys = _rows(tensors, "layer.self_attn.k_proj.weight", file)
+    if queries % heads or keys % (queries // heads) or heads % (keys // (queries // heads)):
+        raise ModelError(
+            f"{file} says {heads} attention heads, which does not fit queries of {queries} and "
+            f"keys of {keys} in the file beside it; download the head again"
+        )
+    own_head = third and ("lm_head.weight" in tensors or hidden != base_hidden)
+    whole_vocab = _whole(settings, "vocab_size", file)
+    return HeadShape(
+        kind="eagle3" if third else "eagle",
+        hidden=hidden,
+        base_hidden=base_hidden,
+        heads=heads,
+        kv_heads=keys // (queries // heads),
+        head_dim=queries // heads,
+        intermediate=_rows(tensors, "layer.mlp.gate_proj.weight", file),
+        vocab=_rows(tensors, "lm_head.weight", file) if own_head else whole_vocab,
+        eps=_number(settings.get("rms_norm_eps", 1e-6), "rms_norm_eps", file),
+        ropes=_ropes(settings, file),
+        fc_bias="fc.bias" in tensors,
+        qkv_bias="layer.self_attn.q_proj.bias" in tensors,
+        o_bias="layer.self_attn.o_proj.bias" in tensors,
+        # Some exports of EAGLE-3 carry an embedding that was never trained: the base's is right,
+        # unless the head has another width than the base.
+        own_embedding=hidden != base_hidden if third else "embed_tokens.weight" in tensors,
+        own_head=own_head,
+        residual_normed=bool(settings.get("norm_before_residual", False)),
+        taps=_taps(settings, base_layers, file) if third else (),
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {file} ({error}); download the head again") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file} does not hold a JSON object; download the head again")
+    return content
+
+
+def _whole(settings: dict[str, Any], name: str, file: Path) -> int:
+    value = settings.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"{file} has no whole number {name!r}; download the head again")
+    return value
+
+
+def _number(value: object, name: str, file: Path) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e12:
+        raise ModelError(f"{name} in {file} is {value!r}, no fit number; download the head again")
+    return float(value)
+
+
+def _rows(tensors: Mapping[str, torch.Tensor], name: str, file: Path) -> int:
+    tensor = tensors.get(name)
+    if tensor is None or tensor.dim() != 2 or not tensor.numel():
+        raise ModelError(
+            f"there is no matrix {name!r} beside {file}: this is no EAGLE head; name the folder "
+            "of a head that was trained for this base"
+        )
+    return int(tensor.shape[0])
+
+
+def _ropes(settings: dict[str, Any], file: Path) -> tuple[Rope, ...]:
+    """The rotary settings, and the usual ones where others have been found to be wrong."""
+    nested = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    if not isinstance(nested, dict):
+        raise ModelError(f"rope_scaling in {file} is no object; download the head again")
+    given = settings.get("rope_theta", nested.get("rope_theta", USUAL_THETA))
+    theta = _number(given, "rope_theta", file)
+    kind = nested.get("rope_type", nested.get("type", "default"))
+    # Within the length that a head was made for, "dynamic" is the plain rule.
+    if kind in ("default", "dynamic"):
+        said = Rope(theta)
+    elif kind == "linear":
+        said = Rope(theta, _number(nested.get("factor"), "rope_scaling.factor", file))
+    elif kind == "llama3":
+        names = ("factor", "low_freq_factor", "high_freq_factor")
+        factor, low, high = (_number(nested.get(n), f"rope_scaling.{n}", file) for n in names)
+        original = _whole(nested, "original_max_position_embeddings", file)
+        said = Rope(theta, factor, (low, high, original))
+    else:
+        raise ModelError(
+            f"{file} says rope type {kind!r}, edgespec computes default, linear, dynamic and "
+            "llama3; use another head"
+        )
+    return (said,) if said == Rope() else (said, Rope())
+
+
+def _taps(settings: dict[str, Any], layers: int, file: Path) -> tuple[int, ...]:
+    """The base's layers whose incoming rows are read.
+
+    SpecForge and SGLang count a layer by what leaves it, vLLM and speculators by what enters it;
+    the usual three tell which is meant, and for others it is who wrote the file.
+    """
+    nested = settings.get("eagle_config")
+    inner = nested if isinstance(nested, dict) else {}
+    name = "eagle_aux_hidden_state_layer_ids"
+    said = settings.get(name) or inner.get(name)
+    if not said:
+        if layers < 4:
+            raise ModelError(f"EAGLE-3 reads 3 layers of a base of 4 and more, this has {layers}")
+        return usual_taps(layers)
+    if not isinstance(said, list) or not all(type(i) is int and -1 <= i < layers for i in said):
+        raise ModelError(
+            f"{name} in {file} names layers {said!r}, the base has {layers}; use the head that was "
+            "trained for this base"
+        )
+    later = tuple(layer + 1 for layer in said)
+    if later == usual_taps(layers):
+        return later
+    leaving = _SPECULATORS not in settings and tuple(said) != usual_taps(layers)
+    taps = later if leaving else tuple(said)
+    if not all(0 <= layer < layers for layer in taps):
+        raise ModelError(
+            f"{name} in {file} names a layer that the base's {layers} do not have; use the head "
+            "that was trained for this base"
+        )
+    return taps

@@ -1,0 +1,83 @@
+"""Head shape: what an EAGLE head computes, told by its files and checked against its base."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["eagle", "eagle3"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding of the head's own attention: `theta`, and positions divided by `factor`.
+
+    `llama3`: the settings (low and high frequency factor, original context length) of Llama 3.1's
+    rule, by which `factor` divides slow frequencies alone; None for all others.
+    """
+
+    theta: float = 10000.0
+    factor: float = 1.0
+    llama3: tuple[float, float, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """One EAGLE head. `kind` "eagle" is EAGLE-1 and EAGLE-2 (the same weights), "eagle3" EAGLE-3.
+
+    `hidden` is the width of the head, `base_hidden` that of the base. `vocab` counts the tokens
+    that the head scores: the base's, or for EAGLE-3 a part of them. `fc_bias`, `qkv_bias` and
+    `o_bias` say which biases there are; `own_embedding` and `own_head` whether the head brings its
+    own matrices or borrows the base's. `residual_normed`: the residual stream of EAGLE-3 starts
+    behind `hidden_norm`, not before it (speculators' norm_before_residual). `taps`: the base's
+    layers whose incoming rows EAGLE-3 reads, low to high (none for "eagle"). `ropes`: what may be
+    meant, the likeliest first; more than one only where the published settings are in doubt.
+    """
+
+    kind: Kind
+    hidden: int
+    base_hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    eps: float
+    ropes: tuple[Rope, ...] = (Rope(),)
+    fc_bias: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    own_embedding: bool = False
+    own_head: bool = False
+    residual_normed: bool = False
+    taps: tuple[int, ...] = ()
+
+    @property
+    def fused_width(self) -> int:
+        """What `fc` takes in a row."""
+        return len(self.taps) * self.base_hidden if self.kind == "eagle3" else 2 * self.hidden
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Names, as EagleHead has them, and shapes of all tensors of the layer and its ends."""
+        wide, third = self.hidden, self.kind == "eagle3"
+        into = 2 * wide if third else wide
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {"fc.weight": (wide, self.fused_width)}
+        if self.fc_bias:
+            shapes["fc.bias"] = (wide,)
+        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+            shapes[f"layer.self_attn.{name}_proj.weight"] = (rows, into)
+            if self.qkv_bias:
+                shapes[f"layer.self_attn.{name}_proj.bias"] = (rows,)
+        shapes["layer.self_attn.o_proj.weight"] = (wide, queries)
+        if self.o_bias:
+            shapes["layer.self_attn.o_proj.bias"] = (wide,)
+        shapes["layer.mlp.gate_proj.weight"] = (self.intermediate, wide)
+        shapes["layer.mlp.up_proj.weight"] = (self.intermediate, wide)
+        shapes["layer.mlp.down_proj.weight"] = (wide, self.intermediate)
+        shapes["layer.post_attention_layernorm.weight"] = (wide,)
+        if third:
+            shapes["layer.input_layernorm.weight"] = (wide,)
+            shapes["layer.hidden_norm.weight"] = (wide,)
+            shapes["norm.weight"] = (wide,)
+        return shapes

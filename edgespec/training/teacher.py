@@ -1,0 +1,96 @@
+"""The frozen base of a training run: its features, its tokens' vectors, and its own texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from edgespec.model.families import logit_cap
+from edgespec.model.loader import open_config
+from edgespec.training.texts import Rows
+
+
+class Lesson(NamedTuple):
+    """What the base computes for rows of tokens: hidden rows behind the final norm [B, T, H], and
+    those that enter the tapped layers side by side [B, T, taps · H], or None."""
+
+    hidden: torch.Tensor
+    taps: torch.Tensor | None
+
+
+class Teacher:
+    """The base model as transformers runs it, without gradients."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        """Load it. Raises ModelError for a model that edgespec does not run."""
+        self.config = open_config(folder / "config.json")
+        self._cap = logit_cap(self.config)
+        self.device = device
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        self._model = model.to(device).eval().requires_grad_(False)
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The base's own tensors, by their names in its checkpoint."""
+        return self._model.state_dict()
+
+    @torch.no_grad()
+    def read(self, tokens: torch.Tensor, taps: tuple[int, ...]) -> Lesson:
+        """Run rows of tokens int64 [B, T]."""
+        out = self._model.model(tokens, use_cache=False, output_hidden_states=bool(taps))
+        side = torch.cat([out.hidden_states[layer] for layer in taps], -1) if taps else None
+        return Lesson(out.last_hidden_state, side)
+
+    @torch.no_grad()
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The tokens' vectors [.., H], scaled where the model scales them."""
+        return self._model.get_input_embeddings()(tokens)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [.., V] behind hidden rows; gradients go through to `hidden`."""
+        logits = self._model.lm_head(hidden)
+        return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
+
+    @torch.no_grad()
+    def continued(self, prompts: torch.Tensor, length: int, end: int) -> Rows:
+        """The base's own greedy continuations of prompts int32 [N, P], up to `length` tokens.
+
+        What counts begins with the last token of the prompt, and ends with the first token `end`.
+        """
+        long = prompts.to(self.device, torch.int64)
+        grown = self._model.generate(
+            long,
+            attention_mask=torch.ones_like(long),
+            max_new_tokens=length - long.shape[1],
+            do_sample=False,
+            pad_token_id=end,
+            eos_token_id=end,
+        )
+        count, wide, begin = len(grown), grown.shape[1], long.shape[1]
+        tokens = torch.full((count, length), end, dtype=torch.int32)
+        tokens[:, :wide] = grown.cpu()
+        ended = tokens[:, begin:] == end
+        behind = torch.where(ended.any(1), ended.int().argmax(1) + begin + 1, length)
+        return Rows(tokens, torch.full((count,), begin - 1), behind)
+
+
+def own_texts(
+    teacher: Teacher,
+    texts: Rows,
+    prompt: int,
+    end: int,
+    say: Callable[[int], None],
+    batch: int = 64,
+) -> Rows:
+    """The base's own continuations of the beginnings of `texts`, as long as these."""
+    made: Rows | None = None
+    for first in range(0, len(texts), batch):
+        say(first)
+        part = texts.tokens[first : first + batch]
+        grown = teacher.continued(part[:, :prompt], part.shape[1], end)
+        made = grown if made is None else made.joined(grown)
+    return texts if made is None else made

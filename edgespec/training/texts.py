@@ -1,0 +1,111 @@
+"""Training text: documents of a file, those that are held out, and rows of tokens made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgespec.errors import ConfigError
+from edgespec.model.tokenizer import Tokenizer
+
+HELD_OUT_ONE_IN = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of tokens, int32 [N, T]; of each, those from `starts` [N] to `ends` [N] - 1 count."""
+
+    tokens: torch.Tensor
+    starts: torch.Tensor
+    ends: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def take(self, index: torch.Tensor) -> Rows:
+        """The rows at `index`."""
+        return Rows(self.tokens[index], self.starts[index], self.ends[index])
+
+    def joined(self, other: Rows) -> Rows:
+        """These and others, of one length."""
+        return Rows(
+            torch.cat([self.tokens, other.tokens]),
+            torch.cat([self.starts, other.starts]),
+            torch.cat([self.ends, other.ends]),
+        )
+
+
+def documents(file: Path) -> Iterator[str]:
+    """The documents of a text file: one a line, or in a .jsonl file the "text" of each object.
+
+    Raises ConfigError for a file that cannot be read as that.
+    """
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                text = _text_of(line, file, number)
+                if text.strip():
+                    yield text
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read {file} ({error}); give a UTF-8 file with one document a line, or JSONL "
+            'with objects that have a "text"'
+        ) from error
+
+
+def _text_of(line: str, file: Path, number: int) -> str:
+    if file.suffix != ".jsonl" or not line.strip():
+        return line
+    try:
+        text = json.loads(line)["text"]
+    except (ValueError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise ConfigError(f'line {number} of {file} is no JSON object with a "text"; correct it')
+    return text
+
+
+def is_held_out(text: str) -> bool:
+    """Whether a document is never trained on: one in fifty, by its SHA-256."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0
+
+
+def encoded(texts: Iterable[str], tokenizer: Tokenizer, end: int) -> Iterator[torch.Tensor]:
+    """Tokens of each document as the model reads it, int32, with the token `end` behind them."""
+    for text in texts:
+        yield torch.tensor([*tokenizer.encode(text), end], dtype=torch.int32)
+
+
+def packed(encodings: Iterable[torch.Tensor], length: int, most: int) -> Rows:
+    """At most `most` rows of `length` tokens: documents one behind the other.
+
+    A document starts a row again, whole, if the row before has cut it.
+    """
+    rows: list[torch.Tensor] = []
+    parts: list[torch.Tensor] = []
+    space = length
+    for document in encodings:
+        left = document
+        while len(left) >= space:
+            rows.append(torch.cat([*parts, left[:space]]))
+            parts, rest, space = [], left[space:], length
+            if len(rows) == most:
+                return whole(rows, length)
+            left = document if len(rest) > 0 and len(document) < length else rest
+        if len(left):
+            parts.append(left)
+            space -= len(left)
+    return whole(rows, length)
+
+
+def whole(rows: list[torch.Tensor], length: int) -> Rows:
+    """Rows of which every token counts."""
+    count = len(rows)
+    tokens = torch.stack(rows) if rows else torch.zeros((0, length), dtype=torch.int32)
+    return Rows(tokens, torch.zeros(count, dtype=torch.int64), torch.full((count,), length))

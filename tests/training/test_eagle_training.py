@@ -1,0 +1,163 @@
+"""Training of EAGLE heads: unrolled steps are what a guesser runs; runs go on; heads are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.checkpoints import CORPUS, write_checkpoint, write_tokenizer
+
+from edgespec.drafting.eagle.format import read_head
+from edgespec.drafting.eagle.guesser import load_eagle
+from edgespec.drafting.eagle.head import EagleHead
+from edgespec.drafting.eagle.rows import PairRows
+from edgespec.drafting.eagle.shape import HeadShape, Kind
+from edgespec.errors import ConfigError, ModelError
+from edgespec.machines.features import Features, Layers
+from edgespec.model.ends import OutputHead
+from edgespec.model.loader import Checkpoint
+from edgespec.model.taps import packed as taps_of
+from edgespec.model.tensors import from_torch
+from edgespec.training.eagle import Settings
+from edgespec.training.eagle_run import Plan, train
+from edgespec.training.muon import orthogonal
+from edgespec.training.start import shape_for
+from edgespec.training.teacher import Teacher
+from edgespec.training.texts import documents, packed
+from edgespec.training.unrolled import unrolled
+from edgespec.verify.sampling import Sampling
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    write_checkpoint(folder, num_hidden_layers=5, vocab_size=420, initializer_range=0.1)
+    return write_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "text.jsonl"
+    lines = [{"text": f"{number} " + " ".join(CORPUS)} for number in range(120)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def plan(base: Path, text: Path, out: Path, kind: Kind, steps: int, **more: int) -> Plan:
+    out.mkdir(exist_ok=True)
+    settings = Settings(steps, 2, 2, 1e-3, low=False)
+    return Plan(base, text, out, kind, settings, 64, 6, 4, **more)
+
+
+def test_unrolled_steps_are_what_a_guesser_runs() -> None:
+    """Step i's row p is the path of i guesses below the pair p - i."""
+    torch.manual_seed(2)
+    shape = HeadShape("eagle", 16, 16, 4, 2, 4, 24, 50, 1e-5)
+    head = EagleHead(shape).double()
+    given = torch.randn((1, 7, 16), dtype=torch.float64)
+    table = torch.randn((50, 16), dtype=torch.float64)
+    tokens = [3, 14, 15, 9, 2, 6, 5]
+    embedded = table[torch.tensor(tokens)][None]
+
+    with torch.inference_mode():
+        steps = list(unrolled(head, given, embedded, 4))
+        for row in range(3, 7):
+            for step in range(4):
+                rows = PairRows(head, lambda t: table[t], shape.ropes[0], torch.float64, CPU)
+                certain = row + 1 - step
+                rows.add(given[0, :certain], tokens[:certain])
+                out = rows.behind([tokens[certain : row + 1]])
+                np.testing.assert_allclose(out[0], steps[step][0, row], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "vocab"), [("eagle", 0), ("eagle3", 100)])
+def test_a_run_that_was_stopped_goes_on_and_its_head_guesses(
+    kind: Kind, vocab: int, base: Path, text: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    whole = train(
+        plan(base, text, tmp_path / "a", kind, 4, vocab=vocab), said.append, torch.float32
+    )
+    assert said[-1] == "measuring on held-out text"
+    assert len([line for line in said if line.startswith("step ")]) == 4
+    stopped = plan(base, text, tmp_path / "b", kind, 4, vocab=vocab)
+
+    def stop(line: str) -> None:
+        if line.startswith("step 2 "):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped, stop, torch.float32)
+    said.clear()
+    again = train(stopped, said.append, torch.float32)
+    assert "going on behind step 2" in said
+    assert again == whole
+    assert json.loads((tmp_path / "b" / "training.json").read_text()) == whole
+    source = Checkpoint(base)
+    one, two = (read_head(tmp_path / name, 32, 420, 5) for name in "ab")
+    for name, tensor in one.weights.items():
+        assert torch.equal(tensor, two.weights[name]), name
+    draft = load_eagle(tmp_path / "a", kind, source, OutputHead(source))
+    draft.open(1, Sampling())
+    features = Features(final=from_torch(torch.randn(2, 32)))
+    if kind == "eagle3":
+        taps = taps_of([torch.randn(2, 32) for _ in range(2)])
+        features = Features(taps=taps, tapped=Layers((2, 2)))
+        assert one.shape.taps == (2, 2, 2)
+    assert draft.read(1, [4, 5, 6], features)
+    assert len(draft.guess(1, [[]], 3)) == 3
+
+
+def test_a_checkpoint_of_another_run(base: Path, text: Path, tmp_path: Path) -> None:
+    train(plan(base, text, tmp_path, "eagle", 1), lambda line: None, torch.float32)
+    with pytest.raises(ModelError, match="of another run: delete it"):
+        train(plan(base, text, tmp_path, "eagle3", 1), lambda line: None, torch.float32)
+
+
+def test_text_that_cannot_be_used(base: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("one line\n")
+    with pytest.raises(ConfigError, match="too short"):
+        train(plan(base, short, tmp_path, "eagle", 1), lambda line: None, torch.float32)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "a"}\n{"texts": "b"}\n')
+    with pytest.raises(ConfigError, match="line 2"):
+        list(documents(bad))
+    with pytest.raises(ConfigError, match="cannot read"):
+        list(documents(tmp_path / "none.txt"))
+
+
+def test_rows_are_packed_without_losing_a_short_document() -> None:
+    lengths = [5, 3, 4, 20]
+    numbers = iter(range(100))
+    texts = [torch.tensor([next(numbers) for _ in range(n)], dtype=torch.int32) for n in lengths]
+    rows = packed(texts, 8, 10).tokens.tolist()
+    assert rows == [
+        [0, 1, 2, 3, 4, 5, 6, 7],
+        [8, 9, 10, 11, 12, 13, 14, 15],
+        [16, 17, 18, 19, 20, 21, 22, 23],
+        [24, 25, 26, 27, 28, 29, 30, 31],
+    ]
+    cut = packed([torch.arange(6), torch.arange(10, 16)], 8, 10).tokens.tolist()
+    assert cut == [[0, 1, 2, 3, 4, 5, 10, 11]]
+
+
+def test_the_teachers_rows_are_those_that_enter_the_layers(base: Path) -> None:
+    teacher = Teacher(base, CPU, torch.float32)
+    lesson = teacher.read(torch.tensor([[1, 2, 3]]), (0, 2))
+    assert lesson.taps is not None
+    assert torch.equal(lesson.taps[..., :32], teacher.embedded(torch.tensor([[1, 2, 3]])))
+    assert lesson.hidden.shape == (1, 3, 32)
+    assert shape_for("eagle3", teacher.config, 420).taps == (2, 2, 2)
+
+
+def test_orthogonal_steps() -> None:
+    matrix = orthogonal(torch.randn((6, 10), generator=torch.Generator().manual_seed(0)))
+    values = torch.linalg.svdvals(matrix)
+    assert ((values > 0.6) & (values < 1.3)).all()
+    assert orthogonal(torch.eye(3)[:, :2]).shape == (3, 2)
