@@ -85,7 +85,7 @@ class Trainer:
         self.teacher, self.student, self.settings = teacher, student, settings
         self.step = 0
         self._file = out / "checkpoint.pt"
-        self._optimizers = optimizers(student, settings.rate)
+        self._optimizers = self._made_optimizers()
 
     def resume(self, rows: Rows) -> bool:
         """Take up the checkpoint, or begin with `rows` where there is none.
@@ -93,8 +93,7 @@ class Trainer:
         Raises ModelError for a checkpoint of another run.
         """
         if not self._file.exists():
-            first = rows.take(torch.arange(min(len(rows), _FIRST_ROWS)))
-            self.student.start(self.teacher, first, self.settings.batch)
+            self._begin(rows)
             return False
         try:
             state = torch.load(self._file, map_location=self.teacher.device, weights_only=True)
@@ -144,13 +143,23 @@ class Trainer:
                 group["lr"] = settings.rate_at(self.step)
         batch = rows.take(_chosen(len(rows), self.step, settings))
         with torch.autocast(self.teacher.device.type, torch.bfloat16, enabled=settings.low):
-            loss, right = losses(self.student, self.teacher, batch, settings.unroll)
+            loss, right = self._losses(batch)
         self.student.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), _MOST_GRADIENT)
         for optimizer in self._optimizers:
             optimizer.step()
         return float(loss.detach()), right
+
+    def _begin(self, rows: Rows) -> None:
+        first = rows.take(torch.arange(min(len(rows), _FIRST_ROWS)))
+        self.student.start(self.teacher, first, self.settings.batch)
+
+    def _made_optimizers(self) -> list[torch.optim.Optimizer]:
+        return optimizers(self.student, self.settings.rate)
+
+    def _losses(self, batch: Rows) -> tuple[torch.Tensor, float]:
+        return losses(self.student, self.teacher, batch, self.settings.unroll)
 
 
 def optimizers(student: Student, rate: float) -> list[torch.optim.Optimizer]:
