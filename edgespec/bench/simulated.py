@@ -251,6 +251,7 @@ def _check_prompts(setup: Setup, loaded: LoadedBase) -> None:
 def world_of(setup: Setup, loaded: LoadedBase) -> World:
     """A ring of that set-up in virtual time, with a draft source that has learnt nothing."""
     from edgespec.backends.torch_backend import TorchBlock, TorchHead
+    from edgespec.drafting.base import prompts_of
 
     stages = setup.stages
 
@@ -275,6 +276,7 @@ def world_of(setup: Setup, loaded: LoadedBase) -> World:
                 loaded.context_length,
                 draft.name if draft else "",
                 needs=draft.needs if draft else frozenset(),
+                prompts=prompts_of(draft),
                 sources=draft.sources if draft else (),
             ),
             loaded.tokenizer,

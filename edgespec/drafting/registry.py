@@ -15,6 +15,8 @@ from edgespec.drafting.grower import TreeDraft
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
+from edgespec.drafting.ppd.format import read_prompts
+from edgespec.drafting.ppd.guesser import PromptGuesser
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
 from edgespec.model.source import TensorSource
@@ -53,11 +55,16 @@ def _eagle3(folder: str, base: BaseParts) -> Guesser:
     return load_eagle(folder, "eagle3", base.source, base.head, base.dtype, base.device)
 
 
+def _ppd(folder: str, base: BaseParts) -> Guesser:
+    return PromptGuesser(read_prompts(folder, base.head.hidden_size), base.head)
+
+
 BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
     "independent": _independent,
     "eagle": _eagle,
     "eagle3": _eagle3,
     "ngram": lambda folder, base: NgramGuesser(),
+    "ppd": _ppd,
 }
 """What builds each source of drafting.choice, given the folder of its weights."""
 

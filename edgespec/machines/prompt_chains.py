@@ -29,6 +29,10 @@ PRIOR_WEIGHT = 16.0
 """Guesses that this counts for."""
 
 
+PATIENCE = 16
+"""Segments in a row without a chain, as none paid, before one has a chain all the same."""
+
+
 class ChainValues:
     """What chains of 1, 2, … prompt rows are worth, learnt from what became of their guesses."""
 
@@ -39,6 +43,7 @@ class ChainValues:
             prior.append(prior[-1] * PRIOR_SHARES[1] / PRIOR_SHARES[0])
         self._tried = [PRIOR_WEIGHT] * depth
         self._right = [PRIOR_WEIGHT * share for share in prior[:depth]]
+        self._without = 0  # segments in a row that got no chain
         # Lengths of late of the chains at the root, one level below, …: what a round may end with.
         self._lengths = [float(depth)] * (depth + 1)
 
@@ -52,24 +57,25 @@ class ChainValues:
         self._tried[ahead - 1] += 1.0
         self._right[ahead - 1] += was_right
 
-    def hung(self, level: int, length: int) -> None:
-        """A node so many levels below the root, 0 for itself, got a chain of that length."""
+    def hung(self, level: int, length: int, share: float) -> None:
+        """A node so many levels below the root, 0 for itself, where a run ends with probability
+        `share`, got a chain of that length."""
         if level < len(self._lengths):
-            self._lengths[level] += (length - self._lengths[level]) / 8
+            self._lengths[level] += (length - self._lengths[level]) * share / 8
 
     def shares(self) -> list[float]:
         """How often the guesses so many tokens ahead hold the right one, those before it right."""
         return [right / tried for right, tried in zip(self._right, self._tried, strict=True)]
 
     def gains(self) -> tuple[list[float], float]:
-        """What the first, second, … row of a chain adds, in tokens over all rounds to come, and the
-        tokens that a round makes certain beside the base's own.
+        """What the first, second, … row of a chain adds to the tokens of the round that begins with
+        it, and what an average round makes certain beside the base's own token.
 
         A round that begins with a chain of k rows has guesses k levels deep, runs until one is
         wrong, and the next begins with the chain of the node where it ended. Those are the states
-        of PPD's dynamic tree (§4.2); a run that ends at the root itself goes on with the root's
-        chain, which its code leaves out. The value of a state is what it makes beyond the average
-        round, now and later: v = f - R + P v.
+        of PPD's dynamic tree (§4.2). A run that ends at the root itself goes on with the root's
+        chain, which its code leaves out. With v, the value of a state beyond the average round,
+        now and later, v = f - R + P v.
         """
         size = self.depth + 1
         reached = np.cumprod([1.0, *self.shares()])  # of level d, if the guesses go that far
@@ -82,9 +88,8 @@ class ChainValues:
         # Unknown: the values of all states but the first, which is 0, and R in its place.
         system = np.eye(size) - goes_on
         system[:, 0] = 1.0
-        solved = np.linalg.lstsq(system, made, rcond=None)[0]
-        values = np.concatenate(([0.0], solved[1:]))
-        return np.maximum(np.diff(values), 0.0).tolist(), max(float(solved[0]), 0.0)
+        average = float(np.linalg.lstsq(system, made, rcond=None)[0][0])
+        return reached[1:].tolist(), max(average, 0.0)
 
     def lengths(
         self, ends: Sequence[float], longest: Sequence[int], rows: int, copies: int, step: RowTimes
@@ -98,6 +103,12 @@ class ChainValues:
         """
         gains, made = self.gains()
         chains = [0] * len(ends)
+        best = max(range(len(ends)), key=ends.__getitem__, default=0)
+        self._without += 1
+        if ends and self._without > PATIENCE:  # the shares are old by now: learn them anew
+            self._without = 0
+            chains[best] = min(longest[best], len(gains))
+            return chains
         heap = [(-share * gains[0], node) for node, share in enumerate(ends) if longest[node] > 0]
         heapq.heapify(heap)
         total = rows
@@ -109,12 +120,14 @@ class ChainValues:
             total += copies
             if chains[node] < min(longest[node], len(gains)):
                 heapq.heappush(heap, (-ends[node] * gains[chains[node]], node))
+        if any(chains):
+            self._without = 0
         return chains
 
 
 def _pays(share: float, rows: int, more: int, step: RowTimes) -> bool:
     """Whether so much more of a step's tokens outweighs what `more` rows add to its time."""
-    if not step.known:
+    if not step.sloped:
         return True
     now = step.seconds(max(rows, 1))
     return share * now >= step.seconds(rows + more) - now

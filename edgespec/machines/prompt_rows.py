@@ -51,9 +51,9 @@ class PromptRows:
         room = [max(last_position - tree[node].position - 1, 0) for node in ids]
         lengths = self._values.lengths(ends, room, own, table.copies, step)
         columns: list[tuple[int, int, int, int]] = []
-        for node, length in zip(ids, lengths, strict=True):
+        for node, length, share in zip(ids, lengths, ends, strict=True):
             at = tree[node].position
-            self._values.hung(at - tree[tree.root].position, length)
+            self._values.hung(at - tree[tree.root].position, length, share)
             if not length:
                 continue
             given = tree.take_ids(length * table.copies)

@@ -358,6 +358,10 @@ class Request:
         self.tally.prompt_rows += len(chains)
         return rows.joined(chains)
 
+    def owns_prompt(self, row_id: int) -> bool:
+        """Whether that row is, or was, one of its prompt rows."""
+        return self.prompts is not None and row_id in self.prompts
+
     def arrived(self, segment: Segment, index: IntArray) -> None:
         """Keep these rows of a result, if the draft source needs them once they are certain."""
         if self.hidden is not None and segment.hidden is not None:
