@@ -232,7 +232,8 @@ def _draft(setup: Setup, head: OutputHead) -> TreeDraft | None:
     from edgespec.drafting.registry import BaseParts, build_draft
     from edgespec.model.loader import Checkpoint
 
-    base = BaseParts(setup.model, Checkpoint(setup.model), head, setup.dtype, "cpu", Checkpoint)
+    source = Checkpoint(setup.model)
+    base = BaseParts(setup.model, source, head, setup.dtype, "cpu", Checkpoint, measured=False)
     seconds = setup.costs().coordinator.draft_work_seconds
     return build_draft(parse_draft(setup.draft), base, seconds)
 

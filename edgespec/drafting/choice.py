@@ -16,6 +16,7 @@ SOURCES = {
     "eagle": "eagle",
     "eagle3": "eagle3",
     "ppd": "ppd",
+    "easyspec": "draft",
 }
 """Every source by its name, with the bundled folder that has its weights for the bundled base; ""
 if it needs none."""

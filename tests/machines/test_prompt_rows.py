@@ -50,7 +50,7 @@ def plain_chain(tokens: Sequence[int], links: int, stages: int) -> list[int]:
             block = FakeBlock(stage)
             block.open(1, 0)
             sees = np.tri(count, dtype=np.bool_)
-            job = RunBlock(1, 1, rows, hidden, 0, sees, TABLE.rows)
+            job = RunBlock(1, 1, rows, hidden, 0, sees, prompts=TABLE.rows)
             hidden = block.run(job, lambda: False)
         assert hidden is not None
         values = np.frombuffer(hidden.data, np.uint64)[len(tokens) :].tolist()
