@@ -94,6 +94,7 @@ def ppd(
     batch: Annotated[int, typer.Option(min=1, help="Rows of text a step.")] = 4,
     chains: Annotated[int, typer.Option(min=1, help="Chains of prompt tokens in a row.")] = 64,
     row_length: Annotated[int, typer.Option(min=64, help="Tokens of a row.")] = 256,
+    text_rows: Annotated[int, typer.Option(min=1, help="Rows of the file, at most.")] = 20_000,
     own_rows: Annotated[
         int, typer.Option(min=0, help="Rows that the base writes itself, beside the file's.")
     ] = 1024,
@@ -119,7 +120,7 @@ def ppd(
 
         settings = Settings(steps, batch, depth, rate, low, seed)
         plan = PromptPlan(
-            base, text, out, depth, copies, chains, settings, row_length, own_rows=own_rows
+            base, text, out, depth, copies, chains, settings, row_length, text_rows, own_rows
         )
         figures = train_prompts(plan, say, compute_dtype(dtype, best_device()))
     if as_json_object:
