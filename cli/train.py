@@ -57,9 +57,9 @@ def eagle(
         # torch takes seconds to import: not for an option that is wrong.
         from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
-        from edgespec.training.eagle import Settings
         from edgespec.training.eagle_run import Plan
         from edgespec.training.eagle_run import train as run
+        from edgespec.training.loop import Settings
 
         settings = Settings(steps, batch, levels, rate, low, seed)
         plan = Plan(
@@ -115,7 +115,7 @@ def ppd(
         # torch takes seconds to import: not for an option that is wrong.
         from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
-        from edgespec.training.eagle import Settings
+        from edgespec.training.loop import Settings
         from edgespec.training.ppd_run import PromptPlan, train_prompts
 
         settings = Settings(steps, batch, depth, rate, low, seed)

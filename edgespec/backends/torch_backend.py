@@ -107,7 +107,6 @@ class TorchBlock:
             )
         return to_torch(hidden, block.device)
 
-
     def _embedded(self, job: RunBlock) -> torch.Tensor:
         """Tokens of the job's rows, or their vectors if some are those of prompt rows."""
         block, tokens = self._block, job.rows.tokens

@@ -11,10 +11,10 @@ import torch
 
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.choice import DraftChoice
+from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.easyspec.groups import USUAL_SIZE, layer_groups
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser, level_times
 from edgespec.drafting.easyspec.model import GroupedModel
-from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.grower import TreeDraft
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser

@@ -54,8 +54,8 @@ NO_FEATURES = Features()
 
 @dataclass(frozen=True, slots=True)
 class PromptTable:
-    """Trained prompt tokens: `depth` tokens ahead, with `copies` vectors for each, whose guesses are
-    averaged; `rows` [depth · copies, H], the vectors of the first token ahead, of the second, …"""
+    """Trained prompt tokens: `depth` tokens ahead, `copies` vectors for each, to average; `rows`
+    [depth · copies, H], the vectors of the first token ahead, of the second, …"""
 
     depth: int
     copies: int

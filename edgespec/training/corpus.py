@@ -75,9 +75,7 @@ def _beginnings(encodings: Iterable[torch.Tensor], length: int, most: int) -> Ro
     return packed(rows, length, most)
 
 
-def _own(
-    out: Path, teacher: Teacher, prompts: Rows, end: int, say: Callable[[str], None]
-) -> Rows:
+def _own(out: Path, teacher: Teacher, prompts: Rows, end: int, say: Callable[[str], None]) -> Rows:
     """The base's own texts, from the run before if it got as far as that."""
     file = out / "own_texts.pt"
     if file.exists():

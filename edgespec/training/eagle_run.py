@@ -15,8 +15,9 @@ from edgespec.drafting.eagle.shape import HeadShape, Kind
 from edgespec.model.device import best_device
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.corpus import Corpus, prepared
-from edgespec.training.eagle import Settings, Student, Trainer, chosen_vocabulary
+from edgespec.training.eagle import EagleTrainer, Student, chosen_vocabulary
 from edgespec.training.evaluate import RANKS, Agreement, agreement
+from edgespec.training.loop import Settings
 from edgespec.training.start import shape_for
 from edgespec.training.teacher import Teacher
 
@@ -54,7 +55,7 @@ def train(plan: Plan, say: Callable[[str], None], dtype: torch.dtype) -> dict[st
         kept = chosen_vocabulary(trained, plan.vocab, whole)
     shape = shape_for(plan.kind, teacher.config, whole if kept is None else len(kept))
     student = Student(shape, kept).to(device)
-    trainer = Trainer(teacher, student, plan.settings, plan.out)
+    trainer = EagleTrainer(teacher, student, plan.settings, plan.out)
     say("beginning" if not trainer.resume(trained) else f"going on behind step {trainer.step}")
     trainer.run(trained, lambda step, loss, right: say(_line(plan, step, loss, right)))
     say("measuring on held-out text")

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from torch.nn.functional import kl_div
 
-from edgespec.training.eagle import DECAY, Settings, Trainer
+from edgespec.training.loop import DECAY, Settings, Trainer
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import Rows
+
 
 class Prompts(nn.Module):
     """Prompt tokens in training: `depth` tokens ahead, `copies` vectors for each."""
@@ -59,27 +60,27 @@ class Prompts(nn.Module):
 
 
 class PromptTrainer(Trainer):
-    """The loop (see training.eagle) for prompt tokens; `chains` hang in every row of text."""
+    """The loop (see training.loop) for prompt tokens; `chains` hang in every row of text."""
 
     def __init__(
         self, teacher: Teacher, prompts: Prompts, settings: Settings, out: Path, chains: int
     ) -> None:
         self.prompts, self._chains = prompts, chains
-        super().__init__(teacher, prompts, settings, out)
+        # As PPD trains them: without decay of weights.
+        rule = torch.optim.AdamW(prompts.parameters(), settings.rate, weight_decay=0.0)
+        super().__init__(teacher, prompts, [rule], settings, out)
 
-    def _begin(self, rows: Rows) -> None:
-        pass  # they are born as they begin
+    def begin(self, rows: Rows) -> None:
+        """They were made as they begin."""
 
-    def _made_optimizers(self) -> list[torch.optim.Optimizer]:
-        """As PPD trains them: AdamW without decay of weights."""
-        return [torch.optim.AdamW(self.prompts.parameters(), self.settings.rate, weight_decay=0.0)]
-
-    def _losses(self, batch: Rows) -> tuple[torch.Tensor, float]:
+    def losses(self, batch: Rows) -> tuple[torch.Tensor, float]:
         """KL divergence from the base's distribution, each token ahead counting 0.8 of the one
         before; and the share of first guesses whose best token is the base's."""
         prompts, device = self.prompts, self.teacher.device
         tokens = batch.tokens.to(device, torch.int64)
-        anchors = anchors_in(batch, self._chains, prompts.depth).to(device)
+        # Of the seed and the step alone, so that a run that goes on draws what it would have drawn.
+        dice = torch.Generator().manual_seed(self.settings.seed * 100_003 + self.step)
+        anchors = anchors_in(batch, self._chains, prompts.depth, dice).to(device)
         truth, said = prompts.logits(self.teacher, tokens, anchors)
         ahead = torch.arange(1, prompts.depth + 1, device=device)
         here = torch.arange(len(tokens), device=device)[:, None, None]
@@ -95,9 +96,9 @@ class PromptTrainer(Trainer):
         return (apart.mean((0, 1)) * weights).sum() / prompts.depth, float(right)
 
 
-def anchors_in(rows: Rows, chains: int, depth: int) -> torch.Tensor:
+def anchors_in(rows: Rows, chains: int, depth: int, dice: torch.Generator) -> torch.Tensor:
     """Positions that chains hang from, int64 [B, C], at random where the text goes on for long
     enough that each token ahead is one of it."""
     low = rows.starts.clamp(min=0)[:, None]
     room = (rows.ends[:, None] - 1 - depth - low).clamp(min=1)
-    return low + (torch.rand(len(rows), chains) * room).long()
+    return low + (torch.rand(len(rows), chains, generator=dice) * room).long()

@@ -14,8 +14,8 @@ from edgespec.drafting.ppd.format import PromptTokens, write_prompts
 from edgespec.model.device import best_device
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.corpus import Corpus, prepared
-from edgespec.training.eagle import Settings
 from edgespec.training.evaluate import RANKS, Agreement
+from edgespec.training.loop import Settings
 from edgespec.training.ppd import Prompts, PromptTrainer
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import Rows
@@ -40,7 +40,9 @@ class PromptPlan:
     own_rows: int = 1024
 
 
-def train_prompts(plan: PromptPlan, say: Callable[[str], None], dtype: torch.dtype) -> dict[str, Any]:
+def train_prompts(
+    plan: PromptPlan, say: Callable[[str], None], dtype: torch.dtype
+) -> dict[str, Any]:
     """Train, or go on with a run that was stopped; write the folder; return its figures."""
     device = best_device()
     torch.manual_seed(plan.settings.seed)
@@ -55,7 +57,6 @@ def train_prompts(plan: PromptPlan, say: Callable[[str], None], dtype: torch.dty
     prompts = Prompts(plan.depth, plan.copies, first).to(device)
     trainer = PromptTrainer(teacher, prompts, plan.settings, plan.out, plan.chains)
     say("beginning" if not trainer.resume(trained) else f"going on behind step {trainer.step}")
-    torch.manual_seed(plan.settings.seed * 100_003 + trainer.step)  # what anchors are drawn by
     steps = plan.settings.steps
     trainer.run(
         trained,

@@ -1,4 +1,4 @@
-"""Layer-parallel drafting: groups as the paper has them, arithmetic as transformers' modules do it."""
+"""Layer-parallel drafting: groups as the paper has them, and transformers' arithmetic."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ def fuzzy_reference(
             layer = inner.layers[at]
             entering = torch.cat([precise[at][:, :before], given], 1)
             normed = layer.input_layernorm(entering)
-            added, _ = layer.self_attn(
-                normed, attention_mask=mask, position_embeddings=turns
-            )
+            added, _ = layer.self_attn(normed, attention_mask=mask, position_embeddings=turns)
             later = hidden[:, before:] + added[:, before:]
             later = later + layer.mlp(layer.post_attention_layernorm(later))
             hidden = torch.cat([precise[at + 1][:, :before], later], 1)

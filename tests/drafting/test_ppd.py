@@ -1,4 +1,4 @@
-"""Prompt tokens: their files, and what they say against transformers run on the vectors themselves."""
+"""Prompt tokens: their files, and what they say, against transformers on the vectors."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from edgespec.machines.stage import StageMachine
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
+from edgespec.model.tensors import from_torch
 from edgespec.planning.partition import split_layers
 from edgespec.runtime.local import LocalRing
 from edgespec.tree.drafted import Children
@@ -41,7 +42,9 @@ PLAIN = {
 }
 
 
-def written(folder: Path, settings: dict[str, Any], table: torch.Tensor, kind: str = "safe") -> Path:
+def written(
+    folder: Path, settings: dict[str, Any], table: torch.Tensor, kind: str = "safe"
+) -> Path:
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
     tensors = {"prompt_embeddings": table}
@@ -85,9 +88,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ({}, 5, "trained for this base"),
     ],
 )
-def test_others_are_refused(
-    tmp_path: Path, changes: dict[str, Any], rows: int, said: str
-) -> None:
+def test_others_are_refused(tmp_path: Path, changes: dict[str, Any], rows: int, said: str) -> None:
     folder = written(tmp_path / "p", PLAIN | changes, torch.zeros(rows, HIDDEN))
     with pytest.raises(ModelError, match=said):
         read_prompts(folder, HIDDEN)
@@ -95,7 +96,9 @@ def test_others_are_refused(
 
 def test_one_copy_needs_no_kind_of_attention(tmp_path: Path) -> None:
     settings = PLAIN | {"virtual_tokens_per_special_token": 1, "vt_attention_type": "decoder"}
-    assert read_prompts(written(tmp_path / "p", settings, torch.zeros(3, HIDDEN)), HIDDEN).copies == 1
+    assert (
+        read_prompts(written(tmp_path / "p", settings, torch.zeros(3, HIDDEN)), HIDDEN).copies == 1
+    )
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -108,7 +111,6 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(ModelError, match="holds neither"):
         read_prompts(folder, HIDDEN)
-    torch.save({"prompt_embeddings": lambda: 0}, folder / "adapter_model.bin") if False else None
     (folder / "adapter_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match="cannot read"):
         read_prompts(folder, HIDDEN)
@@ -194,8 +196,6 @@ def test_guesses_are_a_product_of_levels_and_end_with_the_chain() -> None:
     guesser.open(1, Sampling(temperature=0.7, seed=3))
     assert not guesser.read(1, [1, 2, 3], Features())
     rows = torch.randn(2, HIDDEN, dtype=torch.float64)
-    from edgespec.model.tensors import from_torch
-
     assert guesser.read(1, [1, 2, 3], Features(prompts=from_torch(rows), anchor=1))
     found = guesser.guess(1, [(7,), (), (8,), (7, 9)], 5)
     assert found.parents.tolist() == [0] * 5 + [1] * 5 + [2] * 5

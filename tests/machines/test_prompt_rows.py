@@ -1,4 +1,4 @@
-"""Prompt rows on the ring: no token changes, each chain comes home once with its node, none stays."""
+"""Prompt rows on the ring: no token changes, each chain comes home once, none stays."""
 
 from __future__ import annotations
 

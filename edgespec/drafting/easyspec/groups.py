@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 USUAL_SIZE = 4
 """Layers of a group, the best of most models tried (EasySpec §4.1)."""
 
@@ -20,4 +22,4 @@ def layer_groups(layers: int, size: int = USUAL_SIZE) -> tuple[tuple[int, int], 
         bounds.append(min(bounds[-1] + longest, layers - 1))
     if layers > 1:
         bounds.append(layers)
-    return tuple(zip(bounds, bounds[1:], strict=False))
+    return tuple(pairwise(bounds))

@@ -74,7 +74,9 @@ class FuzzyRows:
         mask = torch.zeros((len(fresh), before + len(self._slot_of)), dtype=torch.bool)
         mask[:, :before] = True
         for row, path in enumerate(fresh):
-            mask[row, [before + self._slot_of[path[:end]] for end in range(1, len(path) + 1)]] = True
+            mask[row, [before + self._slot_of[path[:end]] for end in range(1, len(path) + 1)]] = (
+                True
+            )
         positions = torch.tensor([before + len(path) - 1 for path in fresh])
         hidden = self._run([path[-1] for path in fresh], positions, mask, fuzzy=True)
         self._hidden = torch.cat([self._hidden, hidden])

@@ -23,7 +23,9 @@ from edgespec.model.source import TensorSource
 class LayerCache:
     """Keys and values of all layers, [layers, 2, kv_heads, capacity, head_dim]; `length` in use."""
 
-    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
         """`shape`: layers, kv_heads, head_dim."""
         layers, heads, dim = shape
         self.length = 0
@@ -123,7 +125,7 @@ class GroupedModel:
     def _attended(
         self, by: Projections, first: int, hidden: torch.Tensor, run: _Pass
     ) -> torch.Tensor:
-        """What attention of the layers from `first` on adds, each with the same input, [N, R, H]."""
+        """What attention of the layers from `first` on adds, with the same input, [N, R, H]."""
         rows, layers = len(hidden), by.layers
         heads, kv_heads, dim = self._heads, self._kv_heads, self._dim
         mixed = linear(self._normed(hidden), by.inner, by.inner_bias)

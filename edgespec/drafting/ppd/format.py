@@ -1,4 +1,4 @@
-"""Prompt-token folders: PPD's published files, a PEFT prompt-tuning adapter with settings of its own.
+"""Prompt-token folders: PPD's published files, a PEFT prompt-tuning adapter with more settings.
 
 adapter_config.json says how many special tokens there are (one for every token ahead), and how many
 vectors stand for each (ensemble prompt tokens, EPTs; PPD §3.3); adapter_model.safetensors or .bin
@@ -79,7 +79,9 @@ def read_prompts(path: str | Path, base_hidden: int) -> PromptTokens:
             "were trained for this base"
         )
     if not bool(torch.isfinite(table).all()):
-        raise ModelError(f"{TENSOR!r} in {file} holds values that are no numbers; download it again")
+        raise ModelError(
+            f"{TENSOR!r} in {file} holds values that are no numbers; download it again"
+        )
     return PromptTokens(depth, copies, table)
 
 
@@ -113,9 +115,7 @@ def _settings(file: Path) -> dict[str, Any]:
             f"cannot read {file} ({error}); name a folder of PPD prompt tokens"
         ) from error
     if not isinstance(content, dict) or content.get("peft_type") != "PROMPT_TUNING":
-        raise ModelError(
-            f"{file} is no PROMPT_TUNING adapter; name a folder of PPD prompt tokens"
-        )
+        raise ModelError(f"{file} is no PROMPT_TUNING adapter; name a folder of PPD prompt tokens")
     return content
 
 
