@@ -20,9 +20,6 @@ LEAST_SHARE = 1 / 32
 less likely than this to be on the model's path (of a segment, all its rows together; of a forward
 pass, the best node)."""
 
-QUICK_DRAFT = 1 / 4
-"""Of a step: a draft that takes no longer is worth a new root's waiting for it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
@@ -49,9 +46,7 @@ class Adaptive:
         if not view.experience.known:  # the very first prompt: no idea yet what anything costs
             return [Send((view.tree.root,))] if root_waits else []
         decisions: list[Decision] = []
-        if root_waits and self._guess_first(view):
-            pass  # its first guesses travel with it
-        elif root_waits or (not view.queued and view.in_flight < self._room(view)):
+        if root_waits or (not view.queued and view.in_flight < self._room(view)):
             rows = self._rows(view)
             if rows:
                 decisions.append(Send(rows))
@@ -60,18 +55,6 @@ class Adaptive:
             if ids:
                 decisions.append(Expand(ids, self.width, len(ids) * self.width))
         return decisions
-
-    def _guess_first(self, view: View) -> bool:
-        """Whether a new root waits for its children, which would else be a step behind it.
-
-        Only where a draft takes a small part of a step. One that finds nothing to guess has been
-        asked all the same, and the root leaves.
-        """
-        root, times = view.tree[view.tree.root], view.experience
-        if root.expanded and not view.drafting:
-            return False
-        quick = times.draft.seconds(1) <= QUICK_DRAFT * times.step.seconds(1)
-        return quick and view.depth_left > 0
 
     def _room(self, view: View) -> int:
         """Segments that may be in flight: enough that the slowest stage never waits, and no more.
