@@ -57,9 +57,9 @@ def eagle(
         # torch takes seconds to import: not for an option that is wrong.
         from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
-        from edgespec.training.eagle import Settings
         from edgespec.training.eagle_run import Plan
         from edgespec.training.eagle_run import train as run
+        from edgespec.training.loop import Settings
 
         settings = Settings(steps, batch, levels, rate, low, seed)
         plan = Plan(
@@ -80,8 +80,57 @@ def eagle(
         _show(figures, out)
 
 
+@train.command()
+def ppd(
+    base: Annotated[Path, typer.Argument(help="Folder of the base model.")],
+    text: Annotated[
+        Path,
+        typer.Argument(help='Text: one document a line, or .jsonl objects with a "text".'),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the prompt tokens to.")],
+    depth: Annotated[int, typer.Option(min=1, max=8, help="Tokens to guess ahead.")] = 3,
+    copies: Annotated[int, typer.Option(min=1, max=8, help="Vectors of each (EPTs).")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 1000,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of text a step.")] = 4,
+    chains: Annotated[int, typer.Option(min=1, help="Chains of prompt tokens in a row.")] = 64,
+    row_length: Annotated[int, typer.Option(min=64, help="Tokens of a row.")] = 256,
+    text_rows: Annotated[int, typer.Option(min=1, help="Rows of the file, at most.")] = 20_000,
+    own_rows: Annotated[
+        int, typer.Option(min=0, help="Rows that the base writes itself, beside the file's.")
+    ] = 1024,
+    rate: Annotated[float, typer.Option(help="Peak of the learning rate.")] = 1e-2,
+    dtype: Annotated[str, typer.Option(help="What the base is held in.")] = "float32",
+    low: Annotated[
+        bool, typer.Option("--low/--no-low", help="Compute in bfloat16 where it may be.")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Of the order of the rows.")] = 0,
+    as_json_object: options.Json = False,
+) -> None:
+    """Train PPD prompt tokens for a base model. Stopped, the same command goes on where it was.
+
+    At the end they are measured on the base's own answers to text that was held out.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with Notes().waiting("loading") as say:
+        # torch takes seconds to import: not for an option that is wrong.
+        from edgespec.model.block import compute_dtype
+        from edgespec.model.device import best_device
+        from edgespec.training.loop import Settings
+        from edgespec.training.ppd_run import PromptPlan, train_prompts
+
+        settings = Settings(steps, batch, depth, rate, low, seed)
+        plan = PromptPlan(
+            base, text, out, depth, copies, chains, settings, row_length, text_rows, own_rows
+        )
+        figures = train_prompts(plan, say, compute_dtype(dtype, best_device()))
+    if as_json_object:
+        print(json.dumps(figures))
+    else:
+        _show(figures, out)
+
+
 def _show(figures: dict[str, Any], out: Path) -> None:
-    print(f"head in {out}, measured on {figures['held_out_tokens']} held-out tokens")
+    print(f"draft weights in {out}, measured on {figures['held_out_tokens']} held-out tokens")
     for rank, shares in figures["agreement_by_level"].items():
         levels = "  ".join(f"{share:.3f}" for share in shares)
         trip = figures["tokens_per_trip"][rank]

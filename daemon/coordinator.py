@@ -94,6 +94,7 @@ def _build(
     # torch and transformers take seconds to import: not before the address is taken.
     from edgespec.backends.torch_backend import TorchHead
     from edgespec.daemon.ring_model import RingModel, quantising
+    from edgespec.drafting.base import prompts_of
     from edgespec.drafting.registry import BaseParts, build_draft
     from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
@@ -129,6 +130,7 @@ def _build(
         # As many as a stage has memory for anyway, for one request of full length.
         kept_rows=context_length + SPECULATIVE_ROWS,
         needs=draft.needs if draft else frozenset(),
+        prompts=prompts_of(draft),
         sources=draft.sources if draft else (),
     )
     machine = CoordinatorMachine(ring, Tokenizer(model.tokenizer))

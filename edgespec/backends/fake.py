@@ -34,7 +34,7 @@ def _mix(value: UintArray) -> UintArray:
     return value ^ (value >> np.uint64(27))
 
 
-def _embed(tokens: IntArray, positions: IntArray) -> UintArray:
+def _embed(tokens: IntArray | UintArray, positions: IntArray) -> UintArray:
     return _mix(tokens.astype(np.uint64) + np.uint64(1) + _mix(positions.astype(np.uint64)))
 
 
@@ -90,7 +90,12 @@ class FakeBlock:
 
     def _inputs(self, job: RunBlock) -> UintArray:
         if self._stage == 0:
-            return _embed(job.rows.tokens, job.rows.positions)
+            tokens = job.rows.tokens.astype(np.uint64)
+            if job.prompts is not None:
+                vectors = np.frombuffer(job.prompts.data, np.uint64)
+                own = vectors[np.maximum(-1 - job.rows.tokens, 0)]
+                tokens = np.where(job.rows.tokens < 0, own, tokens)
+            return _embed(tokens, job.rows.positions)
         if job.hidden is None or job.hidden.shape != (len(job.rows), 1):
             raise RemoteProtocolError(f"job {job.job} lacks the hidden rows of stage {self._stage}")
         return np.frombuffer(job.hidden.data, np.uint64)

@@ -61,6 +61,7 @@ class CoordinatorDurations:
         `work`: rows of each forward pass of the draft model that it took (DraftSource.take_work).
         Every pass is charged for the whole context of its request, as last told.
         """
+        head = 0.0  # of the base, over prompt rows
         match effect:
             case OpenDraft():
                 return 0.0
@@ -71,9 +72,11 @@ class CoordinatorDurations:
                 return self._costs.head_seconds(effect.hidden.shape[0])
             case RunDraft() | ExpandDraft():
                 self._context[effect.request] = len(effect.context)
+                if effect.features.prompts is not None:
+                    head = self._costs.head_seconds(effect.features.prompts.shape[0])
             case DeepenDraft():
                 pass  # below the context of the request's last RunDraft
             case _:
                 raise TypeError(f"a coordinator computes no {type(effect).__name__}")
         seen = self._context.get(effect.request, 0)
-        return sum(self._costs.draft_seconds(rows, seen) for rows in work)
+        return head + sum(self._costs.draft_seconds(rows, seen) for rows in work)

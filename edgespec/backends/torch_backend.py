@@ -92,15 +92,7 @@ class TorchBlock:
         """Tokens for the block that embeds, else hidden rows; checked, as peers sent them."""
         block = self._block
         if block.first == 0:
-            tokens = job.rows.tokens
-            if tokens.shape != job.rows.ids.shape:
-                raise RemoteProtocolError(f"job {job.job} lacks the tokens of its rows")
-            # An index outside the embedding would end the process on CUDA.
-            if tokens.min() < 0 or tokens.max() >= block.vocab_size:
-                raise RemoteProtocolError(
-                    f"job {job.job} has a token outside the vocabulary of {block.vocab_size}"
-                )
-            return torch.from_numpy(tokens).to(block.device)
+            return self._embedded(job)
         expected = (len(job.rows), block.hidden_size)
         hidden = job.hidden
         if (
@@ -114,6 +106,31 @@ class TorchBlock:
                 f"it sent {found}; give both the same model and dtype"
             )
         return to_torch(hidden, block.device)
+
+    def _embedded(self, job: RunBlock) -> torch.Tensor:
+        """Tokens of the job's rows, or their vectors if some are those of prompt rows."""
+        block, tokens = self._block, job.rows.tokens
+        if tokens.shape != job.rows.ids.shape:
+            raise RemoteProtocolError(f"job {job.job} lacks the tokens of its rows")
+        vectors = 0 if job.prompts is None else job.prompts.shape[0]
+        # An index outside the embedding would end the process on CUDA.
+        if tokens.min() < -vectors or tokens.max() >= block.vocab_size:
+            raise RemoteProtocolError(
+                f"job {job.job} has a token outside the vocabulary of {block.vocab_size}"
+            )
+        places = torch.from_numpy(tokens).to(block.device)
+        if tokens.min() >= 0:
+            return places
+        prompts = job.prompts
+        assert prompts is not None
+        if prompts.shape[1:] != (block.hidden_size,) or "float" not in prompts.dtype:
+            raise RemoteProtocolError(
+                f"prompt rows are {prompts.dtype}{list(prompts.shape)}, this model's have "
+                f"{block.hidden_size} floats; use prompt tokens that were trained for it"
+            )
+        rows = block.embedded(places.clamp(min=0))
+        own = to_torch(prompts, block.device).to(block.dtype)
+        return torch.where((places < 0)[:, None], own[(-1 - places).clamp(min=0)], rows)
 
 
 class TorchHead:

@@ -232,7 +232,8 @@ def _draft(setup: Setup, head: OutputHead) -> TreeDraft | None:
     from edgespec.drafting.registry import BaseParts, build_draft
     from edgespec.model.loader import Checkpoint
 
-    base = BaseParts(setup.model, Checkpoint(setup.model), head, setup.dtype, "cpu", Checkpoint)
+    source = Checkpoint(setup.model)
+    base = BaseParts(setup.model, source, head, setup.dtype, "cpu", Checkpoint, measured=False)
     seconds = setup.costs().coordinator.draft_work_seconds
     return build_draft(parse_draft(setup.draft), base, seconds)
 
@@ -251,6 +252,7 @@ def _check_prompts(setup: Setup, loaded: LoadedBase) -> None:
 def world_of(setup: Setup, loaded: LoadedBase) -> World:
     """A ring of that set-up in virtual time, with a draft source that has learnt nothing."""
     from edgespec.backends.torch_backend import TorchBlock, TorchHead
+    from edgespec.drafting.base import prompts_of
 
     stages = setup.stages
 
@@ -275,6 +277,7 @@ def world_of(setup: Setup, loaded: LoadedBase) -> World:
                 loaded.context_length,
                 draft.name if draft else "",
                 needs=draft.needs if draft else frozenset(),
+                prompts=prompts_of(draft),
                 sources=draft.sources if draft else (),
             ),
             loaded.tokenizer,

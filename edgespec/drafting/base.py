@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
-from edgespec.machines.features import NO_FEATURES, Features
+from edgespec.machines.features import NO_FEATURES, PROMPT_ROWS, Features, PromptTable
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.verify.sampling import Sampling
 
@@ -52,6 +52,21 @@ class Guesser(Protocol):
 
     def close(self, request: int) -> None:
         """Free the request's cache; unknown requests are ignored."""
+
+
+class Prompting(Protocol):
+    """A Guesser or DraftSource that needs PROMPT_ROWS."""
+
+    @property
+    def prompts(self) -> PromptTable:
+        """Their vectors."""
+
+
+def prompts_of(source: object) -> PromptTable | None:
+    """The vectors of the prompt rows that a Guesser or DraftSource needs; None if it needs none."""
+    if source is None or PROMPT_ROWS not in cast("Guesser", source).needs:
+        return None
+    return cast("Prompting", source).prompts
 
 
 class DraftSource(Protocol):

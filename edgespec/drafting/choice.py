@@ -10,7 +10,14 @@ from edgespec.errors import ConfigError
 
 NONE = "none"
 HYBRID = "hybrid"
-SOURCES = {"independent": "draft", "ngram": "", "eagle": "eagle", "eagle3": "eagle3"}
+SOURCES = {
+    "independent": "draft",
+    "ngram": "",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "ppd": "ppd",
+    "easyspec": "draft",
+}
 """Every source by its name, with the bundled folder that has its weights for the bundled base; ""
 if it needs none."""
 DEFAULT_MEMBERS = ("ngram", "independent")

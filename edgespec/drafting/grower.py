@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgespec.drafting.base import Guesser, TokenPath
+from edgespec.drafting.base import Guesser, TokenPath, prompts_of
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.features import NO_FEATURES, Features
+from edgespec.machines.features import NO_FEATURES, Features, PromptTable
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, Floats
 from edgespec.tree.ledger import IntArray
 from edgespec.verify.sampling import Sampling
@@ -93,6 +93,13 @@ class TreeDraft:
     def needs(self) -> frozenset[str]:
         """The guesser's."""
         return self._guesser.needs
+
+    @property
+    def prompts(self) -> PromptTable:
+        """The guesser's, which must need prompt rows."""
+        found = prompts_of(self._guesser)
+        assert found is not None
+        return found
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request; its guesses are ranked with the request's shared noise."""

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgespec.drafting.base import Guesser, TokenPath
+from edgespec.drafting.base import Guesser, TokenPath, prompts_of
 from edgespec.drafting.judged import Judged
-from edgespec.machines.features import Features
+from edgespec.machines.features import Features, PromptTable
 from edgespec.policy.experience import Calibration
 from edgespec.tree.drafted import Children
 from edgespec.verify.sampling import Sampling
@@ -112,6 +112,12 @@ class HybridGuesser:
     def needs(self) -> frozenset[str]:
         """What any member needs."""
         return frozenset[str]().union(*(member.guesser.needs for member in self._members))
+
+    @property
+    def prompts(self) -> PromptTable:
+        """Those of the member that needs prompt rows."""
+        tables = (prompts_of(member.guesser) for member in self._members)
+        return next(table for table in tables if table is not None)
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request with every member."""

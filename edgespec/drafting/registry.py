@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +12,21 @@ import torch
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.choice import DraftChoice
 from edgespec.drafting.eagle.guesser import load_eagle
+from edgespec.drafting.easyspec.groups import USUAL_SIZE, layer_groups
+from edgespec.drafting.easyspec.guesser import EasySpecGuesser, level_times
+from edgespec.drafting.easyspec.model import GroupedModel
 from edgespec.drafting.grower import TreeDraft
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
+from edgespec.drafting.ppd.format import read_prompts
+from edgespec.drafting.ppd.guesser import PromptGuesser
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
 from edgespec.model.source import TensorSource
 from edgespec.model.tokenizer import require_same_tokenizer
+
+log = logging.getLogger("edgespec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +34,8 @@ class BaseParts:
     """What a source may take of the base model, and how it shall run.
 
     `tokenizer`: the folder of the base's tokenizer. `source`: where the base's tensors are, those
-    of its ends at least. `source_of`: opens a folder of weights, or a
-    hub id, as the draft is to hold them.
+    of its ends at least. `source_of`: opens a folder of weights, or a hub id, as the draft is to
+    hold them. `measured`: whether what is faster on this machine decides how it is computed.
     """
 
     tokenizer: str | Path
@@ -36,6 +44,7 @@ class BaseParts:
     dtype: str
     device: torch.device | str
     source_of: Callable[[str], TensorSource]
+    measured: bool = True
 
 
 def _independent(folder: str, base: BaseParts) -> Guesser:
@@ -53,11 +62,41 @@ def _eagle3(folder: str, base: BaseParts) -> Guesser:
     return load_eagle(folder, "eagle3", base.source, base.head, base.dtype, base.device)
 
 
+def _easyspec(folder: str, base: BaseParts) -> Guesser:
+    """Layers in groups, if there are any and they are faster here; else one after the other."""
+    require_same_tokenizer(base.tokenizer, local_folder(folder))
+    source = base.source_of(folder)
+    if len(layer_groups(source.layers)) == source.layers:
+        log.info("%s has %d layers, too few for groups: drafting plainly", folder, source.layers)
+        return _independent(folder, base)
+    model = GroupedModel(source, USUAL_SIZE, base.dtype, base.device)
+    times = level_times(model)
+    log.info(
+        "a level of %s takes %.2f ms by layers, %.2f ms by groups of %d",
+        folder,
+        1e3 * times.sequential,
+        1e3 * times.fuzzy,
+        USUAL_SIZE,
+    )
+    if base.measured and not times.pays:
+        log.info("layers in groups do not pay here: drafting plainly")
+        return _independent(folder, base)
+    head = OutputHead(source, base.dtype, base.device)
+    limit = int(source.config.max_position_embeddings)
+    return EasySpecGuesser(model, head, limit, base.head.vocab_size)
+
+
+def _ppd(folder: str, base: BaseParts) -> Guesser:
+    return PromptGuesser(read_prompts(folder, base.head.hidden_size), base.head)
+
+
 BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
     "independent": _independent,
     "eagle": _eagle,
     "eagle3": _eagle3,
     "ngram": lambda folder, base: NgramGuesser(),
+    "ppd": _ppd,
+    "easyspec": _easyspec,
 }
 """What builds each source of drafting.choice, given the folder of its weights."""
 

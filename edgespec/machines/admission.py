@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost, QueueFull
 from edgespec.machines.answer import Answer, TextCodec
+from edgespec.machines.features import PromptTable
 from edgespec.machines.request import Request
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
@@ -25,8 +26,9 @@ class Ring:
     name, "" if there is none. `queue_limit`: requests that may wait. `recovery`: seconds that a
     request waits for a ring that was lost; with 0 it fails at once. `kept_rows`: cache rows that
     answered requests, whose conversations may go on, and the running one may take up together; with
-    0 nothing is kept. `needs`: which of machines.features the draft source must be given.
-    `sources`: the names of its members, in the order of the bits of their guesses.
+    0 nothing is kept. `needs`: which of machines.features the draft source must be given;
+    `prompts`: the vectors of the prompt rows that it needs. `sources`: the names of its members, in
+    the order of the bits of their guesses.
     """
 
     stages: int
@@ -38,6 +40,7 @@ class Ring:
     kept_rows: int = 0
     needs: frozenset[str] = frozenset()
     sources: tuple[str, ...] = ()
+    prompts: PromptTable | None = None
 
 
 def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit) -> Request:

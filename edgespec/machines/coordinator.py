@@ -39,7 +39,9 @@ from edgespec.machines.events import (
     SegmentArrived,
     Tick,
 )
+from edgespec.machines.features import PROMPT_ROWS
 from edgespec.machines.kept import KeptRows
+from edgespec.machines.prompt_chains import ChainValues
 from edgespec.machines.recovery import RingWatch
 from edgespec.machines.request import HeadJob, InFlight, Request, segment_of
 from edgespec.machines.scene import SceneKeeper
@@ -77,7 +79,7 @@ class CoordinatorMachine:
         self._active: int | None = None
         self._watch = RingWatch(ring.recovery)
         # The hidden rows of what is kept are gone: nothing is, if the draft source reads them.
-        self._kept = KeptRows(0 if ring.needs else ring.kept_rows)
+        self._kept = KeptRows(0 if ring.needs - {PROMPT_ROWS} else ring.kept_rows)
         self._numbers = 0
         self._jobs = 0
         self._seq = 0
@@ -86,6 +88,7 @@ class CoordinatorMachine:
         self._experiences: dict[str, Experience] = {}
         self._head_jobs: dict[int, HeadJob] = {}
         self._scene = SceneKeeper(codec)
+        self._chains = ChainValues(ring.prompts.depth) if ring.prompts else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. Every request gets exactly one of Finished and Failed."""
@@ -181,6 +184,9 @@ class CoordinatorMachine:
             raise ConfigError(f"request {submit.tag} of this client is still running")
         request = admit(self._ring, self._codec, self._numbers + 1, peer, submit)
         request.experience = self.experience_of(request.policy.name)
+        if self._chains is not None and request.policy.drafts:
+            assert self._ring.prompts is not None
+            request.use_prompts(self._ring.prompts, self._chains)
         self._numbers += 1
         return request
 
@@ -329,7 +335,15 @@ class CoordinatorMachine:
             effects.append(self._launch(request, rows, certain=True, reserve=reserve, want=wanted))
         if request.is_read and request.tree is None:
             request.plant()
+            effects += self._send_first_chain(request)
         return effects
+
+    def _send_first_chain(self, request: Request) -> list[Effect]:
+        """Prompt rows below the prefix's last row, which is certain: in a segment of their own."""
+        chain = request.with_prompts(Rows.none(), (len(request.prefix) - 1,))
+        if not len(chain):
+            return []
+        return [self._launch(request, chain, certain=False, reserve=0, want=len(chain))]
 
     def _launch(
         self, request: Request, rows: Rows, *, certain: bool, reserve: int, want: int
@@ -389,7 +403,7 @@ class CoordinatorMachine:
             return []
         if segment.certain:
             return self._on_prefill_result(request, segment)
-        return self._on_result(request, segment, now)
+        return self._on_result(request, flying, segment, now)
 
     def _on_prefill_result(self, request: Request, segment: Segment) -> list[Effect]:
         request.arrived(segment, np.arange(len(segment.ids)))
@@ -398,9 +412,14 @@ class CoordinatorMachine:
             return self._send_prefill(request)
         return [self._sample(request, segment, last)]
 
-    def _on_result(self, request: Request, segment: Segment, now: float) -> list[Effect]:
+    def _on_result(
+        self, request: Request, flying: InFlight, segment: Segment, now: float
+    ) -> list[Effect]:
         assert request.tree is not None
         tree = request.tree
+        if request.prompts is not None and segment.hidden is not None:
+            request.prompts.arrived(flying.wanted, segment.ids, segment.hidden)
+            request.prompts.settle(tree)
         live = np.flatnonzero([i in tree for i in segment.ids.tolist()])
         if len(live) and segment.hidden is not None:
             request.arrived(segment, live)
@@ -479,6 +498,7 @@ class CoordinatorMachine:
                 assert request.tree is not None
                 rows = request.tree.send(decision.ids)
                 request.tally.rows_sent += len(rows)
+                rows = request.with_prompts(rows, decision.ids)
                 request.ahead = len(rows)
                 effects.append(
                     self._launch(request, rows, certain=False, reserve=0, want=len(rows))

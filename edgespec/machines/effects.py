@@ -131,7 +131,8 @@ class RunBlock:
     `hidden` [R, H] are the incoming rows (None on the first stage, which embeds `rows.tokens`).
     Each row sees all `committed` slots and, of the S slots behind them (the job's own rows are
     the last R), those where `sees` bool [R, S] is true. `tapped`: layers whose incoming rows are
-    wanted too, those of other stages among them.
+    wanted too, those of other stages among them. `prompts` [P, H]: what the first stage puts in the
+    place of tokens -1, -2, … (see Segment).
     """
 
     job: int
@@ -141,6 +142,7 @@ class RunBlock:
     committed: int
     sees: BoolArray
     tapped: Layers = NO_LAYERS
+    prompts: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

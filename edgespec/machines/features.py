@@ -36,14 +36,30 @@ class Features:
     Segment); None if no source needs them. The rows are consecutive: those of all draft effects of
     a request, one after the other, are the rows of positions 0, 1, 2, …. The newest certain token
     has none yet, and tokens whose results are still on the ring have theirs later.
+
+    `prompts`: [k · copies, H], the hidden rows of a chain of prompt rows below the certain token at
+    position `anchor`, the newest there is: those that guess the token at anchor + 2, at anchor + 3,
+    … Each chain comes once.
     """
 
     final: Tensor | None = None
     taps: Tensor | None = None
     tapped: Layers = NO_LAYERS
+    prompts: Tensor | None = None
+    anchor: int = -1
 
 
 NO_FEATURES = Features()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTable:
+    """Trained prompt tokens: `depth` tokens ahead, `copies` vectors for each, to average; `rows`
+    [depth · copies, H], the vectors of the first token ahead, of the second, …"""
+
+    depth: int
+    copies: int
+    rows: Tensor
 
 
 class HiddenRows:

@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from edgespec.machines.answer import Answer
 from edgespec.machines.chances import Chances, chances_of
 from edgespec.machines.effects import RunHead
-from edgespec.machines.features import NO_FEATURES, Features, HiddenRows, tapped
+from edgespec.machines.features import (
+    NO_FEATURES,
+    PROMPT_ROWS,
+    Features,
+    HiddenRows,
+    PromptTable,
+    tapped,
+)
 from edgespec.machines.kept import Base, Kept
+from edgespec.machines.prompt_chains import ChainValues
+from edgespec.machines.prompt_rows import PromptRows
 from edgespec.policy.base import Policy, View
 from edgespec.policy.experience import Experience
 from edgespec.tree.draft_tree import Advance, DraftTree
@@ -93,6 +102,7 @@ class Tally:
     first_token: float | None = None
     rows_sent: int = 0
     rows_used: int = 0
+    prompt_rows: int = 0
     cached: int = 0
     misses: int = 0
     gains: Counter[int] = field(default_factory=Counter)
@@ -181,6 +191,7 @@ class Request:
         self.recoveries = 0
         self.waiting_since = 0.0  # for a ring that was lost
         self.needs = needs
+        self._prompting: tuple[PromptTable, ChainValues] | None = None
         self._begin(number)
 
     def _begin(self, number: int) -> None:
@@ -191,7 +202,9 @@ class Request:
         self.prefilled = 0
         self.base: Base | None = None
         self._used_rows: list[int] = []
-        self.hidden = HiddenRows(len(self.prefix), self.needs) if self.needs else None
+        rows = self.needs - {PROMPT_ROWS}
+        self.hidden = HiddenRows(len(self.prefix), rows) if rows else None
+        self.prompts = PromptRows(*self._prompting) if self._prompting else None
         self.chunk = len(self.prefix)  # rows of the prefix that travel together
         self.tree: DraftTree | None = None
         self.in_flight = 0  # segments on the ring or, back from it, in `results`
@@ -216,6 +229,11 @@ class Request:
         """
         self.recoveries += 1
         self._begin(number)
+
+    def use_prompts(self, table: PromptTable, values: ChainValues) -> None:
+        """Its guesses carry prompt rows, as its draft source needs."""
+        self._prompting = table, values
+        self.prompts = PromptRows(table, values)
 
     def begin_with(self, base: Base | None) -> None:
         """Read only what comes behind the rows of an answered request, if there is one."""
@@ -287,7 +305,11 @@ class Request:
 
     def features(self) -> Features:
         """What the draft source needs of the certain rows and has not had yet."""
-        return NO_FEATURES if self.hidden is None else self.hidden.take()
+        features = NO_FEATURES if self.hidden is None else self.hidden.take()
+        chain = None if self.prompts is None else self.prompts.take()
+        if chain is None:
+            return features
+        return replace(features, anchor=chain[0], prompts=chain[1])
 
     @property
     def is_read(self) -> bool:
@@ -317,9 +339,28 @@ class Request:
         if not self.opening or len(step.tokens) > 1:
             self.tally.gains[len(step.tokens) - self.opening] += 1
         self.experience.verified(self.sampling.shape, step)
+        if self.prompts is not None and step.tokens:
+            assert self.tree is not None
+            newest = self.tree[self.tree.root].position
+            self.prompts.judge(len(step.tokens), step.missed, newest)
+            self.prompts.settle(self.tree)
         if step.missed:
             self.ahead = 0
             self.tally.misses += self.policy.drafts and not self.opening
+
+    def with_prompts(self, rows: Rows, ids: Sequence[int]) -> Rows:
+        """These rows, with the prompt rows that hang from nodes `ids`."""
+        if self.prompts is None:
+            return rows
+        assert self.tree is not None
+        step = self.experience.step
+        chains = self.prompts.hang(self.tree, ids, len(rows), self.last_position, step)
+        self.tally.prompt_rows += len(chains)
+        return rows.joined(chains)
+
+    def owns_prompt(self, row_id: int) -> bool:
+        """Whether that row is, or was, one of its prompt rows."""
+        return self.prompts is not None and row_id in self.prompts
 
     def arrived(self, segment: Segment, index: IntArray) -> None:
         """Keep these rows of a result, if the draft source needs them once they are certain."""
@@ -388,7 +429,9 @@ class Request:
         guessed = tuple(i for i in passed if i >= len(self.prefix))  # the prefix is committed
         self._accepted.append((self._epoch, guessed))
         accepted = tuple(i for _, ids in self._accepted for i in ids)
-        return Retain(self.number, self._epoch, self.tree.newest, accepted, self.tree.ids)
+        awaited = () if self.prompts is None else self.prompts.awaited(self.tree)
+        retained = (*self.tree.ids, *awaited)
+        return Retain(self.number, self._epoch, self.tree.newest, accepted, retained)
 
     def last_retain(self) -> Retain:
         """It is answered: of its guesses none is wanted any more."""
@@ -429,6 +472,7 @@ class Request:
             recoveries=self.recoveries,
             cached_tokens=tally.cached,
             sources=tally.of_sources(sources if self.policy.drafts else ()),
+            prompt_rows=tally.prompt_rows,
         )
 
 
@@ -451,4 +495,5 @@ def segment_of(
         base=request.base.request if reserve and request.base else 0,
         base_ids=request.base.ids if reserve and request.base else (),
         tapped=tapped(request.needs),
+        prompts=request.prompts.vectors(rows.tokens) if request.prompts else None,
     )

@@ -212,7 +212,14 @@ class StageMachine:
         self._jobs += 1
         self._running = _Running(self._jobs, segment, rows, taps, now)
         return RunBlock(
-            self._jobs, segment.request, rows, hidden, committed, sees, tapped=segment.tapped
+            self._jobs,
+            segment.request,
+            rows,
+            hidden,
+            committed,
+            sees,
+            segment.tapped,
+            segment.prompts,
         )
 
     def _on_block_done(

@@ -184,14 +184,15 @@ class Block:
     ) -> torch.Tensor | None:
         """Run R >= 1 rows and append their keys and values to `cache`.
 
-        `inputs`: tokens int64 [R] for the block with layer 0, else hidden rows [R, hidden_size].
+        `inputs`: tokens int64 [R] or vectors in their place (see `embedded`) for the block with
+        layer 0, else hidden rows; both [R, hidden_size].
         `positions` int64 [R], absolute. `mask` bool [1, 1, R, cache.length + R]: which slots each
         row sees, its own included. Returns hidden rows [R, hidden_size], or None if `stop()` was
         true before one of the layers; the R slots are taken in either case. `enters` is told each
         layer's number in the model and the rows [R, hidden_size] that enter it.
         """
         rows = inputs.shape[0]
-        hidden = self._embed(inputs).unsqueeze(0)
+        hidden = (inputs if inputs.dim() > 1 else self.embedded(inputs)).unsqueeze(0)
         place = positions.unsqueeze(0)
         turns = self._turns(hidden, place)
         visible = Visibility(mask, positions, cache.place(positions))
@@ -215,11 +216,11 @@ class Block:
             hidden = self._norm(hidden)
         return hidden.squeeze(0)
 
-    def _embed(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Hidden rows [R, hidden_size] of tokens; hidden rows stay what they are."""
-        if self.embedding is None:
-            return inputs
-        hidden = embedding(inputs, self.embedding)
+    @torch.inference_mode()
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Vectors [R, hidden_size] of tokens int64 [R], for the block that embeds."""
+        assert self.embedding is not None
+        hidden = embedding(tokens, self.embedding)
         return hidden if self._scale is None else hidden * self._scale
 
     def _turns(

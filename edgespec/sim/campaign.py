@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.backends.fake import FakeBlock, FakeHead
+from edgespec.drafting.base import prompts_of
 from edgespec.errors import EdgespecError
 from edgespec.machines.admission import Ring
 from edgespec.machines.answer import TextCodec
@@ -68,6 +69,8 @@ def build(
         "oracle",
         scenario.prefill_chunk,
         recovery=scenario.recovery,
+        needs=draft.needs,
+        prompts=prompts_of(draft),
     )
     limits = {f.stage: f.rows for f in scenario.faults if isinstance(f, SmallCache)}
     promises = {ask.tag: _promise(scenario, ask, codec) for ask in scenario.asks}

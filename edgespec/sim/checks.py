@@ -232,7 +232,7 @@ def _check_ledgers(world: World, number: int) -> None:
     """With nothing of it under way, every stage holds the request's certain and live rows.
 
     A stage that never got the newest retained set may hold dead rows as well, but lacks no live
-    one.
+    one. Prompt rows come and go with the retained sets, and nothing hangs from them.
     """
     if world.control[number] or world.work[number] or number in world.segments.values():
         return
@@ -245,7 +245,7 @@ def _check_ledgers(world: World, number: int) -> None:
         ledger = stage.machine.ledgers().get(number)
         if ledger is None:
             raise InvariantViolated("ledgers agree", f"V{node} knows no request {number}")
-        rows = ledger.speculative
+        rows = tuple(row for row in ledger.speculative if not request.owns_prompt(row))
         if world.lost.get((node, number)) == request.epoch:
             accepted = ledger.committed + sum(row not in live for row in rows)
             if not live.issubset(rows) or accepted < committed:

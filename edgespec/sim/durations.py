@@ -52,7 +52,9 @@ class CostDurations:
     def message_bytes(self, message: Message, encoded: int) -> int:
         """A segment as the charged model's rows would make it; all else as it is."""
         if isinstance(message, Segment):
+            vectors = 0 if message.prompts is None else message.prompts.shape[0]
             plain = self._costs.segment_bytes(len(message.ids), message.hidden is not None)
+            plain += self._costs.segment_bytes(vectors, True) if vectors else 0
             return plain + self._tap_bytes(message)
         return encoded
 

@@ -1,12 +1,7 @@
-"""Training an EAGLE head: losses, steps, and a checkpoint from which a stopped run goes on."""
+"""Training an EAGLE head: what it begins as, its losses, and what learns by which rule."""
 
 from __future__ import annotations
 
-import math
-import os
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,43 +10,18 @@ from torch.nn.functional import smooth_l1_loss
 
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.shape import HeadShape
-from edgespec.errors import ModelError
+from edgespec.training.loop import DECAY, Settings, Trainer
 from edgespec.training.muon import Muon
 from edgespec.training.start import begin
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import Rows
 from edgespec.training.unrolled import unrolled
 
-DECAY = 0.8
-"""What a level of the tree counts against the one above it (EAGLE-3's code)."""
-
 FEATURE_SHARE = 0.1
 """Of the loss on features against that on tokens, for EAGLE-1 and EAGLE-2."""
 
 
 _FIRST_ROWS = 128  # from which a head begins
-_MOST_GRADIENT = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How to train. `batch` rows a step; `unroll` levels; `rate`: the peak of the learning rate;
-    `low`: whether to compute in bfloat16 where that pays."""
-
-    steps: int
-    batch: int
-    unroll: int
-    rate: float
-    low: bool
-    seed: int = 0
-    warmup: int = 20
-    save_seconds: float = 60.0
-
-    def rate_at(self, step: int) -> float:
-        """A straight line up, then a half cosine down to a fiftieth."""
-        rising = min(1.0, (step + 1) / self.warmup)
-        falling = 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.steps)))
-        return self.rate * rising * max(0.02, falling)
 
 
 class Student(nn.Module):
@@ -78,79 +48,21 @@ class Student(nn.Module):
                 self.lm_head.weight.copy_(matrix if self.kept is None else matrix[self.kept])
 
 
-class Trainer:
-    """The loop over rows of text, and its checkpoint in the output folder."""
+class EagleTrainer(Trainer):
+    """The loop for an EAGLE head."""
 
     def __init__(self, teacher: Teacher, student: Student, settings: Settings, out: Path) -> None:
-        self.teacher, self.student, self.settings = teacher, student, settings
-        self.step = 0
-        self._file = out / "checkpoint.pt"
-        self._optimizers = optimizers(student, settings.rate)
+        self.student = student
+        super().__init__(teacher, student, optimizers(student, settings.rate), settings, out)
 
-    def resume(self, rows: Rows) -> bool:
-        """Take up the checkpoint, or begin with `rows` where there is none.
+    def begin(self, rows: Rows) -> None:
+        """See Trainer."""
+        first = rows.take(torch.arange(min(len(rows), _FIRST_ROWS)))
+        self.student.start(self.teacher, first, self.settings.batch)
 
-        Raises ModelError for a checkpoint of another run.
-        """
-        if not self._file.exists():
-            first = rows.take(torch.arange(min(len(rows), _FIRST_ROWS)))
-            self.student.start(self.teacher, first, self.settings.batch)
-            return False
-        try:
-            state = torch.load(self._file, map_location=self.teacher.device, weights_only=True)
-            self.student.load_state_dict(state["student"])
-            for optimizer, known in zip(self._optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(known)
-            self.step = int(state["step"])
-        except Exception as error:  # torch raises many kinds for a file that does not fit
-            raise ModelError(
-                f"cannot go on from {self._file} ({error}); it is damaged or of another run: "
-                "delete it, or choose another --out"
-            ) from error
-        return True
-
-    def save(self) -> None:
-        """Write the checkpoint, whole or not at all."""
-        partial = self._file.with_suffix(".part")
-        state = {
-            "student": self.student.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "step": self.step,
-        }
-        torch.save(state, partial)
-        os.replace(partial, self._file)
-
-    def run(self, rows: Rows, say: Callable[[int, float, float], None]) -> None:
-        """Train to the last step, saving now and then and at the end, also when interrupted.
-
-        `say` hears the step, the loss, and the share of first guesses that are the base's.
-        """
-        saved = time.monotonic()
-        try:
-            while self.step < self.settings.steps:
-                loss, right = self._one_step(rows)
-                self.step += 1
-                say(self.step, loss, right)
-                if time.monotonic() - saved > self.settings.save_seconds:
-                    self.save()
-                    saved = time.monotonic()
-        finally:
-            self.save()
-
-    def _one_step(self, rows: Rows) -> tuple[float, float]:
-        settings = self.settings
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = settings.rate_at(self.step)
-        batch = rows.take(_chosen(len(rows), self.step, settings))
-        with torch.autocast(self.teacher.device.type, torch.bfloat16, enabled=settings.low):
-            loss, right = losses(self.student, self.teacher, batch, settings.unroll)
-        self.student.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.student.parameters(), _MOST_GRADIENT)
-        for optimizer in self._optimizers:
-            optimizer.step()
-        return float(loss.detach()), right
+    def losses(self, batch: Rows) -> tuple[torch.Tensor, float]:
+        """See Trainer."""
+        return losses(self.student, self.teacher, batch, self.settings.unroll)
 
 
 def optimizers(student: Student, rate: float) -> list[torch.optim.Optimizer]:
@@ -201,21 +113,6 @@ def counted(rows: Rows, level: int) -> torch.Tensor:
     pairs = torch.arange(rows.tokens.shape[1] - 1)
     begins = torch.clamp(rows.starts, min=0)[:, None] + level - 1
     return (pairs >= torch.clamp(begins, min=level)) & (pairs + 2 < rows.ends[:, None])
-
-
-def _chosen(count: int, step: int, settings: Settings) -> torch.Tensor:
-    """The rows of a step: every row once an epoch, in an order that the seed alone decides."""
-    first = step * settings.batch
-    index = torch.arange(first, first + settings.batch)
-    epochs = index // count
-    chosen = torch.empty_like(index)
-    for epoch in epochs.unique().tolist():
-        order = torch.randperm(
-            count, generator=torch.Generator().manual_seed(settings.seed * 100_003 + epoch)
-        )
-        here = epochs == epoch
-        chosen[here] = order[index[here] % count]
-    return chosen
 
 
 def chosen_vocabulary(rows: Rows, size: int, vocab: int) -> torch.Tensor | None:

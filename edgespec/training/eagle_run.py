@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,17 +12,14 @@ import torch
 
 from edgespec.drafting.eagle.format import write_head
 from edgespec.drafting.eagle.shape import HeadShape, Kind
-from edgespec.errors import ConfigError
 from edgespec.model.device import best_device
 from edgespec.model.tokenizer import Tokenizer
-from edgespec.training.eagle import Settings, Student, Trainer, chosen_vocabulary
+from edgespec.training.corpus import Corpus, prepared
+from edgespec.training.eagle import EagleTrainer, Student, chosen_vocabulary
 from edgespec.training.evaluate import RANKS, Agreement, agreement
+from edgespec.training.loop import Settings
 from edgespec.training.start import shape_for
-from edgespec.training.teacher import Teacher, own_texts
-from edgespec.training.texts import Rows, documents, encoded, is_held_out, packed
-
-_CHECKED_ROWS = 48
-_PROMPT = 32  # tokens of a document that the base continues
+from edgespec.training.teacher import Teacher
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,76 +45,23 @@ def train(plan: Plan, say: Callable[[str], None], dtype: torch.dtype) -> dict[st
     torch.manual_seed(plan.settings.seed)
     say("loading the base")
     teacher = Teacher(plan.base, device, dtype)
-    trained, checked = _rows(plan, teacher, say)
+    corpus = Corpus(
+        plan.text, plan.out, plan.settings.seed, plan.row_length, plan.text_rows, plan.own_rows
+    )
+    trained, checked = prepared(corpus, Tokenizer(plan.base), teacher, say)
     whole = int(teacher.config.vocab_size)
     kept = None
     if plan.kind == "eagle3" and plan.vocab:
         kept = chosen_vocabulary(trained, plan.vocab, whole)
     shape = shape_for(plan.kind, teacher.config, whole if kept is None else len(kept))
     student = Student(shape, kept).to(device)
-    trainer = Trainer(teacher, student, plan.settings, plan.out)
+    trainer = EagleTrainer(teacher, student, plan.settings, plan.out)
     say("beginning" if not trainer.resume(trained) else f"going on behind step {trainer.step}")
     trainer.run(trained, lambda step, loss, right: say(_line(plan, step, loss, right)))
     say("measuring on held-out text")
     measured = agreement(student, teacher, checked, plan.levels_measured)
     _write(plan, shape, student, teacher, measured)
     return figures(plan, measured)
-
-
-def _rows(plan: Plan, teacher: Teacher, say: Callable[[str], None]) -> tuple[Rows, Rows]:
-    """Rows to train on, and the base's own texts to measure on, behind held-out documents."""
-    texts = list(documents(plan.text))
-    random.Random(plan.settings.seed).shuffle(texts)
-    tokenizer = Tokenizer(plan.base)
-    end = min(tokenizer.eos_ids) if tokenizer.eos_ids else 0
-    length = plan.row_length
-    limit = int(getattr(teacher.config, "max_position_embeddings", length))
-    if not _PROMPT < length <= limit:
-        raise ConfigError(f"rows of {length} tokens: give {_PROMPT + 1} to {limit}")
-    say(f"reading {plan.text}")
-    kept = [text for text in texts if not is_held_out(text)]
-    rows = packed(encoded(kept, tokenizer, end), length, plan.text_rows)
-    prompts = _beginnings(encoded(kept, tokenizer, end), length, plan.own_rows)
-    held_out = (text for text in texts if is_held_out(text))
-    checks = _beginnings(encoded(held_out, tokenizer, end), length, _CHECKED_ROWS)
-    if not len(rows) or not len(checks):
-        raise ConfigError(
-            f"{plan.text} is too short: it has {len(rows)} rows of {length} tokens to train on and "
-            f"{len(checks)} documents of {_PROMPT} tokens held out; give more text"
-        )
-    own = _own(plan, teacher, prompts.joined(checks), end, say)
-    checked = own.take(torch.arange(len(prompts), len(own)))
-    return rows.joined(own.take(torch.arange(len(prompts)))), checked
-
-
-def _beginnings(encodings: Any, length: int, most: int) -> Rows:
-    """One row a document that is long enough, its first tokens; the rest is filled up with 0."""
-    rows: list[torch.Tensor] = []
-    for document in encodings:
-        if len(rows) == most:
-            break
-        if len(document) > _PROMPT:
-            row = torch.zeros(length, dtype=torch.int32)
-            row[:_PROMPT] = document[:_PROMPT]
-            rows.append(row)
-    return packed(rows, length, most)
-
-
-def _own(plan: Plan, teacher: Teacher, prompts: Rows, end: int, say: Callable[[str], None]) -> Rows:
-    """The base's own texts, from the run before if it got as far as that."""
-    file = plan.out / "own_texts.pt"
-    if file.exists():
-        known = torch.load(file, weights_only=True)
-        if torch.equal(known["prompts"], prompts.tokens):
-            return Rows(known["tokens"], known["starts"], known["ends"])
-    own = own_texts(
-        teacher, prompts, _PROMPT, end, lambda n: say(f"own texts: {n} of {len(prompts)}")
-    )
-    state = {"prompts": prompts.tokens, "tokens": own.tokens, "starts": own.starts}
-    partial = file.with_suffix(".part")
-    torch.save({**state, "ends": own.ends}, partial)
-    os.replace(partial, file)
-    return own
 
 
 def _line(plan: Plan, step: int, loss: float, right: float) -> str:

@@ -45,6 +45,26 @@ class Teacher:
         side = torch.cat([out.hidden_states[layer] for layer in taps], -1) if taps else None
         return Lesson(out.last_hidden_state, side)
 
+    def read_with(
+        self, tokens: torch.Tensor, extra: torch.Tensor, places: torch.Tensor, sees: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run rows of tokens int64 [B, T], and behind them vectors [B, Q, H] that the tokens do not
+        see, at positions `places` int64 [B, Q]; `sees` bool [B, Q, T + Q].
+
+        Returns hidden rows behind the final norm, [B, T, H] and [B, Q, H]; gradients go through to
+        `extra` alone.
+        """
+        with torch.no_grad():
+            first = self._model.model(tokens, use_cache=True)
+        behind = self._model.model(
+            inputs_embeds=extra,
+            position_ids=places,
+            attention_mask=sees[:, None],
+            past_key_values=first.past_key_values,
+            use_cache=True,
+        )
+        return first.last_hidden_state, behind.last_hidden_state
+
     @torch.no_grad()
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         """The tokens' vectors [.., H], scaled where the model scales them."""

@@ -156,6 +156,19 @@ class DraftTree:
         parent.children[token] = node.id
         return node.id
 
+    def take_ids(self, count: int) -> tuple[int, ...]:
+        """Ids for rows that travel with the tree's and are no nodes of it."""
+        first = self.newest + 1
+        self.newest += count
+        return tuple(range(first, first + count))
+
+    def reopen(self, last_position: int) -> None:
+        """More can be said about the children of nodes up to that position than when they were
+        asked about: let them be asked about again."""
+        for node in self._nodes.values():
+            if node.position <= last_position:
+                node.expanded = False
+
     def path(self, node_id: int) -> tuple[int, ...]:
         """Tokens from below the root down to a node; empty for the root."""
         tokens: list[int] = []

@@ -42,6 +42,21 @@ class Rows:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @staticmethod
+    def none() -> Rows:
+        """No rows at all."""
+        nothing = np.zeros(0, np.int64)
+        return Rows(nothing, nothing, nothing, nothing)
+
+    def joined(self, other: Rows) -> Rows:
+        """These rows, and others behind them."""
+        return Rows(
+            np.concatenate([self.ids, other.ids]),
+            np.concatenate([self.parents, other.parents]),
+            np.concatenate([self.tokens, other.tokens]),
+            np.concatenate([self.positions, other.positions]),
+        )
+
     def take(self, index: IntArray) -> Rows:
         """The rows at `index` (int64 [n]), in that order."""
         return Rows(self.ids[index], self.parents[index], self.tokens[index], self.positions[index])

@@ -198,6 +198,9 @@ def _check_segment(segment: Segment, limits: Limits) -> None:
         taps = segment.taps
         _need(taps.dtype == "uint8" and len(taps.shape) == 2, "taps are no bytes of rows")
         _need(taps.shape[0] == rows and bool(segment.tapped), "taps are not one vector a row")
+    if segment.prompts is not None:
+        shape = segment.prompts.shape
+        _need(len(shape) == 2 and shape[0] <= limits.rows, "prompts are no list of vectors")
     _need(min(segment.request, segment.seq, segment.epoch) >= 0, "negative number")
     _need(min(segment.reserve, segment.wanted, segment.busiest_rows) >= 0, "negative number")
     _need(min(segment.base, *segment.base_ids, 0) >= 0, "negative number")

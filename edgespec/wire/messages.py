@@ -30,7 +30,9 @@ class Segment:
     `tokens` are read by the first stage only and travel empty behind it; `hidden` [R, H] is None
     until the first stage ran. `busiest_seconds` and `busiest_rows`: the longest that any one stage
     so far computed on it, and how many rows it had there; `total_seconds`: all stages together. So
-    the coordinator learns what a segment costs. An emptied segment still travels, so that credits
+    the coordinator learns what a segment costs. `prompts` [P, H]: vectors for rows that are no
+    tokens, whose `tokens` are -1 for the first of them, -2 for the second, …; they travel to the
+    first stage only. An emptied segment still travels, so that credits
     stay right.
 
     `tapped`: layers of which a draft source wants the rows that enter them (EAGLE-3). Each stage
@@ -56,6 +58,7 @@ class Segment:
     base_ids: tuple[int, ...] = ()
     tapped: Layers = NO_LAYERS
     taps: Tensor | None = None
+    prompts: Tensor | None = None
 
 
 # --- coordinator → stages -----------------------------------------------------------------------
@@ -361,6 +364,7 @@ class Finished:
     recoveries: int = 0
     cached_tokens: int = 0
     sources: tuple[SourceFigures, ...] = ()
+    prompt_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,14 @@ from edgespec.backends.fake import FakeDraft, toy_next
 from edgespec.drafting.base import DraftSource
 from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.eagle.shape import Kind
+from edgespec.drafting.easyspec.guesser import EasySpecGuesser
+from edgespec.drafting.easyspec.model import GroupedModel
 from edgespec.drafting.grower import TreeDraft
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
+from edgespec.drafting.ppd.format import PromptTokens
+from edgespec.drafting.ppd.guesser import PromptGuesser
 from edgespec.machines.features import NO_FEATURES, Features, tapped
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
@@ -32,7 +36,7 @@ from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.verify.sampling import Sampling
 
 CONTEXT = [5, 1, 30, 2, 5, 1, 7, 5]
-QUIET = ("ngram",)
+QUIET = ("ngram", "ppd")
 """Sources that have nothing to say about some paths, and run no model."""
 PATHS = [(3, 4, 5), (), (3,), (3, 4), (3, 4), (7, 0), ()]
 
@@ -71,6 +75,32 @@ class Fed(TreeDraft):
         return Features(from_torch(final), packed(taps) if layers else None, layers)
 
 
+class Chained(TreeDraft):
+    """Prompt tokens' tree, given a chain below the last token whose next one is certain."""
+
+    def __init__(self, base: Path) -> None:
+        head = OutputHead(Checkpoint(base))
+        super().__init__(PromptGuesser(PromptTokens(6, 2, torch.zeros(12, 32)), head))
+
+    def refresh(self, request: int, context: Sequence[int], *args: Any) -> DraftedTree:
+        """See TreeDraft."""
+        return super().refresh(request, context, *args[:2], self._chain(context))
+
+    def expand(self, request: int, context: Sequence[int], *args: Any) -> Children:
+        """See TreeDraft."""
+        return super().expand(request, context, *args[:2], self._chain(context))
+
+    def _chain(self, context: Sequence[int]) -> Features:
+        dice = torch.Generator().manual_seed(len(context))
+        rows = from_torch(torch.randn((12, 32), generator=dice))
+        return Features(prompts=rows, anchor=len(context) - 2)
+
+
+def easyspec(base: Path) -> DraftSource:
+    source = Checkpoint(base)
+    return TreeDraft(EasySpecGuesser(GroupedModel(source, 4), OutputHead(source), 64, VOCABULARY))
+
+
 def eagle(form: str, scored: int, base: Path, folder: Path) -> DraftSource:
     write_eagle(folder, replace(FORMS[form], vocab=VOCABULARY, draft_vocab=scored))
     return Fed("eagle3" if FORMS[form].third else "eagle", folder, base)
@@ -91,7 +121,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(
-    params=["independent", "ngram", "hybrid", "eagle", "eagle3", "eagle3-part", "fake", "oracle"]
+    params=[
+        "independent",
+        "ngram",
+        "hybrid",
+        "eagle",
+        "eagle3",
+        "eagle3-part",
+        "ppd",
+        "easyspec",
+        "fake",
+        "oracle",
+    ]
 )
 def draft(request: pytest.FixtureRequest, folder: Path, base: Path, tmp_path: Path) -> DraftSource:
     """Every draft source there is, with request 1 open."""
@@ -111,6 +152,8 @@ def draft(request: pytest.FixtureRequest, folder: Path, base: Path, tmp_path: Pa
         "eagle": lambda: eagle("eagle-llama3", VOCABULARY, base, tmp_path),
         "eagle3": lambda: eagle("eagle3-pickled", VOCABULARY, base, tmp_path),
         "eagle3-part": lambda: eagle("eagle3-official", VOCABULARY // 2, base, tmp_path),
+        "ppd": lambda: Chained(base),
+        "easyspec": lambda: easyspec(base),
         "fake": lambda: FakeDraft(2, VOCABULARY, 0.7),
         "oracle": oracle,
     }

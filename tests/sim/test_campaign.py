@@ -15,6 +15,7 @@ from edgespec.errors import ConfigError
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import Effect, SendPeer
 from edgespec.machines.events import Event
+from edgespec.machines.features import PROMPT_ROWS, PromptTable
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.campaign import (
     Parts,
@@ -26,11 +27,13 @@ from edgespec.sim.campaign import (
 )
 from edgespec.sim.faults import Crash, LateRetain, SmallCache
 from edgespec.sim.log import EventLog
+from edgespec.sim.oracle import Oracle
 from edgespec.sim.plain_json import from_json, to_json
 from edgespec.sim.replay import replay
 from edgespec.sim.scenario import Scenario, Setting, draw, policies_of
 from edgespec.sim.trace import read_trace
 from edgespec.wire.messages import Finished, Tokens
+from edgespec.wire.tensor import Tensor
 
 RUNS = 300
 CRASHES = 25
@@ -42,6 +45,18 @@ SLOW_CHUNK = 1_000
 @pytest.mark.parametrize("first", range(0, RUNS, CHUNK))
 def test_random_scenarios_keep_every_promise(first: int, tmp_path: Path) -> None:
     assert run_campaign(range(first, first + CHUNK), tmp_path) == CHUNK
+
+
+class Prompted(Oracle):
+    """An oracle whose guesses carry prompt rows."""
+
+    needs = frozenset({PROMPT_ROWS})
+    prompts = PromptTable(3, 2, Tensor("uint64", (6, 1), bytes(range(48))))
+
+
+def test_random_scenarios_with_prompt_rows_keep_every_promise() -> None:
+    for seed in range(30):
+        play(draw(seed), parts=Parts(draft=Prompted))
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -287,8 +287,8 @@ def test_a_live_row_is_missed_on_a_stage_that_gets_no_retained_set() -> None:
 
 def test_a_draft_with_a_wrong_context_is_found() -> None:
     class Deceived(Oracle):
-        def refresh(self, request: int, context: Any, depth: int, width: int) -> Any:
-            return super().refresh(request, [*context[:-1], 39], depth, width)
+        def refresh(self, request: int, context: Any, *more: Any) -> Any:
+            return super().refresh(request, [*context[:-1], 39], *more)
 
     with pytest.raises(InvariantViolated, match="is no certain text"):
         play(CALM, parts=Parts(draft=Deceived))

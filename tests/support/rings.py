@@ -10,7 +10,7 @@ import numpy as np
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead, toy_next
-from edgespec.drafting.base import DraftSource
+from edgespec.drafting.base import DraftSource, prompts_of
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.events import Event
@@ -120,6 +120,7 @@ class FakeRing:
                 queue_limit,
                 kept_rows=kept_rows,
                 needs=self.draft.needs,
+                prompts=prompts_of(self.draft),
                 sources=self.draft.sources,
             ),
             self.codec,

@@ -13,6 +13,7 @@ from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import Quantisation
 from edgespec.daemon.bundled import bundled
+from edgespec.drafting.base import prompts_of
 from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.registry import BaseParts, build_draft
 from edgespec.machines.admission import Ring
@@ -62,7 +63,7 @@ def torch_ring(
     source = QuantisingSource(checkpoint, Quantisation.parse(quant))
     blocks = [Block(source, a, b, dtype) for a, b in split_layers(checkpoint.layers, stages)]
     head = OutputHead(checkpoint, dtype)
-    parts = BaseParts(BASE, checkpoint, head, dtype, "cpu", Checkpoint)
+    parts = BaseParts(BASE, checkpoint, head, dtype, "cpu", Checkpoint, measured=False)
     draft = build_draft(parse_draft(draft_name, bundled), parts)
     assert draft is not None
     ring = Ring(
@@ -71,6 +72,7 @@ def torch_ring(
         draft.name,
         kept_rows=kept_rows,
         needs=draft.needs,
+        prompts=prompts_of(draft),
         sources=draft.sources,
     )
     return LocalRing(

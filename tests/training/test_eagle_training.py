@@ -21,8 +21,8 @@ from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.taps import packed as taps_of
 from edgespec.model.tensors import from_torch
-from edgespec.training.eagle import Settings
 from edgespec.training.eagle_run import Plan, train
+from edgespec.training.loop import Settings
 from edgespec.training.muon import orthogonal
 from edgespec.training.start import shape_for
 from edgespec.training.teacher import Teacher

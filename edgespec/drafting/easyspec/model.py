@@ -1,0 +1,167 @@
+"""Grouped model: Llama-like layers with one storage, run one after the other or group by group.
+
+In a fuzzy run (EasySpec Alg. 2) all layers of a group read the group's input in attention; their
+MLPs follow one after the other, each with its own layer's attention added. Together on one device
+that is one product for the queries, keys and values of the group, one attention over its layers as
+a batch, one batched product of outputs. The normed input is the same for all but for each layer's
+gains, which are folded into the columns of its matrices. A precise run takes slices of the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
+
+from edgespec.drafting.easyspec.groups import layer_groups
+from edgespec.drafting.easyspec.layers import LayerReader, Mlp, Projections
+from edgespec.model.block import EMBEDDING, compute_dtype, load_parameter, skeleton
+from edgespec.model.source import TensorSource
+
+
+class LayerCache:
+    """Keys and values of all layers, [layers, 2, kv_heads, capacity, head_dim]; `length` in use."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`shape`: layers, kv_heads, head_dim."""
+        layers, heads, dim = shape
+        self.length = 0
+        # Not `empty`: 0 · NaN would spoil the rows that do not see a slot.
+        self.store = torch.zeros((layers, 2, heads, 256, dim), dtype=dtype, device=device)
+
+    def make_room(self, rows: int) -> None:
+        """Grow, at least twofold, if `rows` more do not fit."""
+        capacity = self.store.shape[3]
+        if self.length + rows > capacity:
+            layers, two, heads, _, dim = self.store.shape
+            larger = max(2 * capacity, self.length + rows)
+            grown = self.store.new_zeros((layers, two, heads, larger, dim))
+            grown[:, :, :, :capacity] = self.store
+            self.store = grown
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What all layers of one run share: its rows' angles [1, 1, R, head_dim], the slots that they
+    see, bool [R, T], and the cache, of which they take slots from its length on."""
+
+    cosines: torch.Tensor
+    sines: torch.Tensor
+    mask: torch.Tensor
+    cache: LayerCache
+
+
+class GroupedModel:
+    """A whole draft model without its output head."""
+
+    def __init__(
+        self,
+        source: TensorSource,
+        size: int,
+        dtype: str = "float32",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Read it, with groups of `size` layers. Raises ModelError for layers of another kind."""
+        self.device = torch.device(device)
+        self.dtype = compute_dtype(dtype, device)
+        self.groups = layer_groups(source.layers, size)
+        reader = LayerReader(source, self.dtype, self.device)
+        config = source.config
+        self._eps = float(config.rms_norm_eps)
+        self._heads, self._kv_heads = reader.heads, reader.kv_heads
+        self._dim = reader.head_dim
+        plain = skeleton(config, 0, source.layers)
+        shape = plain.embed_tokens.weight.shape
+        self.embedding = load_parameter(source, EMBEDDING, shape, self.dtype, device)
+        self._rotary = type(plain.rotary_emb)(plain.config).to(self.device)
+        self._projections = [reader.projections(first, end) for first, end in self.groups]
+        self._mlps = [reader.mlp(layer) for layer in range(source.layers)]
+        self._gain = load_parameter(source, "model.norm.weight", shape[1:], self.dtype, device)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that it embeds."""
+        return int(self.embedding.shape[0])
+
+    def new_cache(self) -> LayerCache:
+        """An empty cache."""
+        shape = (self.groups[-1][1], self._kv_heads, self._dim)
+        return LayerCache(shape, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: LayerCache,
+        fuzzy: bool,
+    ) -> torch.Tensor:
+        """Run tokens int64 [R] at `positions` int64 [R], and append their keys and values.
+
+        `mask` bool [R, cache.length + R]: which slots each row sees, its own included. Returns
+        hidden rows [R, H] behind the final norm.
+        """
+        cache.make_room(len(tokens))
+        hidden = embedding(tokens, self.embedding)
+        cosines, sines = self._rotary(hidden[None], positions[None])
+        run = _Pass(cosines[:, None], sines[:, None], mask, cache)
+        for (first, end), projections in zip(self.groups, self._projections, strict=True):
+            if fuzzy:
+                given = self._attended(projections, first, hidden, run)
+                for layer, added in enumerate(given, start=first):
+                    hidden = self._mlp(self._mlps[layer], hidden + added)
+                continue
+            for layer in range(first, end):
+                one = projections.slice(layer - first)
+                added = self._attended(one, layer, hidden, run)[0]
+                hidden = self._mlp(self._mlps[layer], hidden + added)
+        cache.length += len(tokens)
+        return self._normed(hidden) * self._gain
+
+    def _attended(
+        self, by: Projections, first: int, hidden: torch.Tensor, run: _Pass
+    ) -> torch.Tensor:
+        """What attention of the layers from `first` on adds, with the same input, [N, R, H]."""
+        rows, layers = len(hidden), by.layers
+        heads, kv_heads, dim = self._heads, self._kv_heads, self._dim
+        mixed = linear(self._normed(hidden), by.inner, by.inner_bias)
+        mixed = mixed.view(rows, layers, heads + 2 * kv_heads, dim).permute(1, 2, 0, 3)
+        query, key, value = mixed.split([heads, kv_heads, kv_heads], 1)
+        if by.query_gain is not None and by.key_gain is not None:
+            query = self._normed(query) * by.query_gain
+            key = self._normed(key) * by.key_gain
+        query, key = _turned(query, run), _turned(key, run)
+        length = run.cache.length
+        store = run.cache.store[first : first + layers]
+        store[:, 0, :, length : length + rows] = key
+        store[:, 1, :, length : length + rows] = value
+        keys, values = store[:, :, :, : length + rows].unbind(1)
+        # Queries that share a key head become rows of it, as in model.tree_attention.
+        group = heads // kv_heads
+        query = query.reshape(layers, kv_heads, group * rows, dim)
+        mask = run.mask.repeat(group, 1)[None, None]
+        out = scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+        out = out.reshape(layers, heads, rows, dim).transpose(1, 2).reshape(layers, rows, -1)
+        if by.outer_bias is None:
+            return torch.bmm(out, by.outer)
+        return torch.baddbmm(by.outer_bias, out, by.outer)
+
+    def _mlp(self, mlp: Mlp, hidden: torch.Tensor) -> torch.Tensor:
+        gate, up = linear(self._normed(hidden), mlp.inner, mlp.inner_bias).chunk(2, -1)
+        return hidden + linear(silu(gate) * up, mlp.outer, mlp.outer_bias)
+
+    def _normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows scaled to a mean square of 1, in float32 as transformers does it; no gains."""
+        wide = hidden.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
+        return (wide * scale).to(hidden.dtype)
+
+
+def _turned(rows: torch.Tensor, run: _Pass) -> torch.Tensor:
+    """Rotary embedding of queries or keys [N, heads, R, head_dim]: halves, not pairs, turn."""
+    left, right = rows.chunk(2, -1)
+    return rows * run.cosines + torch.cat((-right, left), -1) * run.sines

@@ -1,0 +1,180 @@
+"""Prompt-token folders: PPD's published files, a PEFT prompt-tuning adapter with more settings.
+
+adapter_config.json says how many special tokens there are (one for every token ahead), and how many
+vectors stand for each (ensemble prompt tokens, EPTs; PPD §3.3); adapter_model.safetensors or .bin
+holds one vector a row, EPT j of token i at row i · copies + j. PEFT itself is not asked, as its
+types do not know PPD's settings.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from edgespec.errors import ModelError
+from edgespec.model.hub import model_files
+from edgespec.model.safetensors_writer import SafetensorsWriter, Slot
+
+CONFIG, SAFE, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+TENSOR = "prompt_embeddings"
+
+MOST_ROWS = 64
+"""Vectors of one file: they travel with segments, and a chain of so many would fill one alone."""
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_PLAIN = {"use_prefix_tuning": False, "use_custom_lm_head": False, "num_exits": 1}
+"""Settings of PPD that change the arithmetic, and what they must be."""
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """Trained prompt tokens: `depth` tokens ahead, `copies` vectors for each.
+
+    `table` [depth · copies, H]: the vectors of the first token ahead, of the second, …
+    """
+
+    depth: int
+    copies: int
+    table: torch.Tensor
+
+
+def read_prompts(path: str | Path, base_hidden: int) -> PromptTokens:
+    """Read prompt tokens, a folder or a hub id, for a base of this width.
+
+    Raises ModelError if they cannot be read, ask for what edgespec does not compute, or do not fit
+    the base.
+    """
+    files = model_files(path)
+    config = files.file(CONFIG)
+    settings = _settings(config)
+    depth = _whole(settings, "num_special_tokens", config)
+    copies = _whole(settings, "virtual_tokens_per_special_token", config)
+    _check_kind(settings, copies, config)
+    if files.offers(SAFE):
+        file = files.file(SAFE)
+        stored = _read_safe(file)
+    elif files.offers(PICKLED):
+        file = files.file(PICKLED)
+        stored = _read_pickled(file)
+    else:
+        raise ModelError(f"{path} holds neither {SAFE} nor {PICKLED}; download it again")
+    table = stored.pop(TENSOR, None)
+    if table is None or stored:
+        strange = ", ".join(sorted(stored)) or "nothing"
+        raise ModelError(
+            f"{file} should hold one tensor {TENSOR!r}, beside it or in its place there is "
+            f"{strange}; name a folder of PPD prompt tokens"
+        )
+    wanted = (depth * copies, base_hidden)
+    if tuple(table.shape) != wanted or table.dtype not in _FLOATS or depth * copies > MOST_ROWS:
+        raise ModelError(
+            f"{TENSOR!r} in {file} is {table.dtype}{list(table.shape)}; its settings and this base "
+            f"need floats {list(wanted)}, of at most {MOST_ROWS} rows: use the prompt tokens that "
+            "were trained for this base"
+        )
+    if not bool(torch.isfinite(table).all()):
+        raise ModelError(
+            f"{TENSOR!r} in {file} holds values that are no numbers; download it again"
+        )
+    return PromptTokens(depth, copies, table)
+
+
+def write_prompts(folder: Path, prompts: PromptTokens, base: str) -> None:
+    """Write prompt tokens in the published format, float32. Raises OSError as writing does."""
+    settings = {
+        "peft_type": "PROMPT_TUNING",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "num_virtual_tokens": prompts.depth * prompts.copies,
+        "token_dim": prompts.table.shape[1],
+        "num_special_tokens": prompts.depth,
+        "virtual_tokens_per_special_token": prompts.copies,
+        "vt_attention_type": "ensemble",
+        "aggregation_type": "mean",
+        **_PLAIN,
+    }
+    table = prompts.table.detach().float().cpu()
+    with SafetensorsWriter([Slot(TENSOR, table.shape, table.dtype)], {"format": "pt"}).into(
+        folder / SAFE
+    ) as file:
+        file.append(TENSOR, table)
+    (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"cannot read {file} ({error}); name a folder of PPD prompt tokens"
+        ) from error
+    if not isinstance(content, dict) or content.get("peft_type") != "PROMPT_TUNING":
+        raise ModelError(f"{file} is no PROMPT_TUNING adapter; name a folder of PPD prompt tokens")
+    return content
+
+
+def _whole(settings: dict[str, Any], name: str, file: Path) -> int:
+    value = settings.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_ROWS:
+        raise ModelError(
+            f"{name} in {file} is {value!r}, not a number from 1 to {MOST_ROWS}: this is a plain "
+            "prompt-tuning adapter, or damaged; name a folder of PPD prompt tokens"
+        )
+    return value
+
+
+def _check_kind(settings: dict[str, Any], copies: int, file: Path) -> None:
+    """Refuse what computes something else than a chain of each copy, their logits averaged."""
+    for name, plain in _PLAIN.items():
+        if settings.get(name, plain) != plain:
+            raise ModelError(
+                f"{file} sets {name} to {settings[name]!r}, which edgespec does not compute; use "
+                "prompt tokens without it"
+            )
+    # With one copy, all kinds are the same chain, unless weights are learnt.
+    attention = _last_word(settings.get("vt_attention_type", "decoder"))
+    if copies > 1 and attention != "ensemble":
+        raise ModelError(
+            f"{file} says vt_attention_type {attention!r} for {copies} vectors a token, edgespec "
+            "computes 'ensemble'; use other prompt tokens"
+        )
+    merging = _last_word(settings.get("aggregation_type", "mean"))
+    if merging != "mean":
+        raise ModelError(
+            f"{file} says aggregation_type {merging!r}, edgespec computes 'mean'; use other prompt "
+            "tokens"
+        )
+
+
+def _last_word(value: object) -> str:
+    """The name of an enumeration's member, as its text or with its type in front."""
+    return str(value).rpartition(".")[2].lower()
+
+
+def _read_safe(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        stored = load_file(str(file))
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot read {file} ({error}); download it again") from error
+    return {name: t for name, t in stored.items() if not name.startswith("__padding__")}
+
+
+def _read_pickled(file: Path) -> dict[str, torch.Tensor]:
+    """A file that torch wrote, by its reader that makes tensors and runs no code."""
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a file that it will not read
+        raise ModelError(
+            f"cannot read {file} as plain tensors ({error}); use prompt tokens that come as {SAFE}"
+        ) from error
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(t, torch.Tensor) for name, t in content.items()
+    ):
+        raise ModelError(f"{file} does not hold named tensors alone; use one that comes as {SAFE}")
+    return content

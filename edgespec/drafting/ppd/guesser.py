@@ -1,0 +1,122 @@
+"""Prompt guesser: what the prompt rows below the last right token say about those behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgespec.drafting.base import TokenPath
+from edgespec.drafting.ppd.format import PromptTokens
+from edgespec.drafting.ranking import Ranking
+from edgespec.errors import RemoteProtocolError
+from edgespec.machines.features import PROMPT_ROWS, Features, PromptTable
+from edgespec.model.block import compute_dtype
+from edgespec.model.ends import OutputHead
+from edgespec.model.tensors import from_torch, to_torch
+from edgespec.tree.drafted import Children
+from edgespec.tree.ledger import IntArray
+from edgespec.verify.sampling import Logits, Sampling
+from edgespec.wire.tensor import Tensor
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request: how many tokens are certain, and what its newest chain says: `logits` [k, V] of
+    the tokens at positions `first`, `first` + 1, …"""
+
+    length: int = 0
+    first: int = 0
+    logits: Logits = field(default_factory=lambda: np.zeros((0, 0)))
+
+
+class PromptGuesser:
+    """A Guesser (see drafting.base) without a model: prompt rows ran on the ring, below a row whose
+    next token is certain by now. Only the base's output matrix is left to be applied to them.
+
+    What is guessed for a position is the same whatever guesses lie before it, so that a tree of
+    them is the product of its levels (as Medusa's; PPD §4.1).
+    """
+
+    name = "ppd"
+    sources = ("ppd",)
+    needs = frozenset({PROMPT_ROWS})
+
+    def __init__(self, prompts: PromptTokens, head: OutputHead) -> None:
+        """`prompts`: for the base that `head` is of (see drafting.ppd.format)."""
+        dtype = compute_dtype(str(head.dtype).removeprefix("torch."), head.device)
+        table = from_torch(prompts.table.to(dtype).contiguous())
+        self.prompts = PromptTable(prompts.depth, prompts.copies, table)
+        self._head = head
+        self._ranking = Ranking()
+        self._requests: dict[int, _Request] = {}
+
+    def open(self, request: int, sampling: Sampling) -> None:
+        """Start a request; its guesses are ranked with the request's shared noise."""
+        self._requests[request] = _Request()
+        self._ranking.open(request, sampling)
+
+    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+        """Take what the newest chain of prompt rows became; False if none reaches behind the
+        context."""
+        state = self._requests[request]
+        if features.prompts is not None:
+            state.first = features.anchor + 2
+            state.logits = self._logits(features.prompts)
+        if not state.first <= len(context) < state.first + len(state.logits):
+            return False
+        self._ranking.read(request, context[state.length :])
+        state.length = len(context)
+        return True
+
+    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+        """The best tokens for the position behind each path (see drafting.base); none where no
+        prompt row reaches."""
+        state = self._requests[request]
+        shift = state.length - state.first
+        depths = np.array([len(path) + shift for path in paths], np.int64)
+        # The first path of a depth stands for all: they are asked about in falling score.
+        levels = [d for d in np.unique(depths).tolist() if 0 <= d < len(state.logits)]
+        if not levels:
+            return Children.none()
+        firsts = [paths[int(np.flatnonzero(depths == level)[0])] for level in levels]
+        positions = np.array(levels) + state.first
+        found = self._ranking.children(request, firsts, state.logits[levels], positions, width)
+        return _for_all(found, levels, depths)
+
+    def take_work(self) -> tuple[int, ...]:
+        """None: no model runs."""
+        return ()
+
+    def close(self, request: int) -> None:
+        """Forget the request; unknown requests are ignored."""
+        self._requests.pop(request, None)
+        self._ranking.close(request)
+
+    def _logits(self, rows: Tensor) -> Logits:
+        """What a chain's rows say, [k, V], copies averaged."""
+        head, copies = self._head, self.prompts.copies
+        if rows.shape[1:] != (head.hidden_size,) or f"torch.{rows.dtype}" != str(head.dtype):
+            raise RemoteProtocolError(
+                f"the head takes prompt rows of {head.dtype}[{head.hidden_size}], the last stage "
+                f"sent {rows.dtype}{list(rows.shape)}; give all stages the same model and dtype"
+            )
+        logits = head.logits(to_torch(rows, head.device))
+        mean: Logits = logits.reshape(-1, copies, logits.shape[1]).mean(1)
+        return mean
+
+
+def _for_all(found: Children, levels: Sequence[int], depths: IntArray) -> Children:
+    """Children of every path, as found for the paths' depths `levels`."""
+    ends = np.searchsorted(found.parents, np.arange(len(levels) + 1))
+    parents: list[IntArray] = []
+    index: list[IntArray] = []
+    for path, depth in enumerate(depths.tolist()):
+        if depth in levels:
+            at = levels.index(depth)
+            here = np.arange(ends[at], ends[at + 1])
+            index.append(here)
+            parents.append(np.full(len(here), path, np.int64))
+    columns = np.concatenate(index)
+    return Children(np.concatenate(parents), found.tokens[columns], found.scores[columns])

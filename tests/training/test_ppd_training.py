@@ -1,0 +1,96 @@
+"""Training of prompt tokens: chains of one run are chains apart; runs go on; folders are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support.checkpoints import CORPUS, write_checkpoint, write_tokenizer
+
+from edgespec.drafting.ppd.format import read_prompts
+from edgespec.training.loop import Settings
+from edgespec.training.ppd import Prompts, anchors_in
+from edgespec.training.ppd_run import PromptPlan, train_prompts
+from edgespec.training.teacher import Teacher
+from edgespec.training.texts import Rows
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    write_checkpoint(folder, num_hidden_layers=3, vocab_size=420, initializer_range=0.1)
+    return write_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "text.jsonl"
+    lines = [{"text": f"{number} " + " ".join(CORPUS)} for number in range(120)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_chains_of_one_run_are_chains_apart(base: Path) -> None:
+    """Many chains in one text say what each says alone behind the text up to its position."""
+    torch.manual_seed(4)
+    teacher = Teacher(base, CPU, torch.float64)
+    prompts = Prompts(3, 2, torch.randn(6, 32)).double()
+    tokens = torch.randint(0, 420, (2, 9))
+    anchors = torch.tensor([[0, 3, 5], [8, 1, 1]])
+    truth, said = prompts.logits(teacher, tokens, anchors)
+    for row in range(2):
+        alone, _ = prompts.logits(teacher, tokens[row : row + 1], torch.tensor([[0]]))
+        assert (alone[0] - truth[row]).abs().max() < 1e-5, "real rows see no prompt rows"
+        for chain in range(3):
+            total = 0.0
+            for copy in range(2):
+                words = teacher.embedded(tokens[row : row + 1, : anchors[row, chain] + 1])
+                vectors = torch.cat([words, prompts.table[None, copy::2].detach()], 1)
+                with torch.no_grad():
+                    hidden = teacher._model.model(inputs_embeds=vectors).last_hidden_state
+                    total = total + teacher.logits(hidden[0, -3:])
+            assert (total / 2 - said[row, chain]).abs().max() < 1e-5
+
+
+def test_anchors_leave_room_for_what_is_guessed() -> None:
+    rows = Rows(torch.zeros((3, 20)), torch.tensor([0, 7, -1]), torch.tensor([20, 20, 6]))
+    anchors = anchors_in(rows, 500, 3, torch.Generator().manual_seed(0))
+    assert anchors.min(1).values.tolist() == [0, 7, 0]
+    assert anchors.max(1).values.tolist() == [15, 15, 1]
+
+
+def test_a_run_that_was_stopped_goes_on_and_its_folder_is_read(
+    base: Path, text: Path, tmp_path: Path
+) -> None:
+    found = {}
+    for name, parts in (("whole", [4]), ("stopped", [2, 4])):
+        out = tmp_path / name
+        out.mkdir()
+        for steps in parts:
+            settings = Settings(4, 2, 3, 1e-2, low=False)
+            plan = PromptPlan(base, text, out, 3, 2, 5, settings, 64, 6, 4)
+            lines: list[str] = []
+            if steps < 4:
+                with pytest.raises(KeyboardInterrupt):
+                    train_prompts(plan, _stopping(f"step {steps} "), torch.float32)
+                continue
+            figures = train_prompts(plan, lines.append, torch.float32)
+        found[name] = read_prompts(out, 32)
+        assert set(figures["agreement_by_level"]) == {"top1", "top4", "top8"}
+        assert len(figures["agreement_by_level"]["top4"]) == 3
+        assert json.loads((out / "training.json").read_text()) == figures
+    assert any("going on behind step 2" in line for line in lines)
+    assert (found["whole"].depth, found["whole"].copies) == (3, 2)
+    torch.testing.assert_close(found["whole"].table, found["stopped"].table)
+
+
+def _stopping(at: str):  # type: ignore[no-untyped-def]
+    def say(line: str) -> None:
+        if line.startswith(at):
+            raise KeyboardInterrupt
+
+    return say
