@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from edgespec.cli.notes import Notes
-from edgespec.wire.messages import Finished, Progress, Tokens
+from edgespec.wire.client_messages import Finished, Progress, Tokens
 
 _CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if code not in (9, 10, 13)}
 _CONTROL[13] = ""

@@ -16,8 +16,8 @@ from edgespec.policy.registry import policy_named
 from edgespec.runtime.client import Client
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.stops import StopScanner
+from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
 from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
-from edgespec.wire.messages import Finished, Progress, Submit, Tokens
 
 TAG = 1
 """A command has one request on its connection."""

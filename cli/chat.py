@@ -20,7 +20,7 @@ from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import AccessRefused, ConfigError, EdgespecError, RequestFailed
 from edgespec.net.keys import Identity
 from edgespec.runtime.client import Client
-from edgespec.wire.messages import Finished, Status
+from edgespec.wire.client_messages import Finished, Status
 
 ANSWER_SHARE = 4
 """An answer may have one part in so many of the context, or --max-new-tokens if that is less,

@@ -11,7 +11,7 @@ from edgespec.cli.answering import RequestSettings, described
 from edgespec.cli.conversation import Conversation
 from edgespec.cli.notes import Notes
 from edgespec.errors import ConfigError
-from edgespec.wire.messages import Finished
+from edgespec.wire.client_messages import Finished
 
 _HELP = [
     ("/help", "this list"),

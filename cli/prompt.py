@@ -15,8 +15,8 @@ from edgespec.cli.reach import introduced, reach
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import ConfigError
 from edgespec.runtime.client import Client
+from edgespec.wire.client_messages import Submit
 from edgespec.wire.codec import DEFAULT_LIMITS
-from edgespec.wire.messages import Submit
 
 _MOST_BYTES = 4 * DEFAULT_LIMITS.text_chars
 """No text that can be sent takes more in UTF-8; one without an end is not read for ever."""

@@ -13,7 +13,7 @@ from edgespec.bench.recorded import Recorded, Replayed, replay_recording
 from edgespec.bench.simulated import Setup
 from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
-from edgespec.wire.messages import Finished
+from edgespec.wire.client_messages import Finished
 
 _COLUMNS = ("came at", "policy", "prompt", "new", "recorded tok/s", "virtual tok/s", "tokens")
 

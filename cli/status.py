@@ -17,7 +17,7 @@ from edgespec.cli.tables import show_table
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.planning.memory import GIB
 from edgespec.runtime.client import Client
-from edgespec.wire.messages import NodeStatus, Status
+from edgespec.wire.client_messages import NodeStatus, Status
 
 UNKNOWN = "-"
 

@@ -29,7 +29,7 @@ from edgespec.daemon.process import EXIT_FAILED
 from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
 from edgespec.net.keys import Identity
 from edgespec.runtime.client import Client
-from edgespec.wire.messages import Status
+from edgespec.wire.client_messages import Status
 
 EVERY_S = 1.0
 """Seconds between two looks."""

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from edgespec.cli.answer_view import shown
 from edgespec.cli.status import UNKNOWN, duration, figures, remarks, ring_line, who
-from edgespec.wire.messages import NodeStatus, Status
+from edgespec.wire.client_messages import NodeStatus, Status
 
 HISTORY = 16
 """Looks of which the busy share is shown."""

@@ -18,7 +18,8 @@ from edgespec.model.manifest import Manifest, manifest_of
 from edgespec.model.source import TensorSource
 from edgespec.net.block_transfer import fetch_block
 from edgespec.net.keys import Identity
-from edgespec.wire.messages import Assign, BlockOffer
+from edgespec.wire.block_messages import BlockOffer
+from edgespec.wire.messages import Assign
 
 SILENCE_S = 60.0
 """Seconds without a byte after which a transfer is given up."""

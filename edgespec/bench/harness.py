@@ -11,7 +11,7 @@ from edgespec.bench.workloads import Prompt
 from edgespec.errors import ConfigError, RequestFailed
 from edgespec.runtime.client import Client
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import Finished, Submit
+from edgespec.wire.client_messages import Finished, Submit
 
 WARM_UP_TOKENS = 8
 

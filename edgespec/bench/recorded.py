@@ -12,7 +12,7 @@ from edgespec.bench.simulated import Setup, load_base, one_thread, world_of
 from edgespec.bench.workloads import Prompt
 from edgespec.errors import ConfigError
 from edgespec.runtime.request_log import FORMAT, KIND
-from edgespec.wire.messages import Failed, Finished, Submit
+from edgespec.wire.client_messages import Failed, Finished, Submit
 
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "prompt": str,

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from edgespec.wire.messages import Finished, SourceFigures
+from edgespec.wire.client_messages import Finished, SourceFigures
 
 REFERENCE = "autoregressive"
 """The policy whose tokens all others must give."""

@@ -31,7 +31,7 @@ from edgespec.sim.durations import CostDurations, network_of
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import Failed, Finished, Submit
+from edgespec.wire.client_messages import Failed, Finished, Submit
 
 if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are known to be right
     from edgespec.drafting.grower import TreeDraft

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ConfigError
-from edgespec.wire.messages import Finished
+from edgespec.wire.client_messages import Finished
 
 USED = "used"
 WASTED = "wasted"

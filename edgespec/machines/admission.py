@@ -14,7 +14,7 @@ from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
 from edgespec.verify.alternatives import MOST
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import Submit
+from edgespec.wire.client_messages import Submit
 
 
 @dataclass(frozen=True, slots=True)

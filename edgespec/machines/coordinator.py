@@ -51,16 +51,8 @@ from edgespec.tree.draft_tree import Advance
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.verify.alternatives import Alternatives
 from edgespec.verify.sampling import Choice
-from edgespec.wire.messages import (
-    Cancel,
-    Credit,
-    End,
-    Failed,
-    Fault,
-    Progress,
-    Segment,
-    Submit,
-)
+from edgespec.wire.client_messages import Cancel, Failed, Progress, Submit
+from edgespec.wire.messages import Credit, End, Fault, Segment
 from edgespec.wire.scenes import Ran, Watch
 
 LOST_WAIT_S = 1.0

@@ -12,7 +12,8 @@ from statistics import median
 
 from edgespec.machines.effects import Effect, Report
 from edgespec.machines.places import Member
-from edgespec.wire.messages import Health, Heartbeat, NodeStatus
+from edgespec.wire.client_messages import NodeStatus
+from edgespec.wire.messages import Health, Heartbeat
 
 HEALTH_S = 2.0
 """Seconds between two Health messages of a stage."""

@@ -30,9 +30,9 @@ from edgespec.machines.events import (
 )
 from edgespec.machines.health import REASON_CHARS, DeviceWatch, printable
 from edgespec.machines.places import MOST_SHOWN, SPARE, Member, Places, line_of, node_of
+from edgespec.wire.client_messages import Cancel, NodeStatus, Status, StatusRequest, Submit
 from edgespec.wire.messages import (
     Assign,
-    Cancel,
     Connect,
     Connected,
     Fault,
@@ -41,14 +41,10 @@ from edgespec.wire.messages import (
     Heartbeat,
     Join,
     Loading,
-    NodeStatus,
     Ready,
     Refuse,
     Removed,
     StandBy,
-    Status,
-    StatusRequest,
-    Submit,
 )
 from edgespec.wire.scenes import Watch
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from edgespec.machines.transfer import WINDOW
-from edgespec.wire.messages import PieceRequest
+from edgespec.wire.block_messages import PieceRequest
 
 SHARE = 0.2
 """Of the time of a link that a transfer may take while the ring is busy."""

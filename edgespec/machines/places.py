@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.config import Address
+from edgespec.wire.client_messages import NodeStatus
 from edgespec.wire.codec import DEFAULT_LIMITS
-from edgespec.wire.messages import Assign, Join, NodeStatus
+from edgespec.wire.messages import Assign, Join
 
 MOST_SHOWN = DEFAULT_LIMITS.items
 """Places and spares that a status can hold."""

@@ -29,7 +29,8 @@ from edgespec.tree.draft_tree import Advance, DraftTree
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.verify.alternatives import Alternatives
 from edgespec.verify.sampling import Choice, Sampling
-from edgespec.wire.messages import Finished, Retain, Segment, SourceFigures, Submit, Tokens
+from edgespec.wire.client_messages import Finished, SourceFigures, Submit, Tokens
+from edgespec.wire.messages import Retain, Segment
 
 SPECULATIVE_ROWS = 256
 """Cache rows reserved for guesses beside the prompt and the answer; more make the cache grow."""

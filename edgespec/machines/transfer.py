@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from edgespec.errors import ConfigError, EdgespecError, PeerLost, RemoteProtocolError
 from edgespec.machines.events import Tick
-from edgespec.wire.codec import HASH_BYTES
-from edgespec.wire.messages import (
+from edgespec.wire.block_messages import (
     BlockOffer,
     BlockPreparing,
     BlockRefused,
     BlockRequest,
-    Message,
     Piece,
     PieceRequest,
 )
+from edgespec.wire.codec import HASH_BYTES
+from edgespec.wire.messages import Message
 
 WINDOW = 4
 """Pieces of a chunk, and the most that are asked for at once: a cut costs one chunk at most."""

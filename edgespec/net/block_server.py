@@ -34,16 +34,16 @@ from edgespec.machines.transfer import WINDOW
 from edgespec.net.access import Admits, Gate
 from edgespec.net.keys import KeyPair, short
 from edgespec.net.sockets import Dropped, bind, proved
-from edgespec.wire.codec import HASH_BYTES, decode, encode
-from edgespec.wire.messages import (
+from edgespec.wire.block_messages import (
     BlockOffer,
     BlockPreparing,
     BlockRefused,
     BlockRequest,
-    Message,
     Piece,
     PieceRequest,
 )
+from edgespec.wire.codec import HASH_BYTES, decode, encode
+from edgespec.wire.messages import Message
 from edgespec.wire.tensor import Tensor
 
 log = logging.getLogger(__name__)

@@ -25,21 +25,18 @@ from edgespec.net.control import Handshakes, set_up
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import Dropped, connect
 from edgespec.net.zmq_transport import LINGER_MS
-from edgespec.wire.codec import decode, encode
-from edgespec.wire.messages import (
+from edgespec.wire.client_messages import (
     Cancel,
     Failed,
     Finished,
-    Heartbeat,
-    Message,
     Progress,
-    Refuse,
-    Removed,
     Status,
     StatusRequest,
     Submit,
     Tokens,
 )
+from edgespec.wire.codec import decode, encode
+from edgespec.wire.messages import Heartbeat, Message, Refuse, Removed
 from edgespec.wire.scenes import Scene, Watch
 
 REOPEN_S = 2.0

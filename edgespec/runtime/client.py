@@ -9,20 +9,17 @@ from edgespec.config import Address, Timing
 from edgespec.errors import AccessRefused, ConfigError, PeerLost, RequestFailed
 from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import ZmqTransport
-from edgespec.wire.messages import (
+from edgespec.wire.client_messages import (
     Cancel,
     Failed,
     Finished,
-    Heartbeat,
-    Message,
     Progress,
-    Refuse,
-    Removed,
     Status,
     StatusRequest,
     Submit,
     Tokens,
 )
+from edgespec.wire.messages import Heartbeat, Message, Refuse, Removed
 
 CANCEL_WAIT_S = 5.0
 """How long a cancelled request's last word is awaited."""

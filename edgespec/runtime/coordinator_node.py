@@ -38,22 +38,18 @@ from edgespec.runtime.equipment import Equipment
 from edgespec.runtime.node import Node, ring_address
 from edgespec.runtime.registrar import CLIENT, MAY_SEND, OWNER, STAGE, Registrar
 from edgespec.runtime.request_log import RequestLog
+from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit, Tokens
 from edgespec.wire.messages import (
-    Cancel,
     Credit,
     Enrol,
     Enrolled,
-    Failed,
     Fault,
-    Finished,
     Goodbye,
     Join,
     Leave,
     Message,
     Refuse,
     Removed,
-    Submit,
-    Tokens,
 )
 from edgespec.wire.scenes import Ran, Watch
 

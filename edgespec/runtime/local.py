@@ -34,8 +34,9 @@ from edgespec.machines.events import (
 )
 from edgespec.machines.stage import StageMachine
 from edgespec.net.inproc import InprocLink
+from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit
 from edgespec.wire.codec import decode, encode
-from edgespec.wire.messages import Cancel, Failed, Finished, Message, Segment, Submit
+from edgespec.wire.messages import Message, Segment
 
 CLIENT = b"local"
 

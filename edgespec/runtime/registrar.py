@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from edgespec.wire.client_messages import Cancel, StatusRequest, Submit
 from edgespec.wire.messages import (
-    Cancel,
     Connected,
     Credit,
     Enrol,
@@ -18,8 +18,6 @@ from edgespec.wire.messages import (
     Loading,
     Message,
     Ready,
-    StatusRequest,
-    Submit,
 )
 from edgespec.wire.scenes import Ran, Watch
 

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edgespec.errors import ConfigError
-from edgespec.wire.messages import Failed, Finished, Submit
+from edgespec.wire.client_messages import Failed, Finished, Submit
 
 FORMAT = 1
 KIND = "request"

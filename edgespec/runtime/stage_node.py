@@ -38,16 +38,7 @@ from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.runtime.equipment import Equipment
 from edgespec.runtime.node import Node, ring_address
 from edgespec.runtime.worker import Perform
-from edgespec.wire.messages import (
-    Assign,
-    End,
-    Goodbye,
-    Health,
-    Heartbeat,
-    Removed,
-    Retain,
-    Segment,
-)
+from edgespec.wire.messages import Assign, End, Goodbye, Health, Heartbeat, Removed, Retain, Segment
 from edgespec.wire.scenes import Observe
 
 Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], BlockBackend]

@@ -13,7 +13,7 @@ from edgespec.errors import EdgespecError
 from edgespec.runtime.async_client import Answer, with_pauses
 from edgespec.serving.formats import Format, Object, comment, encoded, event, log_probs_of
 from edgespec.serving.problems import ApiProblem, problem_of
-from edgespec.wire.messages import Finished, Progress, Tokens
+from edgespec.wire.client_messages import Finished, Progress, Tokens
 
 DONE = b"data: [DONE]\n\n"
 WAITING = "waiting for the next token"

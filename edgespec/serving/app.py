@@ -24,7 +24,7 @@ from edgespec.serving.metrics import CONTENT_TYPE, Metrics
 from edgespec.serving.openapi import openapi
 from edgespec.serving.problems import SERVER, ApiProblem, problem_of
 from edgespec.serving.requests import Asked, chat_request, completion_request, parsed
-from edgespec.wire.messages import Finished, Status
+from edgespec.wire.client_messages import Finished, Status
 
 
 class Service:

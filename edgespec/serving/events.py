@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from edgespec.errors import EdgespecError
 from edgespec.serving.problems import SERVER, ApiProblem
-from edgespec.wire.messages import Status
+from edgespec.wire.client_messages import Status
 from edgespec.wire.scenes import Scene
 
 STATUS_S = 1.0

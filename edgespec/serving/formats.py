@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from edgespec.serving.requests import Asked
-from edgespec.wire.messages import Finished
+from edgespec.wire.client_messages import Finished
 
 Object = dict[str, Any]
 

@@ -17,7 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from edgespec.serving.problems import ApiProblem
-from edgespec.wire.messages import Finished, NodeStatus, Status
+from edgespec.wire.client_messages import Finished, NodeStatus, Status
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

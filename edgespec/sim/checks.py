@@ -10,7 +10,8 @@ from edgespec.errors import EdgespecError
 from edgespec.machines.request import Request
 from edgespec.sim.toy import Expected
 from edgespec.sim.world import World
-from edgespec.wire.messages import Failed, Finished, Message, Submit, Tokens
+from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
+from edgespec.wire.messages import Message
 
 PLENTY = 200_000
 """Events of one run; a run with more does not end."""

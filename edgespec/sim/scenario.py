@@ -23,7 +23,7 @@ from edgespec.sim.faults import (
 )
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.toy import VOCABULARY
-from edgespec.wire.messages import Submit
+from edgespec.wire.client_messages import Submit
 
 LETTERS = "abcdefghij"
 _SMALL = {"nodes": 10, "depth": 3, "levels": 2, "width": 3, "longest": 3}

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.backends.fake import toy_next
-from edgespec.wire.messages import Submit
+from edgespec.wire.client_messages import Submit
 
 VOCABULARY = 40
 

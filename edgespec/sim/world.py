@@ -40,8 +40,9 @@ from edgespec.sim.faults import Crash, Dice, Fault
 from edgespec.sim.links import Link, Links, Network
 from edgespec.sim.log import EventLog, effect_words, message_words
 from edgespec.sim.worker import Span, Worker
+from edgespec.wire.client_messages import Cancel, Submit
 from edgespec.wire.codec import decode, encode
-from edgespec.wire.messages import Cancel, Message, Retain, Segment, Submit
+from edgespec.wire.messages import Message, Retain, Segment
 
 CLIENT = b"client"
 

@@ -19,17 +19,9 @@ import msgpack
 import numpy as np
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.wire.messages import (
-    TAGS,
-    BlockOffer,
-    Health,
-    Message,
-    NodeStatus,
-    Piece,
-    PieceRequest,
-    Segment,
-    SourceFigures,
-)
+from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
+from edgespec.wire.client_messages import NodeStatus, SourceFigures
+from edgespec.wire.messages import TAGS, Health, Message, Segment
 from edgespec.wire.scenes import (
     MOST_RUNS,
     Observe,

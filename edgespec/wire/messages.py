@@ -1,4 +1,4 @@
-"""Messages: everything that nodes say to each other, as frozen dataclasses with explicit types.
+"""Messages: what nodes say to each other, as frozen dataclasses with explicit types, and all tags.
 
 On the data ring only `Segment` travels. Block files have a channel of their own, between a node
 that holds one and a node that wants it. All others use the control channel, between the
@@ -10,6 +10,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.wire.block_messages import (
+    BlockOffer,
+    BlockPreparing,
+    BlockRefused,
+    BlockRequest,
+    Piece,
+    PieceRequest,
+)
+from edgespec.wire.client_messages import (
+    Cancel,
+    Failed,
+    Finished,
+    Progress,
+    Status,
+    StatusRequest,
+    Submit,
+    Tokens,
+)
 from edgespec.wire.scenes import Observe, Ran, Scene, Watch
 from edgespec.wire.tensor import NO_LAYERS, IntArray, Layers, Tensor
 
@@ -269,244 +287,6 @@ class Removed:
     """Answer to whoever had a key that counts no more; the reason is fit for a user."""
 
     reason: str
-
-
-# --- client ↔ coordinator -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """A client's prompt. `tag` is the client's own name for it; answers carry it back.
-
-    An empty `policy` leaves the choice to the coordinator. `messages`: in place of a prompt, a
-    conversation as a JSON list of objects with "role" and "content", which the model's chat
-    template turns into one. `top`: how many of the likeliest tokens are wanted for each token, from
-    0 to 20, with log-probabilities; -1: not even the token's own.
-    """
-
-    tag: int
-    prompt: str
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    stop: tuple[str, ...]
-    policy: str
-    messages: str = ""
-    top: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """The client does not want the rest."""
-
-    tag: int
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a waiting client should be told (stages missing, place in the queue)."""
-
-    tag: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Newly certain tokens and the text that they finished; never taken back or repeated.
-
-    `log_probs`: if they were asked for, a JSON list with an object a token: "id", "token" (its
-    text), "bytes" (a list, or null if it is no whole character and its bytes are not known),
-    "logprob", and "top_logprobs", a list of such objects, best first.
-    """
-
-    tag: int
-    token_ids: tuple[int, ...]
-    text: str
-    log_probs: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFigures:
-    """What one member of the draft source brought to an answer; a part of Finished.
-
-    `accepted`: tokens that it had guessed; `alone`: those of them that no other member had.
-    """
-
-    name: str
-    accepted: int
-    alone: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The one good end of a request: all of it again, with its figures (see docs/commands.md)."""
-
-    tag: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    policy: str
-    draft: str
-    stages: int
-    prompt_tokens: int
-    new_tokens: int
-    seconds: float
-    first_token_seconds: float
-    trips: float
-    accepted_histogram: tuple[int, ...]
-    rows_sent: int
-    rows_wasted: int
-    misses: int
-    smallest_margin: float
-    recoveries: int = 0
-    cached_tokens: int = 0
-    sources: tuple[SourceFigures, ...] = ()
-    prompt_rows: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The one bad end of a request.
-
-    `kind`: "invalid" (it cannot be served as it is), "context" (it is too long), "queue" (too many
-    wait: try again later), "lost" (the ring is) or "" (anything else went wrong).
-    """
-
-    tag: int
-    reason: str
-    kind: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StatusRequest:
-    """Asks for a Status."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
-    """A stage's place, or a spare (`stage` 0), as the coordinator sees it; a part of Status.
-
-    `state`: missing, loading, waiting, ready or standing by; `words`: the same in more words.
-    `heard`: seconds since its last message. What is 0 or "" is not known: nobody is there, or it
-    has not said. `temperature` to `throttled`: see Health. `warning`: what is wrong with it, in
-    words. `trip`: seconds of a control message there and back. `losses` of whoever was in that
-    place: how many, the last one's cause, and how many seconds ago.
-    """
-
-    stage: int
-    first: int
-    end: int
-    name: str = ""
-    address: str = ""
-    state: str = "missing"
-    words: str = "missing"
-    heard: float = 0.0
-    temperature: float = 0.0
-    limit: float = 0.0
-    memory: int = 0
-    free: int = 0
-    busy: float = 0.0
-    throttled: bool = False
-    warning: str = ""
-    trip: float = 0.0
-    losses: int = 0
-    last_loss: str = ""
-    lost_ago: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """The ring as the coordinator sees it: whether all stages are ready, one line of text each.
-
-    `nodes`: the same in figures, places first. `ring`: its number, one more for each that was
-    lost. `up_for`: seconds since it is up, 0 if it is not. `running` and `waiting`: requests.
-    `model`: its name, without the folder that it lies in. `context_length`: tokens that a request
-    may have, with its answer.
-    """
-
-    ready: bool
-    lines: tuple[str, ...]
-    nodes: tuple[NodeStatus, ...] = ()
-    stages: int = 0
-    ring: int = 0
-    up_for: float = 0.0
-    running: int = 0
-    waiting: int = 0
-    model: str = ""
-    context_length: int = 0
-
-
-# --- block transfer: receiver → sender ------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRequest:
-    """Asks for a block file; answered by BlockPreparing, BlockOffer, BlockRefused.
-
-    `number`: as the Assign of the stage has it, counted from 1.
-    """
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class PieceRequest:
-    """Asks for `length` bytes of the file with this hash (hex), from `offset` on.
-
-    `have`: how many bytes of the file, from its start, the receiver holds by now, so that the
-    sender knows what has arrived. With `length` 0 it says only that.
-    """
-
-    sha256: str
-    offset: int
-    length: int
-    have: int
-
-
-# --- block transfer: sender → receiver ------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class BlockPreparing:
-    """The block is not ready yet; the text says how far it is, fit for a user."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class BlockOffer:
-    """The block file is ready to be fetched.
-
-    `manifest` and `config`: the texts of manifest.json and config.json of its folder. `size` in
-    bytes and `sha256` (hex) are of the whole file. It is hashed in chunks of `chunk_bytes` (the
-    last may be shorter) too: `chunk_hashes` uint8 [chunks, 32] are their SHA-256.
-    """
-
-    manifest: str
-    config: str
-    size: int
-    sha256: str
-    chunk_bytes: int
-    chunk_hashes: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRefused:
-    """There is no such block to be had; the reason is fit for a user."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Bytes of the file with this hash (hex), from `offset` on: `data` uint8 [length]."""
-
-    sha256: str
-    offset: int
-    data: Tensor
 
 
 Message = (

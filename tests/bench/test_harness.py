@@ -16,7 +16,7 @@ from edgespec.bench.timeline import Activity, Bar, activity_of, read_traces
 from edgespec.bench.workloads import Prompt
 from edgespec.errors import ConfigError, RequestFailed
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import Finished
+from edgespec.wire.client_messages import Finished
 
 FINISHED = Finished(
     tag=1,

@@ -27,7 +27,7 @@ from edgespec.errors import ConfigError, RequestFailed
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.runtime.request_log import RequestLog
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import Finished
+from edgespec.wire.client_messages import Finished
 
 
 def setup(recording: list[Recorded]) -> Setup:

@@ -31,8 +31,9 @@ from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import FROM_ROOT, DraftedTree
 from edgespec.tree.ledger import RowLedger, Rows
 from edgespec.verify.sampling import Choice
+from edgespec.wire.client_messages import Submit
 from edgespec.wire.codec import decode, encode
-from edgespec.wire.messages import Segment, Submit
+from edgespec.wire.messages import Segment
 from edgespec.wire.tensor import Tensor
 
 LIMIT_MS = 1.0

@@ -28,7 +28,7 @@ from edgespec.daemon.bundled import bundled
 from edgespec.daemon.cluster import VARIABLE
 from edgespec.daemon.local_ring import LocalRing
 from edgespec.runtime.client import Client
-from edgespec.wire.messages import Finished, Submit
+from edgespec.wire.client_messages import Finished, Submit
 
 LIMIT = 0.02
 PROMPT = "Question: A baker has 3 trays of 24 rolls and sells 50. How many are left?\nAnswer:"

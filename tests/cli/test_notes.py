@@ -16,7 +16,7 @@ from support.terminals import Terminal
 from edgespec.cli.answer_view import AnswerView
 from edgespec.cli.answering import show
 from edgespec.cli.notes import Notes
-from edgespec.wire.messages import Finished, Progress, Tokens
+from edgespec.wire.client_messages import Finished, Progress, Tokens
 
 EVIL = "stage 1: [/bold] [red]board :smile: loading 1 of 2 layers"
 END = Finished(1, "héllo", (1, 2), "stop", "p", "d", 2, 3, 2, 1.0, 0.5, 2.0, (1, 1), 4, 3, 1, 0.25)
@@ -134,7 +134,7 @@ IN_TMUX = """
 import sys
 from edgespec.cli.answer_view import AnswerView
 from edgespec.cli.notes import Notes
-from edgespec.wire.messages import Finished, Progress, Tokens
+from edgespec.wire.client_messages import (Finished, Progress, Tokens)
 end = Finished(1, "", (1,), "stop", "p", "d", 2, 3, 2, 1.0, 0.5, 2.0, (1, 1), 4, 3, 1, 0.25)
 why = Progress(1, "the ring is lost " * 9)
 print("above\\n" * 9, end="")

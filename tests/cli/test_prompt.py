@@ -19,8 +19,8 @@ from support.nodes import NodeRing, until
 from support.rings import submit, text_of
 
 from edgespec.errors import ConfigError
+from edgespec.wire.client_messages import Finished
 from edgespec.wire.codec import DEFAULT_LIMITS
-from edgespec.wire.messages import Finished
 
 Here = Callable[..., Done]
 

@@ -23,8 +23,8 @@ from support.torch_rings import generated, tokenizer
 
 from edgespec.daemon.bundled import bundled
 from edgespec.net.keys import Token, short
+from edgespec.wire.client_messages import StatusRequest
 from edgespec.wire.codec import encode
-from edgespec.wire.messages import StatusRequest
 
 PROMPT = "Once upon a time the little fox Zebulon found a purple lighthouse"
 NEW_TOKENS = 24

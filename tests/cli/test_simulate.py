@@ -19,7 +19,7 @@ from edgespec.machines.effects import Effect, SendPeer
 from edgespec.machines.events import Event
 from edgespec.sim import campaign, replay
 from edgespec.sim.campaign import Parts, ScenarioFailed, play_and_trace
-from edgespec.wire.messages import Tokens
+from edgespec.wire.client_messages import Tokens
 
 Here = Callable[..., Done]
 SMALL = ("--stages", "2", "--limit", "1", "--max-new-tokens", "6", "--jobs", "1")

@@ -15,7 +15,8 @@ from support.rings import submit
 from edgespec.cli import status as module
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.runtime.registrar import CLIENT
-from edgespec.wire.messages import Health, NodeStatus, Status
+from edgespec.wire.client_messages import NodeStatus, Status
+from edgespec.wire.messages import Health
 
 GIB = 1 << 30
 FIRST = NodeStatus(

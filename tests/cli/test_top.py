@@ -20,7 +20,7 @@ from support.terminals import Terminal
 
 from edgespec.cli import top as module
 from edgespec.cli.top_view import HISTORY, Busy, View, bar, screen
-from edgespec.wire.messages import NodeStatus, Status
+from edgespec.wire.client_messages import NodeStatus, Status
 
 GIB = 1 << 30
 FIRST = NodeStatus(

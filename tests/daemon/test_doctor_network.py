@@ -23,8 +23,8 @@ from edgespec.net.discovery import Found
 from edgespec.net.discovery_interfaces import interfaces_from
 from edgespec.net.keys import Identity, KeyPair, short
 from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.wire.client_messages import Status, StatusRequest
 from edgespec.wire.codec import VERSION
-from edgespec.wire.messages import Status, StatusRequest
 
 HERE = "127.0.0.1"
 MINE = KeyPair.from_words("this device")

@@ -33,14 +33,8 @@ from edgespec.machines.events import (
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.runtime.local import CLIENT
-from edgespec.wire.messages import (
-    Cancel,
-    Failed,
-    Fault,
-    Finished,
-    Progress,
-    Tokens,
-)
+from edgespec.wire.client_messages import Cancel, Failed, Finished, Progress, Tokens
+from edgespec.wire.messages import Fault
 
 ASK = submit(1, "hello", 5)
 POLICY_NAMES = sorted(POLICIES)

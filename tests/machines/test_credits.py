@@ -11,7 +11,7 @@ from edgespec.machines.events import MessageArrived, RingDown, RingUp
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import DraftedTree
-from edgespec.wire.messages import Cancel, Progress
+from edgespec.wire.client_messages import Cancel, Progress
 from edgespec.wire.tensor import Tensor
 
 COST = {"busiest_seconds": 1.0, "busiest_rows": 5, "total_seconds": 2.0}

@@ -17,7 +17,7 @@ from edgespec.machines.events import Drafted, Expanded, MessageArrived
 from edgespec.policy.base import Decision, Deepen, Expand, Send, View
 from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import Children, DraftedTree
-from edgespec.wire.messages import Cancel
+from edgespec.wire.client_messages import Cancel
 
 COST = {"busiest_seconds": 1.0, "busiest_rows": 5, "total_seconds": 2.0}
 NOTHING = Children(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))

@@ -10,16 +10,8 @@ from support.memberships import HOME, TIMING, Membership, address, asks, to
 from edgespec.machines.effects import Report
 from edgespec.machines.health import HEALTH_S, STALE_S, HealthWatch, TripWatch, printable
 from edgespec.machines.membership import MembershipMachine
-from edgespec.wire.messages import (
-    Goodbye,
-    Health,
-    Heartbeat,
-    Loading,
-    NodeStatus,
-    Ready,
-    Status,
-    StatusRequest,
-)
+from edgespec.wire.client_messages import NodeStatus, Status, StatusRequest
+from edgespec.wire.messages import Goodbye, Health, Heartbeat, Loading, Ready
 
 FINE = Health(60.0, 95.0, 8 << 30, 2 << 30, 0.4, False, "", 1.0, 0.02, 0.03)
 

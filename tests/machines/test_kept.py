@@ -10,7 +10,8 @@ from support.rings import VOCABULARY, FakeRing, submit
 
 from edgespec.machines.kept import LEAST_ROWS, Kept, KeptRows
 from edgespec.runtime.local import Step
-from edgespec.wire.messages import End, Finished, Retain, Segment, Submit
+from edgespec.wire.client_messages import Finished, Submit
+from edgespec.wire.messages import End, Retain, Segment
 
 PLENTY = 100_000
 

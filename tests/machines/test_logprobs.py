@@ -18,7 +18,7 @@ from edgespec.policy.registry import POLICIES
 from edgespec.tree.ledger import IntArray
 from edgespec.verify.alternatives import Alternatives
 from edgespec.verify.sampling import Choice, Sampling
-from edgespec.wire.messages import Failed, Finished, Submit, Tokens
+from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
 from edgespec.wire.tensor import Tensor
 
 

@@ -26,8 +26,8 @@ from edgespec.machines.events import (
     Tick,
 )
 from edgespec.machines.membership import ALL_REQUESTS
+from edgespec.wire.client_messages import Cancel, Status, StatusRequest
 from edgespec.wire.messages import (
-    Cancel,
     Connect,
     Connected,
     End,
@@ -39,8 +39,6 @@ from edgespec.wire.messages import (
     Ready,
     Refuse,
     Retain,
-    Status,
-    StatusRequest,
 )
 
 # --- places ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from edgespec.machines.piece_sender import (
     RingIs,
 )
 from edgespec.machines.transfer import WINDOW
-from edgespec.wire.messages import PieceRequest
+from edgespec.wire.block_messages import PieceRequest
 
 PIECE = 1 << 18
 

@@ -21,7 +21,7 @@ from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.tree.ledger import Rows
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import Finished
+from edgespec.wire.client_messages import Finished
 from edgespec.wire.tensor import Tensor
 
 DEPTH, COPIES = 3, 2

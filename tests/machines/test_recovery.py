@@ -26,7 +26,8 @@ from edgespec.policy.registry import POLICIES
 from edgespec.runtime.local import CLIENT
 from edgespec.tree.drafted import DraftedTree
 from edgespec.verify.sampling import Choice
-from edgespec.wire.messages import Credit, Failed, Fault, Finished, Progress
+from edgespec.wire.client_messages import Failed, Finished, Progress
+from edgespec.wire.messages import Credit, Fault
 
 LOST = "stage 2 (nano-b, process 7) has been silent for 1.6 s"
 ASK = submit(1, "hello", 6)

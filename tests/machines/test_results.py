@@ -27,7 +27,8 @@ from edgespec.policy.registry import POLICIES
 from edgespec.runtime.local import CLIENT
 from edgespec.tree.drafted import DraftedTree
 from edgespec.verify.sampling import Choice
-from edgespec.wire.messages import Cancel, Failed, Fault, Finished, Retain, Segment
+from edgespec.wire.client_messages import Cancel, Failed, Finished
+from edgespec.wire.messages import Fault, Retain, Segment
 
 POLICY_NAMES = sorted(POLICIES)
 

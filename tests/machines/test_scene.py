@@ -12,8 +12,8 @@ from support.rings import FakeRing, submit
 from edgespec.machines.effects import SendPeer, SendStages
 from edgespec.machines.events import MessageArrived, PeerGone, Tick
 from edgespec.machines.scene import LONGEST_WATCH_S, MOST_WATCHERS, RAN_S, SCENE_S, RunLog
+from edgespec.wire.client_messages import Finished, Tokens
 from edgespec.wire.codec import decode, encode
-from edgespec.wire.messages import Finished, Tokens
 from edgespec.wire.scenes import MOST_NODES, MOST_RUNS, Observe, Ran, Scene, StageRun, Watch
 
 WATCHER = b"page"

@@ -19,13 +19,8 @@ from edgespec.machines.transfer import (
     Connected,
     Cut,
 )
-from edgespec.wire.messages import (
-    BlockPreparing,
-    BlockRefused,
-    BlockRequest,
-    Heartbeat,
-    PieceRequest,
-)
+from edgespec.wire.block_messages import BlockPreparing, BlockRefused, BlockRequest, PieceRequest
+from edgespec.wire.messages import Heartbeat
 
 # --- the receiver ---------------------------------------------------------------------------------
 

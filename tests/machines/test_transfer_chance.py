@@ -14,12 +14,8 @@ from edgespec.machines.transfer import (
     Connected,
     Cut,
 )
-from edgespec.wire.messages import (
-    BlockRequest,
-    Message,
-    Piece,
-    PieceRequest,
-)
+from edgespec.wire.block_messages import BlockRequest, Piece, PieceRequest
+from edgespec.wire.messages import Message
 from edgespec.wire.tensor import Tensor
 
 

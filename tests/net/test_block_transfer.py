@@ -33,8 +33,9 @@ from edgespec.net import block_transfer
 from edgespec.net.block_server import CHUNK_BYTES, BlockServer, ServedBlock
 from edgespec.net.block_transfer import FetchedBlock
 from edgespec.net.keys import Identity, KeyPair
+from edgespec.wire.block_messages import BlockOffer, BlockRequest, PieceRequest
 from edgespec.wire.codec import encode
-from edgespec.wire.messages import BlockOffer, BlockRequest, Heartbeat, PieceRequest
+from edgespec.wire.messages import Heartbeat
 
 
 @pytest.fixture

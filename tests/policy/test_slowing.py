@@ -14,7 +14,7 @@ from edgespec.policy.experience import Experience
 from edgespec.sim.faults import SlowStage
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import ToyCodec, plain_answer
-from edgespec.wire.messages import Finished, Tokens
+from edgespec.wire.client_messages import Finished, Tokens
 
 STAGES, TOKENS = 3, 90
 BLOCK_S, ROW_S = 0.010, 0.0005

@@ -22,22 +22,32 @@ from edgespec.net import access
 from edgespec.net.keys import Identity, KeyPair
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.runtime.registrar import CLIENT, MAY_SEND, OWNER, STAGE, TOKEN, admits
-from edgespec.wire.messages import (
-    TAGS,
-    Assign,
+from edgespec.wire.block_messages import (
     BlockOffer,
     BlockPreparing,
     BlockRefused,
     BlockRequest,
+    Piece,
+    PieceRequest,
+)
+from edgespec.wire.client_messages import (
     Cancel,
+    Failed,
+    Finished,
+    Progress,
+    Status,
+    StatusRequest,
+    Tokens,
+)
+from edgespec.wire.messages import (
+    TAGS,
+    Assign,
     Connect,
     Credit,
     End,
     Enrol,
     Enrolled,
-    Failed,
     Fault,
-    Finished,
     Goodbye,
     Health,
     Heartbeat,
@@ -45,18 +55,12 @@ from edgespec.wire.messages import (
     Leave,
     Loading,
     Message,
-    Piece,
-    PieceRequest,
-    Progress,
     Ready,
     Refuse,
     Removed,
     Retain,
     Segment,
     StandBy,
-    Status,
-    StatusRequest,
-    Tokens,
 )
 from edgespec.wire.scenes import Observe, Ran, Scene, Watch
 from edgespec.wire.tensor import Tensor

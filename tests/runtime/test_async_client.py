@@ -20,19 +20,17 @@ from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.runtime import async_client
 from edgespec.runtime.async_client import AsyncClient, with_pauses
 from edgespec.runtime.registrar import CLIENT, admits
-from edgespec.wire.messages import (
+from edgespec.wire.client_messages import (
     Cancel,
     Failed,
     Finished,
-    Heartbeat,
-    Message,
     Progress,
-    Removed,
     Status,
     StatusRequest,
     Submit,
     Tokens,
 )
+from edgespec.wire.messages import Heartbeat, Message, Removed
 
 HOST = "127.0.0.1"
 TIMING = Timing(beat=0.05, answer_silence=1.0)

@@ -15,17 +15,16 @@ from edgespec.errors import ConfigError, PeerLost, RequestFailed
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.runtime import client as client_module
 from edgespec.runtime.client import Client
-from edgespec.wire.messages import (
+from edgespec.wire.client_messages import (
     Cancel,
     Failed,
     Finished,
-    Heartbeat,
-    Message,
     Progress,
     Status,
     StatusRequest,
     Tokens,
 )
+from edgespec.wire.messages import Heartbeat, Message
 
 HOST = "127.0.0.1"
 TIMING = Timing(beat=0.05, answer_silence=0.5)

@@ -33,21 +33,10 @@ from edgespec.net.control import CONTROL_BYTES
 from edgespec.net.keys import KeyPair
 from edgespec.net.zmq_transport import CONTROL_WAITING, ZmqTransport
 from edgespec.runtime.registrar import CLIENT
+from edgespec.wire.block_messages import BlockOffer, BlockRequest
+from edgespec.wire.client_messages import Finished, Status, StatusRequest, Submit
 from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
-from edgespec.wire.messages import (
-    BlockOffer,
-    BlockRequest,
-    Credit,
-    Fault,
-    Finished,
-    Goodbye,
-    Join,
-    Message,
-    StandBy,
-    Status,
-    StatusRequest,
-    Submit,
-)
+from edgespec.wire.messages import Credit, Fault, Goodbye, Join, Message, StandBy
 
 SEED = int(os.environ.get("EDGESPEC_FUZZ_SEED", "0")) or random.randrange(1, 2**32)
 CALM = Timing(beat=1.0, silence=20.0, answer_silence=20.0, client_silence=20.0, retry=0.5)

@@ -10,7 +10,8 @@ from support.rings import FakeRing, assert_one_end, submit
 
 from edgespec.errors import RequestFailed
 from edgespec.policy.registry import POLICIES
-from edgespec.wire.messages import Finished, Retain
+from edgespec.wire.client_messages import Finished
+from edgespec.wire.messages import Retain
 
 
 @pytest.mark.parametrize("stages", range(1, 9))

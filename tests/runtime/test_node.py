@@ -16,14 +16,8 @@ from edgespec.backends.fake import FakeBlock
 from edgespec.config import Timing
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
 from edgespec.machines.effects import Stop
-from edgespec.wire.messages import (
-    Assign,
-    Finished,
-    Message,
-    Progress,
-    Submit,
-    Tokens,
-)
+from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
+from edgespec.wire.messages import Assign, Message
 
 
 @pytest.mark.parametrize("stages", [1, 3])

@@ -16,7 +16,8 @@ from support.rings import assert_one_end, submit
 from edgespec.config import Address
 from edgespec.errors import EdgespecError, RequestFailed
 from edgespec.runtime import node
-from edgespec.wire.messages import Finished, Message, Progress, Submit, Tokens
+from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
+from edgespec.wire.messages import Message
 
 TIMING = replace(QUICK, silence=0.8)
 LONG = submit(max_new_tokens=150, policy="flowspec")

@@ -25,7 +25,7 @@ from edgespec.policy.pipedec import PipeDec
 from edgespec.policy.pruned import Pruned
 from edgespec.policy.registry import POLICIES
 from edgespec.policy.specpipe import SpecPipe
-from edgespec.wire.messages import Failed, Finished, Submit
+from edgespec.wire.client_messages import Failed, Finished, Submit
 
 RUNS = 1_200
 CHUNK = 100

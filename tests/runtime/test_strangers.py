@@ -15,10 +15,10 @@ from support.sockets import BareSockets
 
 from edgespec.net.keys import KeyPair
 from edgespec.runtime.registrar import CLIENT
+from edgespec.wire.client_messages import Cancel
 from edgespec.wire.codec import encode
 from edgespec.wire.messages import (
     Assign,
-    Cancel,
     Connect,
     Credit,
     End,

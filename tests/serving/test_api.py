@@ -15,7 +15,7 @@ from support.rings import submit
 
 from edgespec.runtime.registrar import CLIENT
 from edgespec.serving.limits import Limits
-from edgespec.wire.messages import Submit
+from edgespec.wire.client_messages import Submit
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "policy": "flowspec", "seed": 0}
 MESSAGES = [{"role": "user", "content": "hello"}]

@@ -16,7 +16,7 @@ from edgespec.errors import PeerLost
 from edgespec.serving.app import _on_problem
 from edgespec.serving.events import HEADERS, MOST_UNREAD, MOST_VIEWERS, Theatre, Viewer, routes
 from edgespec.serving.problems import ApiProblem
-from edgespec.wire.messages import NodeStatus, Status
+from edgespec.wire.client_messages import NodeStatus, Status
 from edgespec.wire.scenes import Scene, SceneNode, SceneSegment, StageRun
 
 STATUS = Status(True, ("x",), (NodeStatus(1, 0, 4, name="<b>v1</b>"),), 1, 3, 9.5, 1, 2, "m", 99)

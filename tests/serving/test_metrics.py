@@ -13,7 +13,7 @@ from support.nodes import NodeRing
 
 from edgespec.serving.metrics import Metrics
 from edgespec.serving.problems import ApiProblem
-from edgespec.wire.messages import Finished, NodeStatus, Status
+from edgespec.wire.client_messages import Finished, NodeStatus, Status
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 END = Finished(

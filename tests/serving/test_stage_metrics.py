@@ -14,7 +14,7 @@ from edgespec.config import Address
 from edgespec.errors import AddressUnavailable
 from edgespec.machines.tally import ROW_CLASSES
 from edgespec.serving.stage_metrics import StageMetrics
-from edgespec.wire.messages import Finished
+from edgespec.wire.client_messages import Finished
 
 
 def free_port() -> int:

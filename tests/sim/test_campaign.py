@@ -32,7 +32,7 @@ from edgespec.sim.plain_json import from_json, to_json
 from edgespec.sim.replay import replay
 from edgespec.sim.scenario import Scenario, Setting, draw, policies_of
 from edgespec.sim.trace import read_trace
-from edgespec.wire.messages import Finished, Tokens
+from edgespec.wire.client_messages import Finished, Tokens
 from edgespec.wire.tensor import Tensor
 
 RUNS = 300

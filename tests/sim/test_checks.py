@@ -24,7 +24,8 @@ from edgespec.sim.faults import LoseRetain
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.scenario import Scenario
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import End, Failed, Finished, Retain, Tokens
+from edgespec.wire.client_messages import Failed, Finished, Tokens
+from edgespec.wire.messages import End, Retain
 
 # --- coordinators -------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ from edgespec.errors import ConfigError
 from edgespec.sim.clock import Clock
 from edgespec.sim.faults import Delay, Dice, Duplicate, LateRetain, LoseRetain, SlowStage
 from edgespec.sim.links import Link, LinkSpec, Network
-from edgespec.wire.messages import End, Retain, Submit
+from edgespec.wire.client_messages import Submit
+from edgespec.wire.messages import End, Retain
 
 RETAIN = Retain(1, 1, 5, (), ())
 

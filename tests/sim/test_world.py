@@ -14,7 +14,7 @@ from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import ToyCodec, plain_answer
 from edgespec.sim.world import World
-from edgespec.wire.messages import Failed, Finished, Progress, Tokens
+from edgespec.wire.client_messages import Failed, Finished, Progress, Tokens
 
 
 def token_times(world: World, tag: int = 0) -> list[float]:

@@ -31,10 +31,10 @@ from support.sockets import BareSockets
 
 from edgespec.errors import RemoteProtocolError
 from edgespec.net.keys import KeyPair
+from edgespec.wire.block_messages import BlockRequest, PieceRequest
+from edgespec.wire.client_messages import Cancel, StatusRequest, Submit
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import (
-    BlockRequest,
-    Cancel,
     Connected,
     Credit,
     Fault,
@@ -44,10 +44,7 @@ from edgespec.wire.messages import (
     Join,
     Loading,
     Message,
-    PieceRequest,
     Ready,
-    StatusRequest,
-    Submit,
 )
 
 HOST = "127.0.0.1"

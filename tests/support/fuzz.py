@@ -16,16 +16,9 @@ import msgpack
 import numpy as np
 
 from edgespec.errors import RemoteProtocolError
+from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
 from edgespec.wire.codec import CHUNK_STEP, MAGIC, VERSION, decode, encode
-from edgespec.wire.messages import (
-    TAGS,
-    BlockOffer,
-    Health,
-    Message,
-    Piece,
-    PieceRequest,
-    Segment,
-)
+from edgespec.wire.messages import TAGS, Health, Message, Segment
 from edgespec.wire.scenes import Observe, Ran, Scene, SceneNode, SceneSegment, StageRun, Watch
 from edgespec.wire.tensor import ITEM_SIZES, NO_LAYERS, IntArray, Layers, Tensor
 

@@ -9,16 +9,8 @@ from edgespec.config import Timing
 from edgespec.machines.effects import Effect, SendPeer, Tell
 from edgespec.machines.events import MessageArrived, RingDown, RingReached, RingUp, Tick
 from edgespec.machines.membership import MembershipMachine
-from edgespec.wire.messages import (
-    Assign,
-    Connect,
-    Connected,
-    Heartbeat,
-    Join,
-    Message,
-    Ready,
-    Submit,
-)
+from edgespec.wire.client_messages import Submit
+from edgespec.wire.messages import Assign, Connect, Connected, Heartbeat, Join, Message, Ready
 
 TIMING = Timing(beat=1.0, silence=4.0, client_silence=10.0)
 HOME = Connect("", 999, "key of D0")

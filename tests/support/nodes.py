@@ -27,7 +27,8 @@ from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.node import Node
 from edgespec.runtime.registrar import CLIENT, admits
 from edgespec.runtime.stage_node import StageNode
-from edgespec.wire.messages import Assign, Connect, Finished, Join, Submit
+from edgespec.wire.client_messages import Finished, Submit
+from edgespec.wire.messages import Assign, Connect, Join
 from edgespec.wire.tensor import Tensor
 
 HOST = "127.0.0.1"

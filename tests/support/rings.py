@@ -19,7 +19,8 @@ from edgespec.machines.stage import StageMachine
 from edgespec.runtime.local import LocalRing, Step
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import Failed, Finished, Message, Retain, Submit, Tokens
+from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
+from edgespec.wire.messages import Message, Retain
 
 VOCABULARY = 40
 PLENTY = 100_000

@@ -27,7 +27,7 @@ from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.planning.partition import split_layers
 from edgespec.runtime.local import LocalRing
-from edgespec.wire.messages import Submit
+from edgespec.wire.client_messages import Submit
 
 BASE, DRAFT = bundled("base"), bundled("draft")
 CONTEXT = 1024

@@ -26,13 +26,8 @@ from edgespec.machines.transfer import (
     Truncate,
     Write,
 )
-from edgespec.wire.messages import (
-    BlockOffer,
-    BlockRequest,
-    Message,
-    Piece,
-    PieceRequest,
-)
+from edgespec.wire.block_messages import BlockOffer, BlockRequest, Piece, PieceRequest
+from edgespec.wire.messages import Message
 from edgespec.wire.tensor import Tensor
 
 CHUNK = 1 << 16

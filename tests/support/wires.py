@@ -31,7 +31,8 @@ from edgespec.machines.request import Request
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.verify.sampling import Choice
-from edgespec.wire.messages import Credit, End, Message, Retain, Segment, Submit
+from edgespec.wire.client_messages import Submit
+from edgespec.wire.messages import Credit, End, Message, Retain, Segment
 from edgespec.wire.tensor import Tensor
 
 

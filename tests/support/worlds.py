@@ -18,7 +18,8 @@ from edgespec.sim.log import EventLog
 from edgespec.sim.scenario import Ask, Scenario, Setting
 from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.world import CoordinatorParts, StageParts, World
-from edgespec.wire.messages import Message, Segment, Submit
+from edgespec.wire.client_messages import Submit
+from edgespec.wire.messages import Message, Segment
 
 
 @dataclass

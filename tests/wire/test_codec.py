@@ -17,6 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
+from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
+from edgespec.wire.client_messages import NodeStatus, Progress, SourceFigures, Status, Submit
 from edgespec.wire.codec import (
     LARGEST_CHUNK,
     MAGIC,
@@ -27,24 +29,7 @@ from edgespec.wire.codec import (
     decode,
     encode,
 )
-from edgespec.wire.messages import (
-    TAGS,
-    BlockOffer,
-    Credit,
-    Fault,
-    Health,
-    Heartbeat,
-    Message,
-    NodeStatus,
-    Piece,
-    PieceRequest,
-    Progress,
-    Retain,
-    Segment,
-    SourceFigures,
-    Status,
-    Submit,
-)
+from edgespec.wire.messages import TAGS, Credit, Fault, Health, Heartbeat, Message, Retain, Segment
 from edgespec.wire.scenes import Observe, SceneNode, SceneSegment, StageRun, Watch
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Layers, Tensor
 
