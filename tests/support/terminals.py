@@ -10,6 +10,7 @@ import select
 import struct
 import sys
 import termios
+import threading
 
 import pytest
 
@@ -25,9 +26,13 @@ class Terminal:
         self.resize(rows, columns)
         self._mode = termios.tcgetattr(self._side)
         self._raw = b""
+        self._reading = threading.Lock()
+        self._over = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> Terminal:
+        self._reader.start()
         # Who asks for the terminal's size asks the first three descriptors.
         self._before = [os.dup(number) for number in range(3)]
         for number in range(3):
@@ -49,8 +54,22 @@ class Terminal:
         for number, descriptor in enumerate(self._before):
             os.dup2(descriptor, number)
             os.close(descriptor)
+        self._over.set()
+        self._reader.join()
         os.close(self._side)
         os.close(self._main)
+
+    def _read(self) -> None:
+        """Take what is written while no test looks: a screen is more than the kernel keeps, and who
+        writes would wait for ever."""
+        while not self._over.is_set():
+            select.select([self._main], [], [], 0.05)
+            self._take()
+
+    def _take(self) -> None:
+        with self._reading:
+            while select.select([self._main], [], [], 0)[0]:
+                self._raw += os.read(self._main, 65536)
 
     def set(self, name: str, value: str) -> None:
         """An environment variable."""
@@ -67,8 +86,7 @@ class Terminal:
     @property
     def raw(self) -> str:
         """All that was written so far."""
-        while select.select([self._main], [], [], 0)[0]:
-            self._raw += os.read(self._main, 65536)
+        self._take()
         return self._raw.decode(errors="replace")
 
     @property
@@ -78,8 +96,9 @@ class Terminal:
 
     def forget(self) -> None:
         """What was written."""
-        assert self.raw is not None
-        self._raw = b""
+        self._take()
+        with self._reading:
+            self._raw = b""
 
     def is_as_before(self) -> bool:
         """Whether keys are echoed and lines can be edited again."""
