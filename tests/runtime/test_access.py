@@ -43,6 +43,7 @@ from edgespec.wire.messages import (
     TAGS,
     Assign,
     Connect,
+    Connected,
     Credit,
     End,
     Enrol,
@@ -85,6 +86,7 @@ SENT: list[Message] = [
     Credit(1),
     Health(40.0, 90.0, 1, 1, 1.0, False, "x"),
     Ran(()),
+    Connected(1),
     Enrol(OWN.public, "x"),
     Enrolled("x"),
     Leave(),
@@ -198,7 +200,7 @@ def test_a_role_may_say_what_it_may_and_nothing_else(door: Door, role: str, numb
 def test_the_table_is_what_the_design_says() -> None:
     """Told again in full, so that a slip in one place shows."""
     asking = {Cancel, Heartbeat, StatusRequest, Watch, type(submit())}
-    serving = {Join, Loading, Ready, Fault, Credit, Health, Ran, Goodbye}
+    serving = {Join, Loading, Ready, Connected, Fault, Credit, Health, Ran, Goodbye}
     assert {
         OWNER: asking | serving,
         STAGE: asking | serving | {Leave},
