@@ -83,11 +83,14 @@ def simulate(
     A pair of models computes the tokens; how long it takes is what the devices of the profiles
     would have needed for a published model. The same command gives the same figures everywhere.
     """
-    recording = Path(replay) if replay and is_recording(Path(replay)) else None
-    if (campaign is not None or (replay and recording is None)) and as_json_object:
-        raise ConfigError("--json goes with requests, not with --campaign or the trace of one")
     if campaign is not None and replay:
         raise ConfigError("--campaign and --replay exclude each other; give one of them")
+    recording = Path(replay) if replay and is_recording(Path(replay)) else None
+    if (campaign is not None or (replay and recording is None)) and as_json_object:
+        raise ConfigError(
+            "--json goes with the policies and with recorded requests, not with --campaign or the "
+            "trace of one"
+        )
     if replay and recording is None:
         _replay(Path(replay))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,22 @@ def test_a_replay_fails_while_the_bug_is_there(
     again = here("--replay", trace)
     assert again.code == 1
     assert again.out.startswith("seed 7 fails as recorded: InvariantViolated")
+
+
+def test_recorded_requests_are_played_again(here: Here, tmp_path: Path) -> None:
+    request = {
+        "prompt": "def read(", "max_new_tokens": 5, "temperature": 0.0, "top_k": 0, "top_p": 1.0,
+        "min_p": 0.0, "seed": 0, "stop": [], "policy": "autoregressive", "messages": "", "top": -1,
+    }  # fmt: skip
+    line = {"what": "request", "format": 1, "after": 3.0, "outcome": "client_left"}
+    path = tmp_path / "requests.jsonl"
+    path.write_text(json.dumps({**line, "request": request, "end": {}}) + "\n")
+    told = json.loads(here("--replay", str(path), "--stages", "2", "--json").out)
+    (played,) = told["requests"]
+    assert (played["policy"], played["new_tokens"]) == ("autoregressive", 5)
+    assert (played["same"], played["recorded_seconds"]) == (None, None)
+    end = {"token_ids": played["token_ids"], "seconds": 0.5}
+    path.write_text(json.dumps({**line, "outcome": "length", "request": request, "end": end}))
+    shown = here("--replay", str(path), "--stages", "2", "--policy", "flowspec").out
+    assert "1 request(s), 1 of 1 answers with the tokens that were recorded" in shown
+    assert re.search(r"0\.00 s +flowspec +4 +5 +10\.00 +[\d.]+ +as recorded", shown)
