@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 # Set before torch is imported, and inherited by every process that a test starts. On a small
@@ -20,6 +21,10 @@ import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 EXIT_GRACE_S = 5.0  # what a process that was told to stop may take
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background by a shell, which takes Ctrl-C away from it: tests press it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("local", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
