@@ -217,8 +217,7 @@ def test_nodes_that_cannot_reach_each_other_are_named_and_nobody_hangs(
     place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "REACH_S", 0.3)
-    timing = replace(TIMING, recovery=1.5)
-    with NodeRing(2, timing=timing) as ring:
+    with NodeRing(2, timing=TIMING, recovery=1.5) as ring:
         transport = ring.threads[place].node.transport
         connect = transport.connect_ring
         with socket.socket() as nobody:  # bound, and deaf: as behind a firewall
