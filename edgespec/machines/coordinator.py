@@ -40,10 +40,11 @@ from edgespec.machines.events import (
     Tick,
 )
 from edgespec.machines.features import PROMPT_ROWS
+from edgespec.machines.flights import InFlight
 from edgespec.machines.kept import KeptRows
 from edgespec.machines.prompt_chains import ChainValues
 from edgespec.machines.recovery import RingWatch
-from edgespec.machines.request import HeadJob, InFlight, Request, segment_of
+from edgespec.machines.request import HeadJob, Request, segment_of
 from edgespec.machines.scene import SceneKeeper
 from edgespec.policy.base import Deepen, Expand, Grow, Send
 from edgespec.policy.experience import Experience

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from edgespec.machines.features import (
     PromptTable,
     tapped,
 )
+from edgespec.machines.figures import RingClock, Tally
+from edgespec.machines.flights import InFlight
 from edgespec.machines.kept import Base, Kept
 from edgespec.machines.prompt_chains import ChainValues
 from edgespec.machines.prompt_rows import PromptRows
@@ -29,7 +31,7 @@ from edgespec.tree.draft_tree import Advance, DraftTree
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.verify.alternatives import Alternatives
 from edgespec.verify.sampling import Choice, Sampling
-from edgespec.wire.client_messages import Finished, SourceFigures, Submit, Tokens
+from edgespec.wire.client_messages import Finished, Submit, Tokens
 from edgespec.wire.messages import Retain, Segment
 
 SPECULATIVE_ROWS = 256
@@ -61,102 +63,6 @@ class HeadJob:
 
     request: int
     ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A segment on the ring: whose it is, and when it entered (stage steps, see RingClock).
-
-    `wanted`: ids of the rows that may come back, of `rows` in all.
-    """
-
-    request: int
-    entered: int
-    certain: bool
-    wanted: frozenset[int]
-    rows: int
-
-    def fits(self, result: Segment) -> bool:
-        """Whether `result` can be what a stage made of this segment."""
-        ids = result.ids.tolist()
-        return (
-            result.certain == self.certain
-            and self.wanted.issuperset(ids)
-            and (result.hidden is not None or not ids)
-        )
-
-    def lacks_live_rows(self, result: Segment, tree: DraftTree | None) -> bool:
-        """Whether a stage dropped rows that no retained set has dropped: it could not go on.
-
-        Live nodes are in every retained set, so that only a failing stage can lose them.
-        """
-        missing = self.wanted.difference(result.ids.tolist())
-        return any(tree is None or i in tree for i in missing)
-
-
-@dataclass(slots=True)
-class Tally:
-    """Figures of a request; docs/commands.md defines each. `sources`: tokens by who had guessed
-    them, as bits (see tree.drafted)."""
-
-    started: float = 0.0
-    first_token: float | None = None
-    rows_sent: int = 0
-    rows_used: int = 0
-    prompt_rows: int = 0
-    cached: int = 0
-    misses: int = 0
-    gains: Counter[int] = field(default_factory=Counter)
-    sources: Counter[int] = field(default_factory=Counter)
-    smallest_margin: float = float("inf")
-
-    def histogram(self) -> tuple[int, ...]:
-        """How many verifications made 0, 1, 2, … tokens certain."""
-        return tuple(self.gains[n] for n in range(max(self.gains, default=-1) + 1))
-
-    def of_sources(self, names: Sequence[str]) -> tuple[SourceFigures, ...]:
-        """What each member of the draft source brought."""
-        found = []
-        for bit, name in enumerate(names):
-            accepted = sum(count for made_by, count in self.sources.items() if made_by >> bit & 1)
-            found.append(SourceFigures(name, accepted, self.sources[1 << bit]))
-        return tuple(found)
-
-
-class RingClock:
-    """Logical time of a request in trips, whatever the devices: what its schedule costs.
-
-    Every stage takes one step for a segment, a segment enters the ring at least one step behind
-    the one before and not before the results that it was decided on: it is back `stages` steps
-    later. One trip is `stages` steps, so that autoregressive decoding costs one trip a token, and
-    a round of N + 1 segments that must all be back costs two.
-    """
-
-    def __init__(self, stages: int) -> None:
-        self._stages = stages
-        self._before = 0.0  # trips round rings of other lengths
-        self._now = 0
-        self._last_entry = -1
-
-    @property
-    def trips(self) -> float:
-        """Trips until the newest result."""
-        return self._before + self._now / self._stages
-
-    def lead_over(self, stages: int) -> None:
-        """From now on the ring has so many stages."""
-        if stages != self._stages:
-            self._before, self._stages = self.trips, stages
-            self._now, self._last_entry = 0, -1
-
-    def send(self) -> int:
-        """A segment leaves now; returns the step at which it enters the ring."""
-        self._last_entry = max(self._last_entry + 1, self._now)
-        return self._last_entry
-
-    def result(self, entered: int) -> None:
-        """The segment that entered at that step is back."""
-        self._now = max(self._now, entered + self._stages)
 
 
 class Request:

@@ -15,7 +15,8 @@ from operator import attrgetter
 
 from edgespec.machines.answer import TextCodec
 from edgespec.machines.effects import Effect, SendCoordinator, SendPeer, SendStages
-from edgespec.machines.request import InFlight, Request
+from edgespec.machines.flights import InFlight
+from edgespec.machines.request import Request
 from edgespec.tree.draft_tree import Advance, DraftTree, Node
 from edgespec.wire.scenes import (
     MOST_NODES,

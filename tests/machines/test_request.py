@@ -7,7 +7,7 @@ from support.rings import ToyCodec, text_of
 
 from edgespec.errors import ConfigError
 from edgespec.machines.answer import Answer
-from edgespec.machines.request import RingClock, Tally
+from edgespec.machines.figures import RingClock, Tally
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
