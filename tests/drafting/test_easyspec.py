@@ -96,7 +96,7 @@ def fuzzy_reference(
 def test_fuzzy_rows_are_the_papers_arithmetic(folder: Path) -> None:
     grouped, plain = GroupedModel(Checkpoint(folder), 4, "float64"), reference(folder)
     rows = FuzzyRows(grouped, [])
-    rows.calibrate(CONTEXT)
+    rows.catch_up(CONTEXT)
     found = rows.hidden_behind(PATHS)
     for row, path in zip(found, PATHS, strict=True):
         wanted = (
@@ -113,11 +113,11 @@ def test_fuzzy_rows_are_the_papers_arithmetic(folder: Path) -> None:
 def test_precise_passes_are_the_plain_models(folder: Path) -> None:
     grouped, plain = GroupedModel(Checkpoint(folder), 4, "float64"), reference(folder)
     rows = FuzzyRows(grouped, [])
-    rows.calibrate(CONTEXT[:3])
+    rows.catch_up(CONTEXT[:3])
     rows.hidden_behind(PATHS)
-    rows.calibrate(CONTEXT[3:])  # calibration: nothing fuzzy stays
+    rows.catch_up(CONTEXT[3:])  # calibration: nothing fuzzy stays
     rows.hidden_behind(PATHS)
-    rows.calibrate([3, 4])
+    rows.catch_up([3, 4])
     wanted = plain_hidden(plain, [*CONTEXT, 3, 4])[-1]
     assert (rows.hidden_behind([()])[0] - wanted).abs().max() < 1e-12
 
@@ -125,7 +125,7 @@ def test_precise_passes_are_the_plain_models(folder: Path) -> None:
 def test_groups_of_one_are_the_plain_model(folder: Path) -> None:
     grouped, plain = GroupedModel(Checkpoint(folder), 1, "float64"), reference(folder)
     rows = FuzzyRows(grouped, [])
-    rows.calibrate(CONTEXT)
+    rows.catch_up(CONTEXT)
     for row, path in zip(rows.hidden_behind(PATHS), PATHS, strict=True):
         assert (row - plain_hidden(plain, [*CONTEXT, *path])[-1]).abs().max() < 1e-12
 
@@ -135,7 +135,7 @@ def test_rows_are_run_once_and_long_prompts_in_parts(folder: Path) -> None:
     work: list[int] = []
     rows = FuzzyRows(grouped, work)
     long = np.random.default_rng(0).integers(0, 96, 300).tolist()
-    rows.calibrate(long)
+    rows.catch_up(long)
     assert (rows.hidden_behind([()])[0] - plain_hidden(plain, long)[-1]).abs().max() < 1e-12
     rows.hidden_behind([(1, 2), (1,)])
     rows.hidden_behind([(1, 2), (1, 3)])

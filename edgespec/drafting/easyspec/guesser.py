@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
-import numpy as np
 import torch
 
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.easyspec.model import GroupedModel, LayerCache
-from edgespec.drafting.ranking import Ranking
-from edgespec.machines.features import Features
+from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.model.ends import OutputHead
-from edgespec.tree.drafted import Children
-from edgespec.verify.sampling import Sampling
 
 _CHUNK = 256  # rows of a prefill that run together: bounds the mask and the activations
 
@@ -38,7 +34,7 @@ class FuzzyRows:
         self._slot_of: dict[tuple[int, ...], int] = {}  # of guesses, by their paths
         self._hidden = torch.empty(0)  # [1 + guesses, H]: of the last certain row, of the guesses
 
-    def calibrate(self, news: Sequence[int]) -> None:
+    def catch_up(self, news: Sequence[int]) -> None:
         """Take new certain tokens."""
         if not news:
             return
@@ -96,68 +92,23 @@ class FuzzyRows:
         )
 
 
-class EasySpecGuesser:
+class EasySpecGuesser(WholeModelGuesser[FuzzyRows]):
     """A Guesser (see drafting.base) that runs a whole small model, in groups of layers."""
 
     name = "easyspec"
     sources = ("easyspec",)
-    needs: frozenset[str] = frozenset()
 
     def __init__(
         self, model: GroupedModel, head: OutputHead, most_rows: int, vocab_size: int
     ) -> None:
-        """`head`: the draft model's own; `most_rows`: its context; `vocab_size`: tokens that the
-        base model knows; no others are guessed."""
-        self._model, self._head = model, head
-        self._most_rows = most_rows
-        self._vocab_size = min(vocab_size, head.vocab_size)
-        self._ranking = Ranking()
-        self._rows: dict[int, FuzzyRows] = {}
-        self._work: list[int] = []
-
-    def open(self, request: int, sampling: Sampling) -> None:
-        """Start a request; its guesses are ranked with the request's shared noise."""
-        self._rows[request] = FuzzyRows(self._model, self._work)
-        self._ranking.open(request, sampling)
-
-    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
-        """Take new certain tokens; False if the context is longer than the draft model's, or holds
-        a token that the draft model lacks."""
-        rows = self._rows[request]
-        news = context[len(rows.context) :]
-        if len(context) > self._most_rows or not self._knows(news):
-            return False
-        self._ranking.read(request, news)
-        rows.calibrate(news)
-        return True
-
-    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
-        """The best children of each path (see drafting.base); none for one that is longer than the
-        draft model's context, or has a token that the draft model lacks."""
-        rows = self._rows[request]
-        room = self._most_rows - len(rows.context)
-        usable = [i for i, path in enumerate(paths) if len(path) <= room and self._knows(path)]
-        if not usable:
-            return Children.none()
-        asked = [paths[index] for index in usable]
-        positions = len(rows.context) + np.array([len(path) for path in asked])
-        logits = self._head.logits(rows.hidden_behind(asked))[:, : self._vocab_size]
-        found = self._ranking.children(request, asked, logits, positions, width)
-        return replace(found, parents=np.array(usable)[found.parents])
-
-    def take_work(self) -> tuple[int, ...]:
-        """Rows of each forward pass since the last call, in order, whatever request they served."""
-        work = tuple(self._work)
-        self._work.clear()  # the caches write to this list
-        return work
-
-    def close(self, request: int) -> None:
-        """Free the request's cache; unknown requests are ignored."""
-        self._rows.pop(request, None)
-        self._ranking.close(request)
-
-    def _knows(self, tokens: TokenPath) -> bool:
-        return max(tokens, default=0) < self._model.vocab_size
+        """See WholeModelGuesser."""
+        super().__init__(
+            lambda work: FuzzyRows(model, work),
+            head,
+            known=model.vocab_size,
+            most_rows=most_rows,
+            vocab_size=vocab_size,
+        )
 
 
 @dataclass(frozen=True, slots=True)

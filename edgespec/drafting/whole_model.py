@@ -1,0 +1,104 @@
+"""Whole models: what guessers have in common that run a whole small model on text and guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from edgespec.drafting.base import TokenPath
+from edgespec.drafting.ranking import Ranking
+from edgespec.machines.features import Features
+from edgespec.model.ends import OutputHead
+from edgespec.tree.drafted import Children
+from edgespec.verify.sampling import Sampling
+
+
+class CertainRows(Protocol):
+    """What such a model ran for one request: certain tokens, and guesses behind them."""
+
+    context: list[int]
+
+    def catch_up(self, news: TokenPath) -> None:
+        """Take new certain tokens."""
+
+    def hidden_behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
+        """The hidden rows [n, H] of the last tokens of `paths`; the empty path is the context's."""
+
+
+RowsT = TypeVar("RowsT", bound=CertainRows)
+
+
+class WholeModelGuesser(Generic[RowsT]):
+    """A Guesser (see drafting.base) but for its name: how rows are run is up to `new_rows`."""
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        new_rows: Callable[[list[int]], RowsT],
+        head: OutputHead,
+        *,
+        known: int,
+        most_rows: int,
+        vocab_size: int | None,
+    ) -> None:
+        """`new_rows(work)`: none yet; the rows of every pass are noted at the end of `work`.
+        `head`: the draft model's own; `known`: tokens that it can read; `most_rows`: its context.
+        `vocab_size`: tokens that the base model knows; no others are guessed (embeddings may be
+        padded to different sizes)."""
+        self._new_rows, self._head = new_rows, head
+        self._known, self._max_rows = known, most_rows
+        self._vocab_size = min(vocab_size or head.vocab_size, head.vocab_size)
+        self._ranking = Ranking()
+        self._rows: dict[int, RowsT] = {}
+        self._work: list[int] = []
+
+    def open(self, request: int, sampling: Sampling) -> None:
+        """Start a request; its guesses are ranked with the request's shared noise."""
+        self._rows[request] = self._new_rows(self._work)
+        self._ranking.open(request, sampling)
+
+    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+        """Take new certain tokens; False if the context is longer than the draft model's, or holds
+        a token that the draft model lacks."""
+        rows = self._rows[request]
+        news = context[len(rows.context) :]
+        if len(context) > self._max_rows or not self._knows(news):
+            return False
+        self._ranking.read(request, news)
+        rows.catch_up(news)
+        return True
+
+    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+        """The best children of each path (see drafting.base); none for one that is longer than the
+        draft model's context, or has a token that the draft model lacks."""
+        rows = self._rows[request]
+        room = self._max_rows - len(rows.context)
+        usable = [
+            index for index, path in enumerate(paths) if len(path) <= room and self._knows(path)
+        ]
+        if not usable:
+            return Children.none()
+        asked = [paths[index] for index in usable]
+        positions = len(rows.context) + np.array([len(path) for path in asked])
+        logits = self._head.logits(rows.hidden_behind(asked))[:, : self._vocab_size]
+        found = self._ranking.children(request, asked, logits, positions, width)
+        return replace(found, parents=np.array(usable)[found.parents])
+
+    def take_work(self) -> tuple[int, ...]:
+        """Rows of each forward pass since the last call, in order, whatever request they served."""
+        work = tuple(self._work)
+        self._work.clear()  # the caches write to this list
+        return work
+
+    def close(self, request: int) -> None:
+        """Free the request's cache; unknown requests are ignored."""
+        self._rows.pop(request, None)
+        self._ranking.close(request)
+
+    def _knows(self, tokens: TokenPath) -> bool:
+        return max(tokens, default=0) < self._known
