@@ -14,35 +14,44 @@ from edgespec.errors import ConfigError
 
 train = typer.Typer(help="Train draft weights for a base model.", no_args_is_help=True)
 
+Base = Annotated[Path, typer.Argument(help="Folder of the base model.")]
+Text = Annotated[
+    Path, typer.Argument(help='Text: one document a line, or .jsonl objects with a "text".')
+]
+Steps = Annotated[int, typer.Option(min=1, help="Steps of training.")]
+Batch = Annotated[int, typer.Option(min=1, help="Rows of text a step.")]
+RowLength = Annotated[int, typer.Option(min=64, help="Tokens of a row.")]
+TextRows = Annotated[
+    int, typer.Option(min=1, help="Rows of the file at most. The others are left out.")
+]
+OwnRows = Annotated[
+    int, typer.Option(min=0, help="Rows that the base writes itself, beside the file's.")
+]
+Rate = Annotated[float, typer.Option(help="Peak of the learning rate.")]
+Dtype = Annotated[str, typer.Option(help="What the base is held in.")]
+Low = Annotated[bool, typer.Option("--low/--no-low", help="Compute in bfloat16 where it may be.")]
+Seed = Annotated[int, typer.Option(help="Of the order of the rows.")]
+
 
 @train.command()
 def eagle(
-    base: Annotated[Path, typer.Argument(help="Folder of the base model.")],
-    text: Annotated[
-        Path,
-        typer.Argument(help='Text: one document a line, or .jsonl objects with a "text".'),
-    ],
+    base: Base,
+    text: Text,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the head to.")],
     kind: Annotated[str, typer.Option(help="eagle (the form of EAGLE-2) or eagle3.")] = "eagle",
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 2000,
-    batch: Annotated[int, typer.Option(min=1, help="Rows of text a step.")] = 8,
-    row_length: Annotated[int, typer.Option(min=64, help="Tokens of a row.")] = 256,
-    own_rows: Annotated[
-        int, typer.Option(min=0, help="Rows that the base writes itself, beside the file's.")
-    ] = 1024,
-    text_rows: Annotated[
-        int, typer.Option(min=1, help="Rows of the file at most. The others are left out.")
-    ] = 20_000,
+    steps: Steps = 2000,
+    batch: Batch = 8,
+    row_length: RowLength = 256,
+    own_rows: OwnRows = 1024,
+    text_rows: TextRows = 20_000,
     levels: Annotated[int, typer.Option(min=1, max=8, help="Levels of the tree to train.")] = 4,
-    rate: Annotated[float, typer.Option(help="Peak of the learning rate.")] = 2e-3,
+    rate: Rate = 2e-3,
     draft_vocab: Annotated[
         int, typer.Option(min=0, help="Tokens that an eagle3 head scores. 0: all.")
     ] = 0,
-    dtype: Annotated[str, typer.Option(help="What the base is held in.")] = "float32",
-    low: Annotated[
-        bool, typer.Option("--low/--no-low", help="Compute in bfloat16 where it may be.")
-    ] = True,
-    seed: Annotated[int, typer.Option(help="Of the order of the rows.")] = 0,
+    dtype: Dtype = "float32",
+    low: Low = True,
+    seed: Seed = 0,
     as_json_object: options.Json = False,
 ) -> None:
     """Train an EAGLE head for a base model. Stopped, the same command goes on where it was.
@@ -82,28 +91,21 @@ def eagle(
 
 @train.command()
 def ppd(
-    base: Annotated[Path, typer.Argument(help="Folder of the base model.")],
-    text: Annotated[
-        Path,
-        typer.Argument(help='Text: one document a line, or .jsonl objects with a "text".'),
-    ],
+    base: Base,
+    text: Text,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the prompt tokens to.")],
     depth: Annotated[int, typer.Option(min=1, max=8, help="Tokens to guess ahead.")] = 3,
     copies: Annotated[int, typer.Option(min=1, max=8, help="Vectors of each (EPTs).")] = 1,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 1000,
-    batch: Annotated[int, typer.Option(min=1, help="Rows of text a step.")] = 4,
+    steps: Steps = 1000,
+    batch: Batch = 4,
     chains: Annotated[int, typer.Option(min=1, help="Chains of prompt tokens in a row.")] = 64,
-    row_length: Annotated[int, typer.Option(min=64, help="Tokens of a row.")] = 256,
-    text_rows: Annotated[int, typer.Option(min=1, help="Rows of the file, at most.")] = 20_000,
-    own_rows: Annotated[
-        int, typer.Option(min=0, help="Rows that the base writes itself, beside the file's.")
-    ] = 1024,
-    rate: Annotated[float, typer.Option(help="Peak of the learning rate.")] = 1e-2,
-    dtype: Annotated[str, typer.Option(help="What the base is held in.")] = "float32",
-    low: Annotated[
-        bool, typer.Option("--low/--no-low", help="Compute in bfloat16 where it may be.")
-    ] = True,
-    seed: Annotated[int, typer.Option(help="Of the order of the rows.")] = 0,
+    row_length: RowLength = 256,
+    text_rows: TextRows = 20_000,
+    own_rows: OwnRows = 1024,
+    rate: Rate = 1e-2,
+    dtype: Dtype = "float32",
+    low: Low = True,
+    seed: Seed = 0,
     as_json_object: options.Json = False,
 ) -> None:
     """Train PPD prompt tokens for a base model. Stopped, the same command goes on where it was.
