@@ -60,7 +60,7 @@ def eagle(
     """
     if kind not in ("eagle", "eagle3"):
         raise ConfigError(f"--kind {kind}: give eagle or eagle3")
-    out.mkdir(parents=True, exist_ok=True)
+    _make(out)
     notes = Notes()
     with notes.waiting("loading") as say:
         # torch takes seconds to import: not for an option that is wrong.
@@ -112,7 +112,7 @@ def ppd(
 
     At the end they are measured on the base's own answers to text that was held out.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    _make(out)
     with Notes().waiting("loading") as say:
         # torch takes seconds to import: not for an option that is wrong.
         from edgespec.model.block import compute_dtype
@@ -129,6 +129,16 @@ def ppd(
         print(json.dumps(figures))
     else:
         _show(figures, out)
+
+
+def _make(out: Path) -> None:
+    """Before hours are spent on what could not be written. Raises ConfigError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ConfigError(
+            f"the folder {out} cannot be made ({problem.strerror}); give another one with --out"
+        ) from None
 
 
 def _show(figures: dict[str, Any], out: Path) -> None:
