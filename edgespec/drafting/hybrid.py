@@ -199,7 +199,7 @@ class HybridGuesser:
 
     def _calibration(self, said: _Said, token: int, sampling: Sampling) -> Calibration:
         """The one for tokens that just these members named."""
-        asked = sum(1 << number for number in said.members)
+        asked = sum(1 << number for number, guesses in said.members.items() if guesses)
         return self._agreed[sampling, asked, said.sources[token]]
 
     def _ranked(self, said: _Said, sampling: Sampling) -> list[tuple[int, float, int]]:

@@ -204,7 +204,7 @@ class CoordinatorMachine:
         if request.policy.drafts:
             effects.append(OpenDraft(request.number, request.sampling))
             # The draft reads the prompt while the stages do: a tree of depth 0.
-            effects.append(self._draft(request, Grow(0, 1, 0), now))
+            effects.append(self._draft(request, drafts.READ_ONLY, now))
         return self._send_prefill(request) + effects
 
     def _on_cancel(self, peer: bytes, tag: int, now: float) -> list[Effect]:
@@ -395,15 +395,18 @@ class CoordinatorMachine:
             request.rows_missing_until = now + LOST_WAIT_S
             return []
         if segment.certain:
-            return self._on_prefill_result(request, segment)
+            return self._on_prefill_result(request, segment, now)
         return self._on_result(request, flying, segment, now)
 
-    def _on_prefill_result(self, request: Request, segment: Segment) -> list[Effect]:
+    def _on_prefill_result(self, request: Request, segment: Segment, now: float) -> list[Effect]:
         request.arrived(segment, np.arange(len(segment.ids)))
         last = np.flatnonzero(segment.ids == len(request.prefix) - 1)
-        if not len(last):
-            return self._send_prefill(request)
-        return [self._sample(request, segment, last)]
+        effects: list[Effect] = [self._sample(request, segment, last)] if len(last) else []
+        effects += self._send_prefill(request)
+        if request.hidden is not None and request.draft is None:
+            # What the draft reads now it need not read before its first guess.
+            effects.append(self._draft(request, drafts.READ_ONLY, now))
+        return effects
 
     def _on_result(
         self, request: Request, flying: InFlight, segment: Segment, now: float

@@ -8,6 +8,9 @@ from edgespec.machines.events import Drafted, Expanded
 from edgespec.machines.request import DraftJob, Request
 from edgespec.policy.base import Deepen, Expand, Grow
 
+READ_ONLY = Grow(depth=0, width=1, keep=0)
+"""Guess nothing, but read what is certain."""
+
 
 def ask(request: Request, wanted: Grow | Deepen | Expand, job: int, now: float) -> Effect:
     """Note `wanted` as the request's draft job and return its effect.
@@ -26,8 +29,11 @@ def ask(request: Request, wanted: Grow | Deepen | Expand, job: int, now: float) 
 def _grow(request: Request, grow: Grow, job: int, now: float) -> Effect:
     context = request.context
     root = request.tree.root if request.tree else -1
-    request.draft = DraftJob(job, root, len(context), grow.keep, only_new=False, started=now)
     features = request.features()
+    reads = len(context) if request.hidden is None else features.rows
+    request.draft = DraftJob(
+        job, root, len(context), grow.keep, False, (), now, request.calm, reads
+    )
     return RunDraft(job, request.number, context, grow.depth, grow.width, features)
 
 
@@ -44,10 +50,18 @@ def _expand(request: Request, expand: Expand, job: int, now: float) -> Effect:
     assert tree is not None, "a policy decides once there is a tree"
     paths = tuple(tree.path(i) for i in expand.ids)
     tree.expand(expand.ids)
-    request.draft = DraftJob(
-        job, tree.root, len(context), expand.keep, False, expand.ids, now, request.calm
-    )
     features = request.features()
+    request.draft = DraftJob(
+        job,
+        tree.root,
+        len(context),
+        expand.keep,
+        False,
+        expand.ids,
+        now,
+        request.calm,
+        features.rows,
+    )
     return ExpandDraft(job, request.number, context, paths, expand.width, features)
 
 
@@ -60,8 +74,8 @@ def take(request: Request, event: Drafted | Expanded, now: float) -> None:
         _attach(request, draft, event, now)
         return
     request.grown = draft
-    if draft.keep == 0:  # the prompt alone was read
-        request.experience.draft.record(draft.context_length, now - draft.started)
+    if draft.keep == 0:  # it only read
+        _time(request, draft, now)
         return
     assert request.tree is not None
     since = request.context[draft.context_length :]
@@ -71,10 +85,16 @@ def take(request: Request, event: Drafted | Expanded, now: float) -> None:
 
 def _attach(request: Request, draft: DraftJob, event: Expanded, now: float) -> None:
     assert request.tree is not None
-    if draft.heads == request.heads:
-        request.experience.draft.record(len(draft.expanding), now - draft.started)
+    _time(request, draft, now)
     calibration = request.experience.calibration(request.sampling.shape)
     scores = event.children.scores.tolist()
     if request.policy.calibrates:
         scores = [calibration.score(score) for score in scores]
     request.tree.attach(draft.expanding, event.children, draft.keep, request.last_position, scores)
+
+
+def _time(request: Request, draft: DraftJob, now: float) -> None:
+    """Note what its rows took, if the head did not take part of it."""
+    rows = draft.reads + len(draft.expanding)
+    if rows and draft.heads == request.heads:
+        request.experience.draft.record(rows, now - draft.started)

@@ -48,6 +48,11 @@ class Features:
     prompts: Tensor | None = None
     anchor: int = -1
 
+    @property
+    def rows(self) -> int:
+        """Of how many certain rows."""
+        return next((t.shape[0] for t in (self.final, self.taps) if t is not None), 0)
+
 
 NO_FEATURES = Features()
 

@@ -44,7 +44,8 @@ class DraftJob:
 
     `expanding`: the nodes whose children are guessed; none if whole levels are grown. `started`:
     when it was asked for. `heads`: head jobs of the request so far, -1 if one was at work: a draft
-    that had to wait for a head does not tell what drafting takes.
+    that had to wait for a head does not tell what drafting takes. `reads`: certain rows that it
+    reads beside.
     """
 
     job: int
@@ -55,6 +56,7 @@ class DraftJob:
     expanding: tuple[int, ...] = ()
     started: float = 0.0
     heads: int = 0
+    reads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Adaptive:
     def decide(self, view: View) -> list[Decision]:
         """Send if the first stage is free, expand if the draft source is."""
         root_waits = not view.tree[view.tree.root].sent
-        if not view.experience.known:  # the very first prompt: no idea yet what anything costs
+        if not view.experience.step.known:  # the very first prompt: no idea yet what rows cost
             return [Send((view.tree.root,))] if root_waits else []
         decisions: list[Decision] = []
         if root_waits or (not view.queued and view.in_flight < self._room(view)):
@@ -96,6 +96,8 @@ class Adaptive:
         """
         tree, draft, step = view.tree, view.experience.draft, view.experience.step
         ids = tree.frontier(self.most_rows, view.depth_left)
+        if not draft.known:
+            return ids[:1]  # to find out
         taken = 0
         for node_id in ids:
             share = math.exp(tree.score(node_id))

@@ -137,11 +137,6 @@ class Experience:
         ratio = total / busiest
         self.spread = self.spread + FADE * (ratio - self.spread) if self.spread else ratio
 
-    @property
-    def known(self) -> bool:
-        """Whether there is anything to go by: a prompt has been through the ring and the draft."""
-        return self.step.known and self.draft.known
-
     def chunk(self, rows: int, most: int, stages: int) -> int:
         """Rows of a prompt that should travel together: `most`, or a half, a quarter … of it.
 

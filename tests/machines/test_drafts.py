@@ -14,6 +14,7 @@ from edgespec.errors import LocalProtocolError
 from edgespec.machines import drafts
 from edgespec.machines.effects import ExpandDraft
 from edgespec.machines.events import Drafted, Expanded, MessageArrived
+from edgespec.machines.features import FINAL_HIDDEN
 from edgespec.policy.base import Decision, Deepen, Expand, Send, View
 from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import Children, DraftedTree
@@ -121,6 +122,33 @@ def test_guesses_keep_within_the_answer() -> None:
     wire.expanded((0, 11, -0.1))
     assert len(wire.tree) == 2
     assert not wire.drafts, "what follows would be of no use"
+
+
+def test_the_rows_of_a_prompt_are_read_as_its_chunks_come() -> None:
+    """Not all of them before the first guess: the draft has nothing else to do meanwhile."""
+    wire = Wire(needs=frozenset({FINAL_HIDDEN}), prefill_chunk=2)
+    wire.submit(submit(1, "hello", 50, "greedy"))
+    chunks = wire.segments[:]
+    given = []
+    for chunk in chunks:
+        given.append(wire.drafts[0].features.rows)
+        wire.take_draft_of_the_prompt()
+        wire.back(chunk)
+    given.append(wire.drafts[0].features.rows)
+    assert given == [0, *(len(chunk.ids) for chunk in chunks)]
+    wire.take_draft_of_the_prompt()
+    wire.head(7)
+    assert (asked(wire).paths, asked(wire).features.rows) == (((),), 0)
+    wire.expanded((0, 11, -0.1))
+    wire.back(wire.segments[len(chunks)])
+    wire.head(11)
+    wire.now += 0.5
+    wire.expanded((0, 12, -0.1))
+    assert asked(wire).features.rows == 1
+    wire.now += 0.25
+    wire.expanded((0, 13, -0.1))
+    # A row was read and a guess was run; two chunks of as many rows had taken no time.
+    assert wire.request.experience.draft.seconds(2) == pytest.approx(0.25 / 3)
 
 
 def test_one_draft_at_a_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from support.rings import ToyCodec, submit
@@ -39,8 +40,8 @@ from edgespec.wire.tensor import Tensor
 class Wire:
     """A coordinator alone, with everything it sends in view; `now` is its time."""
 
-    def __init__(self, stages: int = 2, recovery: float = 60.0) -> None:
-        ring = Ring(stages, 1000, "fake", recovery=recovery)
+    def __init__(self, stages: int = 2, **ring_settings: Any) -> None:
+        ring = Ring(stages, 1000, "fake", **ring_settings)
         self.machine = CoordinatorMachine(ring, ToyCodec())
         self.now = 0.0
         self.segments: list[Segment] = []

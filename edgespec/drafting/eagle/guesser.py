@@ -99,7 +99,9 @@ class EagleGuesser:
 
     @torch.inference_mode()
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
-        """Take features and certain tokens; False as long as there is no certain pair."""
+        """Take features and certain tokens; False as long as the features of any but the newest
+        are not here (those of a prompt come with its chunks): to imitate so many of them would take
+        as many passes."""
         state = self._requests[request]
         self._ranking.read(request, context[len(state.context) :])
         state.context = tuple(context)
@@ -115,31 +117,22 @@ class EagleGuesser:
                 state.trial.append(fresh)
                 self._try(state)
             self._note_work(state)
-        return state.pairs.certain > 0
+        return 0 < state.pairs.certain == len(context) - 1
 
     @torch.inference_mode()
     def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
-        """The best children of each path (see drafting.base).
-
-        Certain tokens whose pairs have no true features yet are taken as guesses above them.
-        """
+        """The best children of each path (see drafting.base)."""
         state = self._requests[request]
-        above = state.context[state.pairs.certain + 1 :]
         vocab = self._base.vocab_size
         usable = [i for i, path in enumerate(paths) if max(path, default=0) < vocab]
         if not usable:
             return Children.none()
-        asked = [(*above, *paths[index]) for index in usable]
+        asked = [paths[index] for index in usable]
         out = state.pairs.behind(asked)
         self._note_work(state)
-        positions = len(state.context) + np.array([len(paths[index]) for index in usable])
+        positions = len(state.context) + np.array([len(path) for path in asked])
         found = self._ranking.children(
-            request,
-            [paths[index] for index in usable],
-            self._logits(out),
-            positions,
-            width,
-            self._tokens,
+            request, asked, self._logits(out), positions, width, self._tokens
         )
         return replace(found, parents=np.array(usable)[found.parents])
 
@@ -199,7 +192,7 @@ class EagleGuesser:
         made = [self._new_rows(rope) for rope in self._ropes]
         right: list[float] = []
         for rows in made:
-            best = self._logits(rows.add(features, pairs))[: len(known)].argmax(1)
+            best = self._logits(rows.read(features, pairs))[: len(known)].argmax(1)
             tokens = best if self._tokens is None else self._tokens[best]
             right.append(float((tokens == known[: len(tokens)]).mean()))
         best_of = int(np.argmax(right))

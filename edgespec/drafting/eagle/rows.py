@@ -14,16 +14,21 @@ from edgespec.model.kv_cache import TwoRegionCache
 
 _CHUNK = 256  # rows that run together: bounds the mask and the activations
 _RESERVE = 512
+_FAITHFUL = 3
+"""So many imitations behind each other are as good as the truth: heads are trained over several."""
 Embed = Callable[[torch.Tensor], torch.Tensor]
 
 
 class PairRows:
     """Rows of pairs (features at p, token at p + 1) behind each other, and the trees below them.
 
-    A certain pair is of true features, a guess's are what its parent gave out. Guesses that come
-    true are run again with the true ones; what was run below them stays as it is, though it saw the
-    imitations: a head is hardly worse four levels down, and running all anew would take a pass for
-    every level of the tree after every certain token.
+    A certain pair is of true features; a guess's are what its parent gave out, an imitation.
+    Guesses that come true are run again with the true ones, in the same pass as the next guesses
+    below them: those see the true rows, and go on from what their parents gave out before. What was
+    run between them stays at first, though it saw imitations of imitations: to run it all anew
+    would take a pass for every level of the tree after every certain token. Instead the truth moves
+    down with the passes that are made anyway, a level with each: a guess whose parent is nearer to
+    the truth than it was runs again with the next one below it.
     """
 
     def __init__(
@@ -42,109 +47,160 @@ class PairRows:
             device=device,
         )
         self._device = device
-        self.certain = 0
         self.work: list[int] = []
+        self._held = 0  # certain pairs in the cache
+        # The newest certain pairs, while they wait for the next pass: features [n, hidden], tokens.
+        self._waiting = torch.zeros((0, shape.hidden), dtype=dtype, device=device)
+        self._waiting_tokens: list[int] = []
         # Guesses in the order of their slots: [1 + guesses, hidden] that came out, the last certain
-        # pair's first; for each its ancestors' slots with its own; and where they are, by
-        # (slot of the row before, token). Slot 0 is the last certain pair.
-        self._out: torch.Tensor | None = None
+        # pair's first (while that waits, what it gave out as a guess); for each its ancestors'
+        # slots with its own, and how many imitations lie between the truth and what it read; and
+        # where they are, by (slot of the row before, token). Slot 0 is the last certain pair.
+        self._out = torch.zeros((1, shape.hidden), dtype=dtype, device=device)
         self._lines: list[list[int]] = [[]]
+        self._imitated: list[int] = [0]
         self._slot_behind: dict[tuple[int, int], int] = {}
 
-    @torch.inference_mode()
-    def add(self, features: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
-        """Run certain pairs, `features` [n, hidden] and `tokens` [n], n >= 1.
+    @property
+    def certain(self) -> int:
+        """How many certain pairs there are."""
+        return self._held + len(self._waiting_tokens)
 
-        Guesses that do not lie below them are dropped. Returns what came out, [n, hidden].
+    def add(self, features: torch.Tensor, tokens: Sequence[int]) -> None:
+        """Certain pairs come next, `features` [n, hidden] and `tokens` [n], n >= 1.
+
+        Guesses that do not lie below them are dropped. Pairs that were run as guesses wait for the
+        next pass; others run now.
         """
-        root = self._slot_of(tokens)
-        if root is not None and len(tokens) <= _CHUNK:
-            return self._come_true(features, tokens, root)
-        self._kv.gather(self.certain, np.zeros(0, np.int64))
-        outs: list[torch.Tensor] = []
-        for begin in range(0, len(tokens), _CHUNK):
-            part = tokens[begin : begin + _CHUNK]
-            rows = len(part)
-            positions = list(range(self.certain, self.certain + rows))
-            sees = torch.ones((rows, self.certain + rows), dtype=torch.bool)
-            sees = sees.tril(self.certain)
-            outs.append(self._run(features[begin : begin + rows], part, positions, sees))
-            self.certain += rows
-        self._out = outs[-1][-1:].clone()
-        self._lines, self._slot_behind = [[]], {}
-        return torch.cat(outs)
+        root, known = self._followed(tokens)
+        waiting = torch.cat([self._waiting, features]), [*self._waiting_tokens, *tokens]
+        if known < len(tokens) or len(waiting[1]) > _CHUNK:
+            self._waiting, self._waiting_tokens = self._waiting[:0], []
+            self.read(*waiting)
+        else:
+            self._keep_below(root)
+            self._waiting, self._waiting_tokens = waiting
+
+    @torch.inference_mode()
+    def read(self, features: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+        """Run certain pairs, none of which may wait, and drop all guesses; what comes out
+        [n, hidden]."""
+        self._kv.gather(self._held, np.zeros(0, np.int64))
+        self._lines, self._imitated, self._slot_behind = [[]], [0], {}
+        parts = range(0, len(tokens), _CHUNK)
+        return torch.cat(
+            [self._pass(features[i:][:_CHUNK], tokens[i:][:_CHUNK], {}) for i in parts]
+        )
 
     @torch.inference_mode()
     def behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
         """What comes out [n, hidden] for the last token of each path behind the certain pairs.
 
-        The empty path stands for the last certain pair; there must be one. What is missing runs
-        level by level, as every guess needs what its parent gave.
+        The empty path stands for the last certain pair; there must be one. A guess needs what its
+        parent gave: each pass runs all that is missing below what was run.
         """
-        assert self._out is not None
-        ends = [0] * len(paths)
-        for level in range(max(map(len, paths))):
-            fresh: dict[tuple[int, int], int] = {}
-            for index, path in enumerate(paths):
-                if level < len(path):
-                    place = ends[index], path[level]
-                    known = self._slot_behind.get(place, fresh.get(place))
-                    if known is None:
-                        known = fresh[place] = len(self._lines) + len(fresh)
-                    ends[index] = known
-            if fresh:
-                self._run_guesses(list(fresh), self.certain + level)
-                self._slot_behind |= fresh
-        return self._out.index_select(0, torch.tensor(ends, device=self._device))
+        if not all(paths):
+            self._run_guesses({})
+        while missing := self._missing(paths):
+            self._run_guesses(self._stale(paths) | missing)
+        slots = [self._followed(path)[0] for path in paths]
+        return self._out.index_select(0, torch.tensor(slots, device=self._device))
 
-    def _slot_of(self, path: TokenPath) -> int | None:
-        """Where the last of these guesses is, each below the one before; None if it was not run."""
-        slot: int | None = 0
-        for token in path:
-            slot = None if slot is None else self._slot_behind.get((slot, token))
-        return slot
+    def _missing(self, paths: Sequence[TokenPath]) -> dict[tuple[int, int], int]:
+        """Where the next guess of each path that was not run belongs, and its position."""
+        missing: dict[tuple[int, int], int] = {}
+        for path in paths:
+            slot, depth = self._followed(path)
+            if depth < len(path):
+                missing[slot, path[depth]] = self.certain + depth
+        return missing
 
-    def _come_true(self, features: torch.Tensor, tokens: Sequence[int], root: int) -> torch.Tensor:
-        """The guesses `tokens`, the last of them at the slot `root`, are certain pairs now."""
-        assert self._out is not None
-        count, guesses = len(tokens), len(self._lines) - 1
-        # They run behind the guesses, unseen by these and not seeing them, and then change places.
-        sees = torch.zeros((count, self.certain + guesses + count), dtype=torch.bool)
-        sees[:, : self.certain] = True
-        sees[:, self.certain + guesses :] = torch.ones((count, count), dtype=torch.bool).tril()
-        positions = list(range(self.certain, self.certain + count))
-        out = self._run(features, tokens, positions, sees)
+    def _stale(self, paths: Sequence[TokenPath]) -> dict[tuple[int, int], int]:
+        """Guesses above those paths whose parents are nearer to the truth now than they were when
+        these were run, as places with their positions."""
+        stale: dict[tuple[int, int], int] = {}
+        for path in paths:
+            slot = 0
+            for depth, token in enumerate(path):
+                place = slot, token
+                if (known := self._slot_behind.get(place)) is None:
+                    break
+                if self._imitated[known] > max(_FAITHFUL, self._imitated[slot] + 1):
+                    stale[place] = self.certain + depth
+                slot = known
+        return stale
+
+    def _followed(self, path: TokenPath) -> tuple[int, int]:
+        """The slot of the last of these guesses that was run, each below the one before, and how
+        many were."""
+        slot = 0
+        for depth, token in enumerate(path):
+            if (slot, token) not in self._slot_behind:
+                return slot, depth
+            slot = self._slot_behind[slot, token]
+        return slot, len(path)
+
+    @torch.inference_mode()
+    def _keep_below(self, root: int) -> None:
+        """Keep what was run below the guess at the slot `root`, which is to be slot 0."""
         below = [s for s, line in enumerate(self._lines) if root in line and s != root]
-        order = [*range(guesses, guesses + count), *(slot - 1 for slot in below)]
-        self._kv.gather(self.certain, np.array(order, np.int64))
-        self.certain += count
-        kept = torch.tensor(below, dtype=torch.int64, device=self._device)
-        self._out = torch.cat([out[-1:], self._out.index_select(0, kept)])
+        self._kv.gather(self._held, np.array(below, np.int64) - 1)
+        kept = torch.tensor([root, *below], device=self._device)
+        self._out = self._out.index_select(0, kept)
         new = {root: 0} | {slot: place for place, slot in enumerate(below, start=1)}
         lines = [self._lines[slot] for slot in below]
         self._lines = [[], *([new[s] for s in line if new.get(s)] for line in lines)]
+        self._imitated = [self._imitated[slot] for slot in (root, *below)]
         self._slot_behind = {
             (new[parent], token): new[slot]
             for (parent, token), slot in self._slot_behind.items()
             if parent in new
         }
-        return out
 
-    def _run_guesses(self, places: list[tuple[int, int]], position: int) -> None:
-        assert self._out is not None
-        parents = [parent for parent, _ in places]
-        first = len(self._lines)
-        self._lines += [
-            [*self._lines[parent], first + index] for index, parent in enumerate(parents)
-        ]
-        sees = torch.ones((len(places), self.certain + first - 1 + len(places)), dtype=torch.bool)
-        sees[:, self.certain :] = False
-        for row, line in enumerate(self._lines[first:]):
-            sees[row, [self.certain + slot - 1 for slot in line]] = True
-        features = self._out.index_select(0, torch.tensor(parents, device=self._device))
-        tokens = [token for _, token in places]
-        out = self._run(features, tokens, [position] * len(places), sees)
-        self._out = torch.cat([self._out, out])
+    def _run_guesses(self, places: dict[tuple[int, int], int]) -> None:
+        """Run the pairs that wait, and guesses at these places, with their positions, together."""
+        features, tokens = self._waiting, self._waiting_tokens
+        self._waiting, self._waiting_tokens = features[:0], []
+        if tokens or places:
+            self._pass(features, tokens, places)
+
+    def _pass(
+        self, features: torch.Tensor, tokens: Sequence[int], places: dict[tuple[int, int], int]
+    ) -> torch.Tensor:
+        """Run certain pairs, and guesses at these places, new ones or once more; what comes out of
+        the pairs."""
+        held, pairs, first = self._held, len(tokens), len(self._lines)
+        before = held + first - 1  # columns of the cache; those of this pass come next
+        sees = torch.zeros((pairs + len(places), before + pairs + len(places)), dtype=torch.bool)
+        sees[:, :held] = True
+        sees[:, before : before + pairs] = torch.ones((len(sees), pairs), dtype=torch.bool).tril()
+        column = dict(enumerate(range(first - 1), start=1))  # of each slot, behind the held pairs
+        imitated = self._imitated[:]
+        for row, place in enumerate(places, start=pairs):
+            parent = place[0]
+            line = self._lines[parent]
+            sees[row, [held + slot - 1 for slot in line] + [before + row]] = True
+            slot = self._slot_behind.setdefault(place, len(self._lines))
+            if slot == len(self._lines):
+                self._lines.append([*line, slot])
+                imitated.append(0)
+            imitated[slot] = self._imitated[parent] + 1
+            column[slot] = first - 1 + row
+        parents = torch.tensor([parent for parent, _ in places], dtype=torch.int64)
+        out = self._run(
+            torch.cat([features, self._out.index_select(0, parents.to(self._device))]),
+            [*tokens, *(token for _, token in places)],
+            [*range(held, held + pairs), *places.values()],
+            sees,
+        )
+        self._kv.gather(held, np.array([*range(first - 1, first - 1 + pairs), *column.values()]))
+        self._held += pairs
+        self._imitated = [0 if pairs else imitated[0], *imitated[1:]]
+        # Row r of `out` is row first + r of both together, as column first - 1 + r is its own.
+        both = torch.cat([self._out[:first], out])
+        kept = [first + pairs - 1 if pairs else 0, *(at + 1 for at in column.values())]
+        self._out = both.index_select(0, torch.tensor(kept, device=self._device))
+        return out[:pairs]
 
     def _run(
         self,

@@ -106,9 +106,13 @@ class Reference:
         for token in [*context[1:], *path]:
             features = known.pop(0) if known else out
             out = self.row(features, token)
-        return (
-            self.lm_head @ (self.norm(out, "norm.weight") if self.form.third else out)
-        ).log_softmax(0)
+        self.out = out
+        return self.guesses(out)
+
+    def guesses(self, out: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities by what a row gave out."""
+        normed = self.norm(out, "norm.weight") if self.form.third else out
+        return (self.lm_head @ normed).log_softmax(0)
 
 
 def given_rows(form: Form, count: int, seed: int = 1) -> tuple[torch.Tensor, Features]:
@@ -168,15 +172,23 @@ def test_how_the_rows_came_makes_no_difference(name: str, base: Path, tmp_path: 
     )
 
 
-def test_rows_that_come_late_are_imitated_meanwhile(base: Path, tmp_path: Path) -> None:
+def test_nothing_is_guessed_while_features_of_the_prompt_are_missing(
+    base: Path, tmp_path: Path
+) -> None:
+    """To imitate them would take a pass for every one of them."""
     form = FORMS["eagle-llama3"]
     tensors = write_eagle(tmp_path, form)
     draft = guesser(base, tmp_path, form)
-    rows, features = given_rows(form, 4)
+    rows, features = given_rows(form, 6)
+    whole = features.final
+    assert whole is not None
     draft.open(1, Sampling())
-    assert draft.read(1, CONTEXT, features)
-    children = draft.guess(1, [[4]], 1)
-    wanted = Reference(form, tensors, base).log_probs(rows, CONTEXT, [4])
+    assert not draft.read(1, CONTEXT, Features(whole.take(np.arange(4))))
+    assert draft.take_work() == (4,), "what is here is read meanwhile"
+    assert draft.read(1, CONTEXT, Features(whole.take(np.arange(4, 6))))
+    children = draft.guess(1, [[]], 1)
+    assert draft.take_work() == (2,)
+    wanted = Reference(form, tensors, base).log_probs(rows, CONTEXT, [])
     assert children.scores[0] == pytest.approx(float(wanted.max()), abs=1e-9)
 
 
@@ -193,11 +205,23 @@ def test_a_guess_runs_once_and_all_of_a_level_together(base: Path, tmp_path: Pat
     assert draft.take_work() == ()
 
 
+def test_all_that_has_a_parent_runs_in_one_pass(base: Path, tmp_path: Path) -> None:
+    """Whatever level it is on: levels are not waited for."""
+    write_eagle(tmp_path, FORMS["eagle-llama3"])
+    draft = guesser(base, tmp_path, FORMS["eagle-llama3"])
+    draft.open(1, Sampling())
+    draft.read(1, CONTEXT, given_rows(FORMS["eagle-llama3"], 6)[1])
+    draft.guess(1, [[4, 77]], 4)
+    draft.take_work()
+    draft.guess(1, [[8], [4, 9], [4, 77, 3], [4, 77, 5]], 4)
+    assert draft.take_work() == (4,)
+
+
 def test_what_was_run_below_a_guess_that_came_true_stays(base: Path, tmp_path: Path) -> None:
     form = FORMS["eagle-llama3"]
     tensors = write_eagle(tmp_path, form)
     draft = guesser(base, tmp_path, form)
-    rows, features = given_rows(form, len(CONTEXT) + 1)
+    rows, features = given_rows(form, len(CONTEXT) + 2)
     whole = features.final
     assert whole is not None
     draft.open(1, Sampling())
@@ -205,23 +229,63 @@ def test_what_was_run_below_a_guess_that_came_true_stays(base: Path, tmp_path: P
     before = draft.guess(1, PATHS, 4)
     draft.take_work()
     assert draft.read(1, [*CONTEXT, 4], Features(whole.take(np.array([6]))))
-    assert draft.take_work() == (1,)
     after = draft.guess(1, [[77], [77, 3]], 4)
     assert draft.take_work() == ()
     for index, path in enumerate((3, 5)):
         mine, old = after.parents == index, before.parents == path
         assert after.tokens[mine].tolist() == before.tokens[old].tolist()
-    # The new root itself, and what is run only now, see the true features.
+    # The next guess runs with the pair that is certain now: it sees that one's true row, but goes
+    # on from what its parent gave out before.
+    asked = draft.guess(1, [[77, 50]], 1)
+    assert draft.take_work() == (2,)
+    imitated = Reference(form, tensors, base)
+    _, out = imitated.log_probs(rows[:6], CONTEXT, [4, 77]), imitated.out
     reference = Reference(form, tensors, base)
+    reference.log_probs(rows[:7], [*CONTEXT, 4], [])
+    reference.keys.append(imitated.keys[-1])
+    reference.values.append(imitated.values[-1])
+    wanted = reference.guesses(reference.row(out, 50))
+    assert asked.scores[0] == pytest.approx(float(wanted.max()), abs=1e-9)
+    # The new root itself, and what is run directly below it, have the true features.
     now = draft.guess(1, [[], [50]], 1)
     for index, path in enumerate(([], [50])):
         wanted = reference.log_probs(rows[:7], [*CONTEXT, 4], path)
         assert now.scores[index] == pytest.approx(float(wanted.max()), abs=1e-9)
-    # Two more at once, and one that nobody guessed.
-    assert draft.read(1, [*CONTEXT, 4, 77], Features(whole.take(np.array([7]))))
-    assert draft.read(1, [*CONTEXT, 4, 77, 9], Features())
-    wanted = reference.log_probs(rows, [*CONTEXT, 4, 77, 9], [])
-    assert draft.guess(1, [[]], 1).scores[0] == pytest.approx(float(wanted.max()), abs=1e-9)
+    # One that was guessed, and one that nobody guessed.
+    for end, token in ((8, 77), (9, 9)):
+        context = [*CONTEXT, 4, 77, 9][: end + 1]
+        assert context[-1] == token
+        assert draft.read(1, context, Features(whole.take(np.array([end - 1]))))
+        wanted = reference.log_probs(rows[:end], context, [])
+        assert draft.guess(1, [[]], 1).scores[0] == pytest.approx(float(wanted.max()), abs=1e-9)
+
+
+def test_the_truth_moves_down_with_the_passes_that_are_made(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guess runs again, beside the next one below it, once its parent is nearer to the truth."""
+    monkeypatch.setattr("edgespec.drafting.eagle.rows._FAITHFUL", 0)
+    form = FORMS["eagle3-official"]
+    tensors = write_eagle(tmp_path, form)
+    draft = guesser(base, tmp_path, form)
+    rows, features = given_rows(form, len(CONTEXT))
+    whole = features.taps
+    assert whole is not None
+    draft.open(1, Sampling())
+    assert draft.read(1, CONTEXT, replace(features, taps=whole.take(np.arange(6))))
+    draft.guess(1, [[4, 77, 3, 8]], 1)
+    context, path = [*CONTEXT, 4], [77, 3, 8]
+    assert draft.read(1, context, replace(features, taps=whole.take(np.array([6]))))
+    reference = Reference(form, tensors, base)
+    draft.take_work()
+    far = []
+    for leaf in (10, 11, 12, 13, 14):
+        guess = draft.guess(1, [[*path, leaf]], 1)
+        wanted = reference.log_probs(rows, context, [*path, leaf])
+        far.append(abs(guess.scores[0] - float(wanted.max())))
+    assert draft.take_work() == (2, 2, 2, 2, 1), "the pair first, then one level with each pass"
+    assert min(far[:4]) > 1e-4
+    assert far[4] < 1e-9
 
 
 def test_a_token_that_the_base_lacks_has_no_children(base: Path, tmp_path: Path) -> None:
