@@ -93,12 +93,11 @@ def _build(
     """Load head, draft and tokenizer; put the node and its block server together."""
     # torch and transformers take seconds to import: not before the address is taken.
     from edgespec.backends.torch_backend import TorchHead
-    from edgespec.daemon.ring_model import RingModel, quantising
+    from edgespec.daemon.ring_model import RingModel
     from edgespec.drafting.base import prompts_of
     from edgespec.drafting.registry import BaseParts, build_draft
     from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
-    from edgespec.model.loader import Checkpoint
     from edgespec.model.tokenizer import Tokenizer
 
     model = RingModel(config)
@@ -116,7 +115,7 @@ def _build(
             head,
             config.dtype,
             device,
-            lambda folder: quantising(Checkpoint(folder), config.draft_quantisation),
+            config.draft_quantisation,
         ),
         costs.coordinator.draft_work_seconds if costs else None,
     )

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from edgespec.config import Address, Quantisation
 from edgespec.daemon.blocks import BlockKey, BlockLibrary
-from edgespec.daemon.ring_model import Say, quantising
+from edgespec.daemon.ring_model import Say
 from edgespec.errors import ModelError, RemoteProtocolError
 from edgespec.model.block_folder import CONFIG, BlockFolder, put_file
 from edgespec.model.loader import Checkpoint, fingerprint
 from edgespec.model.manifest import Manifest, manifest_of
+from edgespec.model.quantised.source import quantising
 from edgespec.model.source import TensorSource
 from edgespec.net.block_transfer import fetch_block
 from edgespec.net.keys import Identity

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgespec.config import CoordinatorConfig, Quantisation
+from edgespec.config import CoordinatorConfig
 from edgespec.daemon.blocks import BlockKey, BlockLibrary
 from edgespec.errors import ConfigError
 from edgespec.model.block_folder import CONFIG, BlockFolder
 from edgespec.model.hub import local_folder
 from edgespec.model.loader import Checkpoint, fingerprint
 from edgespec.model.manifest import MANIFEST, manifest_of
-from edgespec.model.quantised.source import QuantisingSource
+from edgespec.model.quantised.source import quantising
 from edgespec.model.source import TensorSource
 from edgespec.net.block_server import ServedBlock
 from edgespec.wire.messages import Assign
@@ -91,10 +91,3 @@ class RingModel:
             key,
             lambda done, total: say(f"preparing layer {done} of {total}"),
         )
-
-
-def quantising(checkpoint: Checkpoint, quantisation: Quantisation) -> TensorSource:
-    """The checkpoint, quantised on the way if that is wanted."""
-    if quantisation.kind == "none":
-        return checkpoint
-    return QuantisingSource(checkpoint, quantisation)

@@ -233,7 +233,7 @@ def _draft(setup: Setup, head: OutputHead) -> TreeDraft | None:
     from edgespec.model.loader import Checkpoint
 
     source = Checkpoint(setup.model)
-    base = BaseParts(setup.model, source, head, setup.dtype, "cpu", Checkpoint, measured=False)
+    base = BaseParts(setup.model, source, head, setup.dtype, "cpu", measured=False)
     seconds = setup.costs().coordinator.draft_work_seconds
     return build_draft(parse_draft(setup.draft), base, seconds)
 

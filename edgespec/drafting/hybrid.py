@@ -6,13 +6,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
 from edgespec.drafting.base import Guesser, TokenPath, prompts_of
 from edgespec.drafting.judged import Judged
-from edgespec.machines.features import Features, PromptTable
+from edgespec.machines.features import Features, PromptTable, joined
 from edgespec.policy.experience import Calibration
 from edgespec.tree.drafted import Children
 from edgespec.verify.sampling import Sampling
@@ -64,11 +65,15 @@ class _Member:
 
 @dataclass(slots=True)
 class _Request:
-    """One request: how it samples, what each member guessed, and which can guess now."""
+    """One request: how it samples, what each member guessed, and which can guess now.
+
+    `unread`: what members that are given up were meant to read of the base's features.
+    """
 
     sampling: Sampling
     length: int = 0
     able: tuple[int, ...] = ()
+    unread: defaultdict[int, list[Features]] = field(default_factory=lambda: defaultdict(list))
     judged: Judged[_Said] = field(default_factory=Judged)
 
 
@@ -128,8 +133,7 @@ class HybridGuesser:
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Hand certain tokens to all members that are asked; True if any of them can guess.
 
-        A member that is given up reads them when it is tried again, or at once if it needs features
-        that come with them.
+        A member that is given up reads them when it is tried again.
         """
         state = self._requests[request]
         for said, token in state.judged.certain(context[state.length :]):
@@ -138,12 +142,17 @@ class HybridGuesser:
         is_prompt, state.length = not state.length, len(context)
         able = []
         for number, member in enumerate(self._members):
-            if member.paused and not member.guesser.needs:
+            unread = state.unread[number]
+            if member.guesser.needs:
+                unread.append(features)
+            if member.paused:
                 continue
-            can, took = self._timed(member, lambda g: g.read(request, context, features))
+            read = partial(member.guesser.read, request, context, joined(unread))
+            unread.clear()
+            can, took = self._timed(member, read)
             if not is_prompt:
                 member.seconds += took
-            if can and not member.paused:
+            if can:
                 able.append(number)
         state.able = tuple(able)
         return bool(able)
@@ -155,7 +164,8 @@ class HybridGuesser:
         named: list[dict[int, Guesses]] = [{n: {} for n in state.able} for _ in paths]
         for number in state.able:
             member = self._members[number]
-            children, took = self._timed(member, lambda g: g.guess(request, paths, width))
+            guess = partial(member.guesser.guess, request, paths, width)
+            children, took = self._timed(member, guess)
             member.seconds += took
             columns = children.parents.tolist(), children.tokens.tolist(), children.scores.tolist()
             for path, token, score in zip(*columns, strict=True):
@@ -214,10 +224,10 @@ class HybridGuesser:
         ]
         return sorted(found, key=lambda guess: (-guess[1], guess[0]))
 
-    def _timed(self, member: _Member, call: Callable[[Guesser], Result]) -> tuple[Result, float]:
+    def _timed(self, member: _Member, call: Callable[[], Result]) -> tuple[Result, float]:
         """Have a member do something: what comes of it, and the seconds that count for it."""
         began = time.perf_counter()
-        result = call(member.guesser)
+        result = call()
         measured = time.perf_counter() - began
         work = member.guesser.take_work()
         self._work += work

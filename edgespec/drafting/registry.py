@@ -9,9 +9,11 @@ from pathlib import Path
 
 import torch
 
+from edgespec.config import Quantisation
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.choice import DraftChoice
-from edgespec.drafting.eagle.guesser import load_eagle
+from edgespec.drafting.eagle.guesser import PLAIN, EagleGuesser, load_eagle
+from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.easyspec.groups import USUAL_SIZE, layer_groups
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser, level_times
 from edgespec.drafting.easyspec.model import GroupedModel
@@ -23,6 +25,8 @@ from edgespec.drafting.ppd.format import read_prompts
 from edgespec.drafting.ppd.guesser import PromptGuesser
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
+from edgespec.model.loader import Checkpoint
+from edgespec.model.quantised.source import quantising
 from edgespec.model.source import TensorSource
 from edgespec.model.tokenizer import require_same_tokenizer
 
@@ -34,8 +38,8 @@ class BaseParts:
     """What a source may take of the base model, and how it shall run.
 
     `tokenizer`: the folder of the base's tokenizer. `source`: where the base's tensors are, those
-    of its ends at least. `source_of`: opens a folder of weights, or a hub id, as the draft is to
-    hold them. `measured`: whether what is faster on this machine decides how it is computed.
+    of its ends at least. `quantisation`: how layers of the draft are held. `measured`: whether what
+    is faster on this machine decides how it is computed.
     """
 
     tokenizer: str | Path
@@ -43,29 +47,31 @@ class BaseParts:
     head: OutputHead
     dtype: str
     device: torch.device | str
-    source_of: Callable[[str], TensorSource]
+    quantisation: Quantisation = PLAIN
     measured: bool = True
+
+    def draft(self, folder: str) -> TensorSource:
+        """The draft model in a folder, or of a hub id, as it is to be held."""
+        return quantising(Checkpoint(folder), self.quantisation)
+
+    def eagle(self, folder: str, kind: Kind) -> EagleGuesser:
+        """The EAGLE head in a folder, or of a hub id, as it is to be held."""
+        return load_eagle(
+            folder, kind, self.source, self.head, self.dtype, self.device, self.quantisation
+        )
 
 
 def _independent(folder: str, base: BaseParts) -> Guesser:
     require_same_tokenizer(base.tokenizer, local_folder(folder))
     return IndependentGuesser(
-        base.source_of(folder), base.dtype, base.device, vocab_size=base.head.vocab_size
+        base.draft(folder), base.dtype, base.device, vocab_size=base.head.vocab_size
     )
-
-
-def _eagle(folder: str, base: BaseParts) -> Guesser:
-    return load_eagle(folder, "eagle", base.source, base.head, base.dtype, base.device)
-
-
-def _eagle3(folder: str, base: BaseParts) -> Guesser:
-    return load_eagle(folder, "eagle3", base.source, base.head, base.dtype, base.device)
 
 
 def _easyspec(folder: str, base: BaseParts) -> Guesser:
     """Layers in groups, if there are any and they are faster here; else one after the other."""
     require_same_tokenizer(base.tokenizer, local_folder(folder))
-    source = base.source_of(folder)
+    source = base.draft(folder)
     if len(layer_groups(source.layers)) == source.layers:
         log.info("%s has %d layers, too few for groups: drafting plainly", folder, source.layers)
         return _independent(folder, base)
@@ -92,8 +98,8 @@ def _ppd(folder: str, base: BaseParts) -> Guesser:
 
 BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
     "independent": _independent,
-    "eagle": _eagle,
-    "eagle3": _eagle3,
+    "eagle": lambda folder, base: base.eagle(folder, "eagle"),
+    "eagle3": lambda folder, base: base.eagle(folder, "eagle3"),
     "ngram": lambda folder, base: NgramGuesser(),
     "ppd": _ppd,
     "easyspec": _easyspec,

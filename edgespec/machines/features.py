@@ -57,6 +57,19 @@ class Features:
 NO_FEATURES = Features()
 
 
+def joined(parts: Sequence[Features]) -> Features:
+    """What consecutive draft effects gave, as if one had given it all: of chains, the newest."""
+    rows = [part for part in parts if part.rows]
+    newest = next((part for part in reversed(parts) if part.prompts is not None), NO_FEATURES)
+    return Features(
+        _concatenated([part.final for part in rows]),
+        _concatenated([part.taps for part in rows]),
+        rows[0].tapped if rows else NO_LAYERS,
+        newest.prompts,
+        newest.anchor,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PromptTable:
     """Trained prompt tokens: `depth` tokens ahead, `copies` vectors for each, to average; `rows`
@@ -106,8 +119,9 @@ class HiddenRows:
             parts[-1][1].append(at)
         if not parts:
             return NO_FEATURES
-        final = _joined([(came.final, at) for came, at in parts])
-        return Features(final, _joined([(came.taps, at) for came, at in parts]), self._tapped)
+        final = [came.final and came.final.take(np.array(at)) for came, at in parts]
+        taps = [came.taps and came.taps.take(np.array(at)) for came, at in parts]
+        return Features(_concatenated(final), _concatenated(taps), self._tapped)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,9 +137,9 @@ class _Arrived:
         return tuple(t and (t.dtype, t.shape[1:]) for t in (self.final, self.taps))
 
 
-def _joined(chosen: Sequence[tuple[Tensor | None, list[int]]]) -> Tensor | None:
-    """These rows of tensors of equal dtype and width, one behind the other."""
-    parts = [tensor.take(np.array(at)) for tensor, at in chosen if tensor is not None]
+def _concatenated(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """Tensors of equal dtype and width, the rows of one behind those of the other."""
+    parts = [tensor for tensor in tensors if tensor is not None]
     if not parts:
         return None
     shape = sum(part.shape[0] for part in parts), *parts[0].shape[1:]

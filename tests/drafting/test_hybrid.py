@@ -14,6 +14,7 @@ from edgespec.drafting.hybrid import LEAST, PAUSE, HybridGuesser
 from edgespec.machines.features import FINAL_HIDDEN, NO_FEATURES, Features
 from edgespec.tree.drafted import Children
 from edgespec.verify.sampling import Sampling
+from edgespec.wire.tensor import Tensor
 
 
 class Scripted:
@@ -31,6 +32,7 @@ class Scripted:
         self._work: list[int] = []
         self.context: tuple[int, ...] = ()
         self.asked = 0
+        self.given: list[Features] = []
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Begin."""
@@ -39,6 +41,7 @@ class Scripted:
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Keep it."""
         self.context = tuple(context)
+        self.given.append(features)
         return True
 
     def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
@@ -81,8 +84,16 @@ def hybrid(*members: Scripted) -> HybridGuesser:
     return made
 
 
-def follow(made: HybridGuesser, right: Callable[[int], int], count: int) -> list[bool]:
-    """So many certain tokens, each guessed before: whether it was among the guesses."""
+def row(value: int) -> Features:
+    """Those of one certain row."""
+    return Features(Tensor("float64", (1, 1), np.float64(value).tobytes()))
+
+
+def follow(
+    made: HybridGuesser, right: Callable[[int], int], count: int, rows: bool = False
+) -> list[bool]:
+    """So many certain tokens, each guessed before: whether it was among the guesses. `rows`: with
+    features, counted from 0."""
     hits = []
     context = (0,) * made._requests[1].length
     for step in range(count):
@@ -90,7 +101,7 @@ def follow(made: HybridGuesser, right: Callable[[int], int], count: int) -> list
         token = right(step)
         hits.append(token in children.tokens.tolist())
         context = (*context, token)
-        made.read(1, context, NO_FEATURES)
+        made.read(1, context, row(len(context) - 2) if rows else NO_FEATURES)
     return hits
 
 
@@ -166,10 +177,25 @@ def test_a_dear_member_that_pays_and_a_cheap_one_that_hardly_does_stay() -> None
     assert cheap.asked == dear.asked == 6 * LEAST
 
 
-def test_a_member_that_is_given_up_still_reads_what_comes_but_once() -> None:
+def test_what_a_member_that_is_given_up_should_have_read_it_reads_when_it_is_tried_again() -> None:
     needy = Scripted("needy", always((3, -0.1)), rows=10, needs=frozenset({FINAL_HIDDEN}))
     made = hybrid(Scripted("cheap", always((3, -0.1))), needy)
     assert made.needs == {FINAL_HIDDEN}
-    follow(made, lambda step: 3, LEAST + 5)
-    assert needy.asked == LEAST
-    assert len(needy.context) == LEAST + 6
+    follow(made, lambda step: 3, LEAST + PAUSE - 1, rows=True)
+    assert len(needy.given) == len(needy.context) == LEAST, "it costs nothing meanwhile"
+    follow(made, lambda step: 3, 1, rows=True)
+    assert len(needy.context) == LEAST + PAUSE + 1
+    finals = [features.final for features in needy.given if features.final]
+    rows = [value for final in finals for value in np.frombuffer(final.data)]
+    assert rows == list(range(LEAST + PAUSE)), "every row once, in order"
+
+
+def test_who_has_nothing_to_say_of_a_path_disagrees_with_nobody() -> None:
+    """Where the other one does not know the context, a guess is worth what it says."""
+    sure = Scripted("sure", always((3, math.log(0.9))))
+    picky = Scripted("picky", lambda context: [(4, -0.1)] if len(context) % 2 else [])
+    made = hybrid(sure, picky)
+    follow(made, lambda step: 3 if step % 2 else 4, 200)
+    children = made.guess(1, [(), (4,)], 2)
+    assert children.tokens.tolist() == [4, 3, 3]
+    assert np.exp(children.scores) == pytest.approx([1.0, 0.0, 1.0], abs=0.15)

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch.nn.functional import linear
 
+from edgespec.config import Quantisation
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.eagle.format import HeadFiles, read_head
-from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.rows import PairRows
 from edgespec.drafting.eagle.shape import Kind, Rope
+from edgespec.drafting.eagle.weights import filled_head
 from edgespec.drafting.ranking import Ranking
 from edgespec.errors import ModelError
 from edgespec.machines.features import FINAL_HIDDEN, Features, tap
@@ -28,6 +29,9 @@ from edgespec.tree.drafted import Children
 from edgespec.verify.sampling import Sampling
 
 log = logging.getLogger(__name__)
+
+PLAIN = Quantisation()
+"""Held as it comes."""
 
 TESTED_ROWS = 200
 """Certain rows by which the settings of a head in doubt are told apart."""
@@ -57,15 +61,13 @@ class EagleGuesser:
         embedding: InputEmbedding | None,
         dtype: str = "float32",
         device: torch.device | str = "cpu",
+        quantisation: Quantisation = PLAIN,
     ) -> None:
-        """`base` and `embedding` are lent where the head has no matrix or embedding of its own."""
+        """`base` and `embedding` are lent where the head has no matrix or embedding of its own;
+        `quantisation` is of the matrices of its layer."""
         shape = self._shape = files.shape
         self._dtype, self._device = compute_dtype(dtype, device), torch.device(device)
-        with torch.device("meta"):
-            self._head = EagleHead(shape)
-        weights = {name: self._own(tensor) for name, tensor in files.weights.items()}
-        self._head.load_state_dict(weights, assign=True)
-        self._head.requires_grad_(False).eval()
+        self._head = filled_head(shape, files.weights, quantisation, self._dtype, self._device)
         self._base, self._lent = base, embedding
         self._embedding = None if files.embedding is None else self._own(files.embedding)
         self._matrix = None if files.matrix is None else self._own(files.matrix)
@@ -213,11 +215,12 @@ def load_eagle(
     base: OutputHead,
     dtype: str = "float32",
     device: torch.device | str = "cpu",
+    quantisation: Quantisation = PLAIN,
 ) -> EagleGuesser:
     """The head of that kind in a folder, or of a hub id, for the base `source` with the output
     head `base`.
 
-    Raises ModelError if there is none, or it does not fit.
+    Raises ModelError if there is none, it does not fit, or cannot be quantised so.
     """
     files = read_head(path, base.hidden_size, base.vocab_size, base.layers)
     if files.shape.kind != kind:
@@ -225,4 +228,4 @@ def load_eagle(
     embedding = None
     if not files.shape.own_embedding:
         embedding = InputEmbedding(source, dtype, device, share=base)
-    return EagleGuesser(files, base, embedding, dtype, device)
+    return EagleGuesser(files, base, embedding, dtype, device, quantisation)

@@ -11,6 +11,7 @@ from edgespec.config import Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import pack
+from edgespec.model.source import TensorSource
 
 
 class QuantisingSource:
@@ -54,3 +55,10 @@ class QuantisingSource:
             raise ModelError(
                 f"cannot hold {name!r} of {self.path} as {self.quantisation.name}: {error}"
             ) from error
+
+
+def quantising(checkpoint: Checkpoint, quantisation: Quantisation) -> TensorSource:
+    """The checkpoint, quantised on the way if that is wanted."""
+    if quantisation.kind == "none":
+        return checkpoint
+    return QuantisingSource(checkpoint, quantisation)

@@ -11,12 +11,15 @@ import torch
 from support.checkpoints import write_checkpoint
 from support.eagle_heads import DIM, FORMS, HEADS, HIDDEN, VOCAB, Form, write_eagle
 
+from edgespec.config import Quantisation
+from edgespec.drafting.eagle.format import read_head
 from edgespec.drafting.eagle.guesser import EagleGuesser, load_eagle
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.errors import ModelError
 from edgespec.machines.features import Features
-from edgespec.model.ends import OutputHead
+from edgespec.model.ends import InputEmbedding, OutputHead
 from edgespec.model.loader import Checkpoint
+from edgespec.model.quantised.linear import dequantised, pack
 from edgespec.model.taps import packed, unpacked
 from edgespec.model.tensors import from_torch
 from edgespec.verify.sampling import Sampling
@@ -316,6 +319,44 @@ def test_settings_in_doubt_are_tried(
     assert "rope theta 10000: 100%" in caplog.text
     best = draft.guess(1, [[]], 1).tokens.tolist()
     assert best == [tokens[221]]
+
+
+@pytest.mark.parametrize("name", ["eagle-vicuna", "eagle3-official"])
+def test_a_quantised_head_guesses_as_one_with_the_rounded_matrices(
+    name: str, base: Path, tmp_path: Path
+) -> None:
+    form, int8 = FORMS[name], Quantisation.parse("int8")
+    write_eagle(tmp_path, form)
+    files = read_head(tmp_path, HIDDEN, VOCAB, 8)
+    rounded = {
+        key: dequantised(pack(weight, int8), weight.shape, int8, torch.float64)
+        if weight.ndim == 2
+        else weight
+        for key, weight in files.weights.items()
+    }
+    source = Checkpoint(base)
+    head, ends = OutputHead(source, "float64"), InputEmbedding(source, "float64", "cpu")
+    drafts = [
+        EagleGuesser(files, head, ends, "float64", quantisation=int8),
+        EagleGuesser(replace(files, weights=rounded), head, ends, "float64"),
+        EagleGuesser(files, head, ends, "float64"),
+    ]
+    scores = []
+    for draft in drafts:
+        draft.open(1, Sampling())
+        draft.read(1, CONTEXT, given_rows(form, len(CONTEXT) - 1)[1])
+        scores.append(draft.guess(1, PATHS, VOCAB).scores)
+    np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-9)
+    assert np.abs(scores[0] - scores[2]).max() > 1e-5
+
+
+def test_a_head_that_cannot_be_quantised_so(base: Path, tmp_path: Path) -> None:
+    write_eagle(tmp_path, FORMS["eagle-vicuna"])
+    source = Checkpoint(base)
+    with pytest.raises(ModelError, match="q_proj of the eagle head as int4.*choose a group"):
+        load_eagle(
+            tmp_path, "eagle", source, OutputHead(source), quantisation=Quantisation.parse("int4")
+        )
 
 
 def test_the_other_kind_of_head(base: Path, tmp_path: Path) -> None:
