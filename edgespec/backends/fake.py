@@ -15,6 +15,7 @@ import numpy.typing as npt
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
 from edgespec.machines.features import NO_FEATURES, Features
+from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.tree.ledger import IntArray
 from edgespec.verify.alternatives import Alternatives
@@ -221,10 +222,10 @@ class FakeDraft:
             np.array(parents, np.int64), np.array(tokens, np.int64), np.array(scores, np.float64)
         )
 
-    def take_work(self) -> tuple[int, ...]:
-        """Rows of the passes that a model with a cache of the right context would have run."""
-        work, self._work = tuple(self._work), []
-        return work
+    def take_work(self) -> tuple[DraftPass, ...]:
+        """The passes that a model with a cache of the right context would have run."""
+        work, self._work = self._work, []
+        return tuple(DraftPass(rows, self.name) for rows in work)
 
     def _charge(self, rows: int) -> None:
         if rows:

@@ -18,6 +18,7 @@ from edgespec.machines.effects import (
     RunDraft,
     RunHead,
 )
+from edgespec.planning.cost_model import DraftPass
 from edgespec.planning.costs import NodeCosts
 
 
@@ -55,10 +56,10 @@ class CoordinatorDurations:
         self._costs = costs
         self._context: dict[int, int] = {}  # rows that a request's draft attends to
 
-    def seconds(self, effect: Effect, work: Sequence[int]) -> float:
+    def seconds(self, effect: Effect, work: Sequence[DraftPass]) -> float:
         """Seconds that an effect keeps the worker busy. Raises TypeError if D0 computes no such.
 
-        `work`: rows of each forward pass of the draft model that it took (DraftSource.take_work).
+        `work`: the forward passes of the draft source that it took (DraftSource.take_work).
         Every pass is charged for the whole context of its request, as last told.
         """
         head = 0.0  # of the base, over prompt rows
@@ -79,4 +80,4 @@ class CoordinatorDurations:
             case _:
                 raise TypeError(f"a coordinator computes no {type(effect).__name__}")
         seen = self._context.get(effect.request, 0)
-        return head + sum(self._costs.draft_seconds(rows, seen) for rows in work)
+        return head + sum(self._costs.draft_seconds(rows, seen, source) for rows, source in work)

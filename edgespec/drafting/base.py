@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from edgespec.machines.features import NO_FEATURES, PROMPT_ROWS, Features, PromptTable
+from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.verify.sampling import Sampling
 
@@ -47,8 +48,8 @@ class Guesser(Protocol):
         path. Paths that nothing can be said about have none.
         """
 
-    def take_work(self) -> tuple[int, ...]:
-        """Rows of each forward pass since the last call, in order: what a device is charged for."""
+    def take_work(self) -> tuple[DraftPass, ...]:
+        """The forward passes since the last call, in order: what a device is charged for."""
 
     def close(self, request: int) -> None:
         """Free the request's cache; unknown requests are ignored."""
@@ -128,8 +129,8 @@ class DraftSource(Protocol):
         the guesser can say nothing about.
         """
 
-    def take_work(self) -> tuple[int, ...]:
-        """Rows of each forward pass since the last call, in order: what a device is charged for."""
+    def take_work(self) -> tuple[DraftPass, ...]:
+        """The forward passes since the last call, in order: what a device is charged for."""
 
     def close(self, request: int) -> None:
         """Free the request's cache; unknown requests are ignored."""

@@ -10,6 +10,7 @@ import numpy as np
 from edgespec.drafting.base import Guesser, TokenPath, prompts_of
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.features import NO_FEATURES, Features, PromptTable
+from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, Floats
 from edgespec.tree.ledger import IntArray
 from edgespec.verify.sampling import Sampling
@@ -154,8 +155,8 @@ class TreeDraft:
             return Children.none()
         return self._guesser.guess(request, paths, width)
 
-    def take_work(self) -> tuple[int, ...]:
-        """Rows of each forward pass since the last call, in order, whatever request they served."""
+    def take_work(self) -> tuple[DraftPass, ...]:
+        """The forward passes since the last call, in order, whatever request they served."""
         return self._guesser.take_work()
 
     def close(self, request: int) -> None:

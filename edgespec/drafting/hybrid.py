@@ -14,6 +14,7 @@ import numpy as np
 from edgespec.drafting.base import Guesser, TokenPath, prompts_of
 from edgespec.drafting.judged import Judged
 from edgespec.machines.features import Features, PromptTable, joined
+from edgespec.planning.cost_model import DraftPass
 from edgespec.policy.experience import Calibration
 from edgespec.tree.drafted import Children
 from edgespec.verify.sampling import Sampling
@@ -90,15 +91,14 @@ class HybridGuesser:
     def __init__(
         self,
         members: Sequence[Guesser],
-        seconds: Callable[[tuple[int, ...]], float] | None = None,
+        seconds: Callable[[tuple[DraftPass, ...]], float] | None = None,
     ) -> None:
-        """`seconds`: what the rows of forward passes cost, where times are charged; else they are
-        measured."""
+        """`seconds`: what forward passes cost, where times are charged; else they are measured."""
         self._members = [_Member(guesser) for guesser in members]
         self._seconds = seconds
         self._requests: dict[int, _Request] = {}
         self._agreed: defaultdict[tuple[Sampling, int, int], Calibration] = defaultdict(Calibration)
-        self._work: list[int] = []
+        self._work: list[DraftPass] = []
         self._watched = self._right = 0  # certain tokens, and those that anybody had guessed
         self._recent = 0.0  # share of the newest certain tokens that anybody had guessed
         self._usual = 0.0  # that share when a member was given up
@@ -185,8 +185,8 @@ class HybridGuesser:
             np.array(sources, np.int64),
         )
 
-    def take_work(self) -> tuple[int, ...]:
-        """Rows of each forward pass of any member since the last call."""
+    def take_work(self) -> tuple[DraftPass, ...]:
+        """The forward passes of all members since the last call."""
         work, self._work = tuple(self._work), []
         return work
 

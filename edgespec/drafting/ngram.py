@@ -11,6 +11,7 @@ import numpy as np
 
 from edgespec.drafting.base import TokenPath
 from edgespec.machines.features import Features
+from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
 from edgespec.verify.noise import gumbel
 from edgespec.verify.sampling import Sampling
@@ -137,7 +138,7 @@ class NgramGuesser:
             np.array(parents, np.int64), np.array(tokens, np.int64), np.array(scores, np.float64)
         )
 
-    def take_work(self) -> tuple[int, ...]:
+    def take_work(self) -> tuple[DraftPass, ...]:
         """There are no forward passes."""
         return ()
 

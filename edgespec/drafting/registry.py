@@ -29,6 +29,7 @@ from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.source import quantising
 from edgespec.model.source import TensorSource
 from edgespec.model.tokenizer import require_same_tokenizer
+from edgespec.planning.cost_model import DraftPass
 
 log = logging.getLogger("edgespec")
 
@@ -110,11 +111,11 @@ BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
 def build_draft(
     choice: DraftChoice,
     base: BaseParts,
-    seconds: Callable[[tuple[int, ...]], float] | None = None,
+    seconds: Callable[[tuple[DraftPass, ...]], float] | None = None,
 ) -> TreeDraft | None:
     """The draft source; None if none is chosen.
 
-    `seconds`: what the rows of forward passes cost, where times are charged and not measured.
+    `seconds`: what forward passes cost, where times are charged and not measured.
     Raises ModelError or ConfigError for weights that do not fit.
     """
     guessers = [BUILDERS[member.name](member.folder, base) for member in choice.members]

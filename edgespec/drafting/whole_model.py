@@ -13,6 +13,7 @@ from edgespec.drafting.base import TokenPath
 from edgespec.drafting.ranking import Ranking
 from edgespec.machines.features import Features
 from edgespec.model.ends import OutputHead
+from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
 from edgespec.verify.sampling import Sampling
 
@@ -35,6 +36,7 @@ RowsT = TypeVar("RowsT", bound=CertainRows)
 class WholeModelGuesser(Generic[RowsT]):
     """A Guesser (see drafting.base) but for its name: how rows are run is up to `new_rows`."""
 
+    name: str
     needs: frozenset[str] = frozenset()
 
     def __init__(
@@ -89,9 +91,9 @@ class WholeModelGuesser(Generic[RowsT]):
         found = self._ranking.children(request, asked, logits, positions, width)
         return replace(found, parents=np.array(usable)[found.parents])
 
-    def take_work(self) -> tuple[int, ...]:
-        """Rows of each forward pass since the last call, in order, whatever request they served."""
-        work = tuple(self._work)
+    def take_work(self) -> tuple[DraftPass, ...]:
+        """The forward passes since the last call, in order, whatever request they served."""
+        work = tuple(DraftPass(rows, self.name) for rows in self._work)
         self._work.clear()  # the caches write to this list
         return work
 

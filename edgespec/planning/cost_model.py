@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
@@ -12,6 +14,9 @@ GROUP = 64
 """Weights in 4 bits that share one scale of 16 bits."""
 
 DEFAULT_COST_MODEL = "llama-2-13b"
+
+EAGLE3_VOCAB = 32000
+"""Tokens that published EAGLE-3 heads guess."""
 
 
 ARCHITECTURES = {
@@ -36,9 +41,16 @@ def packed_bytes(weights: int, bits: int) -> int:
     return 2 * weights if bits == 16 else weights // 2 + 2 * -(-weights // GROUP)
 
 
+class DraftPass(NamedTuple):
+    """A forward pass over so many rows, by the draft source of that name."""
+
+    rows: int
+    source: str
+
+
 @dataclass(frozen=True, slots=True)
 class DraftCosts:
-    """The draft model on D0: its layers at `bits` (4, 8 or 16), its head at `head_bits`.
+    """A draft model on D0: its layers at `bits` (4, 8 or 16), its head at `head_bits`.
 
     `layer_bytes` as held; `kv_bytes`: keys and values of one row in one layer, 16 bit.
     `ends_bytes`: what D0 holds of the draft's embedding and head, beside the base's head.
@@ -71,7 +83,8 @@ class CostModel:
     its name, "" where only the bits are known. `kv_bytes`: keys and values of one row in one
     layer, 16 bit. `head_bytes`: the output head in 16 bit; the input embedding has as many.
     `expert_bytes`: what the `experts` of a mixture have of `layer_bytes`; each row goes through
-    `active` of them.
+    `active` of them. `draft`: the whole model that guesses; `heads`: EAGLE heads by the names of
+    their draft sources.
     """
 
     name: str
@@ -86,6 +99,11 @@ class CostModel:
     expert_bytes: int = 0
     experts: int = 0
     active: int = 0
+    heads: Mapping[str, DraftCosts] = field(default_factory=dict)
+
+    def draft_of(self, source: str) -> DraftCosts:
+        """What a pass of that draft source is charged as."""
+        return self.heads.get(source, self.draft)
 
     @property
     def activation_bytes(self) -> int:
@@ -161,8 +179,8 @@ def _independent(name: str) -> DraftCosts:
     )
 
 
-def _eagle(base: str) -> DraftCosts:
-    """EAGLE-2's head: one layer like the base's, in 16 bit, and the base's own output head.
+def _eagle(base: str, bits: int) -> DraftCosts:
+    """EAGLE-2's head: one layer like the base's, and the base's own output head, in 16 bit.
 
     In front of the layer a matrix of 2 hidden × hidden joins a token's embedding and the base's
     hidden state. The head is there anyway, the base's embedding is not.
@@ -172,12 +190,35 @@ def _eagle(base: str) -> DraftCosts:
     return DraftCosts(
         name=f"{base}-eagle",
         layers=1,
-        layer_bytes=packed_bytes(weights, 16),
-        bits=16,
+        layer_bytes=packed_bytes(weights, bits),
+        bits=bits,
         head_bytes=packed_bytes(of.head_weights, 16),
         head_bits=16,
         kv_bytes=2 * 2 * of.kv_width,
         ends_bytes=packed_bytes(of.head_weights, 16),
+    )
+
+
+def _eagle3(base: str) -> DraftCosts:
+    """EAGLE-3's head: one layer in 4 bits whose attention reads twice the width, and an output head
+    of its own for up to EAGLE3_VOCAB tokens, in 16.
+
+    The matrix that joins three taps runs over certain rows alone: it is held, and not charged. Like
+    the base's embedding, which D0 needs too.
+    """
+    of = ARCHITECTURES[base]
+    wider = of.hidden * (of.width + 2 * of.kv_width)
+    head = packed_bytes(of.hidden * min(of.vocab, EAGLE3_VOCAB), 16)
+    held = packed_bytes(3 * of.hidden * of.hidden, 4) + packed_bytes(of.head_weights, 16)
+    return DraftCosts(
+        name=f"{base}-eagle3",
+        layers=1,
+        layer_bytes=packed_bytes(of.layer_weights + wider, 4),
+        bits=4,
+        head_bytes=head,
+        head_bits=16,
+        kv_bytes=2 * 2 * of.kv_width,
+        ends_bytes=head + held,
     )
 
 
@@ -191,6 +232,7 @@ def _cost_model(name: str, base: str, draft: DraftCosts) -> CostModel:
         kv_bytes=2 * 2 * of.kv_width,
         head_bytes=packed_bytes(of.head_weights, 16),
         draft=draft,
+        heads={"eagle": _eagle(base, 4), "eagle3": _eagle3(base)},
     )
 
 
@@ -198,7 +240,7 @@ COST_MODELS = {
     model.name: model
     for model in (
         _cost_model("llama-2-7b", "llama-2-7b", _independent("tinyllama-1.1b")),
-        _cost_model("llama-2-7b-eagle", "llama-2-7b", _eagle("llama-2-7b")),
+        _cost_model("llama-2-7b-eagle", "llama-2-7b", _eagle("llama-2-7b", 16)),
         _cost_model("llama-2-13b", "llama-2-13b", _independent("tinyllama-1.1b")),
         _cost_model("llama-3.1-8b", "llama-3.1-8b", _independent("llama-3.2-1b")),
         _cost_model("llama-3.1-70b", "llama-3.1-70b", _independent("llama-3.2-1b")),

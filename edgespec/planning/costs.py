@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from edgespec.errors import CapacityError, ConfigError
-from edgespec.planning.cost_model import CostModel
+from edgespec.planning.cost_model import CostModel, DraftPass
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import Profile
 
@@ -53,13 +53,13 @@ class NodeCosts:
         """The base model's output head over `rows` rows."""
         return self._weights(rows, self.model.head_bytes, 16)
 
-    def draft_work_seconds(self, work: tuple[int, ...]) -> float:
-        """Forward passes of the draft model with so many rows, the rows that they see left out."""
-        return sum(self.draft_seconds(rows, 0) for rows in work)
+    def draft_work_seconds(self, work: Sequence[DraftPass]) -> float:
+        """Forward passes of a draft, the rows that they see left out."""
+        return sum(self.draft_seconds(rows, 0, source) for rows, source in work)
 
-    def draft_seconds(self, rows: int, seen: int) -> float:
-        """One forward pass of the draft model, its head included."""
-        draft = self.model.draft
+    def draft_seconds(self, rows: int, seen: int, source: str = "") -> float:
+        """One forward pass of a draft source, its output head included; "": of the draft model."""
+        draft = self.model.draft_of(source)
         if rows == 0:
             return 0.0
         weights = self._weights(rows, draft.layer_bytes, draft.bits)

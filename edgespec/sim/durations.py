@@ -8,6 +8,7 @@ from typing import Protocol
 
 from edgespec.backends.timed import CoordinatorDurations, StageDurations
 from edgespec.machines.effects import Effect, RunBlock, RunHead
+from edgespec.planning.cost_model import DraftPass
 from edgespec.planning.costs import RingCosts
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.wire.messages import Message, Segment
@@ -16,8 +17,8 @@ from edgespec.wire.messages import Message, Segment
 class Durations(Protocol):
     """What a run charges; stages are numbered from 1."""
 
-    def coordinator(self, effect: Effect, work: tuple[int, ...]) -> float:
-        """Seconds of a coordinator's effect; `work`: rows of each draft pass that it took."""
+    def coordinator(self, effect: Effect, work: tuple[DraftPass, ...]) -> float:
+        """Seconds of a coordinator's effect; `work`: the draft's passes that it took."""
 
     def stage(self, number: int, effect: Effect) -> float:
         """Seconds of a stage's effect."""
@@ -37,7 +38,7 @@ class CostDurations:
         self._coordinator = CoordinatorDurations(costs.coordinator)
         self._stages = [StageDurations(stage) for stage in costs.stages]
 
-    def coordinator(self, effect: Effect, work: tuple[int, ...]) -> float:
+    def coordinator(self, effect: Effect, work: tuple[DraftPass, ...]) -> float:
         """See Durations."""
         return self._coordinator.seconds(effect, work)
 
@@ -99,7 +100,7 @@ class RandomDurations:
         self._stages = stages
         self._slices = slices
 
-    def coordinator(self, effect: Effect, work: tuple[int, ...]) -> float:
+    def coordinator(self, effect: Effect, work: tuple[DraftPass, ...]) -> float:
         """See Durations; a draft is charged for every pass."""
         if isinstance(effect, RunHead):
             return self._draw(self._head)

@@ -9,6 +9,7 @@ import numpy as np
 
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.features import NO_FEATURES, Features
+from edgespec.planning.cost_model import DraftPass
 from edgespec.sim.toy import VOCABULARY
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.verify.sampling import Sampling
@@ -100,10 +101,10 @@ class Oracle:
             np.array(parents, np.int64), np.array(tokens, np.int64), np.array(scores, np.float64)
         )
 
-    def take_work(self) -> tuple[int, ...]:
-        """Rows of each pass since the last call."""
+    def take_work(self) -> tuple[DraftPass, ...]:
+        """The passes since the last call."""
         work, self._work = self._work, []
-        return tuple(work)
+        return tuple(DraftPass(rows, self.name) for rows in work)
 
     def _read(self, request: int, context: Sequence[int]) -> None:
         old, new = self._contexts.get(request), tuple(context)

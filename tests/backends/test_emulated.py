@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.passes import rows_of
 
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.backends.emulated import CoordinatorPrices, Emulated
@@ -172,11 +173,11 @@ def test_a_draft_is_charged_for_the_passes_that_it_took() -> None:
     assert not waited
     context = (1, 2, 3)
     emulated.perform(RunDraft(1, 1, context, 2, 2), lambda: False)
-    assert draft.take_work() == (), "it was taken"
+    assert rows_of(draft) == (), "it was taken"
     same = FakeDraft(1, 40, 0.7)
     same.open(1, Sampling())
     same.refresh(1, context, 2, 2)
-    passes = same.take_work()
+    passes = rows_of(same)
     assert len(passes) == 2
     charged = sum(costs.draft_seconds(rows, len(context)) for rows in passes)
     assert sum(waited) == pytest.approx(charged)

@@ -22,7 +22,7 @@ from edgespec.machines.effects import (
     RunDraft,
     RunHead,
 )
-from edgespec.planning.cost_model import cost_model_named
+from edgespec.planning.cost_model import DraftPass, cost_model_named
 from edgespec.planning.costs import ring_costs
 from edgespec.tree.ledger import Rows
 from edgespec.verify.sampling import Sampling
@@ -85,15 +85,29 @@ def test_a_block_can_be_stopped_behind_each_of_its_layers() -> None:
     assert whole / durations.slices(block(4, 100, 24)) == pytest.approx(STAGE.layer_seconds(4, 124))
 
 
+def passes(*rows: int, source: str = "independent") -> tuple[DraftPass, ...]:
+    return tuple(DraftPass(count, source) for count in rows)
+
+
+def test_every_source_has_its_own_price() -> None:
+    durations = CoordinatorDurations(D0)
+    expand = ExpandDraft(1, 1, tuple(range(50)), ((1,),), 8)
+    both = (*passes(3), *passes(4, source="eagle"))
+    assert durations.seconds(expand, both) == pytest.approx(
+        D0.draft_seconds(3, 50) + D0.draft_seconds(4, 50, "eagle")
+    )
+    assert D0.draft_seconds(4, 50, "eagle") != D0.draft_seconds(4, 50)
+
+
 def test_the_coordinator_is_charged_for_head_rows_and_draft_passes() -> None:
     durations = CoordinatorDurations(D0)
     context = tuple(range(50))
     assert durations.seconds(OpenDraft(1, Sampling()), ()) == 0.0
     assert durations.seconds(head(6), ()) == D0.head_seconds(6)
-    assert durations.seconds(RunDraft(1, 1, context, 5, 8), (50, 1, 8)) == pytest.approx(
+    assert durations.seconds(RunDraft(1, 1, context, 5, 8), passes(50, 1, 8)) == pytest.approx(
         D0.draft_seconds(50, 50) + D0.draft_seconds(1, 50) + D0.draft_seconds(8, 50)
     )
-    assert durations.seconds(ExpandDraft(1, 1, context, ((1,),), 8), (3,)) == (
+    assert durations.seconds(ExpandDraft(1, 1, context, ((1,),), 8), passes(3)) == (
         D0.draft_seconds(3, 50)
     )
     assert durations.seconds(RunDraft(1, 1, context, 5, 8), ()) == 0.0
@@ -101,13 +115,13 @@ def test_the_coordinator_is_charged_for_head_rows_and_draft_passes() -> None:
 
 def test_a_deepened_tree_attends_to_the_context_that_it_hangs_from() -> None:
     durations = CoordinatorDurations(D0)
-    durations.seconds(RunDraft(1, 1, tuple(range(50)), 5, 8), (50,))
-    durations.seconds(RunDraft(1, 2, tuple(range(900)), 5, 8), (900,))
-    assert durations.seconds(DeepenDraft(2, 1, 2, 8), (8, 8)) == pytest.approx(
+    durations.seconds(RunDraft(1, 1, tuple(range(50)), 5, 8), passes(50))
+    durations.seconds(RunDraft(1, 2, tuple(range(900)), 5, 8), passes(900))
+    assert durations.seconds(DeepenDraft(2, 1, 2, 8), passes(8, 8)) == pytest.approx(
         2 * D0.draft_seconds(8, 50)
     )
     assert durations.seconds(CloseDraft(1), ()) == 0.0
-    assert durations.seconds(DeepenDraft(2, 1, 2, 8), (8,)) == D0.draft_seconds(8, 0)
+    assert durations.seconds(DeepenDraft(2, 1, 2, 8), passes(8)) == D0.draft_seconds(8, 0)
 
 
 def test_an_effect_of_the_other_node_is_refused() -> None:

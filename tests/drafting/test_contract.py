@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.checkpoints import write_checkpoint
 from support.eagle_heads import FORMS, write_eagle
+from support.passes import rows_of
 from support.rings import VOCABULARY, OracleDraft
 
 from edgespec.backends.fake import FakeDraft, toy_next
@@ -213,28 +214,28 @@ def test_trees_are_well_formed_and_go_on_where_they_were(draft: DraftSource) -> 
 
 
 def test_work_is_told_once(draft: DraftSource) -> None:
-    assert draft.take_work() == ()
+    assert rows_of(draft) == ()
     draft.refresh(1, CONTEXT, 3, 2)
     if draft.name in QUIET:
-        assert draft.take_work() == ()
+        assert rows_of(draft) == ()
         return
-    work = draft.take_work()
+    work = rows_of(draft)
     assert len(work) == 3
     assert all(1 <= rows <= 2 for rows in work[1:])
-    assert draft.take_work() == ()
+    assert rows_of(draft) == ()
     draft.deepen(1, 2, 2)
-    work = draft.take_work()
+    work = rows_of(draft)
     assert len(work) == 2
     assert all(1 <= rows <= 2 for rows in work)
     strange = [(39, 38), (39, 37), (38, 39)]
     draft.expand(1, CONTEXT, [path[:1] for path in strange[::2]], 2)
-    assert len(draft.take_work()) <= 1
+    assert len(rows_of(draft)) <= 1
     draft.expand(1, CONTEXT, strange, 2)
-    work = draft.take_work()
+    work = rows_of(draft)
     assert len(work) <= (2 if draft.name in LEVEL_BY_LEVEL else 1)
     assert 1 <= sum(work) <= 3
     draft.expand(1, CONTEXT, [], 2)
-    assert draft.take_work() == ()
+    assert rows_of(draft) == ()
 
 
 def test_requests_are_apart(draft: DraftSource) -> None:

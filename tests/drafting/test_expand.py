@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import plain_logits, reference
+from support.passes import rows_of
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -61,7 +62,7 @@ def draft(loaded: TreeDraft) -> TreeDraft:
     """The draft source with a fresh, greedy request 1."""
     for request in tuple(loaded._guesser._rows):
         loaded.close(request)
-    loaded.take_work()
+    rows_of(loaded)
     loaded.open(1, GREEDY)
     return loaded
 
@@ -135,60 +136,60 @@ def test_children_are_those_of_a_plain_forward(
 ) -> None:
     draft.open(1, sampling)
     children = draft.expand(1, CONTEXT, paths, 4)
-    assert draft.take_work() == (len(CONTEXT), *rows)
+    assert rows_of(draft) == (len(CONTEXT), *rows)
     assert_same(children, plain_children(model, CONTEXT, paths, 4, sampling))
     assert_consistent(draft)
 
 
 def test_nothing_is_run_twice(draft: TreeDraft, model: PreTrainedModel) -> None:
     tree = draft.refresh(1, CONTEXT, 2, 3)
-    assert draft.take_work() == (len(CONTEXT), 3)
+    assert rows_of(draft) == (len(CONTEXT), 3)
     firsts = [(int(token),) for token in tree.tokens[:3]]
     stranger = next(t for t in range(96) if (t,) not in firsts)
     # What refresh ran, expand does not.
     assert_same(draft.expand(1, CONTEXT, firsts, 5), plain_children(model, CONTEXT, firsts, 5))
-    assert draft.take_work() == ()
+    assert rows_of(draft) == ()
     # What expand ran, refresh, deepen and expand do not.
     everything = [(int(tree.tokens[tree.parents[i]]), int(tree.tokens[i])) for i in range(3, 12)]
     paths = [*everything, (stranger, 8)]
     assert_same(draft.expand(1, CONTEXT, paths, 2), plain_children(model, CONTEXT, paths, 2))
-    assert draft.take_work() == (11,)
+    assert rows_of(draft) == (11,)
     deep = draft.deepen(1, 1, 3)
     assert len(deep) == 3 + 9 + 9
-    assert draft.take_work() == ()
+    assert rows_of(draft) == ()
     assert_same(draft.refresh(1, CONTEXT, 3, 3), deep)
     draft.expand(1, CONTEXT, [(stranger,), *reversed(paths)], 7)
-    assert draft.take_work() == ()
+    assert rows_of(draft) == ()
 
 
 def test_what_lies_behind_an_accepted_path_stays(draft: TreeDraft, model: PreTrainedModel) -> None:
     paths = [(4,), (4, 5), (4, 5, 6), (4, 5, 6, 7), (4, 5, 8), (4, 9), (10,), (10, 5)]
     draft.expand(1, CONTEXT, paths, 1)
-    assert draft.take_work() == (6, 8)
+    assert rows_of(draft) == (6, 8)
     longer = [*CONTEXT, 4, 5]
     children = draft.expand(1, longer, [(), (6,), (6, 7), (8,), (9,), (6, 3)], 4)
-    assert draft.take_work() == (2,)  # (9,) and (6, 3)
+    assert rows_of(draft) == (2,)  # (9,) and (6, 3)
     assert_same(children, plain_children(model, longer, [(), (6,), (6, 7), (8,), (9,), (6, 3)], 4))
     assert guesses_held(draft) == 3 + 2
     assert_consistent(draft)
     # Accepted, and one more that nobody guessed: nothing stays.
     longer += [6, 11]
     assert_same(draft.expand(1, longer, [(7,)], 4), plain_children(model, longer, [(7,)], 4))
-    assert draft.take_work() == (1, 1)
+    assert rows_of(draft) == (1, 1)
     assert guesses_held(draft) == 1
     assert_consistent(draft)
 
 
 def test_refresh_uses_what_stayed(draft: TreeDraft) -> None:
     tree = draft.refresh(1, CONTEXT, 4, 3)
-    draft.take_work()
+    rows_of(draft)
     best = int(tree.parents[tree.parents >= 0][0])  # of the first level, with children
     longer = [*CONTEXT, int(tree.tokens[best])]
     again = draft.refresh(1, longer, 4, 3)
-    work = draft.take_work()
+    work = rows_of(draft)
     draft.open(2, GREEDY)
     assert_same(again, draft.refresh(2, longer, 4, 3))
-    assert sum(work) < sum(draft.take_work()) - len(longer)
+    assert sum(work) < sum(rows_of(draft)) - len(longer)
 
 
 def test_memory_is_bounded_by_what_lies_behind_the_context(draft: TreeDraft) -> None:
@@ -225,10 +226,10 @@ def test_tokens_that_the_draft_lacks_have_no_children(
     children = draft.expand(1, CONTEXT, paths, 3)
     assert_same(children, plain_children(model, CONTEXT, paths, 3))
     assert children.parents.tolist() == [1, 1, 1, 3, 3, 3]
-    assert draft.take_work() == (6, 2)
+    assert rows_of(draft) == (6, 2)
     for context in ([*CONTEXT, 96], [*CONTEXT, 96, 3]):
         assert len(draft.expand(1, context, [(), (3,)], 3)) == 0
-    assert draft.take_work() == ()
+    assert rows_of(draft) == ()
 
 
 def test_only_tokens_that_the_base_knows_are_guessed(folder: Path) -> None:
@@ -241,7 +242,7 @@ def test_only_tokens_that_the_base_knows_are_guessed(folder: Path) -> None:
 
 def test_no_width_is_no_children(draft: TreeDraft) -> None:
     assert len(draft.expand(1, CONTEXT, [(), (3,)], 0)) == 0
-    assert draft.take_work() == (6,)
+    assert rows_of(draft) == (6,)
 
 
 def test_deepen_goes_on_with_the_last_refreshed_tree(draft: TreeDraft) -> None:
@@ -263,7 +264,7 @@ def test_requests_do_not_touch_each_other(draft: TreeDraft, model: PreTrainedMod
         assert_same(draft.expand(1, CONTEXT, paths, 3), plain_children(model, CONTEXT, paths, 3))
         assert_same(draft.expand(2, other, paths, 3), plain_children(model, other, paths, 3, WARM))
         other.append(4)
-    assert draft.take_work() == (6, 3, 3, 3, 2)  # the other's second 4 was there
+    assert rows_of(draft) == (6, 3, 3, 3, 2)  # the other's second 4 was there
     rows = weakref.ref(draft._guesser._rows[1])
     draft.close(1)
     assert rows() is None

@@ -12,6 +12,7 @@ import pytest
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.hybrid import LEAST, PAUSE, HybridGuesser
 from edgespec.machines.features import FINAL_HIDDEN, NO_FEATURES, Features
+from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.tensor import Tensor
@@ -57,18 +58,18 @@ class Scripted:
         parents, tokens, scores = zip(*found, strict=True) if found else ((),) * 3
         return Children(np.array(parents, int), np.array(tokens, int), np.array(scores, float))
 
-    def take_work(self) -> tuple[int, ...]:
-        """Rows."""
-        work, self._work = tuple(self._work), []
-        return work
+    def take_work(self) -> tuple[DraftPass, ...]:
+        """Its passes."""
+        work, self._work = self._work, []
+        return tuple(DraftPass(rows, self.name) for rows in work)
 
     def close(self, request: int) -> None:
         """End."""
 
 
-def charged(work: Sequence[int]) -> float:
+def charged(work: Sequence[DraftPass]) -> float:
     """A second a row."""
-    return float(sum(work))
+    return float(sum(one.rows for one in work))
 
 
 def always(*guesses: tuple[int, float]) -> Callable[[tuple[int, ...]], list[tuple[int, float]]]:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import plain_logits, reference, write_checkpoint
+from support.passes import rows_of
 from transformers import PreTrainedModel
 
 from edgespec.drafting.grower import TreeDraft
@@ -162,25 +163,25 @@ def test_refreshing_after_any_acceptance_is_starting_afresh(
 
 def test_accepted_guesses_are_not_computed_again(pair: Pair) -> None:
     context = tokens(1, 8)
-    pair.draft.take_work()
+    rows_of(pair.draft)
     pair.draft.open(1, GREEDY)
     tree = pair.draft.refresh(1, context, 4, 3)
-    assert pair.draft.take_work() == (8, 3, 3, 3)
+    assert rows_of(pair.draft) == (8, 3, 3, 3)
     # A path of guesses that were run: each has children.
     second = int(tree.parents[tree.parents >= 3][0])
     first = int(tree.parents[second])
     context += [int(tree.tokens[first]), int(tree.tokens[second])]
     behind = pair.draft.refresh(1, context, 1, 3)
-    assert pair.draft.take_work() == ()
+    assert rows_of(pair.draft) == ()
     # Of the three guesses behind it, those that were run are not run again either.
     grandchildren = np.flatnonzero(tree.parents == second)
     were_run = set(tree.parents.tolist()) & set(grandchildren.tolist())
     assert behind.tokens.tolist() == tree.tokens[grandchildren].tolist()
     assert were_run
     pair.draft.refresh(1, context, 2, 3)
-    assert sum(pair.draft.take_work()) == 3 - len(were_run)
+    assert sum(rows_of(pair.draft)) == 3 - len(were_run)
     again = pair.draft.refresh(1, context, 2, 3)
-    assert pair.draft.take_work() == ()
+    assert rows_of(pair.draft) == ()
     assert_same(again, brute_force(pair.model, context, GREEDY, 2, 3))
 
 
@@ -191,7 +192,7 @@ def test_a_long_prompt_is_prefilled_in_chunks(tmp_path: Path) -> None:
     pair = Pair(TreeDraft(IndependentGuesser(Checkpoint(folder), "float64")), reference(folder))
     context = tokens(4, 700)
     tree = pair.fresh(context, GREEDY, 2, 3)
-    assert pair.draft.take_work() == (256, 256, 188, 3)
+    assert rows_of(pair.draft) == (256, 256, 188, 3)
     assert_same(tree, brute_force(pair.model, context, GREEDY, 2, 3, room=2048))
 
 

@@ -82,6 +82,21 @@ def test_eagle_is_one_layer_and_the_base_s_head() -> None:
     assert model.layer_bytes == cost_model_named("llama-2-7b").layer_bytes
 
 
+def test_every_model_has_an_eagle_head_of_each_kind() -> None:
+    """In 4 bits, as the whole draft model is; sizes are those of the published heads."""
+    model = cost_model_named("llama-3.1-8b")
+    eagle, eagle3 = model.draft_of("eagle"), model.draft_of("eagle3")
+    assert (eagle.layers, eagle.bits, eagle3.layers, eagle3.bits) == (1, 4, 1, 4)
+    # yuhuili/EAGLE-LLaMA3-Instruct-8B: a layer and fc 2h -> h. EAGLE3-LLaMA3.1-Instruct-8B: q, k
+    # and v read 2h, and 32000 tokens of its own.
+    layer = 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
+    assert eagle.layer_bytes == packed_bytes(layer + 2 * 4096 * 4096, 4)
+    assert eagle3.layer_bytes == packed_bytes(layer + 4096 * (4096 + 2 * 1024), 4)
+    assert eagle.head_bytes == model.head_bytes
+    assert eagle3.head_bytes == 2 * 4096 * 32000
+    assert model.draft_of("independent") == model.draft_of("easyspec") == model.draft
+
+
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="no cost model 'gpt'; choose one of: llama-2-7b, "):
         cost_model_named("gpt")

@@ -11,7 +11,7 @@ from support.worlds import submit, toy_world
 
 from edgespec.daemon.profiles import profile_named
 from edgespec.machines.effects import DeepenDraft, Effect, OpenCache, RunBlock, RunDraft, RunHead
-from edgespec.planning.cost_model import cost_model_named
+from edgespec.planning.cost_model import DraftPass, cost_model_named
 from edgespec.planning.costs import LinkCosts, ring_costs
 from edgespec.sim.durations import CostDurations, RandomDurations, network_of
 from edgespec.sim.links import LinkSpec
@@ -38,7 +38,9 @@ def test_every_node_is_charged_its_own_costs() -> None:
         assert durations.stage(number, BLOCK) == stage.block_seconds(3, 8)
         assert durations.slices(number, BLOCK) == stage.layers
     assert durations.coordinator(HEAD, ()) == COSTS.coordinator.head_seconds(3)
-    draft = durations.coordinator(RunDraft(1, 1, (1, 2, 3), 2, 2), (3, 2))
+    draft = durations.coordinator(
+        RunDraft(1, 1, (1, 2, 3), 2, 2), tuple(DraftPass(rows, "independent") for rows in (3, 2))
+    )
     one, two = (COSTS.coordinator.draft_seconds(rows, 3) for rows in (3, 2))
     assert draft == one + two
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.passes import rows_of
 
 from edgespec.sim.oracle import Oracle
 from edgespec.tree.drafted import FROM_ROOT
@@ -51,12 +52,12 @@ def test_children_are_sorted_and_as_many_as_asked() -> None:
 def test_work_is_told_once_and_pass_by_pass() -> None:
     made = oracle(1.0)
     made.refresh(1, (1, 2), 0, 1)
-    assert made.take_work() == (2,)
+    assert rows_of(made) == (2,)
     made.refresh(1, (1, 2, 3), 2, 1)
-    assert made.take_work() == (1, 1, 1)
+    assert rows_of(made) == (1, 1, 1)
     made.expand(1, (1, 2, 3), [(), (4,)], 1)
-    assert made.take_work() == (2,)
-    assert made.take_work() == ()
+    assert rows_of(made) == (2,)
+    assert rows_of(made) == ()
 
 
 def test_closing_forgets() -> None:

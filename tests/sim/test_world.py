@@ -80,7 +80,7 @@ def test_the_draft_is_charged_for_the_rows_that_it_ran() -> None:
     world.submit(ask)
     world.run()
     assert isinstance(end_of(world), Finished)
-    works = [sum(work) for work in durations.works]
+    works = [sum(one.rows for one in work) for work in durations.works]
     assert works[:2] == [0, 3]  # opening the draft; reading the prompt
     assert world.busy_seconds[0] == sum(works)
     assert world.now == sum(works)  # nothing else takes time, so that a token waits for its draft

@@ -16,6 +16,7 @@ from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.events import Event
 from edgespec.machines.features import NO_FEATURES, Features
 from edgespec.machines.stage import StageMachine
+from edgespec.planning.cost_model import DraftPass
 from edgespec.runtime.local import LocalRing, Step
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.verify.sampling import Sampling
@@ -293,10 +294,10 @@ class OracleDraft:
             np.array(parents, np.int64), np.array(tokens, np.int64), np.array(scores, np.float64)
         )
 
-    def take_work(self) -> tuple[int, ...]:
-        """Rows of the passes that a model with a cache of the right context would have run."""
-        work, self._work = tuple(self._work), []
-        return work
+    def take_work(self) -> tuple[DraftPass, ...]:
+        """The passes that a model with a cache of the right context would have run."""
+        work, self._work = self._work, []
+        return tuple(DraftPass(rows, self.name) for rows in work)
 
     def _charge(self, rows: int) -> None:
         if rows:

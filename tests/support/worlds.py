@@ -11,6 +11,7 @@ from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import Effect, RunBlock, RunHead
 from edgespec.machines.stage import StageMachine
+from edgespec.planning.cost_model import DraftPass
 from edgespec.sim.durations import CostDurations
 from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
@@ -31,12 +32,14 @@ class FixedDurations:
     draft_row: float = 0.0
     layers: int = 1
     segment_bytes: int = 0
-    works: list[tuple[int, ...]] = field(default_factory=list)
+    works: list[tuple[DraftPass, ...]] = field(default_factory=list)
 
-    def coordinator(self, effect: Effect, work: tuple[int, ...]) -> float:
+    def coordinator(self, effect: Effect, work: tuple[DraftPass, ...]) -> float:
         """The head's time, or the draft's rows."""
         self.works.append(work)
-        return self.head if isinstance(effect, RunHead) else self.draft_row * sum(work)
+        if isinstance(effect, RunHead):
+            return self.head
+        return self.draft_row * sum(one.rows for one in work)
 
     def stage(self, number: int, effect: Effect) -> float:
         """Blocks cost, all else is free."""

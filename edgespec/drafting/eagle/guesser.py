@@ -25,6 +25,7 @@ from edgespec.model.ends import InputEmbedding, OutputHead
 from edgespec.model.source import TensorSource
 from edgespec.model.taps import unpacked
 from edgespec.model.tensors import to_torch
+from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
 from edgespec.verify.sampling import Sampling
 
@@ -138,10 +139,10 @@ class EagleGuesser:
         )
         return replace(found, parents=np.array(usable)[found.parents])
 
-    def take_work(self) -> tuple[int, ...]:
-        """Rows of each forward pass since the last call, in order, whatever request they served."""
-        work, self._work = tuple(self._work), []
-        return work
+    def take_work(self) -> tuple[DraftPass, ...]:
+        """The forward passes since the last call, in order, whatever request they served."""
+        work, self._work = self._work, []
+        return tuple(DraftPass(rows, self.name) for rows in work)
 
     def close(self, request: int) -> None:
         """Free the request's cache; unknown requests are ignored."""

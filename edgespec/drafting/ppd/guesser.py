@@ -15,6 +15,7 @@ from edgespec.machines.features import PROMPT_ROWS, Features, PromptTable
 from edgespec.model.block import compute_dtype
 from edgespec.model.ends import OutputHead
 from edgespec.model.tensors import from_torch, to_torch
+from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
 from edgespec.tree.ledger import IntArray
 from edgespec.verify.sampling import Logits, Sampling
@@ -85,7 +86,7 @@ class PromptGuesser:
         found = self._ranking.children(request, firsts, state.logits[levels], positions, width)
         return _for_all(found, levels, depths)
 
-    def take_work(self) -> tuple[int, ...]:
+    def take_work(self) -> tuple[DraftPass, ...]:
         """None: no model runs."""
         return ()
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.checkpoints import write_checkpoint
 from support.eagle_heads import DIM, FORMS, HEADS, HIDDEN, VOCAB, Form, write_eagle
+from support.passes import rows_of
 
 from edgespec.config import Quantisation
 from edgespec.drafting.eagle.format import read_head
@@ -187,10 +188,10 @@ def test_nothing_is_guessed_while_features_of_the_prompt_are_missing(
     assert whole is not None
     draft.open(1, Sampling())
     assert not draft.read(1, CONTEXT, Features(whole.take(np.arange(4))))
-    assert draft.take_work() == (4,), "what is here is read meanwhile"
+    assert rows_of(draft) == (4,), "what is here is read meanwhile"
     assert draft.read(1, CONTEXT, Features(whole.take(np.arange(4, 6))))
     children = draft.guess(1, [[]], 1)
-    assert draft.take_work() == (2,)
+    assert rows_of(draft) == (2,)
     wanted = Reference(form, tensors, base).log_probs(rows, CONTEXT, [])
     assert children.scores[0] == pytest.approx(float(wanted.max()), abs=1e-9)
 
@@ -201,11 +202,11 @@ def test_a_guess_runs_once_and_all_of_a_level_together(base: Path, tmp_path: Pat
     _, features = given_rows(FORMS["eagle-llama3"], len(CONTEXT) - 1)
     draft.open(1, Sampling())
     draft.read(1, CONTEXT, features)
-    assert draft.take_work() == (6,)
+    assert rows_of(draft) == (6,)
     draft.guess(1, PATHS, 4)
-    assert draft.take_work() == (2, 2, 2)
+    assert rows_of(draft) == (2, 2, 2)
     draft.guess(1, [[4, 77, 3], [4, 77]], 4)
-    assert draft.take_work() == ()
+    assert rows_of(draft) == ()
 
 
 def test_all_that_has_a_parent_runs_in_one_pass(base: Path, tmp_path: Path) -> None:
@@ -215,9 +216,9 @@ def test_all_that_has_a_parent_runs_in_one_pass(base: Path, tmp_path: Path) -> N
     draft.open(1, Sampling())
     draft.read(1, CONTEXT, given_rows(FORMS["eagle-llama3"], 6)[1])
     draft.guess(1, [[4, 77]], 4)
-    draft.take_work()
+    rows_of(draft)
     draft.guess(1, [[8], [4, 9], [4, 77, 3], [4, 77, 5]], 4)
-    assert draft.take_work() == (4,)
+    assert rows_of(draft) == (4,)
 
 
 def test_what_was_run_below_a_guess_that_came_true_stays(base: Path, tmp_path: Path) -> None:
@@ -230,17 +231,17 @@ def test_what_was_run_below_a_guess_that_came_true_stays(base: Path, tmp_path: P
     draft.open(1, Sampling())
     draft.read(1, CONTEXT, Features(whole.take(np.arange(6))))
     before = draft.guess(1, PATHS, 4)
-    draft.take_work()
+    rows_of(draft)
     assert draft.read(1, [*CONTEXT, 4], Features(whole.take(np.array([6]))))
     after = draft.guess(1, [[77], [77, 3]], 4)
-    assert draft.take_work() == ()
+    assert rows_of(draft) == ()
     for index, path in enumerate((3, 5)):
         mine, old = after.parents == index, before.parents == path
         assert after.tokens[mine].tolist() == before.tokens[old].tolist()
     # The next guess runs with the pair that is certain now: it sees that one's true row, but goes
     # on from what its parent gave out before.
     asked = draft.guess(1, [[77, 50]], 1)
-    assert draft.take_work() == (2,)
+    assert rows_of(draft) == (2,)
     imitated = Reference(form, tensors, base)
     _, out = imitated.log_probs(rows[:6], CONTEXT, [4, 77]), imitated.out
     reference = Reference(form, tensors, base)
@@ -280,13 +281,13 @@ def test_the_truth_moves_down_with_the_passes_that_are_made(
     context, path = [*CONTEXT, 4], [77, 3, 8]
     assert draft.read(1, context, replace(features, taps=whole.take(np.array([6]))))
     reference = Reference(form, tensors, base)
-    draft.take_work()
+    rows_of(draft)
     far = []
     for leaf in (10, 11, 12, 13, 14):
         guess = draft.guess(1, [[*path, leaf]], 1)
         wanted = reference.log_probs(rows, context, [*path, leaf])
         far.append(abs(guess.scores[0] - float(wanted.max())))
-    assert draft.take_work() == (2, 2, 2, 2, 1), "the pair first, then one level with each pass"
+    assert rows_of(draft) == (2, 2, 2, 2, 1), "the pair first, then one level with each pass"
     assert min(far[:4]) > 1e-4
     assert far[4] < 1e-9
 
@@ -353,7 +354,7 @@ def test_a_quantised_head_guesses_as_one_with_the_rounded_matrices(
 def test_a_head_that_cannot_be_quantised_so(base: Path, tmp_path: Path) -> None:
     write_eagle(tmp_path, FORMS["eagle-vicuna"])
     source = Checkpoint(base)
-    with pytest.raises(ModelError, match="q_proj of the eagle head as int4.*choose a group"):
+    with pytest.raises(ModelError, match=r"q_proj of the eagle head as int4: .* choose a group"):
         load_eagle(
             tmp_path, "eagle", source, OutputHead(source), quantisation=Quantisation.parse("int4")
         )
