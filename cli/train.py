@@ -10,6 +10,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
+from edgespec.drafting.eagle.shape import Kind
 from edgespec.errors import ConfigError
 
 train = typer.Typer(help="Train draft weights for a base model.", no_args_is_help=True)
@@ -44,7 +45,10 @@ def eagle(
     row_length: RowLength = 256,
     own_rows: OwnRows = 1024,
     text_rows: TextRows = 20_000,
-    levels: Annotated[int, typer.Option(min=1, max=8, help="Levels of the tree to train.")] = 4,
+    levels: Annotated[
+        int | None,
+        typer.Option(min=1, max=8, help="Levels of the tree to train. Default: 4, for eagle3 7."),
+    ] = None,
     rate: Rate = 2e-3,
     draft_vocab: Annotated[
         int, typer.Option(min=0, help="Tokens that an eagle3 head scores. 0: all.")
@@ -66,16 +70,18 @@ def eagle(
         # torch takes seconds to import: not for an option that is wrong.
         from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
+        from edgespec.training.eagle import LEVELS
         from edgespec.training.eagle_run import Plan
         from edgespec.training.eagle_run import train as run
         from edgespec.training.loop import Settings
 
-        settings = Settings(steps, batch, levels, rate, low, seed)
+        known: Kind = "eagle3" if kind == "eagle3" else "eagle"
+        settings = Settings(steps, batch, levels or LEVELS[known], rate, low, seed)
         plan = Plan(
             base,
             text,
             out,
-            "eagle3" if kind == "eagle3" else "eagle",
+            known,
             settings,
             row_length,
             text_rows=text_rows,
