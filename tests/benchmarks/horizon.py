@@ -116,11 +116,9 @@ def main() -> int:
     parser.add_argument("--sources", default=",".join(COMPARED))
     chosen = parser.parse_args()
     shown = [level for level in (1, 2, 4, 6, 8, 12) if level <= chosen.depth]
-    print(
-        "| source | T | first "
-        + " | ".join(f"{rank} at level {', '.join(map(str, shown))}" for rank in RANKS)
-        + " |"
-    )
+    levels = ", ".join(map(str, shown))
+    columns = (f"among the first {rank}, levels {levels}" for rank in RANKS)
+    print("| source | T | " + " | ".join(columns) + " |")
     print("| --- " * (2 + len(RANKS)) + "|")
     for temperature in (0.0, 1.0):
         whole = list(texts(temperature, chosen.new_tokens))
