@@ -69,8 +69,11 @@ class CoordinatorCompute:
         if self._draft is None:
             raise TypeError(f"{type(effect).__name__} without a draft source")
         match effect:
-            case OpenDraft(request, sampling):
+            case OpenDraft(request, sampling, base, rows):
                 self._draft.open(request, sampling)
+                if base:
+                    self._draft.inherit(request, base, rows)
+                    self._draft.close(base)
             case CloseDraft(request):
                 self._draft.close(request)
             case RunDraft(job, request, context, depth, width, features):

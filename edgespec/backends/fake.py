@@ -182,6 +182,9 @@ class FakeDraft:
         """Start a request."""
         self._seeds[request] = sampling.seed
 
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """Nothing: it remembers no tokens."""
+
     def refresh(
         self,
         request: int,

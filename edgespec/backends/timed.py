@@ -64,9 +64,7 @@ class CoordinatorDurations:
         """
         head = 0.0  # of the base, over prompt rows
         match effect:
-            case OpenDraft():
-                return 0.0
-            case CloseDraft(request):
+            case OpenDraft(base=request) | CloseDraft(request):
                 self._context.pop(request, None)
                 return 0.0
             case RunHead():

@@ -37,6 +37,11 @@ class Guesser(Protocol):
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request, or begin one again; guesses are ranked with its shared noise."""
 
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """The first `rows` tokens of `request`, which was just opened, are those of `base`, which
+        is about to be closed: what was read of them need not be read again, and their features do
+        not come again. Ignored if `base` is unknown."""
+
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Make `context` the certain tokens; it only grows. False if nothing can be guessed behind
         it, in which case the context read last stays. `features` are taken in either way."""
@@ -91,6 +96,11 @@ class DraftSource(Protocol):
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request; its guesses are ranked with the request's shared noise."""
+
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """The first `rows` tokens of `request`, which was just opened, are those of `base`, which
+        is about to be closed: what was read of them need not be read again, and their features do
+        not come again. Ignored if `base` is unknown."""
 
     def refresh(
         self,

@@ -107,6 +107,10 @@ class TreeDraft:
         self._requests[request] = _Request()
         self._guesser.open(request, sampling)
 
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """`request` begins with the first `rows` tokens of `base` (see drafting.base)."""
+        self._guesser.inherit(request, base, rows)
+
     def refresh(
         self,
         request: int,

@@ -56,6 +56,16 @@ class GuessCache:
         for begin in range(0, len(run), _CHUNK):
             self._commit(run[begin : begin + _CHUNK])
 
+    def rewind(self, rows: int) -> None:
+        """Keep the rows of the first `rows` tokens at most; more come before any guess."""
+        self.context = self.context[:rows]
+        ids = np.arange(len(self.context))
+        self._kv.gather(len(ids), np.zeros(0, np.int64))
+        self._ledger = RowLedger()
+        self._ledger.commit(Rows(ids, ids - 1, np.array(self.context, np.int64), ids))
+        self._next_id = len(ids)
+        self._row_behind, self._hidden = {}, None
+
     def hidden_behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
         """The hidden rows [n, H] of the last tokens of `paths`; the empty path is the context's.
 
@@ -103,7 +113,7 @@ class GuessCache:
         keep = RetainSet(self._ledger.epoch + 1, self._next_id - 1, tuple(accepted), kept)
         order = self._ledger.retain(keep)
         self._row_behind = below
-        if order is not None:
+        if order is not None and self._hidden is not None:
             self._kv.gather(start, order)
             # The accepted rows come first; the last of them takes the committed row's place.
             self._hidden = self._hidden_at([0, *(order + 1).tolist()][len(accepted) :])

@@ -72,7 +72,7 @@ class _Request:
     """
 
     sampling: Sampling
-    length: int = 0
+    context: tuple[int, ...] = ()
     able: tuple[int, ...] = ()
     unread: defaultdict[int, list[Features]] = field(default_factory=lambda: defaultdict(list))
     judged: Judged[_Said] = field(default_factory=Judged)
@@ -130,26 +130,33 @@ class HybridGuesser:
         for member in self._members:
             member.guesser.open(request, sampling)
 
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """Every member goes on from what it read of `base`."""
+        old = self._requests.get(base)
+        if old is None:
+            return
+        for number, member in enumerate(self._members):
+            if old.unread[number]:  # only now, as what a member missed would be missing for ever
+                self._read(member, base, old, number)
+            member.guesser.inherit(request, base, rows)
+
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Hand certain tokens to all members that are asked; True if any of them can guess.
 
         A member that is given up reads them when it is tried again.
         """
         state = self._requests[request]
-        for said, token in state.judged.certain(context[state.length :]):
+        for said, token in state.judged.certain(context[len(state.context) :]):
             self._judge(said, token, state.sampling.shape)
         self._review()
-        is_prompt, state.length = not state.length, len(context)
+        is_prompt, state.context = not state.context, tuple(context)
         able = []
         for number, member in enumerate(self._members):
-            unread = state.unread[number]
             if member.guesser.needs:
-                unread.append(features)
+                state.unread[number].append(features)
             if member.paused:
                 continue
-            read = partial(member.guesser.read, request, context, joined(unread))
-            unread.clear()
-            can, took = self._timed(member, read)
+            can, took = self._read(member, request, state, number)
             if not is_prompt:
                 member.seconds += took
             if can:
@@ -223,6 +230,13 @@ class HybridGuesser:
             for token, score in said.merged.items()
         ]
         return sorted(found, key=lambda guess: (-guess[1], guess[0]))
+
+    def _read(
+        self, member: _Member, request: int, state: _Request, number: int
+    ) -> tuple[bool, float]:
+        """Have a member read what it has not read yet: whether it can guess, and the seconds."""
+        features = joined(state.unread.pop(number, []))
+        return self._timed(member, partial(member.guesser.read, request, state.context, features))
 
     def _timed(self, member: _Member, call: Callable[[], Result]) -> tuple[Result, float]:
         """Have a member do something: what comes of it, and the seconds that count for it."""

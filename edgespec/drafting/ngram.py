@@ -104,6 +104,9 @@ class NgramGuesser:
         """Start a request."""
         self._requests[request] = _Request(sampling)
 
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """Nothing: reading anew takes no time worth mentioning."""
+
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Take new certain tokens; those behind the first context also say who was right."""
         state = self._requests[request]

@@ -26,6 +26,9 @@ class CertainRows(Protocol):
     def catch_up(self, news: TokenPath) -> None:
         """Take new certain tokens."""
 
+    def rewind(self, rows: int) -> None:
+        """Keep what was run for the first `rows` tokens at most; more come before any guess."""
+
     def hidden_behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
         """The hidden rows [n, H] of the last tokens of `paths`; the empty path is the context's."""
 
@@ -63,6 +66,12 @@ class WholeModelGuesser(Generic[RowsT]):
         """Start a request; its guesses are ranked with the request's shared noise."""
         self._rows[request] = self._new_rows(self._work)
         self._ranking.open(request, sampling)
+
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """Go on from what was run for the first `rows` tokens of `base`."""
+        if base in self._rows:
+            self._rows[request] = self._rows.pop(base)
+            self._rows[request].rewind(rows)
 
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Take new certain tokens; False if the context is longer than the draft model's, or holds

@@ -8,7 +8,7 @@ the stages → the policy again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -71,8 +71,7 @@ class CoordinatorMachine:
         self._waiting: deque[int] = deque()
         self._active: int | None = None
         self._watch = RingWatch(ring.recovery)
-        # The hidden rows of what is kept are gone: nothing is, if the draft source reads them.
-        self._kept = KeptRows(0 if ring.needs - {PROMPT_ROWS} else ring.kept_rows)
+        self._kept = KeptRows(ring.kept_rows)
         self._numbers = 0
         self._jobs = 0
         self._seq = 0
@@ -201,11 +200,19 @@ class CoordinatorMachine:
             len(request.prefix) - request.prefilled, self._ring.prefill_chunk, self._ring.stages
         )
         effects = self._ended(self._kept.make_room(request.capacity))
+        effects += self._open_draft(request)
         if request.policy.drafts:
-            effects.append(OpenDraft(request.number, request.sampling))
             # The draft reads the prompt while the stages do: a tree of depth 0.
             effects.append(self._draft(request, drafts.READ_ONLY, now))
         return self._send_prefill(request) + effects
+
+    def _open_draft(self, request: Request) -> list[Effect]:
+        """Start it on the draft source, from what that has read of its base."""
+        base = request.base
+        if request.policy.drafts:
+            known = (base.request, len(base.ids)) if base else (0, 0)
+            return [OpenDraft(request.number, request.sampling, *known)]
+        return self._close_drafts([base.request]) if base else []
 
     def _on_cancel(self, peer: bytes, tag: int, now: float) -> list[Effect]:
         for request in self._requests.values():
@@ -248,8 +255,8 @@ class CoordinatorMachine:
         self._queued.clear()
         self._flying.clear()  # nothing comes back from a ring that is gone
         self._scene.ended()
-        self._kept.clear()
-        effects = self._fail_overdue(now) + self._pause()
+        effects = self._close_drafts(self._kept.clear())
+        effects += self._fail_overdue(now) + self._pause()
         why = self._why_waiting()
         told = [SendPeer(r.peer, Progress(r.tag, why)) for r in self._requests.values()]
         return [*effects, *told]
@@ -296,25 +303,32 @@ class CoordinatorMachine:
             return []
         self._active = None
         self._scene.ended()
-        done = self._keep(request) if answered and request.tree is not None else self._free(request)
-        return done + self._start_next(now)
+        # What the draft source has not read it cannot go on from, if it needs the rows themselves.
+        known = request.policy.drafts or not self._ring.needs - {PROMPT_ROWS}
+        keeps = answered and known and request.tree is not None
+        return (self._keep(request) if keeps else self._free(request)) + self._start_next(now)
 
     def _free(self, request: Request) -> list[Effect]:
-        return [SendStages(End(request.number)), *self._close_draft(request)]
+        return self._ended([request.number])
 
     def _keep(self, request: Request) -> list[Effect]:
-        """Let the stages keep its certain rows, and drop what is too much then."""
+        """Let the stages and the draft source keep its certain rows; drop what is too much then."""
         gone = self._kept.add(request.number, request.kept())
         if request.number in gone:
-            return [*self._ended(gone), *self._close_draft(request)]
-        stages = [SendStages(request.last_retain()), *self._ended(gone)]
-        return [*stages, *self._close_draft(request)]
+            return self._ended(gone)
+        effects: list[Effect] = [SendStages(request.last_retain()), *self._ended(gone)]
+        if request.hidden is not None:  # the rest of its rows, which do not come again
+            self._jobs += 1
+            effects.append(drafts.last_reading(request, self._jobs))
+        return effects
 
-    def _ended(self, numbers: Iterable[int]) -> list[Effect]:
-        return [SendStages(End(number)) for number in numbers]
+    def _ended(self, numbers: Sequence[int]) -> list[Effect]:
+        ends: list[Effect] = [SendStages(End(number)) for number in numbers]
+        return ends + self._close_drafts(numbers)
 
-    def _close_draft(self, request: Request) -> list[Effect]:
-        return [CloseDraft(request.number)] if request.policy.drafts else []
+    def _close_drafts(self, numbers: Sequence[int]) -> list[Effect]:
+        """Free requests on the draft source, which ignores those that it does not know."""
+        return [CloseDraft(number) for number in numbers] if self._ring.draft else []
 
     # --- prefill ------------------------------------------------------------------------------
 

@@ -26,11 +26,17 @@ def ask(request: Request, wanted: Grow | Deepen | Expand, job: int, now: float) 
             return _expand(request, wanted, job, now)
 
 
+def last_reading(request: Request, job: int) -> Effect:
+    """Have the draft source read what it lacks of an answered request; nobody waits for it."""
+    return RunDraft(job, request.number, request.context, 0, 1, request.features())
+
+
 def _grow(request: Request, grow: Grow, job: int, now: float) -> Effect:
     context = request.context
     root = request.tree.root if request.tree else -1
     features = request.features()
-    reads = len(context) if request.hidden is None else features.rows
+    unread = len(context) - (len(request.base.ids) if request.base else 0)
+    reads = unread if request.hidden is None else features.rows
     request.draft = DraftJob(
         job, root, len(context), grow.keep, False, (), now, request.calm, reads
     )

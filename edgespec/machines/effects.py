@@ -163,10 +163,13 @@ class GatherRows:
 
 @dataclass(frozen=True, slots=True)
 class OpenDraft:
-    """Start a request on the draft source."""
+    """Start a request on the draft source; with a `base`, an answered request that ends with this,
+    whose first `rows` tokens are its own too."""
 
     request: int
     sampling: Sampling
+    base: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,12 +83,12 @@ class PromptTable:
 class HiddenRows:
     """The hidden rows of one request on one ring: kept until they are certain and handed over."""
 
-    def __init__(self, prefix: int, needs: frozenset[str]) -> None:
-        """The first `prefix` rows, with the ids 0, 1, …, are certain from the start."""
+    def __init__(self, prefix: range, needs: frozenset[str]) -> None:
+        """The rows with the ids `prefix` are certain from the start, none before are wanted."""
         self._final, self._tapped = FINAL_HIDDEN in needs, tapped(needs)
         self._rows: dict[int, tuple[_Arrived, int]] = {}
         self._kind: tuple[object, ...] | None = None
-        self._certain = deque(range(prefix))
+        self._certain = deque(prefix)
 
     def arrived(self, ids: Sequence[int], hidden: Tensor, taps: Tensor | None = None) -> None:
         """Rows came back from the ring; `hidden` [len(ids), H], `taps` [len(ids), ...].

@@ -68,9 +68,11 @@ class KeptRows:
             gone.append(oldest)
         return gone
 
-    def clear(self) -> None:
-        """The stages hold nothing any more."""
+    def clear(self) -> list[int]:
+        """The stages hold nothing any more; returns the requests that went with it."""
+        gone = list(self._kept)
         self._kept.clear()
+        return gone
 
 
 def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:

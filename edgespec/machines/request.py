@@ -111,8 +111,7 @@ class Request:
         self.prefilled = 0
         self.base: Base | None = None
         self._used_rows: list[int] = []
-        rows = self.needs - {PROMPT_ROWS}
-        self.hidden = HiddenRows(len(self.prefix), rows) if rows else None
+        self.hidden = self._hidden_from(0)
         self.prompts = PromptRows(*self._prompting) if self._prompting else None
         self.chunk = len(self.prefix)  # rows of the prefix that travel together
         self.tree: DraftTree | None = None
@@ -148,8 +147,14 @@ class Request:
         """Read only what comes behind the rows of an answered request, if there is one."""
         self.base = base
         if base is not None:
+            self.hidden = self._hidden_from(len(base.ids))
             self.prefilled = len(base.ids)
             self.tally.cached = max(self.tally.cached, len(base.ids))
+
+    def _hidden_from(self, first: int) -> HiddenRows | None:
+        """What its draft source needs of the prefix from that row on, and of what follows."""
+        rows = self.needs - {PROMPT_ROWS}
+        return HiddenRows(range(first, len(self.prefix)), rows) if rows else None
 
     @property
     def has_opened(self) -> bool:

@@ -52,6 +52,10 @@ class Oracle:
             raise LocalProtocolError(f"request {request} is open on the draft already")
         self._contexts[request] = ()
 
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """What was read of the base need not be read again."""
+        self._contexts[request] = self._contexts.get(base, ())[:rows]
+
     def close(self, request: int) -> None:
         """Free the request."""
         self._contexts.pop(request, None)

@@ -121,6 +121,9 @@ def test_a_deepened_tree_attends_to_the_context_that_it_hangs_from() -> None:
         2 * D0.draft_seconds(8, 50)
     )
     assert durations.seconds(CloseDraft(1), ()) == 0.0
+    durations.seconds(RunDraft(1, 3, tuple(range(50)), 5, 8), passes(50))
+    assert durations.seconds(OpenDraft(4, Sampling(), base=3, rows=20), ()) == 0.0
+    assert durations.seconds(DeepenDraft(2, 3, 2, 8), passes(8)) == D0.draft_seconds(8, 0)
     assert durations.seconds(DeepenDraft(2, 1, 2, 8), passes(8)) == D0.draft_seconds(8, 0)
 
 

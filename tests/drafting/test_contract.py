@@ -54,6 +54,12 @@ class Fed(TreeDraft):
         super().__init__(load_eagle(head, kind, source, OutputHead(source)))
         self._given: dict[int, int] = {}
 
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """See TreeDraft."""
+        super().inherit(request, base, rows)
+        if base in self._given:
+            self._given[request] = rows
+
     def refresh(self, request: int, context: Sequence[int], *args: Any) -> DraftedTree:
         """See TreeDraft."""
         return super().refresh(request, context, *args[:2], self._features(request, context))
@@ -236,6 +242,30 @@ def test_work_is_told_once(draft: DraftSource) -> None:
     assert 1 <= sum(work) <= 3
     draft.expand(1, CONTEXT, [], 2)
     assert rows_of(draft) == ()
+
+
+def test_what_was_read_of_an_answered_request_is_not_read_again(draft: DraftSource) -> None:
+    draft.refresh(1, CONTEXT, 2, 2)
+    draft.expand(1, [*CONTEXT, 3], [(4,)], 2)
+    again = [*CONTEXT[:6], 9, 4, 30]
+    if isinstance(draft, OracleDraft):
+        return  # it says something else each time
+    for request in (7, 8):
+        draft.open(request, Sampling())
+    draft.inherit(7, 1, 6)
+    draft.close(1)
+    draft.take_work()
+    went_on = draft.refresh(7, again, 2, 2)
+    short = draft.take_work()
+    anew = draft.refresh(8, again, 2, 2)
+    whole = draft.take_work()
+    assert went_on.tokens.tolist() == anew.tokens.tolist()
+    np.testing.assert_allclose(went_on.scores, anew.scores, rtol=0, atol=1e-4)
+    if whole and draft.name != "fake":
+        assert sum(one.rows for one in whole) - sum(one.rows for one in short) >= 5
+    draft.open(9, Sampling())
+    draft.inherit(9, 99, 6)
+    assert draft.refresh(9, again, 2, 2).tokens.tolist() == anew.tokens.tolist()
 
 
 def test_requests_are_apart(draft: DraftSource) -> None:

@@ -34,10 +34,15 @@ class Scripted:
         self.context: tuple[int, ...] = ()
         self.asked = 0
         self.given: list[Features] = []
+        self.inherited = (0, 0, 0)
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Begin."""
         self.context = ()
+
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """Note it."""
+        self.inherited = (request, base, rows)
 
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Keep it."""
@@ -96,7 +101,7 @@ def follow(
     """So many certain tokens, each guessed before: whether it was among the guesses. `rows`: with
     features, counted from 0."""
     hits = []
-    context = (0,) * made._requests[1].length
+    context = made._requests[1].context
     for step in range(count):
         children = made.guess(1, [()], 4)
         token = right(step)
@@ -189,6 +194,23 @@ def test_what_a_member_that_is_given_up_should_have_read_it_reads_when_it_is_tri
     finals = [features.final for features in needy.given if features.final]
     rows = [value for final in finals for value in np.frombuffer(final.data)]
     assert rows == list(range(LEAST + PAUSE)), "every row once, in order"
+
+
+def test_the_next_turn_begins_with_what_every_member_read() -> None:
+    """One that is given up reads what it missed then, as it would be missing for ever."""
+    needy = Scripted("needy", always((3, -0.1)), rows=10, needs=frozenset({FINAL_HIDDEN}))
+    cheap = Scripted("cheap", always((3, -0.1)))
+    made = hybrid(cheap, needy)
+    follow(made, lambda step: 3, LEAST + 7, rows=True)
+    assert len(needy.given) < LEAST + 7
+    made.open(2, Sampling())
+    made.inherit(2, 1, 20)
+    assert cheap.inherited == needy.inherited == (2, 1, 20)
+    finals = [features.final for features in needy.given if features.final]
+    assert sum(final.shape[0] for final in finals) == LEAST + 7
+    made.close(1)
+    assert made.read(2, (0,) * 22, row(20))
+    made.inherit(2, 99, 20)
 
 
 def test_who_has_nothing_to_say_of_a_path_disagrees_with_nobody() -> None:

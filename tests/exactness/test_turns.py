@@ -60,15 +60,16 @@ def test_every_turn_has_the_text_of_a_ring_that_keeps_nothing(
         text += one.text + question
 
 
+@pytest.mark.parametrize("draft", ["independent", "eagle", "hybrid:ngram+eagle3"])
 def test_the_second_turn_of_a_long_conversation_reads_only_what_is_new(
-    monkeypatch: pytest.MonkeyPatch,
+    draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thousand tokens, of which the model's context of 1,024 leaves a few for the answer."""
     long = "".join(prompts().values())
     ids = tokenizer().encode(long)[:985]
     text = tokenizer().decode(ids)
     first = request(text, "adaptive", 8, tag=1)
-    ring = torch_ring(2, "float32", kept_rows=2 * CONTEXT)
+    ring = torch_ring(2, "float32", kept_rows=2 * CONTEXT, draft_name=draft)
     ring.replies.clear()
     sent = said(ring, monkeypatch)
     answer = ring.ask(first)
@@ -80,6 +81,7 @@ def test_the_second_turn_of_a_long_conversation_reads_only_what_is_new(
     again = ring.ask(second)
     assert again.cached_tokens >= before - 1
     assert read(sent) == again.prompt_tokens - again.cached_tokens <= 12
+    assert sum(source.alone for source in again.sources), "the draft knows what was said"
     forgets = torch_ring(2, "float32")
     forgets.replies.clear()
     assert forgets.ask(second).token_ids == again.token_ids

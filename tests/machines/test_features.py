@@ -63,13 +63,18 @@ class NeedyDraft(FakeDraft):
         self.given: dict[int, list[int]] = {}
         self.tapped: dict[int, list[list[int]]] = {}
         self.contexts: dict[int, tuple[int, ...]] = {}
-        self.prompt = 0
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request."""
         super().open(request, sampling)
         self.given[request] = []
         self.tapped[request] = []
+
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """What was given for the base is not given again."""
+        assert len(self.given[base]) >= rows, "all of it came before"
+        self.given[request] = self.given[base][:rows]
+        self.tapped[request] = self.tapped[base][:rows]
 
     def refresh(
         self,
@@ -152,19 +157,37 @@ def test_a_lost_ring_doubles_no_row() -> None:
             assert given == hidden[: len(given)]
 
 
-def test_nothing_is_kept_for_a_source_that_reads_hidden_rows() -> None:
-    for draft, cached in ((NeedyDraft(0.5), 0), (FakeDraft(STAGES, VOCABULARY, 0.5), 30)):
-        fake = FakeRing(STAGES, draft=draft, kept_rows=1000)
-        for tag in (1, 2):
-            fake.ring.submit(submit(tag, "x" * 31, 4))
-            fake.ring.run()
-            end = assert_one_end(fake.ring.replies, tag)
+@pytest.mark.parametrize("seed", range(8))
+def test_the_next_turn_goes_on_from_the_rows_that_were_given(seed: int) -> None:
+    """In any conversation, by any policies, some of which draft nothing: of those nothing is kept
+    for a source that needs the rows."""
+    rng = random.Random(seed)
+    draft = NeedyDraft(rng.choice([0.3, 0.9]), *rng.choice([(), (0, 1)]))
+    fake = FakeRing(STAGES, draft=draft, prefill_chunk=rng.choice([3, 64]), kept_rows=2000)
+    text, cached, drafted = "", 0, False
+    for tag in range(1, 9):
+        text = text[: rng.randint(20, 200)] + "".join(rng.choices("abcdef ", k=rng.randint(1, 30)))
+        policy = rng.choice([*DRAFTING, "autoregressive"])
+        ask = submit(tag, text, rng.randint(1, 25), policy)
+        fake.ring.submit(ask)
+        fake.ring.run()
+        end = assert_one_end(fake.ring.replies, tag)
         assert isinstance(end, Finished)
-        assert end.cached_tokens == cached
+        assert end.token_ids == fake.expected(ask).token_ids
+        assert drafted or not end.cached_tokens
+        cached += end.cached_tokens
+        drafted |= policy in DRAFTING
+        if policy in DRAFTING:
+            hidden, _ = plain_run([*fake.codec.encode(text), *end.token_ids])
+            given = draft.given[max(draft.given)]
+            assert given == hidden[: len(given)]
+            assert len(given) >= len(hidden) - 1
+        text += end.text
+    assert cached
 
 
 def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
-    hidden = HiddenRows(2, frozenset({FINAL_HIDDEN}))
+    hidden = HiddenRows(range(2), frozenset({FINAL_HIDDEN}))
     tensor = Tensor("uint8", (4, 1), bytes([10, 11, 12, 13]))
     hidden.arrived([1, 2, 3, 4], tensor)
     assert hidden.take() is NO_FEATURES
@@ -181,7 +204,7 @@ def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
 def test_taps_that_a_stage_forgot_or_changed_are_passed_over() -> None:
     hidden = Tensor("uint8", (1, 1), b"h")
     for bad in (None, Tensor("uint8", (1, 4), b"1234")):
-        rows = HiddenRows(3, frozenset({tap(1), tap(4)}))
+        rows = HiddenRows(range(3), frozenset({tap(1), tap(4)}))
         rows.arrived([0], hidden, Tensor("uint8", (1, 2), b"ab"))
         rows.arrived([1], hidden, bad)
         rows.arrived([2], hidden, Tensor("uint8", (1, 2), b"cd"))

@@ -148,16 +148,21 @@ def test_what_is_not_kept_is_freed_everywhere() -> None:
     for tag in range(1, 6):
         fake.ring.ask(asking(tag, [tag] * 90, max_new_tokens=5))
         assert sum(block.open_requests for block in fake.blocks) <= 3 * 2
+        assert fake.draft.open_requests == fake.blocks[0].open_requests  # type: ignore[attr-defined]
         fake.assert_consistent()
     fake.ring.ask(asking(9, [7] * 500, max_new_tokens=5))
     assert [block.open_requests for block in fake.blocks] == [0, 0, 0], "it alone is too long"
+    assert fake.draft.open_requests == 0  # type: ignore[attr-defined]
 
 
 def test_a_lost_ring_takes_all_of_it_along() -> None:
     fake = FakeRing(2, kept_rows=2000)
     answer = fake.ring.ask(asking(1, range(50), max_new_tokens=5))
+    assert fake.draft.open_requests == 1  # type: ignore[attr-defined]
     fake.ring.lose("stage 2 was lost")
     fake.ring.mend()
+    fake.ring.run()
+    assert fake.draft.open_requests == 0  # type: ignore[attr-defined]
     second = asking(2, [*range(50), *answer.token_ids, 1, 2], max_new_tokens=5)
     again = fake.ring.ask(second)
     assert again.token_ids == fake.expected(second).token_ids

@@ -244,9 +244,12 @@ class OracleDraft:
         assert request not in self._open
         self._open.add(request)
 
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """Nothing: it reads whole contexts."""
+
     def close(self, request: int) -> None:
         """Free the request."""
-        self._open.remove(request)
+        self._open.discard(request)
         self._trees.pop(request, None)
 
     def refresh(

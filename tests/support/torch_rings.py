@@ -63,7 +63,7 @@ def torch_ring(
     source = QuantisingSource(checkpoint, Quantisation.parse(quant))
     blocks = [Block(source, a, b, dtype) for a, b in split_layers(checkpoint.layers, stages)]
     head = OutputHead(checkpoint, dtype)
-    parts = BaseParts(BASE, checkpoint, head, dtype, "cpu", Checkpoint, measured=False)
+    parts = BaseParts(BASE, checkpoint, head, dtype, "cpu", measured=False)
     draft = build_draft(parse_draft(draft_name, bundled), parts)
     assert draft is not None
     ring = Ring(

@@ -42,14 +42,15 @@ TESTED_ROWS = 200
 class _Request:
     """One request: its certain tokens, and the rows of its pairs.
 
-    `features` [n, hidden]: of certain rows whose pairs still lack their token. `trial`: features
-    and tokens of all pairs so far, while the head's settings are in doubt.
+    `features`: of all certain rows that came, from the first on, in parts [n, hidden]; `unpaired`:
+    of the last of them, whose pairs lack their token. `broken`: some rows never will come.
     """
 
     pairs: PairRows
-    features: torch.Tensor
+    unpaired: torch.Tensor
+    features: list[torch.Tensor] = field(default_factory=list)
+    broken: bool = False
     context: tuple[int, ...] = ()
-    trial: list[torch.Tensor] = field(default_factory=list)
 
 
 class EagleGuesser:
@@ -100,6 +101,19 @@ class EagleGuesser:
         self._requests[request] = _Request(self._new_rows(self._ropes[0]), nothing)
         self._ranking.open(request, sampling)
 
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """Go on from the pairs and features of the first `rows` tokens of `base`."""
+        state, old = self._requests[request], self._requests.get(base)
+        if old is None:
+            return
+        known = torch.cat([state.unpaired, *old.features])[:rows]
+        state.broken = old.broken or len(known) < rows
+        state.features = [known]
+        # A pair is of a row's features and the next token: of the last row's that is another one.
+        state.pairs = old.pairs
+        state.pairs.rewind(rows - 1)
+        state.unpaired = known[state.pairs.certain :]
+
     @torch.inference_mode()
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Take features and certain tokens; False as long as the features of any but the newest
@@ -109,16 +123,18 @@ class EagleGuesser:
         self._ranking.read(request, context[len(state.context) :])
         state.context = tuple(context)
         given = self._given(features)
+        if state.broken:
+            return False
         if given is not None:
-            state.features = torch.cat([state.features, self._head.features(given)])
+            state.features.append(self._head.features(given))
+            state.unpaired = torch.cat([state.unpaired, state.features[-1]])
         first = state.pairs.certain
-        count = min(len(state.features), len(context) - 1 - first)
+        count = min(len(state.unpaired), len(context) - 1 - first)
         if count > 0:
-            fresh, state.features = state.features[:count], state.features[count:]
+            fresh, state.unpaired = state.unpaired[:count], state.unpaired[count:]
             state.pairs.add(fresh, context[first + 1 : first + 1 + count])
-            if len(self._ropes) > 1:
-                state.trial.append(fresh)
-                self._try(state)
+            if len(self._ropes) > 1 and first + count >= TESTED_ROWS:
+                self._try(state, torch.cat(state.features)[: first + count])
             self._note_work(state)
         return 0 < state.pairs.certain == len(context) - 1
 
@@ -186,11 +202,8 @@ class EagleGuesser:
         array: np.ndarray = (logits if self._dtype == torch.float64 else logits.float()).numpy()
         return array
 
-    def _try(self, state: _Request) -> None:
-        """Once there are rows enough, keep the settings by which most next tokens are foreseen."""
-        if state.pairs.certain < TESTED_ROWS:
-            return
-        features = torch.cat(state.trial)
+    def _try(self, state: _Request, features: torch.Tensor) -> None:
+        """Keep the settings by which most next tokens are foreseen."""
         pairs, known = state.context[1 : len(features) + 1], np.array(state.context[2:])
         made = [self._new_rows(rope) for rope in self._ropes]
         right: list[float] = []
@@ -206,7 +219,7 @@ class EagleGuesser:
         chosen = self._ropes[best_of]
         log.info("%s head: right next tokens by %s; using %g", self.name, shares, chosen.theta)
         self._ropes = (chosen,)
-        state.pairs, state.trial = made[best_of], []
+        state.pairs = made[best_of]
 
 
 def load_eagle(

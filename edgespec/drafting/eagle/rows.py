@@ -81,12 +81,17 @@ class PairRows:
             self._keep_below(root)
             self._waiting, self._waiting_tokens = waiting
 
+    def rewind(self, pairs: int) -> None:
+        """Keep the first `pairs` certain pairs at most, as far as they were run, and no guesses."""
+        self._waiting, self._waiting_tokens = self._waiting[:0], []
+        self._held = min(pairs, self._held)
+        self._drop_guesses()
+
     @torch.inference_mode()
     def read(self, features: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
         """Run certain pairs, none of which may wait, and drop all guesses; what comes out
         [n, hidden]."""
-        self._kv.gather(self._held, np.zeros(0, np.int64))
-        self._lines, self._imitated, self._slot_behind = [[]], [0], {}
+        self._drop_guesses()
         parts = range(0, len(tokens), _CHUNK)
         return torch.cat(
             [self._pass(features[i:][:_CHUNK], tokens[i:][:_CHUNK], {}) for i in parts]
@@ -139,6 +144,10 @@ class PairRows:
                 return slot, depth
             slot = self._slot_behind[slot, token]
         return slot, len(path)
+
+    def _drop_guesses(self) -> None:
+        self._kv.gather(self._held, np.zeros(0, np.int64))
+        self._lines, self._imitated, self._slot_behind = [[]], [0], {}
 
     @torch.inference_mode()
     def _keep_below(self, root: int) -> None:

@@ -48,6 +48,11 @@ class FuzzyRows:
             self._hidden = self._run(part, positions, mask, fuzzy=False)[-1:]
             self.context += part
 
+    def rewind(self, rows: int) -> None:
+        """Keep the precise rows of the first `rows` tokens at most; more come before any guess."""
+        self.context = self.context[:rows]
+        self._slot_of.clear()
+
     def hidden_behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
         """The hidden rows [n, H] of the last tokens of `paths`; the empty path is the context's.
 

@@ -58,6 +58,9 @@ class PromptGuesser:
         self._requests[request] = _Request()
         self._ranking.open(request, sampling)
 
+    def inherit(self, request: int, base: int, rows: int) -> None:
+        """Nothing: only the newest chain counts."""
+
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Take what the newest chain of prompt rows became; False if none reaches behind the
         context."""

@@ -292,6 +292,23 @@ def test_the_truth_moves_down_with_the_passes_that_are_made(
     assert far[4] < 1e-9
 
 
+def test_without_all_features_of_the_turn_before_nothing_is_guessed(
+    base: Path, tmp_path: Path
+) -> None:
+    write_eagle(tmp_path, FORMS["eagle-llama3"])
+    draft = guesser(base, tmp_path, FORMS["eagle-llama3"])
+    whole = given_rows(FORMS["eagle-llama3"], 6)[1].final
+    assert whole is not None
+    for rows, can in ((4, True), (5, False)):
+        draft.open(1, Sampling())
+        draft.read(1, CONTEXT, Features(whole.take(np.arange(4))))
+        draft.open(2, Sampling())
+        draft.inherit(2, 1, rows)
+        draft.close(1)
+        assert draft.read(2, CONTEXT, Features(whole.take(np.arange(rows, 6)))) == can
+        draft.close(2)
+
+
 def test_a_token_that_the_base_lacks_has_no_children(base: Path, tmp_path: Path) -> None:
     write_eagle(tmp_path, FORMS["eagle-llama3"])
     draft = guesser(base, tmp_path, FORMS["eagle-llama3"])
