@@ -56,9 +56,10 @@ Model = Annotated[
 Draft = Annotated[
     str,
     typer.Option(
-        help="Who guesses: none, ngram, independent:FOLDER (or only FOLDER: a draft model with the "
-        "same tokenizer), or hybrid:ngram+independent:FOLDER. Default: independent with the "
-        "bundled draft model, if the base model is bundled too; the others find it as well."
+        help="Who guesses: none; ngram; independent, easyspec, eagle, eagle3 or ppd, each with "
+        ":FOLDER of its weights (FOLDER alone: an independent draft model); or several, as in "
+        "hybrid:ngram+eagle3:FOLDER. With the bundled base model names find bundled weights, and "
+        "the default is independent; else none."
     ),
 ]
 Quant = Annotated[
@@ -68,7 +69,9 @@ Quant = Annotated[
         "or nf4-dq."
     ),
 ]
-DraftQuant = Annotated[str, typer.Option(help="The same for the draft model.")]
+DraftQuant = Annotated[
+    str, typer.Option(help="The same for the draft model, or the layer of an EAGLE head.")
+]
 Layers = Annotated[
     str,
     typer.Option(
