@@ -7,6 +7,7 @@ import socket
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.dashboard import asked_metrics
 from support.nodes import HOST, NodeRing
 from support.rings import submit
 
@@ -48,6 +49,10 @@ def test_a_stage_tells_what_it_has_done() -> None:
     assert before["edgespec_rows_total"] == before["edgespec_segments_total"] == 0
     assert (after["edgespec_stage"], after["edgespec_ring_up"]) == (2, 1)
     assert after["edgespec_stage_layers"] > 0
+    names = {sample.partition("/")[0] for sample in after}
+    for query, asked in asked_metrics(by_stages=True).items():
+        assert asked, query
+        assert asked <= names, (query, asked - names)
     # The prompt's rows and the root are no guesses; what was pruned on the way never came here.
     assert 40 <= after["edgespec_rows_total"] <= end.prompt_tokens + end.rows_sent + end.misses + 1
     assert 0 < after["edgespec_rows_wasted_total"] <= end.rows_wasted
