@@ -19,9 +19,9 @@ from edgespec.policy.experience import Calibration
 from edgespec.tree.drafted import Children
 from edgespec.verify.sampling import Sampling
 
-LEAST = 48
+LEAST = 128
 """So many certain tokens are watched before a member is judged, and again before the next one."""
-LEAST_PAY = 1 / 16
+LEAST_PAY = 1 / 32
 """A member is given up if the right guesses that it alone made are less than this share of all, for
 all of the time; half of that for half of the time."""
 PAUSE = 256

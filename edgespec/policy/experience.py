@@ -78,36 +78,49 @@ class RowTimes:
 PRIOR_WEIGHT = 8.0
 """How many observations a draft source's own word counts for in a class of scores."""
 
-LOWEST = math.log(1e-4)
-"""Scores below this are one class."""
+RAREST = 1e-4
+"""Shares below this, and those as near to 1, are not told apart."""
 
 
 class Calibration:
     """How often guesses of a certain score turned out right, given that their parent was.
 
-    Scores fall into classes of one unit of log-odds. In each, the share that was right is
-    estimated with the draft's own probability as a prior worth PRIOR_WEIGHT observations.
+    Scores fall into classes of one unit of log-odds. In each, the share that was right, against
+    what the draft had expected, says how far the log-odds of its guesses are off; the draft's own
+    word counts for PRIOR_WEIGHT observations. So guesses of one class still differ as they did.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, int]] = {}  # class: guesses, right ones
+        self._seen: dict[int, tuple[int, int, float]] = {}  # class: guesses, right, expected to be
 
     def learn(self, score: float, was_right: bool) -> None:
         """A guess with that own natural-log score was, or was not, the model's token."""
-        key = _log_odds_class(score)
-        guesses, right = self._seen.get(key, (0, 0))
-        self._seen[key] = (guesses + 1, right + was_right)
+        expected = _share(score)
+        guesses, right, total = self._seen.get(_class_of(expected), (0, 0, 0.0))
+        self._seen[_class_of(expected)] = (guesses + 1, right + was_right, total + expected)
 
     def score(self, score: float) -> float:
         """The natural log of the calibrated probability; never above 0."""
-        guesses, right = self._seen.get(_log_odds_class(score), (0, 0))
-        expected = math.exp(max(score, LOWEST))
-        return math.log((right + PRIOR_WEIGHT * expected) / (guesses + PRIOR_WEIGHT))
+        expected = _share(score)
+        guesses, right, total = self._seen.get(_class_of(expected), (0, 0, 0.0))
+        weight = guesses + PRIOR_WEIGHT
+        found = (right + PRIOR_WEIGHT * expected) / weight
+        usual = (total + PRIOR_WEIGHT * expected) / weight
+        odds = _odds(expected) * _odds(found) / _odds(usual)
+        return math.log(odds / (1.0 + odds))
 
 
-def _log_odds_class(score: float) -> int:
-    share = math.exp(max(score, LOWEST))
-    return round(math.log(share / (1.0 - share + 1e-4)))
+def _share(score: float) -> float:
+    """The probability that a natural-log score stands for."""
+    return min(max(math.exp(score), RAREST), 1.0 - RAREST)
+
+
+def _odds(share: float) -> float:
+    return share / (1.0 - share)
+
+
+def _class_of(share: float) -> int:
+    return round(math.log(_odds(share)))
 
 
 @dataclass(slots=True)

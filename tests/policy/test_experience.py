@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rings import FakeRing, submit
 
-from edgespec.policy.experience import FADE, PRIOR_WEIGHT, Calibration, Experience, RowTimes
+from edgespec.policy.experience import FADE, PRIOR_WEIGHT, RAREST, Calibration, Experience, RowTimes
 from edgespec.policy.registry import POLICIES
 
 ROWS = st.integers(1, 300)
@@ -102,7 +102,7 @@ def test_a_calibrated_score_is_a_probability(
     assert math.isfinite(calibration.score(score))
 
 
-@given(st.floats(math.log(1e-4), 0.0))
+@given(st.floats(math.log(RAREST), math.log(1 - RAREST)))
 def test_the_draft_is_believed_at_the_start(score: float) -> None:
     assert Calibration().score(score) == pytest.approx(score)
 
@@ -127,6 +127,17 @@ def test_the_prior_counts_for_so_many_observations() -> None:
     for _ in range(int(PRIOR_WEIGHT)):
         calibration.learn(math.log(0.5), False)
     assert math.exp(calibration.score(math.log(0.5))) == pytest.approx(0.25)
+
+
+def test_guesses_of_one_class_still_differ_as_the_draft_had_it() -> None:
+    calibration = Calibration()
+    for _ in range(400):
+        calibration.learn(math.log(0.6), False)
+        calibration.learn(math.log(0.6), True)
+    low, high = (math.exp(calibration.score(math.log(share))) for share in (0.55, 0.62))
+    assert low < 0.5 < high
+    # The odds are in the same proportion as those of 0.55 and 0.62, and 0.6 is at one half.
+    assert (high / (1 - high)) / (low / (1 - low)) == pytest.approx((62 / 38) / (55 / 45), rel=0.05)
 
 
 # --- all of it ------------------------------------------------------------------------------------
