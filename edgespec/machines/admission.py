@@ -1,13 +1,17 @@
-"""Admission: turns a client's Submit into a request, or says why it cannot be served."""
+"""Admission: turns a client's Submit into a request, or says why it cannot be served.
+
+What costs no time is said at once; the prompt is encoded beside the I/O loop (EncodePrompt).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost, QueueFull
 from edgespec.machines.answer import Answer, TextCodec
+from edgespec.machines.effects import EncodePrompt
+from edgespec.machines.events import PromptEncoded
 from edgespec.machines.features import PromptTable
 from edgespec.machines.request import Request
 from edgespec.policy.base import Policy
@@ -44,30 +48,40 @@ class Ring:
 
 
 def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit) -> Request:
-    """The request that `submit` asks for.
+    """The request that `submit` asks for, its prompt not encoded yet.
 
-    Raises ConfigError, or CapacityError for a prompt that is too long, fit for the user.
+    Raises ConfigError, or CapacityError for a prompt that is surely too long, fit for the user.
     """
     policy = _checked_policy(ring, submit.policy)
     sampling = Sampling(submit.temperature, submit.top_k, submit.top_p, submit.min_p, submit.seed)
     if not -1 <= submit.top <= MOST:
         raise ConfigError(f"top_logprobs is {submit.top}; it must be from 0 to {MOST}")
-    prompt = tuple(_prompt(codec, submit))
-    limit = _checked_limit(ring, len(prompt), submit.max_new_tokens)
-    answer = Answer(codec, submit.stop, limit)
+    if submit.max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens is {submit.max_new_tokens}; it must be at least 1")
+    if not submit.messages:
+        if not submit.prompt:
+            raise ConfigError("the prompt is empty; give at least one character")
+        codec.check_length(submit.prompt, most_tokens(ring))
+    answer = Answer(codec, submit.stop, submit.max_new_tokens)
     needs = ring.needs if policy.drafts else frozenset()
-    return Request(
-        number, peer, submit, sampling, policy, prompt, answer, limit, ring.stages, needs
-    )
+    return Request(number, peer, submit, sampling, policy, answer, ring.stages, needs)
 
 
-def _prompt(codec: TextCodec, submit: Submit) -> Sequence[int]:
-    """Its tokens. Raises ConfigError if there is nothing to answer."""
-    if submit.messages:
-        return codec.encode_chat(_conversation(submit.messages))
-    if not submit.prompt:
-        raise ConfigError("the prompt is empty; give at least one character")
-    return codec.encode(submit.prompt)
+def most_tokens(ring: Ring) -> int:
+    """Tokens of the longest prompt that can be answered."""
+    return ring.context_length - 1
+
+
+def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
+    """Carry out that effect; it touches nothing but the tokenizer, in whatever thread."""
+    try:
+        if effect.messages:
+            tokens = codec.encode_chat(_conversation(effect.messages), effect.most)
+        else:
+            tokens = codec.encode(effect.prompt)
+    except EdgespecError as problem:
+        return PromptEncoded(effect.request, (), str(problem), kind_of(problem))
+    return PromptEncoded(effect.request, tuple(tokens))
 
 
 def _conversation(text: str) -> list[dict[str, str]]:
@@ -75,15 +89,18 @@ def _conversation(text: str) -> list[dict[str, str]]:
         messages = json.loads(text)
     except (ValueError, RecursionError):
         raise ConfigError("messages is no JSON") from None
-    good = isinstance(messages, list) and all(
-        isinstance(one, dict)
-        and all(isinstance(one.get(key), str) for key in ("role", "content"))
-        and one["role"]
-        for one in messages
-    )
-    if not good or not messages:
+    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise ConfigError('messages must be a list of {"role": ..., "content": ...}, not empty')
-    return [{"role": one["role"], "content": one["content"]} for one in messages]
+    return [{"role": one["role"], "content": one["content"] or ""} for one in messages]
+
+
+def _is_message(one: object) -> bool:
+    """An assistant that called a tool or refused may have said nothing: its content is null, as
+    OpenAI's clients send it, and templates get an empty one, which they can all add to a text."""
+    if not isinstance(one, dict) or not isinstance(one.get("role"), str) or not one["role"]:
+        return False
+    content = one.get("content", 0)
+    return isinstance(content, str) or (content is None and one["role"] == "assistant")
 
 
 def kind_of(problem: EdgespecError) -> str:
@@ -108,10 +125,11 @@ def _checked_policy(ring: Ring, name: str) -> Policy:
     return policy
 
 
-def _checked_limit(ring: Ring, prompt_tokens: int, max_new_tokens: int) -> int:
-    """How many new tokens fit, at most those asked for."""
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+def fitting(ring: Ring, prompt_tokens: int, max_new_tokens: int) -> int:
+    """How many new tokens fit behind the prompt, at most those asked for.
+
+    Raises ConfigError, or CapacityError if none does.
+    """
     if prompt_tokens == 0:
         raise ConfigError("the prompt has no tokens; give at least one character")
     room = ring.context_length - prompt_tokens

@@ -25,13 +25,20 @@ class TextCodec(Protocol):
     def eos_ids(self) -> Collection[int]:
         """Tokens that end an answer."""
 
+    def check_length(self, text: str, most: int) -> None:
+        """Raise CapacityError if the text is too long, by its characters alone, for `most` tokens.
+
+        Takes no longer than to look at each character once, and never refuses what fits.
+        """
+
     def encode(self, text: str) -> Sequence[int]:
         """Token ids of a prompt, with the tokenizer's own opening token."""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
         """Token ids of a conversation by the model's chat template, up to where it answers.
 
-        Raises ConfigError if the model has none, or does not take this conversation.
+        Raises ConfigError if the model has none, or does not take this conversation, CapacityError
+        if what the template wrote is too long for `most` tokens (see check_length).
         """
 
     def stream(self) -> TextStream:
@@ -53,7 +60,7 @@ class Answer:
         self._eos_ids = codec.eos_ids
         self._stream = codec.stream()
         self._scanner = StopScanner(stop)
-        self._limit = max_new_tokens
+        self.limit = max_new_tokens
         self._text: list[str] = []
         self.token_ids: list[int] = []
         self.finish_reason = ""
@@ -71,7 +78,7 @@ class Answer:
         """
         self.token_ids.append(token)
         at_end = token in self._eos_ids
-        at_limit = len(self.token_ids) == self._limit
+        at_limit = len(self.token_ids) == self.limit
         piece = "" if at_end else self._stream.push(token)
         if at_end or at_limit:
             piece += self._stream.flush()

@@ -1,6 +1,6 @@
 """Coordinator machine: queues requests, sends what the policy decides, verifies what comes back.
 
-One token's way: Submit → prefill segments → HeadDone gives the first root → the policy grows and
+One token's way: Submit → EncodePrompt → prefill segments → HeadDone gives the first root → the policy grows and
 sends → SegmentArrived → RunHead → HeadDone → the tree advances → Tokens to the client, Retain to
 the stages → the policy again.
 """
@@ -15,11 +15,12 @@ import numpy as np
 
 from edgespec.errors import ConfigError, EdgespecError, LocalProtocolError, QueueFull
 from edgespec.machines import drafts
-from edgespec.machines.admission import Ring, admit, kind_of
+from edgespec.machines.admission import Ring, admit, encode, fitting, kind_of, most_tokens
 from edgespec.machines.answer import TextCodec
 from edgespec.machines.effects import (
     CloseDraft,
     Effect,
+    EncodePrompt,
     OpenDraft,
     SendPeer,
     SendRing,
@@ -33,6 +34,7 @@ from edgespec.machines.events import (
     HeadDone,
     MessageArrived,
     PeerGone,
+    PromptEncoded,
     RingDown,
     RingEnded,
     RingUp,
@@ -70,6 +72,7 @@ class CoordinatorMachine:
         self._requests: dict[int, Request] = {}
         self._waiting: deque[int] = deque()
         self._active: int | None = None
+        self._encoding: int | None = None  # whose prompt is being encoded
         self._watch = RingWatch(ring.recovery)
         self._kept = KeptRows(ring.kept_rows)
         self._numbers = 0
@@ -100,12 +103,16 @@ class CoordinatorMachine:
                 return []
             case SegmentArrived(segment):
                 return self._on_segment(segment, now)
+            case PromptEncoded():
+                return self._on_encoded(event, now)
             case HeadDone(job, choice, others):
                 return self._on_head_done(job, choice, others, now)
             case Drafted() | Expanded():
                 return self._on_drafted(event, now)
             case ComputeFailed(job, request, reason):
                 self._head_jobs.pop(job, None)
+                if request == self._encoding:
+                    return self._on_encoded(PromptEncoded(request, (), reason), now)
                 return self._on_fault(request, reason, now)
             case RingUp(stages):
                 self._ring = replace(self._ring, stages=stages or self._ring.stages)
@@ -158,18 +165,55 @@ class CoordinatorMachine:
             request = self._admit(peer, submit)
         except EdgespecError as problem:
             return [SendPeer(peer, Failed(submit.tag, str(problem), kind_of(problem)))]
+        is_next = self._can_start and not self._waiting
         request.tally.started = request.waiting_since = now
         self._requests[request.number] = request
         self._waiting.append(request.number)
-        effects = self._start_next(now)
-        if self._active != request.number:
+        effects = self._encode_next()
+        if not is_next:
             effects.append(SendPeer(peer, Progress(submit.tag, self._why_waiting())))
         return effects
 
+    @property
+    def _can_start(self) -> bool:
+        return self._active is None and self._watch.is_up
+
+    def encode(self, effect: EncodePrompt) -> PromptEncoded:
+        """Carry out an EncodePrompt: in a thread of its own, or where nothing else waits for it."""
+        return encode(self._codec, effect)
+
+    def _encode_next(self) -> list[Effect]:
+        """Have one prompt encoded at a time, in the order of the queue; so what is cancelled before
+        its turn costs nothing."""
+        waiting = (self._requests[number] for number in self._waiting)
+        request = next((r for r in waiting if r.asked), None)
+        if self._encoding is not None or request is None or request.asked is None:
+            return []
+        self._encoding = request.number
+        asked = request.asked
+        most = most_tokens(self._ring)
+        return [EncodePrompt(request.number, asked.prompt, asked.messages, most)]
+
+    def _on_encoded(self, event: PromptEncoded, now: float) -> list[Effect]:
+        """Let the request start in its turn; nothing, if it has ended meanwhile."""
+        self._encoding = None
+        request = self._requests.get(event.request)
+        effects: list[Effect] = []
+        if request is not None and event.problem:
+            effects = self._fail(request, event.problem, now, event.kind)
+        elif request is not None:
+            assert request.asked is not None
+            try:
+                fits = fitting(self._ring, len(event.tokens), request.asked.max_new_tokens)
+            except EdgespecError as problem:
+                effects = self._fail(request, str(problem), now, kind_of(problem))
+            else:
+                request.encoded(event.tokens, fits)
+        return effects + self._encode_next() + self._start_next(now)
+
     def _admit(self, peer: bytes, submit: Submit) -> Request:
         self._watch.check_open()
-        must_wait = self._active is not None or not self._watch.is_up
-        if must_wait and len(self._waiting) >= self._ring.queue_limit:
+        if len(self._waiting) >= self._ring.queue_limit + self._can_start:
             waiting = len(self._waiting)
             raise QueueFull(f"{waiting} requests are waiting already; try again later")
         if any(r.peer == peer and r.tag == submit.tag for r in self._requests.values()):
@@ -188,9 +232,12 @@ class CoordinatorMachine:
         return f"waiting behind {len(self._requests) - 1} other request(s)"
 
     def _start_next(self, now: float) -> list[Effect]:
-        if self._active is not None or not self._watch.is_up or not self._waiting:
+        if not self._can_start or not self._waiting:
             return []
-        request = self._requests[self._waiting.popleft()]
+        request = self._requests[self._waiting[0]]
+        if request.asked is not None:
+            return []  # its prompt is being encoded
+        self._waiting.popleft()
         self._active = request.number
         if not request.recoveries:
             request.tally.started = now

@@ -162,6 +162,21 @@ class GatherRows:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodePrompt:
+    """Turn what a client asked into tokens; comes back as PromptEncoded.
+
+    `prompt`: the text to continue; `messages`: instead of it, a conversation as JSON. `most`: how
+    many tokens may fit. It takes long if the text is long, and it is for the model's chat template
+    to say what is done: not in the thread of the I/O loop, nor in front of the head's work.
+    """
+
+    request: int
+    prompt: str
+    messages: str
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenDraft:
     """Start a request on the draft source; with a `base`, an answered request that ends with this,
     whose first `rows` tokens are its own too."""
@@ -255,6 +270,7 @@ Effect = (
     | RunBlock
     | AbortBlock
     | GatherRows
+    | EncodePrompt
     | OpenDraft
     | CloseDraft
     | RunDraft

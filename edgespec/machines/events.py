@@ -39,6 +39,17 @@ class BlockDone:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptEncoded:
+    """EncodePrompt ended: the prompt's tokens; or none and the `problem`, fit for a user, of a
+    `kind` that the message Failed knows."""
+
+    request: int
+    tokens: tuple[int, ...]
+    problem: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class HeadDone:
     """RunHead ended: the token behind each row, and what else was asked for."""
 
@@ -154,6 +165,7 @@ Event = (
     SegmentArrived
     | MessageArrived
     | BlockDone
+    | PromptEncoded
     | HeadDone
     | Drafted
     | Expanded

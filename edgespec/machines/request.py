@@ -77,26 +77,23 @@ class Request:
         submit: Submit,
         sampling: Sampling,
         policy: Policy,
-        prompt: tuple[int, ...],
         answer: Answer,
-        max_new_tokens: int,
         stages: int,
         needs: frozenset[str] = frozenset(),
     ) -> None:
         """`needs`: which of machines.features its draft source must be given."""
+        self.asked: Submit | None = submit  # until its prompt is encoded
         self.peer = peer
         self.tag = submit.tag
         self.top = submit.top
         self.sampling = sampling
         self.policy = policy
-        self.prompt = prompt
+        self.prompt: tuple[int, ...] = ()
         self.answer = answer
         self.tally = Tally()
         self.experience = Experience()  # replaced by what earlier requests of the policy taught
         self.clock = RingClock(stages)
-        # The verdict of a row behind this position would be a token past the limit.
-        self.last_position = len(prompt) + max_new_tokens - 2
-        self.reserve = len(prompt) + max_new_tokens + SPECULATIVE_ROWS
+        self.last_position = self.reserve = 0
         self.recoveries = 0
         self.waiting_since = 0.0  # for a ring that was lost
         self.needs = needs
@@ -128,6 +125,16 @@ class Request:
         self.rows_missing_until: float | None = None
         self._epoch = 0
         self._accepted: list[tuple[int, tuple[int, ...]]] = []
+
+    def encoded(self, prompt: tuple[int, ...], max_new_tokens: int) -> None:
+        """Its prompt's tokens are known, and so how many new ones fit: it can be started."""
+        self.asked = None
+        self.prompt = prompt
+        self.answer.limit = max_new_tokens
+        # The verdict of a row behind this position would be a token past the limit.
+        self.last_position = len(prompt) + max_new_tokens - 2
+        self.reserve = len(prompt) + max_new_tokens + SPECULATIVE_ROWS
+        self._begin(self.number)
 
     def restart(self, number: int) -> None:
         """Its ring is lost: go on from the certain tokens, on the next ring, as `number`.

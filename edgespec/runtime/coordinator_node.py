@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from edgespec.backends.compute import CoordinatorCompute
@@ -13,6 +14,7 @@ from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     ConnectRing,
     Effect,
+    EncodePrompt,
     OpenRing,
     SendPeer,
     SendRing,
@@ -38,6 +40,7 @@ from edgespec.runtime.equipment import Equipment
 from edgespec.runtime.node import Node, ring_address
 from edgespec.runtime.registrar import CLIENT, MAY_SEND, OWNER, STAGE, Registrar
 from edgespec.runtime.request_log import RequestLog
+from edgespec.runtime.worker import Worker
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit, Tokens
 from edgespec.wire.messages import (
     Credit,
@@ -77,6 +80,13 @@ class CoordinatorNode(Node):
             self.worker.instead(equipment.equip(None, compute.perform, self))
         self._machine = machine
         self._membership = membership
+        # Prompts are encoded beside the models' worker: neither waits for the other.
+        self._prompts = Worker(self._encode, "edgespec-prompts")
+        self.workers.append(self._prompts)
+
+    def _encode(self, effect: Effect, stop: Callable[[], bool]) -> Event:
+        assert isinstance(effect, EncodePrompt)
+        return self._machine.encode(effect)
 
     def admit(self, incoming: Incoming) -> bool:
         """Whether the sender may say that; a key counts only as long as it is known."""
@@ -190,6 +200,8 @@ class CoordinatorNode(Node):
     def carry_out(self, effect: Effect, now: float) -> None:
         """Sockets, and what one machine tells the other."""
         match effect:
+            case EncodePrompt():
+                self._prompts.submit(effect)
             case SendRing(segment):
                 self.transport.send_ring(segment)
             case SendStages(message):

@@ -18,6 +18,7 @@ from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     AbortBlock,
     Effect,
+    EncodePrompt,
     RunBlock,
     SendCoordinator,
     SendPeer,
@@ -215,6 +216,9 @@ class LocalRing:
                     self._nodes[0].control.send(message)
                 case SendPeer(_, message):
                     self.replies.append(decode(encode(message)))
+                case EncodePrompt():  # takes no time here
+                    event = self.coordinator.encode(effect)
+                    self._dispatch(0, self.coordinator.handle(event, self.now))
                 case AbortBlock(job):
                     if any(isinstance(e, RunBlock) and e.job == job for e in node.work):
                         node.aborted.add(job)

@@ -69,6 +69,7 @@ class Node(ABC):
     def __init__(self, transport: ZmqTransport, perform: Perform) -> None:
         self.transport = transport
         self.worker = Worker(perform)
+        self.workers = [self.worker]  # with those that do other work beside the models'
         self.ended: Stop | None = None
         self.supervisor: Supervisor = Nobody()
         self._reports = _Reports()
@@ -127,8 +128,9 @@ class Node(ABC):
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self._on_signal)
-        self.transport.wake_on(self.worker.waker)
-        self.worker.start()
+        for worker in self.workers:
+            self.transport.wake_on(worker.waker)
+            worker.start()
 
     def _step(self) -> None:
         self.supervisor.beat()
@@ -137,7 +139,7 @@ class Node(ABC):
         events = [
             (i.at if isinstance(i, Stamped) else now, _event(i)) for i in incoming if self.admit(i)
         ]
-        events += self.worker.timed_events()
+        events += [event for worker in self.workers for event in worker.timed_events()]
         deadline = self.deadline()
         if deadline is not None and now >= deadline:
             events.append((now, Tick()))
@@ -203,7 +205,8 @@ class Node(ABC):
         try:
             self.farewell(reason, time.monotonic())
         finally:
-            self.worker.stop()
+            for worker in self.workers:
+                worker.stop()
             self.transport.close()
 
 

@@ -1,4 +1,4 @@
-"""Worker: the one thread that owns a node's models; takes compute effects, posts events."""
+"""Worker: a thread that carries out effects in order and posts events; a node's models have one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Perform = Callable[[Effect, Callable[[], bool]], Event | None]
 class Worker:
     """Runs `perform(effect, stop)` in its own thread, so that heartbeats go on meanwhile."""
 
-    def __init__(self, perform: Perform) -> None:
+    def __init__(self, perform: Perform, name: str = "edgespec-worker") -> None:
         self._perform = perform
         self._effects: queue.SimpleQueue[tuple[float, Effect | None]] = queue.SimpleQueue()
         self._events: deque[tuple[float, Event]] = deque()
@@ -36,7 +36,7 @@ class Worker:
         self._bell, self.waker = socket.socketpair()
         self._bell.setblocking(False)
         # A daemon thread: a program that must end does not wait for a long forward pass.
-        self._thread = threading.Thread(target=self._run, name="edgespec-worker", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def instead(self, perform: Perform) -> None:
         """Carry out effects with this from now on."""

@@ -37,11 +37,14 @@ class ToyCodec:
 
     eos_ids: Collection[int] = frozenset()
 
+    def check_length(self, text: str, most: int) -> None:
+        """Nothing is too long to be looked at."""
+
     def encode(self, text: str) -> Sequence[int]:
         """One token a character."""
         return [ord(c) % VOCABULARY for c in text]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
         """All that was said, in one."""
         return self.encode("".join(one["content"] for one in messages))
 

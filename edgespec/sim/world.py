@@ -19,6 +19,7 @@ from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     AbortBlock,
     Effect,
+    EncodePrompt,
     RunBlock,
     SendCoordinator,
     SendPeer,
@@ -211,6 +212,10 @@ class World:
         else:
             self._handle(node, event)
 
+    def _encoded(self, effect: EncodePrompt) -> None:
+        self._note(0, effect_words(effect))
+        self._handle(0, self.coordinator.encode(effect))
+
     def _ticked(self) -> None:
         self._tick = None
         self._note(0, "tick")
@@ -306,6 +311,8 @@ class World:
                     told = decode(encode(message))
                     self._note(0, f"tells {message_words(told)}")
                     self.replies.append(Reply(self.now, told))
+                case EncodePrompt():  # beside all else, and of toy prompts: it is charged nothing
+                    self._clock.book(self.now, self._encoded, effect)
                 case AbortBlock(job):
                     self._workers[node - 1].abort(job)
                 case _ if isinstance(effect, COMPUTE):

@@ -24,7 +24,15 @@ import numpy as np
 
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
-from edgespec.machines.effects import Effect, RunDraft, RunHead, SendPeer, SendRing, SendStages
+from edgespec.machines.effects import (
+    Effect,
+    EncodePrompt,
+    RunDraft,
+    RunHead,
+    SendPeer,
+    SendRing,
+    SendStages,
+)
 from edgespec.machines.events import Drafted, HeadDone, MessageArrived, RingUp, SegmentArrived
 from edgespec.policy.flowspec import FlowSpec
 from edgespec.policy.registry import POLICIES
@@ -57,6 +65,9 @@ class _Letters:
     """A tokenizer and text stream that cost nothing: the text is the models' business."""
 
     eos_ids = frozenset[int]()
+
+    def check_length(self, text: str, most: int) -> None:
+        pass
 
     def encode(self, text: str) -> list[int]:
         return [ord(c) for c in text]
@@ -127,7 +138,8 @@ def prepared(nodes: int) -> tuple[CoordinatorMachine, list[bytes], list[Segment]
     machine = CoordinatorMachine(Ring(STAGES, 8192, "bench"), _Letters())
     submit = Submit(1, "x" * 60, 1000, 0.0, 0, 1.0, 0.0, 0, (), POLICY)
     machine.handle(RingUp(), 0.0)
-    effects = machine.handle(MessageArrived(b"client", submit), 0.0)
+    asked = the(machine.handle(MessageArrived(b"client", submit), 0.0), EncodePrompt)
+    effects = machine.handle(machine.encode(asked), 0.0)
     prefill, reading = the(effects, SendRing), the(effects, RunDraft)
     machine.handle(Drafted(reading.job, DraftedTree.empty()), 0.0)
     head = the(machine.handle(SegmentArrived(back(prefill.segment)), 0.0), RunHead)

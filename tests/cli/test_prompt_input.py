@@ -81,9 +81,9 @@ def test_a_system_message_makes_it_a_conversation(
     asked: list[object] = []
     encode = ring.codec.encode_chat
 
-    def encode_chat(messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
+    def encode_chat(messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
         asked.append(messages)
-        return encode(messages)
+        return encode(messages, most)
 
     monkeypatch.setattr(ring.codec, "encode_chat", encode_chat)
     user = {"role": "user", "content": "hello"}

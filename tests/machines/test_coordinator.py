@@ -16,6 +16,7 @@ from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     DeepenDraft,
     Effect,
+    EncodePrompt,
     OpenDraft,
     RunBlock,
     RunDraft,
@@ -237,7 +238,9 @@ def test_without_a_draft_only_plain_decoding_is_on_offer() -> None:
     assert len(effects) == 1
     assert isinstance(effects[0], SendPeer)
     assert "--policy autoregressive" in str(effects[0].message)
-    plain = machine.handle(MessageArrived(b"a", replace(ASK, policy="autoregressive")), 0.0)
+    (asked,) = machine.handle(MessageArrived(b"a", replace(ASK, policy="autoregressive")), 0.0)
+    assert isinstance(asked, EncodePrompt)
+    plain = machine.handle(machine.encode(asked), 0.0)
     assert all(isinstance(e, SendRing) for e in plain)
 
 
@@ -284,9 +287,11 @@ def test_requests_are_served_in_order_and_told_what_they_wait_for() -> None:
 def test_requests_wait_for_the_ring() -> None:
     fake = FakeRing(2)
     machine = CoordinatorMachine(Ring(2, 100, "fake"), fake.codec)
-    effects = machine.handle(MessageArrived(b"a", ASK), 0.0)
-    assert [type(e) for e in effects] == [SendPeer]
-    assert "stages" in str(effects[0])
+    asked, told = machine.handle(MessageArrived(b"a", ASK), 0.0)
+    assert isinstance(told, SendPeer)
+    assert "stages" in str(told)
+    assert isinstance(asked, EncodePrompt)
+    assert machine.handle(machine.encode(asked), 0.5) == []
     started = machine.handle(RingUp(), 1.0)
     assert isinstance(started[0], SendRing)
 

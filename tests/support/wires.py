@@ -13,6 +13,7 @@ from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     DeepenDraft,
     Effect,
+    EncodePrompt,
     ExpandDraft,
     RunDraft,
     RunHead,
@@ -55,6 +56,8 @@ class Wire:
     def take(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
+                case EncodePrompt():
+                    self.take(self.machine.handle(self.machine.encode(effect), self.now))
                 case SendRing(segment):
                     self.segments.append(segment)
                 case RunHead():
