@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 
 from edgespec.backends.compute import CoordinatorCompute
@@ -56,13 +56,15 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     transport = PacedTransport.coordinator(
         config.address, cluster.identity, partial(admits, registrar)
     )
+    ends = ExitStack()
     try:
         address = Address(config.address.host, transport.control_port)
         print(f"coordinator at {address}", flush=True)
         if costs is not None:
             log.warning(described(costs))
-        node, blocks = _build(config, cluster, registrar, transport, costs, trace)
+        node, blocks = _build(config, cluster, registrar, transport, costs, trace, ends)
     except BaseException:
+        ends.close()
         transport.close()
         raise
     log.info("cluster %s: waiting for %d stage(s)", cluster.cluster_id, config.stages)
@@ -73,7 +75,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     node.requests = requests
     api = ApiProcess(http, address, cluster) if http is not None else nullcontext()
     try:
-        with api:
+        with ends, api:
             return exit_code(node.run(f"waiting for {config.stages} stage(s)"))
     finally:
         advertising.stop()
@@ -89,8 +91,12 @@ def _build(
     transport: PacedTransport,
     costs: RingCosts | None,
     trace: Trace | None,
+    ends: ExitStack,
 ) -> tuple[CoordinatorNode, BlockServer]:
-    """Load head, draft and tokenizer; put the node and its block server together."""
+    """Load head, draft and tokenizer; put the node and its block server together.
+
+    `ends`: closes what the node leaves behind.
+    """
     # torch and transformers take seconds to import: not before the address is taken.
     from edgespec.backends.torch_backend import TorchHead
     from edgespec.daemon.ring_model import RingModel
@@ -98,6 +104,7 @@ def _build(
     from edgespec.drafting.registry import BaseParts, build_draft
     from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
+    from edgespec.model.template_process import TemplateProcess
     from edgespec.model.tokenizer import Tokenizer
 
     model = RingModel(config)
@@ -132,7 +139,14 @@ def _build(
         prompts=prompts_of(draft),
         sources=draft.sources if draft else (),
     )
-    machine = CoordinatorMachine(ring, Tokenizer(model.tokenizer))
+    codec = Tokenizer(model.tokenizer)
+    _ = codec.bound  # found here, and not while the first prompt waits
+    if codec.chat_template:
+        templates = TemplateProcess(codec.chat_template, codec.special_tokens)
+        ends.callback(templates.close)
+        templates.start()
+        codec.render = templates.render
+    machine = CoordinatorMachine(ring, codec)
     planned: list[Assign] = []
     blocks = BlockServer(
         Address(config.address.host, 0),

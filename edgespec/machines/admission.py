@@ -100,7 +100,18 @@ def _is_message(one: object) -> bool:
     if not isinstance(one, dict) or not isinstance(one.get("role"), str) or not one["role"]:
         return False
     content = one.get("content", 0)
-    return isinstance(content, str) or (content is None and one["role"] == "assistant")
+    if content is None:
+        return one["role"] == "assistant"
+    return isinstance(content, str) and _is_text(content + one["role"])
+
+
+def _is_text(text: str) -> bool:
+    """Whether no half of a character is in it, as JSON can spell it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def kind_of(problem: EdgespecError) -> str:

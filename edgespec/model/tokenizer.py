@@ -1,17 +1,24 @@
-"""Tokenizer of a checkpoint folder, incremental detokenising, and the same-tokenizer check."""
+"""Tokenizer of a checkpoint folder, incremental detokenising, and the same-tokenizer check.
+
+`encode` and `encode_chat` take seconds for a long text. They let other threads run meanwhile, since
+transformers calls tokenizers' encode_batch, which gives Python's lock back (its `encode` does not).
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
-from edgespec.errors import ConfigError, ModelError
+from edgespec.errors import CapacityError, ConfigError, ModelError
+from edgespec.model.byte_spelling import BYTES
+from edgespec.model.chat_text import ChatText
+from edgespec.model.text_bound import TextBound, bound_of
 
 _REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -19,18 +26,6 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _PROBE = (
     "Hello  world 12345\n\n\tnaïve don't (x==1); 今日は, мир 👩‍👩‍👧 \u00a0 ﬁ e\u0301 <s> [INST]"
 )
-
-
-def _byte_spelling() -> dict[str, int]:
-    """What byte-level BPE (GPT-2's) writes for each byte: itself, or a letter from U+0100 on."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = (byte for byte in range(256) if byte not in plain)
-    return {chr(byte): byte for byte in plain} | {
-        chr(256 + number): byte for number, byte in enumerate(rest)
-    }
-
-
-_BYTES = _byte_spelling()
 
 
 class Tokenizer:
@@ -53,29 +48,79 @@ class Tokenizer:
         self.eos_ids = self._find_eos_ids()
         added = self._inner.added_tokens_decoder.items()
         self._special = {index for index, token in added if token.special}
+        self._chat = ChatText(self._inner)
+        self._anchor = (self.encode("a") or [0])[-1]
+        self.render: Callable[[list[dict[str, str]]], str] = self._render
+        """Writes a conversation by the chat template: in this process, unless told otherwise."""
+
+    @property
+    def chat_template(self) -> str:
+        """The model's chat template; "" if it has none."""
+        if not getattr(self._inner, "chat_template", None):
+            return ""
+        return str(self._inner.get_chat_template())
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The control tokens that a chat template knows by name (bos_token)."""
+        named = self._inner.special_tokens_map.items()
+        return {name: str(token) for name, token in named if not isinstance(token, list)}
+
+    @cached_property
+    def bound(self) -> TextBound | None:
+        """How many characters a token stands for at most; None if that is not known.
+
+        It is found once, in up to seconds for a large vocabulary.
+        """
+        return bound_of(_pipeline(self))
+
+    def check_length(self, text: str, most: int) -> None:
+        """Raise CapacityError if the text has more characters than `most` tokens can stand for."""
+        bound = self.bound
+        if bound is None or len(text) <= most * bound.chars:
+            return
+        if bound.counted(text) > most * bound.chars:
+            raise CapacityError(
+                f"the prompt has {len(text)} characters; into the {most} tokens that the model's "
+                f"context has room for at most {most * bound.chars} can fit; shorten the prompt"
+            )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text prompt, with what the tokenizer itself puts around one (BOS)."""
-        return list(self._inner.encode(text, add_special_tokens=True))
+        # verbose: transformers would warn of a length that admission refuses anyway.
+        return list(self._inner.encode(text, add_special_tokens=True, verbose=False))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], most: int | None = None
+    ) -> list[int]:
         """Token ids of a conversation by the model's chat template, up to where it answers.
 
-        Raises ConfigError if the model has none, or it does not take this conversation.
+        Control tokens are those that the template writes; one that a message spells is plain text.
+        Raises ConfigError if the model has no template, or it does not take this conversation;
+        CapacityError if what it wrote is surely too long for `most` tokens.
         """
-        if not getattr(self._inner, "chat_template", None):
+        template = self.chat_template
+        if not template:
             raise ConfigError(
                 "this model has no chat template; it completes texts alone (/v1/completions, "
                 "`edgespec prompt`)"
             )
+        marked, marks = self._chat.mark(messages, template)
+        # A template says itself where an opening token belongs.
+        text = self.render(marked)
+        if most is not None:
+            self.check_length(text, most)
+        return self._chat.encode(text, marks)
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
         try:
-            # A template says itself where an opening token belongs.
-            text = self._inner.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            return str(
+                self._inner.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True
+                )
             )
         except Exception as error:  # templates raise what they like for what they do not take
             raise ConfigError(f"the model's chat template refuses this: {error}") from error
-        return list(self._inner.encode(str(text), add_special_tokens=False))
 
     def stream(self) -> TextStream:
         """A fresh stream for one answer."""
@@ -94,18 +139,14 @@ class Tokenizer:
         text = self._alone(token)
         if _REPLACEMENT not in text:
             return text, text.encode()
-        spelt = all(character in _BYTES for character in name)  # as byte-level tokenizers spell
-        return text, bytes(_BYTES[character] for character in name) if spelt else None
+        spelt = all(character in BYTES for character in name)  # as byte-level tokenizers spell
+        return text, bytes(BYTES[character] for character in name) if spelt else None
 
     def _alone(self, token: int) -> str:
         """Its text behind another one: some decoders drop the blank in front of the first."""
         before = self._inner.decode([self._anchor], clean_up_tokenization_spaces=False)
         both = self._inner.decode([self._anchor, token], clean_up_tokenization_spaces=False)
         return str(both)[len(str(before)) :]
-
-    @cached_property
-    def _anchor(self) -> int:
-        return int(self.encode("a")[-1])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""

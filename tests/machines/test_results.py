@@ -10,7 +10,7 @@ from support.wires import Wire
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.admission import Ring
 from edgespec.machines.coordinator import CoordinatorMachine
-from edgespec.machines.effects import SendPeer
+from edgespec.machines.effects import EncodePrompt, SendPeer
 from edgespec.machines.events import (
     BlockDone,
     ComputeFailed,
@@ -235,7 +235,10 @@ def test_a_result_that_lacks_live_rows_fails_the_request_unless_its_fault_comes_
     for fault_comes in (False, True):
         machine = CoordinatorMachine(Ring(2, 100, ""), ToyCodec())
         machine.handle(RingUp(), 0.0)
-        machine.handle(MessageArrived(CLIENT, submit(policy="autoregressive")), 0.0)
+        ask = submit(policy="autoregressive")
+        (encode,) = machine.handle(MessageArrived(CLIENT, ask), 0.0)
+        assert isinstance(encode, EncodePrompt)
+        machine.handle(machine.encode(encode), 0.0)
         assert machine.deadline() is None
         effects = machine.handle(
             SegmentArrived(

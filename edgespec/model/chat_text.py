@@ -1,0 +1,133 @@
+"""Chat text: keeps what people say apart from the control tokens that a chat template writes.
+
+A message that spells a control token (`</s>`, `<|im_start|>`) must not end its turn or begin
+another. So such a spelling is put between two marks before the template sees it, characters that
+occur nowhere else; what the template does with the text around (trim, cut, change case, look for
+the token) it does as ever. Behind the template the marks are taken out, and the stretches that had
+some are encoded without control tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tokenizers.pre_tokenizers import Metaspace
+
+from edgespec.errors import ConfigError
+
+_PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+"""Characters without a meaning, of which a conversation has hardly ever one, and no case or width:
+no template changes them by accident."""
+
+Marks = tuple[str, str]
+
+
+class ChatText:
+    """Marks and encodes conversations for one tokenizer of transformers."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._inner = tokenizer
+        self._special = {
+            token.content: token
+            for token in tokenizer.added_tokens_decoder.values()
+            if token.special and token.content
+        }
+        # At each place the longest counts, as in the tokenizer itself.
+        names = sorted(self._special, key=len, reverse=True)
+        self._spelt = "|".join(self._pattern(name) for name in names) or "(?!)"
+        self._find = re.compile(self._spelt)
+
+    def _pattern(self, name: str) -> str:
+        spelt = re.escape(name)
+        return rf"(?<!\w){spelt}(?!\w)" if self._special[name].single_word else spelt
+
+    def mark(
+        self, messages: Sequence[Mapping[str, str]], template: str
+    ) -> tuple[list[dict[str, str]], Marks | None]:
+        """The messages with their control tokens marked, and the marks; None if there are none.
+
+        Raises ConfigError if no character is left to be a mark.
+        """
+        plain = [dict(message) for message in messages]
+        if not any(self._find.search(value) for one in plain for value in one.values()):
+            return plain, None
+        marks = _unused(set(template).union(*(set(v) for one in plain for v in one.values())))
+        wrapped = rf"{marks[0]}\g<0>{marks[1]}"
+        return [{k: self._find.sub(wrapped, v) for k, v in one.items()} for one in plain], marks
+
+    def encode(self, text: str, marks: Marks | None) -> list[int]:
+        """Token ids of what the template wrote.
+
+        Raises ConfigError if the tokenizer makes a control token even of plain text.
+        """
+        if marks is None:
+            return list(self._inner.encode(text, add_special_tokens=False, verbose=False))
+        ids: list[int] = []
+        rest, strips = "", False
+        for piece, special in self._pieces(text, marks):
+            if special is None:
+                rest += piece
+                continue
+            rest = rest.rstrip() if special.lstrip else rest
+            ids += self._plain(rest.lstrip() if strips else rest, is_first=not ids)
+            ids.append(self._inner.convert_tokens_to_ids(piece))
+            rest, strips = "", special.rstrip
+        return ids + self._plain(rest.lstrip() if strips else rest, is_first=not ids)
+
+    def _pieces(self, text: str, marks: Marks) -> Iterator[tuple[str, Any]]:
+        """The text without marks, in pieces: the template's control tokens, and what is plain.
+
+        A mark that lost the other one, as the template cut the text between them, still keeps what
+        is on both sides from being read as one control token.
+        """
+        start, end = marks
+        parts = re.split(f"{start}({self._spelt}){end}|[{start}{end}]", text)
+        for number, part in enumerate(parts):
+            if number % 2:
+                yield part or "", None
+                continue
+            at = 0
+            for found in self._find.finditer(part):
+                yield part[at : found.start()], None
+                yield found[0], self._special[found[0]]
+                at = found.end()
+            yield part[at:], None
+
+    def _plain(self, text: str, is_first: bool) -> list[int]:
+        """Token ids of a stretch of text that has no control tokens, whatever it spells."""
+        if not text:
+            return []
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        cutting = getattr(backend, "pre_tokenizer", None)
+        # Some put a blank in front of a text, but not of what follows a control token in it.
+        adds = isinstance(cutting, Metaspace) and cutting.prepend_scheme == "first"
+        try:
+            if adds and not is_first:
+                cutting.prepend_scheme = "never"
+            ids = self._inner.encode(
+                text, add_special_tokens=False, split_special_tokens=True, verbose=False
+            )
+        finally:
+            if adds:
+                cutting.prepend_scheme = "first"
+        unknown = self._inner.unk_token_id
+        for name in self._special:
+            token = self._inner.convert_tokens_to_ids(name)
+            if token != unknown and token in ids:
+                raise ConfigError(
+                    f"a message spells {name!r}, which this model's tokenizer cannot tell from its "
+                    "control token; write it otherwise"
+                )
+        return list(ids)
+
+
+def _unused(taken: set[str]) -> Marks:
+    free = (chr(code) for span in _PRIVATE for code in span if chr(code) not in taken)
+    start, end = next(free, ""), next(free, "")
+    if not end:
+        raise ConfigError(
+            "the messages use every private-use character of Unicode; leave two of them out"
+        )
+    return start, end
