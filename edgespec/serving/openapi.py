@@ -202,12 +202,15 @@ _MESSAGES: Schema = {
         "type": "object",
         "properties": {
             "role": {"enum": list(ROLES)},
-            "content": {"anyOf": [_STRING, _list(_TEXT_PART)]},
+            "content": {"anyOf": [_STRING, _list(_TEXT_PART), {"type": "null"}]},
             "name": {"description": "Not looked at."},
         },
         "required": ["role", "content"],
     },
-    "description": "The conversation; a content that is a list of texts is one text.",
+    "description": (
+        "The conversation; a content that is a list of texts is one text, and one that is null, "
+        "which an assistant's may be, is empty."
+    ),
 }
 _PROMPT: Schema = {
     "anyOf": [

@@ -276,7 +276,10 @@ def _message(value: object, where: str) -> dict[str, str]:
     for name in _EMPTY_OF_ASSISTANT:
         if value.get(name):
             raise not_supported(f"{where}.{name} is not supported here", f"{where}.{name}")
-    return {"role": ROLES[role], "content": _content(value.get("content"), f"{where}.content")}
+    content = value.get("content")
+    if content is None and role == "assistant" and "content" in value:
+        content = ""  # it called a tool or refused; templates can add an empty text to another
+    return {"role": ROLES[role], "content": _content(content, f"{where}.content")}
 
 
 def _unknown_role(role: object, where: str) -> ApiProblem:

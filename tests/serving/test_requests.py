@@ -87,11 +87,13 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
         messages=[
             {"role": "developer", "content": parts, "name": "n"},
             {"role": "assistant", "content": "c", "refusal": None, "tool_calls": []},
+            {"role": "assistant", "content": None, "tool_calls": None},
         ]
     )
     assert json.loads(asked.submit.messages) == [
         {"role": "system", "content": "ab"},
         {"role": "assistant", "content": "c"},
+        {"role": "assistant", "content": ""},
     ]
 
 
