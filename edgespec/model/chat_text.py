@@ -9,6 +9,7 @@ some are encoded without control tokens.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -34,6 +35,8 @@ class ChatText:
             for token in tokenizer.added_tokens_decoder.values()
             if token.special and token.content
         }
+        known = {tokenizer.convert_tokens_to_ids(name) for name in self._special}
+        self._control = known - {tokenizer.unk_token_id}
         # At each place the longest counts, as in the tokenizer itself.
         names = sorted(self._special, key=len, reverse=True)
         self._spelt = "|".join(self._pattern(name) for name in names) or "(?!)"
@@ -97,6 +100,25 @@ class ChatText:
 
     def _plain(self, text: str, is_first: bool) -> list[int]:
         """Token ids of a stretch of text that has no control tokens, whatever it spells."""
+        ids = self._as_text(text, is_first)
+        if not self._has_control(ids):
+            return ids
+        # Some vocabularies list control tokens among the ordinary ones: not of a spelling in two.
+        cuts = [0, *(found.start() + 1 for found in self._find.finditer(text)), len(text)]
+        ids = []
+        for start, end in itertools.pairwise(cuts):
+            ids += self._as_text(text[start:end], is_first and not ids)
+        if self._has_control(ids):
+            raise ConfigError(
+                "a message spells a control token of this model in a way that its tokenizer cannot "
+                "read as plain text; write it otherwise"
+            )
+        return ids
+
+    def _has_control(self, ids: Sequence[int]) -> bool:
+        return not self._control.isdisjoint(ids)
+
+    def _as_text(self, text: str, is_first: bool) -> list[int]:
         if not text:
             return []
         backend = getattr(self._inner, "backend_tokenizer", None)
@@ -106,21 +128,14 @@ class ChatText:
         try:
             if adds and not is_first:
                 cutting.prepend_scheme = "never"
-            ids = self._inner.encode(
-                text, add_special_tokens=False, split_special_tokens=True, verbose=False
+            return list(
+                self._inner.encode(
+                    text, add_special_tokens=False, split_special_tokens=True, verbose=False
+                )
             )
         finally:
             if adds:
                 cutting.prepend_scheme = "first"
-        unknown = self._inner.unk_token_id
-        for name in self._special:
-            token = self._inner.convert_tokens_to_ids(name)
-            if token != unknown and token in ids:
-                raise ConfigError(
-                    f"a message spells {name!r}, which this model's tokenizer cannot tell from its "
-                    "control token; write it otherwise"
-                )
-        return list(ids)
 
 
 def _unused(taken: set[str]) -> Marks:
