@@ -133,6 +133,9 @@ class MembershipMachine:
                 return self._on_message(peer, message, now)
             case KeyRemoved(key):
                 return self._on_removed(key)
+            case PeerGone(peer):
+                self._clients.pop(peer, None)
+                return []
             case RingReached():
                 self._reached = True
                 return self._rise()
@@ -418,6 +421,9 @@ class MembershipMachine:
             if now - heard > self._timing.client_silence:
                 del self._clients[peer]
                 effects.append(Tell(PeerGone(peer)))
+            elif now - heard > 2 * self._timing.beat:
+                # If nobody is connected there any more, sending this fails, and tells so.
+                effects.append(SendPeer(peer, Heartbeat()))
         return effects
 
     def status(self) -> Status:

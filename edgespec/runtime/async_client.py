@@ -53,7 +53,8 @@ class AsyncClient:
     """One connection to a coordinator, made again whenever it breaks. Use with `async with`.
 
     Whoever asks while there is no connection waits for it, `wait` seconds at most. A request ends
-    with its connection, as the coordinator knows its clients by theirs.
+    with its connection, as the coordinator knows its clients by theirs; and a coordinator that is
+    given up while its connection stands is told so, as it may only have stood still for a while.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class AsyncClient:
         finally:
             del self._requests[submit.tag]
             if not inbox.is_over:
-                with contextlib.suppress(PeerLost):
+                with contextlib.suppress(EdgespecError):
                     self._send(Cancel(submit.tag))
 
     async def status(self, age: float = 0.0) -> Status:
@@ -269,8 +270,10 @@ class AsyncClient:
             self._status.set_exception(_again(problem))
             self._status.exception()  # it may be that nobody waits any more
         self._status = None
-        for inbox in self._requests.values():
+        for tag, inbox in self._requests.items():
             inbox.fail(_again(problem))
+            with contextlib.suppress(EdgespecError):
+                self._send(Cancel(tag))  # comes behind its Submit, however late both come
 
 
 class _Inbox:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 
@@ -55,12 +56,15 @@ class Client:
         self._started = time.monotonic()
         self._heard: float | None = None
         self._said = 0.0
+        self._open: set[int] = set()  # tags of requests that the coordinator may still work for
         self.cancelled = False
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for tag in list(self._open):
+            self._give_up(tag)
         self._transport.close()
 
     def cancel(self) -> None:
@@ -72,8 +76,16 @@ class Client:
 
         Raises RequestFailed with the coordinator's reason, PeerLost if it is gone. While the
         coordinator has not answered at all, it yields a Progress that says so, and a cancel is a
-        KeyboardInterrupt: there is nobody to tell.
+        KeyboardInterrupt: there is nobody to tell. A request that is left in any other way than by
+        its end is cancelled.
         """
+        self._open.add(submit.tag)
+        try:
+            yield from self._answer(submit)
+        finally:
+            self._give_up(submit.tag)
+
+    def _answer(self, submit: Submit) -> Iterator[Progress | Tokens | Finished]:
         self._send(submit)
         noted = self._started
         limit: float | None = None
@@ -86,8 +98,10 @@ class Client:
             for message in self._receive():
                 match message:
                     case Failed(tag, reason, kind) if tag == submit.tag:
+                        self._open.discard(tag)
                         raise RequestFailed(reason, kind)
                     case Finished(tag=tag) if tag == submit.tag:
+                        self._open.discard(tag)
                         yield message
                         return
                     case Progress(tag=tag) | Tokens(tag=tag) if tag == submit.tag:
@@ -110,6 +124,14 @@ class Client:
 
     def _send(self, message: Message) -> None:
         self._transport.send_control(b"", message)
+
+    def _give_up(self, tag: int) -> None:
+        """Let nobody work for a request that has not ended; its Submit, if it has not left yet,
+        comes before this."""
+        if tag in self._open:
+            self._open.discard(tag)
+            with contextlib.suppress(PeerLost):
+                self._send(Cancel(tag))
 
     def _receive(self) -> list[Message]:
         """What came within a beat.

@@ -41,7 +41,7 @@ from edgespec.runtime.node import Node, ring_address
 from edgespec.runtime.registrar import CLIENT, MAY_SEND, OWNER, STAGE, Registrar
 from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.worker import Worker
-from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit, Tokens
+from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit
 from edgespec.wire.messages import (
     Credit,
     Enrol,
@@ -80,6 +80,7 @@ class CoordinatorNode(Node):
             self.worker.instead(equipment.equip(None, compute.perform, self))
         self._machine = machine
         self._membership = membership
+        self._unreachable: set[bytes] = set()  # found out while effects were carried out
         # Prompts are encoded beside the models' worker: neither waits for the other.
         self._prompts = Worker(self._encode, "edgespec-prompts")
         self.workers.append(self._prompts)
@@ -178,6 +179,9 @@ class CoordinatorNode(Node):
             case MessageArrived():
                 return self._membership.handle(event, now)
             case Tick():
+                unreachable, self._unreachable = self._unreachable, set()
+                for peer in unreachable:
+                    self._gone(peer, now)
                 for removed in self._removed():
                     self.perform_all(self._membership.handle(removed, now), now)
                 return self._membership.handle(event, now) + self._machine.handle(event, now)
@@ -185,7 +189,9 @@ class CoordinatorNode(Node):
                 return self._machine.handle(event, now)
 
     def deadline(self) -> float | None:
-        """The earlier of both machines'."""
+        """The earlier of both machines'; at once if a client was found to be gone."""
+        if self._unreachable:
+            return 0.0
         both = (self._membership.deadline(), self._machine.deadline())
         return min((d for d in both if d is not None), default=None)
 
@@ -208,32 +214,33 @@ class CoordinatorNode(Node):
                 stages = self._membership.stage_peers
                 self.perform_all([SendPeer(peer, message) for peer in stages], now)
             case SendPeer(peer, message):
-                self._send_peer(peer, message, now)
+                self._send_peer(peer, message)
             case OpenRing(key):
                 self.transport.open_ring(key)
             case ConnectRing(host, port, key):
                 self.transport.connect_ring(ring_address(host, port, "127.0.0.1"), key)
             case Tell(PeerGone(peer)):
-                self._gone(peer, now)
+                self._unreachable.add(peer)
             case Tell(event):
                 self.perform_all(self._machine.handle(event, now), now)
             case _:
                 raise TypeError(f"a coordinator carries out no {type(effect).__name__}")
 
-    def _send_peer(self, peer: bytes, message: object, now: float) -> None:
+    def _send_peer(self, peer: bytes, message: object) -> None:
         if self.requests is not None and isinstance(message, Finished | Failed):
             self.requests.answered(peer, message)
         try:
             self.transport.send_control(peer, message)  # type: ignore[arg-type]
         except PeerLost:
-            if not isinstance(message, Tokens):
-                raise
-            self._gone(peer, now)  # it wants no more tokens
+            # Not now: what else the machine has just decided is to be carried out first.
+            self._unreachable.add(peer)
+            raise
 
     def _gone(self, peer: bytes, now: float) -> None:
         """A client can no longer be reached, or is none any more."""
         if self.requests is not None:
             self.requests.left(peer)
+        self._membership.handle(PeerGone(peer), now)
         self.perform_all(self._machine.handle(PeerGone(peer), now), now)
 
     def farewell(self, reason: str, now: float) -> None:

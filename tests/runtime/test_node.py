@@ -225,7 +225,7 @@ def test_a_cancelled_request_is_freed_everywhere_and_the_next_is_answered() -> N
 
 @pytest.mark.parametrize("where", ["running", "waiting"])
 def test_a_client_that_is_gone_is_freed(where: str) -> None:
-    """Tokens that cannot be delivered show it at once; for one that waits, its silence does."""
+    """Tokens that cannot be delivered show it at once; for one that waits, a closed connection."""
     timing = replace(QUICK, client_silence=60.0) if where == "running" else QUICK
     with NodeRing(2, timing=timing) as ring:
         ring.await_up()
