@@ -109,7 +109,10 @@ def _recorded(line: dict[str, Any]) -> Recorded:
         if not isinstance(request[name], kind) or isinstance(request[name], bool):
             raise TypeError(f"its {name} is {request[name]!r}")
     submit = Submit(
-        tag=0, stop=tuple(str(s) for s in request["stop"]), **{n: request[n] for n in _FIELDS}
+        tag=0,
+        stop=tuple(str(s) for s in request["stop"]),
+        scope=str(request.get("scope", "")),  # older recordings have none
+        **{n: request[n] for n in _FIELDS},
     )
     ids = end.get("token_ids")
     return Recorded(

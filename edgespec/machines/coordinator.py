@@ -242,7 +242,7 @@ class CoordinatorMachine:
         if not request.recoveries:
             request.tally.started = now
         request.clock.lead_over(self._ring.stages)
-        request.begin_with(self._kept.take(request.prefix))
+        request.begin_with(self._kept.take(request.prefix, request.asker))
         request.chunk = request.experience.chunk(
             len(request.prefix) - request.prefilled, self._ring.prefill_chunk, self._ring.stages
         )

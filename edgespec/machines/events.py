@@ -20,10 +20,14 @@ class SegmentArrived:
 
 @dataclass(frozen=True, slots=True)
 class MessageArrived:
-    """A control message came; `peer` is the sender's address (empty: the coordinator)."""
+    """A control message came; `peer` is the sender's address (empty: the coordinator).
+
+    `key`: the public key that it has proved to the coordinator; "" elsewhere.
+    """
 
     peer: bytes
     message: Message
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

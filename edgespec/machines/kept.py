@@ -1,7 +1,8 @@
 """Kept rows: what the stages still hold of answered requests, for the next turn to begin with.
 
 A conversation's next prompt begins with all that was said before, whose rows are in the caches
-already. They stay there until their room is needed, the least recently used first.
+already. They stay there until their room is needed, the least recently used first. Who takes them
+over leaves nothing of them to others: see `KeptRows.take`.
 """
 
 from __future__ import annotations
@@ -11,24 +12,38 @@ from dataclasses import dataclass
 LEAST_ROWS = 16
 """Fewer rows are read as fast as they are taken over."""
 
+MOST = 2 / 3
+"""From this share of its rows on, an answered request is taken over by whichever prompt begins so:
+at a half it would already lose as much as the prompt gains."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
     """An answered request: its tokens as far as every stage has their rows, and the rows' ids in
-    the order of their positions. `capacity`: cache rows that it takes up."""
+    the order of their positions. `capacity`: cache rows that it takes up. `asker`: who asked it.
+    `prompt`: how many of the tokens were its prompt. `own`: a prompt that has so many of the first
+    tokens in common with it belongs to the same conversation.
+    """
 
     tokens: tuple[int, ...]
     ids: tuple[int, ...]
     capacity: int
+    asker: str
+    prompt: int
+    own: int
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a request begins with: the first rows of an answered one, by their ids there."""
+    """What a request begins with: the first rows of an answered one, by their ids there.
+
+    `own`: see Kept; 0 if nothing is known of their conversation.
+    """
 
     request: int
     ids: tuple[int, ...]
     capacity: int
+    own: int = 0
 
 
 class KeptRows:
@@ -49,15 +64,35 @@ class KeptRows:
         self._kept[number] = kept
         return self.make_room(0)
 
-    def take(self, prompt: tuple[int, ...]) -> Base | None:
+    def take(self, prompt: tuple[int, ...], asker: str) -> Base | None:
         """The rows that a prompt can begin with, which are its own from now on; None if there are
-        none. Its last row is left to be computed: the first token comes of it."""
-        shared = {n: _shared(kept.tokens, prompt[:-1]) for n, kept in self._kept.items()}
-        number = max(shared, key=lambda n: shared[n], default=None)
-        if number is None or shared[number] < LEAST_ROWS:
+        none. Its last row is left to be computed: the first token comes of it.
+
+        They are rows of the same asker's, and of the same conversation as far as can be told (it
+        goes on, its last message was changed, or it is asked again): the rows of another one, which
+        only begins alike, are left to its own next turn, unless they are few.
+        """
+        shared = {
+            number: _shared(kept.tokens, prompt[:-1])
+            for number, kept in self._kept.items()
+            if kept.asker == asker
+        }
+        fit = [n for n in shared if shared[n] >= LEAST_ROWS and self._may_take(n, shared[n])]
+        if not fit:
             return None
-        kept = self._kept.pop(number)
-        return Base(number, kept.ids[: shared[number]], kept.capacity)
+        # Of those that have the same in common, the one of which least is lost.
+        number = max(fit, key=lambda n: (shared[n], -len(self._kept[n].ids)))
+        kept, rows = self._kept.pop(number), shared[number]
+        own = 0
+        if rows < kept.prompt and rows >= kept.own:
+            own = kept.own  # its last message was changed, or it is asked again
+        elif rows >= kept.prompt and rows >= MOST * len(kept.ids):
+            own = rows  # it goes on
+        return Base(number, kept.ids[:rows], kept.capacity, own)
+
+    def _may_take(self, number: int, rows: int) -> bool:
+        kept = self._kept[number]
+        return rows >= kept.own or rows >= MOST * len(kept.ids)
 
     def make_room(self, capacity: int) -> list[int]:
         """A request needs so many cache rows; returns the requests that have to go for it."""

@@ -85,6 +85,7 @@ class Request:
         self.asked: Submit | None = submit  # until its prompt is encoded
         self.peer = peer
         self.tag = submit.tag
+        self.asker = submit.scope
         self.top = submit.top
         self.sampling = sampling
         self.policy = policy
@@ -177,7 +178,9 @@ class Request:
         """What every stage holds of it once it is answered: the rows of all certain tokens but the
         last, which nobody has had to run."""
         ids = (*range(len(self.prefix)), *self._used_rows)
-        return Kept(self.context[: len(ids)], ids, self.capacity)
+        own = (self.base.own if self.base else 0) or len(self.prompt) - 1
+        tokens = self.context[: len(ids)]
+        return Kept(tokens, ids, self.capacity, self.asker, len(self.prompt), own)
 
     @property
     def is_in_step(self) -> bool:

@@ -225,6 +225,9 @@ class AsyncClient:
             heard = self._known if self._requests else self._heard
             silent = time.monotonic() - heard
             if self._connected.is_set() and silent > self._timing.answer_silence:
+                for tag in self._requests:  # also those whose reader hangs
+                    with contextlib.suppress(EdgespecError):
+                        self._send(Cancel(tag))  # comes behind its Submit, however late both come
                 self._lose(
                     PeerLost(
                         f"the coordinator at {self._coordinator} has been silent for {silent:.1f} "
@@ -270,10 +273,8 @@ class AsyncClient:
             self._status.set_exception(_again(problem))
             self._status.exception()  # it may be that nobody waits any more
         self._status = None
-        for tag, inbox in self._requests.items():
+        for inbox in self._requests.values():
             inbox.fail(_again(problem))
-            with contextlib.suppress(EdgespecError):
-                self._send(Cancel(tag))  # comes behind its Submit, however late both come
 
 
 class _Inbox:
@@ -299,7 +300,6 @@ class _Inbox:
         """The next one. Raises the request's bad end."""
         message = await self._messages.get()
         if isinstance(message, EdgespecError):
-            self.is_over = isinstance(message, PeerLost | AccessRefused)
             raise message
         self.is_over = isinstance(message, Finished | Failed)
         if isinstance(message, Failed):

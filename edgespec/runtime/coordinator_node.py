@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -155,6 +156,9 @@ class CoordinatorNode(Node):
     def route(self, event: Event, now: float) -> list[Effect]:
         """Requests to the coordinator machine; everything that shows life to the membership."""
         match event:
+            case MessageArrived(peer, Submit(scope=scope) as message, key) if key:
+                named = replace(message, scope=asker_of(key, scope))
+                return self.route(MessageArrived(peer, named), now)
             case MessageArrived(peer, Submit() | Cancel() | Watch() as message):
                 if self.requests is not None and isinstance(message, Submit):
                     self.requests.asked(peer, message)
@@ -248,3 +252,8 @@ class CoordinatorNode(Node):
         self.perform_all(self._machine.handle(RingEnded(f"the ring ended: {reason}"), now), now)
         goodbyes = [SendPeer(p, Goodbye(reason)) for p in self._membership.daemon_peers]
         self.perform_all(goodbyes, now)
+
+
+def asker_of(key: str, scope: str) -> str:
+    """One name for who asks: nobody gets that of another key's users, whatever scope it says."""
+    return hashlib.sha256(f"{key} {scope}".encode()).hexdigest()[:32]

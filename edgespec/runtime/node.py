@@ -214,7 +214,7 @@ def _event(incoming: Incoming) -> Event:
     if incoming.on_ring:
         assert isinstance(incoming.message, Segment)
         return SegmentArrived(incoming.message)
-    return MessageArrived(incoming.peer, incoming.message)
+    return MessageArrived(incoming.peer, incoming.message, incoming.key)
 
 
 def ring_address(host: str, port: int, coordinator: str) -> Address:

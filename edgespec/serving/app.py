@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,7 +19,7 @@ from edgespec.errors import EdgespecError, PeerLost
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.answering import Reply
 from edgespec.serving.formats import format_of
-from edgespec.serving.guard import Guard
+from edgespec.serving.guard import ASKER, Guard
 from edgespec.serving.limits import STATUS_AGE_S, Limits
 from edgespec.serving.metrics import CONTENT_TYPE, Metrics
 from edgespec.serving.openapi import openapi
@@ -64,11 +65,11 @@ class Service:
 
     async def chat(self, request: Request) -> Reply:
         """Answer a conversation."""
-        return await self._reply(chat_request(await self._object(request)))
+        return await self._reply(request, chat_request(await self._object(request)))
 
     async def completion(self, request: Request) -> Reply:
         """Go on with a text."""
-        return await self._reply(completion_request(await self._object(request)))
+        return await self._reply(request, completion_request(await self._object(request)))
 
     async def health(self, request: Request) -> Response:
         """Whether this process works and reaches its coordinator."""
@@ -147,7 +148,7 @@ class Service:
             413, f"the body is longer than {self.limits.body} bytes", code="body_too_large"
         )
 
-    async def _reply(self, asked: Asked) -> Reply:
+    async def _reply(self, request: Request, asked: Asked) -> Reply:
         status = await self.status(STATUS_AGE_S if asked.waits else 0.0)
         if asked.model:
             _check_model(asked.model, status)
@@ -161,6 +162,7 @@ class Service:
                 code="too_many_requests",
             )
         submit = asked.within(status.context_length)
+        submit = replace(submit, scope=request.scope.get(ASKER, ""))
         form = format_of(asked, status.model, int(time.time()))
         self.answers += 1
         self.metrics.began()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 from starlette.requests import HTTPConnection
@@ -11,6 +12,9 @@ from edgespec.serving.answering import Writer
 from edgespec.serving.problems import ApiProblem
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
+ASKER = "edgespec.asker"
+"""Where an ASGI scope says by which API key it is asked; nowhere if no key is asked for."""
+
 OPEN_FOLDER = "/static/"
 """What may be read without a key: nothing that the ring was asked or answered."""
 
@@ -44,7 +48,9 @@ class Guard:
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
             return None
         scheme, _, key = asked.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._accepts(key.strip()):
+        key = key.strip()
+        if scheme.lower() == "bearer" and self._accepts(key):
+            asked.scope[ASKER] = hashlib.sha256(key.encode()).hexdigest()
             return None
         what = "that API key counts not, or no longer" if key else "this needs an API key"
         return ApiProblem(

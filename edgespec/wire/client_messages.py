@@ -12,7 +12,9 @@ class Submit:
     An empty `policy` leaves the choice to the coordinator. `messages`: in place of a prompt, a
     conversation as a JSON list of objects with "role" and "content", which the model's chat
     template turns into one. `top`: how many of the likeliest tokens are wanted for each token, from
-    0 to 20, with log-probabilities; -1: not even the token's own.
+    0 to 20, with log-probabilities; -1: not even the token's own. `scope`: on whose behalf a client
+    of many users asks, in words of its own; the coordinator's node puts its name for the asker, who
+    is that user of that client, in its place.
     """
 
     tag: int
@@ -27,6 +29,7 @@ class Submit:
     policy: str
     messages: str = ""
     top: int = -1
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from support.rings import VOCABULARY, FakeRing, submit
@@ -21,14 +22,27 @@ def prompt_of(tokens: Sequence[int]) -> str:
     return "".join(chr(VOCABULARY * 9 + token) for token in tokens)
 
 
-def asking(tag: int, tokens: Sequence[int], **changes: object) -> Submit:
+def asking(tag: int, tokens: Sequence[int], scope: str = "", **changes: object) -> Submit:
     """A request whose prompt is these tokens."""
-    return submit(tag, prompt_of(tokens), **changes)  # type: ignore[arg-type]
+    return replace(submit(tag, prompt_of(tokens), **changes), scope=scope)  # type: ignore[arg-type]
 
 
-def kept(tokens: Sequence[int], capacity: int = 0, first: int = 0) -> Kept:
-    """An answered request with these tokens."""
-    return Kept(tuple(tokens), tuple(range(first, first + len(tokens))), capacity or len(tokens))
+ANNA, BERT = "Anna", "Bert"
+
+
+def kept(
+    tokens: Sequence[int],
+    capacity: int = 0,
+    first: int = 0,
+    *,
+    prompt: int = 0,
+    own: int = 0,
+) -> Kept:
+    """An answered request of Anna's with these tokens; half of them are the prompt."""
+    tokens = tuple(tokens)
+    prompt = prompt or len(tokens) // 2
+    ids = tuple(range(first, first + len(tokens)))
+    return Kept(tokens, ids, capacity or len(tokens), ANNA, prompt, own or prompt - 1)
 
 
 # --- the list -------------------------------------------------------------------------------------
@@ -38,19 +52,73 @@ def test_the_longest_common_beginning_is_taken_and_is_nobody_elses_then() -> Non
     rows = KeptRows(1000)
     assert rows.add(1, kept(range(40))) == []
     assert rows.add(2, kept([*range(30), 99, 98])) == []
-    base = rows.take((*range(35), 77))
+    base = rows.take((*range(35), 77), ANNA)
     assert base is not None
     assert (base.request, base.ids) == (1, tuple(range(35)))
-    again = rows.take((*range(35), 77))
+    again = rows.take((*range(35), 77), ANNA)
     assert again is not None
     assert (again.request, again.ids) == (2, tuple(range(30)))
-    assert rows.take((*range(35), 77)) is None
+    assert rows.take((*range(35), 77), ANNA) is None
+
+
+def test_rows_are_nobody_elses() -> None:
+    rows = KeptRows(1000)
+    rows.add(1, kept(range(40)))
+    assert rows.take(tuple(range(60)), BERT) is None
+    assert rows.take(tuple(range(60)), "") is None
+    assert rows.take(tuple(range(60)), ANNA) is not None
+
+
+@pytest.mark.parametrize(
+    ("said", "taken"),
+    [
+        ((*range(60), 7), True),  # it goes on
+        ((*range(50), 7, 8, 9), True),  # it goes on; the answer comes back cut otherwise
+        ((*range(40), 7, 8, 9), True),  # the same, from the answer's first token on
+        (tuple(range(40)), True),  # it is asked again
+        ((*range(38), 7, 8), False),  # another message behind the same opening
+        ((*range(24), 7, 8), False),  # another conversation with the same preamble
+    ],
+)
+def test_what_another_conversation_goes_on_with_is_left_to_it(
+    said: tuple[int, ...], taken: bool
+) -> None:
+    rows = KeptRows(1000)
+    rows.add(1, kept(range(100, 200), prompt=50))
+    rows.add(2, kept(range(60), prompt=40))
+    base = rows.take(said, ANNA)
+    assert (base is not None) == taken
+    assert len(rows) == (1 if taken else 2)
+
+
+def test_few_rows_behind_a_long_preamble_are_not_kept_for_their_conversation() -> None:
+    """Short questions with the same long preamble, each by itself."""
+    rows = KeptRows(1000)
+    rows.add(1, kept(range(300), prompt=250))
+    base = rows.take((*range(200), *range(1000, 1050)), ANNA)
+    assert base is not None
+    assert base.own == 0, "nothing is known of its conversation"
+    rows.add(2, kept(range(310), prompt=250))
+    assert rows.take((*range(199), *range(1000, 1050)), ANNA) is None, "a third of it is lost"
+
+
+def test_a_conversation_that_went_on_is_known_by_all_that_was_said_before() -> None:
+    rows = KeptRows(1000)
+    rows.add(1, kept(range(60), prompt=40))
+    base = rows.take(tuple(range(80)), ANNA)
+    assert base is not None
+    assert base.own == 60
+    rows.add(2, kept(range(200), prompt=80, own=base.own))
+    assert rows.take((*range(50), 7, 8), ANNA) is None, "another answer to the same first question"
+    changed = rows.take((*range(65), 7, 8), ANNA)
+    assert changed is not None, "its last message was changed"
+    assert changed.own == base.own, "and may be changed once more"
 
 
 def test_the_last_token_of_a_prompt_is_always_read() -> None:
     rows = KeptRows(1000)
     rows.add(1, kept(range(40)))
-    base = rows.take(tuple(range(40)))
+    base = rows.take(tuple(range(40)), ANNA)
     assert base is not None
     assert len(base.ids) == 39
 
@@ -58,7 +126,7 @@ def test_the_last_token_of_a_prompt_is_always_read() -> None:
 def test_few_common_rows_are_not_worth_it() -> None:
     rows = KeptRows(1000)
     rows.add(1, kept(range(40)))
-    assert rows.take((*range(LEAST_ROWS - 1), 500, 501, 502)) is None
+    assert rows.take((*range(LEAST_ROWS - 1), 500, 501, 502), ANNA) is None
     assert rows.add(2, kept(range(LEAST_ROWS - 1))) == [2], "nor is it kept"
 
 
@@ -76,7 +144,7 @@ def test_the_least_recently_used_goes_first() -> None:
 def test_without_a_limit_nothing_is_kept() -> None:
     rows = KeptRows(0)
     assert rows.add(1, kept(range(40))) == [1]
-    assert rows.take(tuple(range(50))) is None
+    assert rows.take(tuple(range(50)), ANNA) is None
 
 
 # --- a ring ---------------------------------------------------------------------------------------
@@ -141,6 +209,52 @@ def test_the_same_prompt_again_reads_its_last_row() -> None:
         again.token_ids == fake.expected(asking(2, range(60), max_new_tokens=30, seed=5)).token_ids
     )
     assert prefilled(fake, before) == 1
+
+
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize("length", [8, 40])
+def test_two_conversations_with_one_preamble_in_turns_read_what_is_new(length: int) -> None:
+    fake = FakeRing(2, kept_rows=5000)
+    preamble = [n % 7 for n in range(24)]
+    said = {ANNA: list(preamble), BERT: list(preamble)}  # one user's two conversations
+    for turn in range(5):
+        for number, name in enumerate(said):
+            before, known = len(sent(fake)), len(said[name]) - 1 if turn else 0
+            new = [(10 + number + n + turn) % VOCABULARY for n in range(length)]
+            ask = asking(10 * turn + number, said[name] + new, max_new_tokens=12, seed=number)
+            answer = fake.ring.ask(ask)
+            assert answer.token_ids == fake.expected(ask).token_ids
+            assert prefilled(fake, before) == len(said[name]) + length - known
+            assert answer.cached_tokens == known
+            said[name] += [*new, *answer.token_ids]
+    fake.assert_consistent()
+
+
+@pytest.mark.usefixtures("watched")
+def test_an_answer_that_is_asked_for_again_and_a_changed_message_read_what_is_new() -> None:
+    fake = FakeRing(2, kept_rows=5000)
+    first = list(range(30))
+    answer = fake.ring.ask(asking(1, first, max_new_tokens=100))
+    again = fake.ring.ask(asking(2, first, max_new_tokens=100, seed=5))
+    assert again.cached_tokens == len(first) - 1, "a long answer is in nobody's way"
+    said = [*first, *again.token_ids]
+    assert again.token_ids != answer.token_ids
+    fake.ring.ask(asking(3, [*said, 1, 2, 3, 4], max_new_tokens=300))
+    for tag, message in enumerate(([1, 2, 9, 9], [1, 8, 8, 8]), start=4):
+        changed = asking(tag, [*said, *message], max_new_tokens=300)
+        end = fake.ring.ask(changed)
+        assert end.token_ids == fake.expected(changed).token_ids
+        assert end.cached_tokens >= len(said) - 1
+    fake.assert_consistent()
+
+
+def test_one_askers_rows_are_of_no_use_to_another() -> None:
+    fake = FakeRing(2, kept_rows=5000)
+    prompt = list(range(60))
+    for tag, asker, cached in ((1, ANNA, 0), (2, BERT, 0), (3, "", 0), (4, ANNA, 59), (5, BERT, 59)):
+        end = fake.ring.ask(asking(tag, prompt, max_new_tokens=5, scope=asker))
+        assert end.cached_tokens == cached
+        assert end.token_ids == fake.expected(asking(tag, prompt, max_new_tokens=5)).token_ids
 
 
 def test_what_is_not_kept_is_freed_everywhere() -> None:

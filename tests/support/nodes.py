@@ -130,6 +130,7 @@ class NodeRing:
         port: int = 0,
         draft: bool = True,
         recovery: float = 20.0,
+        kept_rows: int = 0,
         loads: dict[int, Callable[[], None]] | None = None,
     ) -> None:
         """`loads`: what a stage does before its block is there."""
@@ -142,6 +143,7 @@ class NodeRing:
         self.address = Address(HOST, self.transport.control_port)
         self._draft = draft
         self._recovery = recovery
+        self._kept_rows = kept_rows
         self._pid = 1000
         self._loads = loads or {}
         self.threads: dict[int, NodeThread] = {}
@@ -181,6 +183,7 @@ class NodeRing:
             "fake" if draft else "",
             prefill_chunk=8,
             recovery=self._recovery,
+            kept_rows=self._kept_rows,
         )
         self.machine = CoordinatorMachine(ring, self.codec)
         self.membership = MembershipMachine(
