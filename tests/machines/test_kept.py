@@ -251,7 +251,8 @@ def test_an_answer_that_is_asked_for_again_and_a_changed_message_read_what_is_ne
 def test_one_askers_rows_are_of_no_use_to_another() -> None:
     fake = FakeRing(2, kept_rows=5000)
     prompt = list(range(60))
-    for tag, asker, cached in ((1, ANNA, 0), (2, BERT, 0), (3, "", 0), (4, ANNA, 59), (5, BERT, 59)):
+    turns = ((1, ANNA, 0), (2, BERT, 0), (3, "", 0), (4, ANNA, 59), (5, BERT, 59))
+    for tag, asker, cached in turns:
         end = fake.ring.ask(asking(tag, prompt, max_new_tokens=5, scope=asker))
         assert end.cached_tokens == cached
         assert end.token_ids == fake.expected(asking(tag, prompt, max_new_tokens=5)).token_ids
