@@ -7,13 +7,12 @@ the stages → the policy again.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from edgespec.errors import ConfigError, EdgespecError, LocalProtocolError, QueueFull
+from edgespec.errors import ConfigError, EdgespecError, LocalProtocolError
 from edgespec.machines import drafts
 from edgespec.machines.admission import Ring, admit, encode, fitting, kind_of, most_tokens
 from edgespec.machines.answer import TextCodec
@@ -45,6 +44,7 @@ from edgespec.machines.features import PROMPT_ROWS
 from edgespec.machines.flights import InFlight
 from edgespec.machines.kept import KeptRows
 from edgespec.machines.prompt_chains import ChainValues
+from edgespec.machines.queue import RequestQueue
 from edgespec.machines.recovery import RingWatch
 from edgespec.machines.request import HeadJob, Request, segment_of
 from edgespec.machines.scene import SceneKeeper
@@ -62,6 +62,10 @@ LOST_WAIT_S = 1.0
 """A result that lacks live rows is followed by the Fault of the stage that dropped them; after this
 many seconds without one, the request fails all the same, so that nothing hangs."""
 
+BEGINS = "reading the prompt"
+GOES_ON = "the ring is up again; reading what there is so far"
+"""What a request is told that waited, until its next token comes."""
+
 
 class CoordinatorMachine:
     """D0 without I/O: `handle(event, now)` answers with effects."""
@@ -70,7 +74,7 @@ class CoordinatorMachine:
         self._ring = ring
         self._codec = codec
         self._requests: dict[int, Request] = {}
-        self._waiting: deque[int] = deque()
+        self._waiting = RequestQueue(ring.queue_limit)
         self._active: int | None = None
         self._encoding: int | None = None  # whose prompt is being encoded
         self._watch = RingWatch(ring.recovery)
@@ -87,6 +91,9 @@ class CoordinatorMachine:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. Every request gets exactly one of Finished and Failed."""
+        return self._react(event, now) + self._tell_waiting()
+
+    def _react(self, event: Event, now: float) -> list[Effect]:
         match event:
             case MessageArrived(peer, Submit() as submit):
                 return self._on_submit(peer, submit, now)
@@ -117,6 +124,7 @@ class CoordinatorMachine:
             case RingUp(stages):
                 self._ring = replace(self._ring, stages=stages or self._ring.stages)
                 self._watch.up()
+                self._waiting.has_changed = True  # not their order, but what they wait for
                 return self._start_next(now) + self._scene.observe(now)
             case RingDown(reason):
                 return self._on_ring_down(reason, now)
@@ -165,14 +173,10 @@ class CoordinatorMachine:
             request = self._admit(peer, submit)
         except EdgespecError as problem:
             return [SendPeer(peer, Failed(submit.tag, str(problem), kind_of(problem)))]
-        is_next = self._can_start and not self._waiting
         request.tally.started = request.waiting_since = now
         self._requests[request.number] = request
-        self._waiting.append(request.number)
-        effects = self._encode_next()
-        if not is_next:
-            effects.append(SendPeer(peer, Progress(submit.tag, self._why_waiting())))
-        return effects
+        self._waiting.add(request)
+        return self._encode_next()
 
     @property
     def _can_start(self) -> bool:
@@ -185,8 +189,7 @@ class CoordinatorMachine:
     def _encode_next(self) -> list[Effect]:
         """Have one prompt encoded at a time, in the order of the queue; so what is cancelled before
         its turn costs nothing."""
-        waiting = (self._requests[number] for number in self._waiting)
-        request = next((r for r in waiting if r.asked), None)
+        request = next((r for r in self._waiting.in_order() if r.asked), None)
         if self._encoding is not None or request is None or request.asked is None:
             return []
         self._encoding = request.number
@@ -213,9 +216,8 @@ class CoordinatorMachine:
 
     def _admit(self, peer: bytes, submit: Submit) -> Request:
         self._watch.check_open()
-        if len(self._waiting) >= self._ring.queue_limit + self._can_start:
-            waiting = len(self._waiting)
-            raise QueueFull(f"{waiting} requests are waiting already; try again later")
+        if not self._can_start or len(self._waiting):
+            self._waiting.check_room(submit.scope)
         if any(r.peer == peer and r.tag == submit.tag for r in self._requests.values()):
             raise ConfigError(f"request {submit.tag} of this client is still running")
         request = admit(self._ring, self._codec, self._numbers + 1, peer, submit)
@@ -226,18 +228,24 @@ class CoordinatorMachine:
         self._numbers += 1
         return request
 
-    def _why_waiting(self) -> str:
-        if not self._watch.is_up:
-            return self._watch.what_is_missing
-        return f"waiting behind {len(self._requests) - 1} other request(s)"
+    def _tell_waiting(self) -> list[Effect]:
+        """Say to each request that waits why it does, if that is not what it was told last."""
+        if not self._waiting.has_changed:
+            return []
+        self._waiting.has_changed = False
+        missing = "" if self._watch.is_up else self._watch.what_is_missing
+        effects: list[Effect] = []
+        for place, request in enumerate(self._waiting.in_order(), int(self._active is not None)):
+            if missing or place:  # the first one's prompt is being encoded, if nobody is ahead
+                effects += _say_once(request, missing or f"waiting behind {place} other request(s)")
+        return effects
 
     def _start_next(self, now: float) -> list[Effect]:
-        if not self._can_start or not self._waiting:
+        if not self._can_start or not len(self._waiting):
             return []
-        request = self._requests[self._waiting[0]]
-        if request.asked is not None:
+        if self._waiting.in_order()[0].asked:
             return []  # its prompt is being encoded
-        self._waiting.popleft()
+        request = self._waiting.next()
         self._active = request.number
         if not request.recoveries:
             request.tally.started = now
@@ -251,6 +259,8 @@ class CoordinatorMachine:
         if request.policy.drafts:
             # The draft reads the prompt while the stages do: a tree of depth 0.
             effects.append(self._draft(request, drafts.READ_ONLY, now))
+        if request.told:
+            effects += _say_once(request, GOES_ON if request.recoveries else BEGINS)
         return self._send_prefill(request) + effects
 
     def _open_draft(self, request: Request) -> list[Effect]:
@@ -270,8 +280,9 @@ class CoordinatorMachine:
     def _on_peer_gone(self, peer: bytes, now: float) -> list[Effect]:
         self._scene.forget(peer)
         effects: list[Effect] = []
-        # The newest first, so that none of them is started just to be forgotten.
-        for request in [r for r in reversed(self._requests.values()) if r.peer == peer]:
+        theirs = [r for r in self._requests.values() if r.peer == peer]
+        # Those that wait first, so that none of them is started just to be forgotten.
+        for request in sorted(theirs, key=lambda r: r.number == self._active):
             effects += self._forget(request, now)
         return effects
 
@@ -299,14 +310,12 @@ class CoordinatorMachine:
     def _on_ring_down(self, reason: str, now: float) -> list[Effect]:
         """Keep what is certain; the rest comes again from it on the next ring."""
         self._watch.down(reason, now, self._requests.values())
+        self._waiting.has_changed = True
         self._queued.clear()
         self._flying.clear()  # nothing comes back from a ring that is gone
         self._scene.ended()
         effects = self._close_drafts(self._kept.clear())
-        effects += self._fail_overdue(now) + self._pause()
-        why = self._why_waiting()
-        told = [SendPeer(r.peer, Progress(r.tag, why)) for r in self._requests.values()]
-        return [*effects, *told]
+        return effects + self._fail_overdue(now) + self._pause()
 
     def _pause(self) -> list[Effect]:
         """Free what the active request holds, and let it be the first to start again."""
@@ -317,7 +326,7 @@ class CoordinatorMachine:
         self._numbers += 1
         request.restart(self._numbers)
         self._requests = {request.number: request, **self._requests}  # it stays the oldest
-        self._waiting.appendleft(request.number)
+        self._waiting.put_back(request)
         self._active = None
         return effects
 
@@ -346,9 +355,10 @@ class CoordinatorMachine:
         the ring still comes back as credits."""
         del self._requests[request.number]
         if self._active != request.number:
-            self._waiting.remove(request.number)
+            self._waiting.remove(request)
             return []
         self._active = None
+        self._waiting.has_changed = True  # its place ahead of all others is free
         self._scene.ended()
         # What the draft source has not read it cannot go on from, if it needs the rows themselves.
         known = request.policy.drafts or not self._ring.needs - {PROMPT_ROWS}
@@ -567,3 +577,11 @@ class CoordinatorMachine:
     def _draft(self, request: Request, wanted: Grow | Deepen | Expand, now: float) -> Effect:
         self._jobs += 1
         return drafts.ask(request, wanted, self._jobs, now)
+
+
+def _say_once(request: Request, text: str) -> list[Effect]:
+    """Tell a request's client what it waits for, if it was not told so last."""
+    if request.told == text:
+        return []
+    request.told = text
+    return [SendPeer(request.peer, Progress(request.tag, text))]

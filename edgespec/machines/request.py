@@ -97,6 +97,7 @@ class Request:
         self.last_position = self.reserve = 0
         self.recoveries = 0
         self.waiting_since = 0.0  # for a ring that was lost
+        self.told = ""  # what its client was told last that it waits for
         self.needs = needs
         self._prompting: tuple[PromptTable, ChainValues] | None = None
         self._begin(number)

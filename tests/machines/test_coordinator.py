@@ -264,10 +264,45 @@ def test_a_tag_is_taken_while_its_request_runs() -> None:
 def test_the_queue_has_a_limit(limit: int) -> None:
     fake = FakeRing(2, queue_limit=limit)
     for tag in range(limit + 2):
-        fake.ring.submit(replace(ASK, tag=tag))
+        fake.ring.submit(replace(ASK, tag=tag, scope=f"asker {tag}"))
     fake.ring.run()
     ends = [type(assert_one_end(fake.ring.replies, tag)) for tag in range(limit + 2)]
     assert ends == [Finished] * (limit + 1) + [Failed]
+
+
+def test_one_asker_cannot_fill_the_queue() -> None:
+    fake = FakeRing(2, queue_limit=16)
+    asked = iter(range(1000))
+    got = {}
+    for asker in range(12):
+        tags = [next(asked) for _ in range(20)]
+        for tag in tags:
+            fake.ring.submit(replace(ASK, tag=tag, scope=str(asker), max_new_tokens=2))
+        refused = {r.tag: r for r in fake.ring.replies if isinstance(r, Failed)}
+        got[asker] = sum(tag not in refused for tag in tags)
+        assert all(refused[tag].kind == "queue" for tag in tags if tag in refused)
+    # One runs; then half of what is free each time, and the last places one by one.
+    assert list(got.values()) == [9, 4, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0]
+    fake.ring.run()
+    fake.assert_nothing_left()
+    fake.ring.submit(replace(ASK, tag=5000, scope="0"))
+    fake.ring.run()
+    assert isinstance(fake.ring.replies[-1], Finished), "its places are free again"
+
+
+def test_askers_take_turns() -> None:
+    fake = FakeRing(2)
+    # Tag 10 of asker 1, and so on.
+    for tag in (10, 11, 12, 13, 20, 21, 30):
+        fake.ring.submit(replace(ASK, tag=tag, scope=str(tag // 10)))
+    begun = []
+    while list(fake.ring.steps()):
+        fake.take_turns(1)
+        begun = list(dict.fromkeys(r.tag for r in fake.ring.replies if isinstance(r, Tokens)))
+        if begun == [10, 20] and not any(r.tag == 22 for r in fake.ring.replies):
+            fake.ring.submit(replace(ASK, tag=22, scope="2"))
+    assert begun == [10, 20, 30, 11, 21, 12, 22, 13]
+    fake.assert_nothing_left()
 
 
 def test_requests_are_served_in_order_and_told_what_they_wait_for() -> None:
@@ -275,13 +310,44 @@ def test_requests_are_served_in_order_and_told_what_they_wait_for() -> None:
     for tag in range(4):
         fake.ring.submit(replace(ASK, tag=tag, seed=tag))
     fake.ring.run()
-    told = [(r.tag, r.text) for r in fake.ring.replies if isinstance(r, Progress)]
-    assert [tag for tag, _ in told] == [1, 2, 3]
-    assert "behind 2 other" in told[1][1]
+    told = {tag: told_of(fake, tag) for tag in range(4)}
+    behind = [f"waiting behind {n} other request(s)" for n in range(4)]
+    assert told == {
+        0: [],
+        1: [behind[1], "reading the prompt"],
+        2: [behind[2], behind[1], "reading the prompt"],
+        3: [behind[3], behind[2], behind[1], "reading the prompt"],
+    }
     ends = [r for r in fake.ring.replies if isinstance(r, Finished)]
     assert [e.tag for e in ends] == [0, 1, 2, 3]
     firsts = [r.tag for r in fake.ring.replies if isinstance(r, Tokens)]
     assert firsts == sorted(firsts), "two requests at once"
+
+
+def told_of(fake: FakeRing, tag: int) -> list[str]:
+    """What one client has been told of what it waits for."""
+    return [r.text for r in fake.ring.replies if isinstance(r, Progress) and r.tag == tag]
+
+
+def test_who_waits_hears_of_a_ring_that_is_lost_and_back_and_of_every_place_once() -> None:
+    fake = FakeRing(2)
+    for tag in range(3):
+        fake.ring.submit(replace(ASK, tag=tag))
+    fake.take_turns(20)
+    fake.ring.lose("stage 2 was lost")
+    fake.ring.lose("stage 2 was lost")
+    fake.ring.cancel(1)
+    fake.ring.mend()
+    lost, behind = "stage 2 was lost; waiting for it", "waiting behind {} other request(s)"
+    again = "the ring is up again; reading what there is so far"
+    assert told_of(fake, 0) == [lost, again]
+    assert told_of(fake, 1) == [behind.format(1), lost]
+    assert told_of(fake, 2) == [behind.format(2), lost, behind.format(1)]
+    fake.ring.run()
+    assert told_of(fake, 0) == [lost, again]
+    assert told_of(fake, 2)[3:] == ["reading the prompt"]
+    for tag in range(3):
+        assert_one_end(fake.ring.replies, tag)
 
 
 def test_requests_wait_for_the_ring() -> None:
