@@ -157,8 +157,8 @@ class CoordinatorNode(Node):
         """Requests to the coordinator machine; everything that shows life to the membership."""
         match event:
             case MessageArrived(peer, Submit(scope=scope) as message, key) if key:
-                named = replace(message, scope=asker_of(key, scope))
-                return self.route(MessageArrived(peer, named), now)
+                whose = replace(message, scope=asker_of(key, scope))
+                return self.route(MessageArrived(peer, whose), now)
             case MessageArrived(peer, Submit() | Cancel() | Watch() as message):
                 if self.requests is not None and isinstance(message, Submit):
                     self.requests.asked(peer, message)
