@@ -217,7 +217,7 @@ class CoordinatorMachine:
     def _admit(self, peer: bytes, submit: Submit) -> Request:
         self._watch.check_open()
         if not self._can_start or len(self._waiting):
-            self._waiting.check_room(submit.scope)
+            self._waiting.check_room(submit.scope, begins=self._can_start)
         if any(r.peer == peer and r.tag == submit.tag for r in self._requests.values()):
             raise ConfigError(f"request {submit.tag} of this client is still running")
         request = admit(self._ring, self._codec, self._numbers + 1, peer, submit)

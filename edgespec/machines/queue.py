@@ -29,12 +29,16 @@ class RequestQueue:
     def __len__(self) -> int:
         return sum(map(len, self._askers.values())) + (self._first is not None)
 
-    def check_room(self, asker: str) -> None:
-        """Raise QueueFull if this asker cannot have one more request waiting."""
-        waiting = len(self)
-        own, free = len(self._askers.get(asker, ())), self._limit - waiting
+    def check_room(self, asker: str, begins: bool) -> None:
+        """Raise QueueFull if this asker cannot have one more request waiting.
+
+        `begins`: whether the first one begins as soon as its prompt is encoded, and so waits for
+        nobody.
+        """
+        waiting = self.in_order()[begins:]
+        own, free = sum(r.asker == asker for r in waiting), self._limit - len(waiting)
         if free <= 0:
-            raise QueueFull(f"{waiting} requests are waiting already; try again later")
+            raise QueueFull(f"{len(waiting)} requests are waiting already; try again later")
         if own >= free:
             raise QueueFull(
                 f"{own} requests of yours are waiting already, and the {free} place(s) that are "
