@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -194,8 +195,6 @@ def test_what_the_template_wrote_is_bounded_too() -> None:
 
 
 def test_transformers_does_not_warn_of_lengths(caplog: pytest.LogCaptureFixture) -> None:
-    import logging
-
     fresh = Tokenizer(tokenizer().path)  # it warns once
     library = logging.getLogger("transformers")
     library.propagate, before = True, library.propagate

@@ -1,0 +1,62 @@
+"""A prompt that takes long to encode, in real nodes: everybody else's answers go on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from support.nodes import PATIENCE_S, NodeRing
+from support.rings import assert_one_end, submit
+
+from edgespec.wire.client_messages import Finished
+from edgespec.wire.messages import Message
+
+ASK = submit(max_new_tokens=40)
+LONG = submit(tag=2, prompt="long")
+
+
+class Encoder:
+    """Encodes the prompt "long" when it may."""
+
+    def __init__(self, ring: NodeRing) -> None:
+        self.entered = threading.Event()
+        self.may = threading.Event()
+        self._encode = ring.codec.encode
+        ring.codec.encode = self  # type: ignore[method-assign]
+
+    def __call__(self, text: str) -> Sequence[int]:
+        if text == LONG.prompt:
+            self.entered.set()
+            assert self.may.wait(PATIENCE_S)
+        return self._encode(text)
+
+
+def test_an_answer_runs_to_its_end_while_another_prompt_is_encoded() -> None:
+    with NodeRing(2) as ring, ring.client() as one, ring.client() as other:
+        ring.await_up()
+        for block in ring.blocks:
+            block.delay = 0.01
+        encoder = Encoder(ring)
+        answers: dict[int, list[Message]] = {}
+
+        def ask_long() -> None:
+            answers[2] = list(other.ask(LONG))
+
+        asking = threading.Thread(target=ask_long)
+        answer: list[Message] = []
+        for message in one.ask(ASK):
+            answer.append(message)
+            if not asking.ident:
+                asking.start()
+                assert encoder.entered.wait(PATIENCE_S)
+        end = assert_one_end(answer, ASK.tag)
+        assert isinstance(end, Finished)
+        ring.assert_right(ASK, end)
+        assert ring.membership.status().ready
+        encoder.may.set()
+        asking.join(PATIENCE_S)
+        late = assert_one_end(answers[2], LONG.tag)
+        assert isinstance(late, Finished)
+        ring.assert_right(LONG, late)
+        assert sorted(ring.loaded) == [1, 2], "no stage was lost"
+        ring.assert_free()
