@@ -24,9 +24,7 @@ class TemplateProcess:
     That process ends with this one, and with the thread that started it.
     """
 
-    def __init__(
-        self, template: str, tokens: Mapping[str, str], seconds: float = RENDER_S
-    ) -> None:
+    def __init__(self, template: str, tokens: Mapping[str, str], seconds: float = RENDER_S) -> None:
         """`tokens`: the control tokens that the template knows by name. `seconds`: its limit."""
         self._template = template
         self._tokens = dict(tokens)

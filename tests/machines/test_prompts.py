@@ -127,7 +127,9 @@ def test_prompts_that_are_encoded_count_in_the_queue(limit: int) -> None:
     desk = Desk(queue_limit=limit)
     for tag in range(limit + 3):
         desk.submit(replace(ASK, tag=tag, scope=str(tag)))  # each for somebody else
-    refused = [tag for tag in range(limit + 3) if any(_is_end(m, tag) for m in desk.replies[CLIENT])]
+    refused = [
+        tag for tag in range(limit + 3) if any(_is_end(m, tag) for m in desk.replies[CLIENT])
+    ]
     assert refused == [limit + 1, limit + 2]
     assert all(isinstance(desk.end(tag), Failed) for tag in refused)
 
