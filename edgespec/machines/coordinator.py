@@ -1,8 +1,8 @@
 """Coordinator machine: queues requests, sends what the policy decides, verifies what comes back.
 
-One token's way: Submit → EncodePrompt → prefill segments → HeadDone gives the first root → the policy grows and
-sends → SegmentArrived → RunHead → HeadDone → the tree advances → Tokens to the client, Retain to
-the stages → the policy again.
+One token's way: Submit → EncodePrompt → PromptEncoded → prefill segments → HeadDone gives the first
+root → the policy grows and sends → SegmentArrived → RunHead → HeadDone → the tree advances → Tokens
+to the client, Retain to the stages → the policy again.
 """
 
 from __future__ import annotations

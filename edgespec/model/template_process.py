@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -118,7 +119,5 @@ class TemplateProcess:
         child.wait()
         for pipe in (child.stdin, child.stdout):
             assert pipe is not None
-            try:
+            with contextlib.suppress(OSError):  # what was not written when it died
                 pipe.close()
-            except OSError:  # what was not written when it died
-                pass

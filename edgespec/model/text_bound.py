@@ -1,4 +1,4 @@
-"""Text bound: how many characters a number of tokens can stand for at most, by a tokenizer's stages.
+"""Text bound: how many characters a token can stand for at most, by a tokenizer's stages.
 
 A prompt that is longer cannot fit, and is refused without the seconds that it takes to encode it.
 """
