@@ -99,10 +99,11 @@ def _is_message(one: object) -> bool:
     OpenAI's clients send it, and templates get an empty one, which they can all add to a text."""
     if not isinstance(one, dict) or not isinstance(one.get("role"), str) or not one["role"]:
         return False
+    role: str = one["role"]
     content = one.get("content", 0)
     if content is None:
-        return one["role"] == "assistant"
-    return isinstance(content, str) and _is_text(content + one["role"])
+        return role == "assistant"
+    return isinstance(content, str) and _is_text(content + role)
 
 
 def _is_text(text: str) -> bool:

@@ -123,19 +123,21 @@ class ChatText:
             return []
         backend = getattr(self._inner, "backend_tokenizer", None)
         cutting = getattr(backend, "pre_tokenizer", None)
-        # Some put a blank in front of a text, but not of what follows a control token in it.
-        adds = isinstance(cutting, Metaspace) and cutting.prepend_scheme == "first"
+        if is_first or not isinstance(cutting, Metaspace) or cutting.prepend_scheme != "first":
+            return self._ordinary(text)
+        # This one puts a blank in front of a text, but not of what follows a control token in it.
+        cutting.prepend_scheme = "never"
         try:
-            if adds and not is_first:
-                cutting.prepend_scheme = "never"
-            return list(
-                self._inner.encode(
-                    text, add_special_tokens=False, split_special_tokens=True, verbose=False
-                )
-            )
+            return self._ordinary(text)
         finally:
-            if adds:
-                cutting.prepend_scheme = "first"
+            cutting.prepend_scheme = "first"
+
+    def _ordinary(self, text: str) -> list[int]:
+        return list(
+            self._inner.encode(
+                text, add_special_tokens=False, split_special_tokens=True, verbose=False
+            )
+        )
 
 
 def _unused(taken: set[str]) -> Marks:
