@@ -6,6 +6,7 @@ import json
 import stat
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,14 @@ def test_a_client_that_leaves_is_written(tmp_path: Path) -> None:
         log.left(b"one")
     [only] = read_recording(tmp_path / "requests.jsonl")
     assert (only.outcome, only.token_ids) == ("client_left", None)
+
+
+def test_who_asked_is_written_so_that_a_replay_tells_askers_apart(tmp_path: Path) -> None:
+    with closing(RequestLog(str(tmp_path / "requests.jsonl"))) as log:
+        log.asked(b"one", replace(submit(), scope="anna"))
+        log.left(b"one")
+    [only] = read_recording(tmp_path / "requests.jsonl")
+    assert only.submit.scope == "anna"
 
 
 def without(key: str) -> Callable[[dict[str, Any]], None]:
