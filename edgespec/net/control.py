@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
@@ -26,8 +28,13 @@ listens must not: libzmq 4.3.5 aborts the process (`!_io_error`) if it is to sen
 peer that is read no further, because too much of it waits, has just closed its connection."""
 
 MOST_FAILURES = 5
-"""Handshakes that may fail, without one that succeeds, before the other side is called a stranger:
-one can fail because the other side is just ending."""
+STRANGER_S = 5.0
+"""So many handshakes that fail in a row within so many seconds, without one that ever succeeded,
+show that the other side has another key: libzmq's own thread refuses a wrong key within
+milliseconds, however busy the process is, and the next attempt follows a tenth of a second later.
+One can fail because the other side is just ending. A coordinator that is too busy to admit anybody
+(it imports torch, say) lets each handshake run into its limit of `access.HANDSHAKE_MS`, which is
+far too slow for this: it is waited for."""
 
 
 def ping(opened: zmq.Socket[bytes], lost_ms: int = 3 * HEARTBEAT_MS) -> None:
@@ -63,18 +70,28 @@ class Handshakes:
         self._coordinator = coordinator
         self._succeeded = False
         self._is_refused = False
+        self._is_stranger = False
         self._failures = 0
+        self._since = time.monotonic()
 
     def take(self, frames: list[bytes]) -> int:
         """Note one of the monitor's messages; returns which of EVENTS it is."""
         event = int(parse_monitor_message(frames)["event"])
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._succeeded, self._failures = True, 0
+            self._succeeded = True
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._is_refused = True  # ZeroMQ does not try again
         elif event != zmq.EVENT_DISCONNECTED:
-            self._failures += 1
+            self._count_failure(time.monotonic())
         return event
+
+    def _count_failure(self, now: float) -> None:
+        """`now`: when it is read, which may be late: the time that passes only counts against an
+        accusation, so that a program that was busy itself accuses nobody."""
+        self._failures += 1
+        if self._failures == MOST_FAILURES:
+            self._is_stranger = now - self._since < STRANGER_S
+            self._failures, self._since = 0, now
 
     def check(self) -> None:
         """Raise AccessRefused if the coordinator does not let this key in, or is another one."""
@@ -84,7 +101,7 @@ class Handshakes:
                 "(or this token): it was removed, is used up or has expired, which its log tells; "
                 "make a new token there with `edgespec token new`"
             )
-        if self._failures >= MOST_FAILURES and not self._succeeded:
+        if self._is_stranger and not self._succeeded:
             raise AccessRefused(
                 f"who listens at {self._coordinator} is not the coordinator of the cluster that "
                 "this machine (or this token) belongs to; check the address, or join the cluster "

@@ -33,8 +33,9 @@ from zmq.auth.thread import AuthenticationThread
 
 from edgespec.config import Address
 from edgespec.errors import AccessRefused
-from edgespec.net import access
+from edgespec.net import access, control
 from edgespec.net.access import Gate
+from edgespec.net.control import Handshakes
 from edgespec.net.keys import Identity, KeyPair, short
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.wire.codec import encode
@@ -132,6 +133,74 @@ def test_who_expects_another_coordinator_knows_it_soon(
         assert seconds < 2.0  # five attempts of a tenth of a second and more
         assert nothing_of(coordinator)
     assert "someone has no key, takes this for another cluster" in caplog.text
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ZmqTransport, threading.Event]]:
+    """A coordinator that admits nobody until the event, as while it imports torch: the ends of
+    handshakes come earlier than they do there."""
+    monkeypatch.setattr(access, "HANDSHAKE_MS", 400)
+    monkeypatch.setattr(control, "STRANGER_S", 1.5)
+    free = threading.Event()
+
+    def admits(key: str) -> str:
+        free.wait(PATIENCE_S)
+        return ""
+
+    with closing(listening(admits)) as coordinator:
+        yield coordinator, free
+        free.set()
+
+
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each handshake of a client here that fails."""
+    failed: list[int] = []
+    take = Handshakes.take
+
+    def counted(self: Handshakes, frames: list[bytes]) -> int:
+        event = take(self, frames)
+        if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            failed.append(event)
+        return event
+
+    monkeypatch.setattr(Handshakes, "take", counted)
+    return failed
+
+
+def test_a_coordinator_that_is_too_busy_for_handshakes_is_waited_for(
+    busy: tuple[ZmqTransport, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, free = busy
+    failed = failures(monkeypatch)
+    with closing(staged(coordinator)) as stage:
+        stage.send_control(b"", Heartbeat())
+        polled_until(stage, lambda: len(failed) > control.MOST_FAILURES + 1)
+        free.set()
+        polled_until(stage, lambda: coordinator.poll(0.0))
+
+
+def test_a_client_that_was_busy_itself_accuses_nobody(
+    busy: tuple[ZmqTransport, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads many ends at once then."""
+    coordinator, free = busy
+    failed = failures(monkeypatch)
+    with closing(client_of(coordinator)) as client:
+        client.send_control(b"", Heartbeat())
+        time.sleep(3.0)  # as an import does
+        polled_until(client, lambda: len(failed) > control.MOST_FAILURES)
+        free.set()
+        polled_until(client, lambda: coordinator.poll(0.0))
+
+
+def test_a_wrong_key_is_told_soon_by_a_busy_coordinator_too(
+    busy: tuple[ZmqTransport, threading.Event],
+) -> None:
+    with closing(client_of(busy[0], Identity(DEVICE.own, OTHER.public))) as client:
+        client.send_control(b"", Heartbeat())
+        reason, seconds = refusal_of(client)
+    assert "is not the coordinator of the cluster" in reason
+    assert seconds < 5.0
 
 
 def test_a_list_that_cannot_be_read_lets_nobody_in(caplog: pytest.LogCaptureFixture) -> None:
