@@ -10,16 +10,20 @@ from edgespec.config import Address
 from edgespec.errors import ConfigError, PeerLost
 from edgespec.net.discovery import Found, find_coordinators
 from edgespec.net.discovery_interfaces import own_interfaces, to_look_on
+from edgespec.net.keys import Identity
 
 _LOOK_AGAIN_S = 1.0
 """Seconds before a coordinator that is announced, but does not answer, is tried again."""
 
 
-def discovered(wait: float, say: Callable[[str], None], cluster: str = "") -> Address:
+def discovered(
+    wait: float, say: Callable[[str], None], identity: Identity, cluster: str = ""
+) -> Address:
     """The address of the one coordinator on the local network, or the one of this cluster there.
 
     `wait`: seconds to look for it; `say` gets one remark when the search begins and one when it
-    ends well. Raises ConfigError if several answer, PeerLost if none does.
+    ends well; `identity`: whose key is shown to those that are found. Raises ConfigError if several
+    answer, PeerLost if none does.
     """
     if not 0.0 < wait <= 86400.0:
         raise ConfigError(f"wait is {wait}; it must be above 0 and at most 86400 seconds")
@@ -32,7 +36,7 @@ def discovered(wait: float, say: Callable[[str], None], cluster: str = "") -> Ad
         others = [one for one in heard if cluster and one.cluster != cluster]
         found = [one for one in heard if one not in others]
         with ThreadPoolExecutor() as pool:
-            places = list(pool.map(Found.reachable, found))
+            places = list(pool.map(lambda one: one.reachable(identity), found))
         answering = [(one, at) for one, at in zip(found, places, strict=True) if at is not None]
         if len(answering) > 1:
             raise ConfigError(_which(answering))

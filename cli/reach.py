@@ -10,7 +10,7 @@ from edgespec.cli.discover import discovered
 from edgespec.config import LOOPBACK, Address
 from edgespec.daemon.cluster import ClusterFolder, folder_of, own_key
 from edgespec.errors import AccessRefused, PeerLost
-from edgespec.net.discovery import takes_connections
+from edgespec.net.control import takes_connections
 from edgespec.net.keys import Identity, Token, short
 from edgespec.runtime.enrolment import enrol
 
@@ -33,10 +33,10 @@ def address_of(folder: ClusterFolder, coordinator: str | None, wait: float, say:
     if coordinator is not None:
         return Address.parse(coordinator)
     known = _known(folder)
-    if known is not None and (_is_local(folder) or takes_connections(known)):
+    if known is not None and (_is_local(folder) or takes_connections(known, folder.identity)):
         return known
     try:
-        return discovered(wait, say, folder.cluster_id)
+        return discovered(wait, say, folder.identity, folder.cluster_id)
     except PeerLost:
         if known is None or folder.is_coordinator:
             raise
@@ -75,7 +75,9 @@ def admitted(path: Path, token: Token, coordinator: str | None, wait: float, say
     elif before is not None and is_member:
         address = address_of(before, None, wait, say)
     else:
-        address = discovered(wait, say, short(token.coordinator))
+        address = discovered(
+            wait, say, Identity(token.pair, token.coordinator), short(token.coordinator)
+        )
     try:
         name = enrol(address, token, own, socket.gethostname(), wait)
     except AccessRefused:

@@ -25,6 +25,7 @@ from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.device import ROOT, interface_speed
 from edgespec.daemon.finding import BLOCKED, OK, WARNING, Finding
 from edgespec.errors import AccessRefused, ConfigError, EdgespecError
+from edgespec.net.control import takes_connections
 from edgespec.net.discovery import Found, browse
 from edgespec.net.discovery_interfaces import listens_everywhere, own_interfaces, to_look_on
 from edgespec.net.sockets import number_of, own_address_towards
@@ -35,8 +36,8 @@ HEAR_S = 2.0
 
 CONNECT_S = 3.0
 ANSWER_S = 4.0
-"""Seconds for a connection, and for an answer to it: five handshakes may fail before a coordinator
-is called a stranger."""
+"""Seconds for a connection, and for an answer to it: five handshakes may fail, within half a
+second, before a coordinator is called a stranger."""
 
 TRIPS_S = 2.0
 SPARE_S = 2.0
@@ -221,7 +222,7 @@ def _coordinator(
         return None, _no_way(heard)
     problems = []
     for way in ways:
-        problem, seconds = _connecting(way.address)
+        problem, seconds = _connecting(way.address, folder)
         if not problem:
             text = f"{way.address} ({way.source}) takes connections, within {seconds * 1e3:.1f} ms"
             return way, Finding("coordinator", OK, text)
@@ -258,13 +259,16 @@ def _no_way(heard: Sequence[Found]) -> Finding:
     )
 
 
-def _connecting(address: Address) -> tuple[str, float]:
+def _connecting(address: Address, folder: ClusterFolder | None) -> tuple[str, float]:
     """Why no connection can be made, "" if it can; and the seconds that it took."""
 
     def work() -> tuple[str, float]:
-        host = number_of(address.host)
+        place = Address(number_of(address.host), address.port)
         start = time.perf_counter()
-        socket.create_connection((host, address.port), CONNECT_S).close()
+        # With a key first: the coordinator would log a bare connection as a stranger's. But only a
+        # bare one tells why it cannot be made.
+        if folder is None or not takes_connections(place, folder.identity):
+            socket.create_connection((place.host, place.port), CONNECT_S).close()
         return "", time.perf_counter() - start
 
     try:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import socket
+import time
+from collections.abc import Callable, Mapping
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import parse_monitor_message
 
 from edgespec.net.keys import KeyPair, is_key, short
-from edgespec.net.sockets import Dropped, waiting
+from edgespec.net.sockets import BATCH, Dropped, waiting
 
 log = logging.getLogger(__name__)
 
@@ -19,9 +22,21 @@ Admits = Callable[[str], str]
 HANDSHAKE_MS = 3_000
 """Whoever connects has this long to prove a key: a connection of a stranger costs no more."""
 
-NO_KEY = "someone has no key, takes this for another cluster, or only looked who listens"
+NO_KEY = "{} has no key, takes this for another cluster, or only looked who listens"
+NOT_ANSWERED = (
+    "{} was not answered in time, as this program was busy; a node of the cluster tries again"
+)
 
-_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+BUSY_S = 2.0
+"""A loop that has not looked at its doors for so many seconds, as while models are loaded, cannot
+tell a stranger from a node of the cluster that gave up or was cut off by HANDSHAKE_MS meanwhile."""
+
+_EVENTS = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+)
 
 
 class Gate:
@@ -30,14 +45,14 @@ class Gate:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._authenticator = _Authenticator(context)
         self._authenticator.start()
-        self._monitors: list[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]] = []
-        self._dropped = Dropped("refused a connection")
+        self._doors: list[_Door] = []
+        self._looked = time.monotonic()
 
     def guard(
         self, guarded: zmq.Socket[bytes], channel: str, own: KeyPair, admits: Admits
     ) -> zmq.Socket[bytes]:
         """Before it is bound: only who holds an admitted key may connect, and this node proves its
-        own. Returns a monitor, which tells `heard` of those who cannot even try."""
+        own. Returns a monitor to poll: when it has something, `look` logs who cannot even try."""
         self._authenticator.admit(channel, admits)
         guarded.curve_server = True
         guarded.curve_publickey = own.public.encode()
@@ -46,23 +61,82 @@ class Gate:
         # Without an answer from ZAP nobody comes in; ZeroMQ's default is that everybody does.
         guarded.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         guarded.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        monitor: zmq.Socket[bytes] = guarded.get_monitor_socket(_FAILED)
-        self._monitors.append((guarded, monitor))
-        return monitor
+        door = _Door(guarded)
+        self._doors.append(door)
+        return door.monitor
 
-    def heard(self, monitor: zmq.Socket[bytes]) -> None:
-        """Somebody connected and proved no key. Which of the two sides hangs up first is chance, so
-        that a stranger cannot be told from a device that only looks whether anybody listens."""
-        for _ in waiting(monitor):
-            self._dropped.note(NO_KEY)
+    def look(self, ready: Mapping[object, int]) -> None:
+        """Log those who connected and proved no key; once in every turn of the loop that polls the
+        monitors. `ready`: what it polled."""
+        now = time.monotonic()
+        was_busy, self._looked = now - self._looked > BUSY_S, now
+        for door in self._doors:
+            if door.monitor in ready:
+                door.look(was_busy)
 
     def close(self) -> None:
         """Admit nobody any more; before the context is terminated, behind its sockets' last use."""
-        for guarded, monitor in self._monitors:
-            guarded.disable_monitor()
-            monitor.close()
-        self._monitors.clear()
+        for door in self._doors:
+            door.close()
+        self._doors.clear()
         self._authenticator.stop()
+
+
+class _Door:
+    """A guarded socket's monitor, and where its connections come from."""
+
+    def __init__(self, guarded: zmq.Socket[bytes]) -> None:
+        self._guarded = guarded
+        self.monitor: zmq.Socket[bytes] = guarded.get_monitor_socket(_EVENTS)
+        self._peers: dict[int, str] = {}  # by file descriptor
+        self._failure = ""
+        self._was_busy = False
+        self._dropped = {text: Dropped("refused a connection") for text in (NO_KEY, NOT_ANSWERED)}
+
+    def look(self, was_busy: bool) -> None:
+        """Log what failed. Which of the two sides hangs up first is chance, so that a stranger cannot be told from a
+        node that gave up: but a wrong key is one, whatever else this program did."""
+        fresh: set[int] = set()
+        self._was_busy |= was_busy
+        messages = [parse_monitor_message(frames) for frames in waiting(self.monitor)]
+        for message in messages:
+            descriptor = int(message["value"])
+            match message["event"]:
+                case zmq.EVENT_ACCEPTED:
+                    self._peers.pop(descriptor, None)
+                    fresh.add(descriptor)
+                case zmq.EVENT_DISCONNECTED:  # follows the failure that it belongs to
+                    fresh.discard(descriptor)
+                    peer = self._peers.pop(descriptor, "someone")
+                    if self._failure:
+                        self._dropped[self._failure].note(self._failure.format(peer))
+                    self._failure = ""
+                case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL if self._was_busy:
+                    self._failure = NOT_ANSWERED
+                case _:
+                    self._failure = NO_KEY
+        if len(messages) < BATCH:  # all of them: these are open still, their numbers nobody else's
+            self._was_busy = False
+            self._peers.update((one, _peer_of(one)) for one in fresh)
+
+    def close(self) -> None:
+        self._guarded.disable_monitor()
+        self.monitor.close()
+
+
+def _peer_of(descriptor: int) -> str:
+    """The address at the other end of a connection, which may be gone already."""
+    try:
+        opened = socket.socket(fileno=descriptor)
+    except OSError:
+        return "someone"
+    try:
+        host = str(opened.getpeername()[0])
+    except OSError:
+        return "someone"
+    finally:
+        opened.detach()  # it is ZeroMQ's
+    return host.removeprefix("::ffff:")  # IPv4 on a socket that takes both
 
 
 class _Authenticator(ThreadAuthenticator):
@@ -80,7 +154,7 @@ class _Authenticator(ThreadAuthenticator):
 
     async def handle_zap_message(self, msg: list[bytes]) -> None:
         address = msg[3].decode("utf-8", "replace") if len(msg) > 3 else "?"
-        self._from = address.removeprefix("::ffff:")  # IPv4 on a socket that takes both
+        self._from = address.removeprefix("::ffff:")
         await super().handle_zap_message(msg)
 
     def asked(self, channel: str, key: str, admits: Admits) -> bool:

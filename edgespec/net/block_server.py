@@ -191,7 +191,7 @@ class BlockServer:
             ready = dict(poller.poll(self._timeout_ms()))
             if ready.get(self._waker.fileno()):
                 self._waker.recv(4096)
-            self._gate.heard(self._door)
+            self._gate.look(ready)
             try:
                 self._step()
             except Exception:  # a bug: this message is lost, the others are not

@@ -8,9 +8,10 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from edgespec.config import Address
-from edgespec.errors import AccessRefused
+from edgespec.errors import AccessRefused, AddressUnavailable
 from edgespec.net.access import prove
 from edgespec.net.keys import Identity
+from edgespec.net.sockets import connect
 
 CONTROL_HWM = 10_000
 """Control messages are small and their rate is bounded by tokens; a peer that is this far behind
@@ -37,6 +38,10 @@ One can fail because the other side is just ending. A coordinator that is too bu
 far too slow for this: it is waited for."""
 
 
+CONNECT_S = 1.0
+"""Seconds for a connection within a local network."""
+
+
 def ping(opened: zmq.Socket[bytes], lost_ms: int = 3 * HEARTBEAT_MS) -> None:
     """Before it connects: both ends give a connection up that was silent for so many ms."""
     opened.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -53,6 +58,36 @@ def set_up(opened: zmq.Socket[bytes], identity: Identity) -> None:
     opened.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
     ping(opened)
     prove(opened, identity.own, identity.coordinator)
+
+
+def takes_connections(coordinator: Address, identity: Identity, timeout: float = CONNECT_S) -> bool:
+    """Whether something listens at an address, after `timeout` seconds at most.
+
+    It is asked by a handshake with the key of `identity`, not by a bare connection: a coordinator
+    that knows the key takes nobody for a stranger then, and logs nothing.
+    """
+    answered = Handshakes.EVENTS & ~zmq.EVENT_DISCONNECTED
+    with zmq.Context() as context, context.socket(zmq.DEALER) as opened:
+        opened.linger = 0
+        set_up(opened, identity)
+        monitor = opened.get_monitor_socket(answered | zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED)
+        try:
+            connect(opened, coordinator)
+            deadline = time.monotonic() + timeout
+            is_connected = False
+            while monitor.poll(max(0, round(1000 * (deadline - time.monotonic())))):
+                event = parse_monitor_message(monitor.recv_multipart())["event"]
+                if event == zmq.EVENT_CLOSED:  # there is no way, or nobody listens
+                    return False
+                if event != zmq.EVENT_CONNECTED:
+                    return True
+                is_connected = True  # it may be too busy for more
+            return is_connected
+        except AddressUnavailable:
+            return False
+        finally:
+            opened.disable_monitor()
+            monitor.close()
 
 
 class Handshakes:

@@ -19,7 +19,9 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from edgespec.config import Address
+from edgespec.net.control import takes_connections
 from edgespec.net.discovery_interfaces import Interface, best_first, own_interfaces, to_look_on
+from edgespec.net.keys import Identity
 from edgespec.net.zones import is_link_local
 from edgespec.wire.codec import VERSION
 
@@ -35,9 +37,6 @@ SETTLE_S = 1.0
 
 ROUND_S = 4.0
 """Seconds after which the question is asked anew, on the interfaces that are up by then."""
-
-CONNECT_S = 1.0
-"""Seconds for a connection within a local network."""
 
 _RESOLVE_S = 1.5
 _PAUSE_S = 0.2
@@ -69,10 +68,11 @@ class Found:
         said = ", ".join(filter(None, (self.model, count, old)))
         return f"{self.name} ({said})" if said else self.name
 
-    def reachable(self) -> Address | None:
-        """The best of its addresses that takes a connection; None if none does."""
+    def reachable(self, identity: Identity) -> Address | None:
+        """The best of its addresses that takes a connection; None if none does. `identity`: whose
+        key is shown."""
         for host in self.addresses:
-            if takes_connections(Address(host, self.port)):
+            if takes_connections(Address(host, self.port), identity):
                 return Address(host, self.port)
         return None
 
@@ -202,15 +202,6 @@ def found_from(
         text(b"stages", 4),
         cluster if _CLUSTER.fullmatch(cluster) else "",
     )
-
-
-def takes_connections(address: Address, timeout: float = CONNECT_S) -> bool:
-    """Whether something listens at an address."""
-    try:
-        socket.create_connection((address.host, address.port), timeout).close()
-    except OSError:
-        return False
-    return True
 
 
 def _found(name: str, info: ServiceInfo | None, interfaces: Sequence[Interface]) -> Found | None:

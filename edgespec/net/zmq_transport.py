@@ -67,7 +67,6 @@ class ZmqTransport:
         self._context.linger = LINGER_MS
         self._context.setsockopt(zmq.MAXMSGSIZE, DEFAULT_LIMITS.frame_bytes)
         self._gate: Gate | None = None
-        self._door_monitors: list[zmq.Socket[bytes]] = []
         self._handshakes: Handshakes | None = None
         self._control_monitor: zmq.Socket[bytes] | None = None
         self._peer_name = ""
@@ -154,7 +153,6 @@ class ZmqTransport:
         if self._gate is None:
             self._gate = Gate(self._context)
         monitor = self._gate.guard(guarded, channel, self._identity.own, admits)
-        self._door_monitors.append(monitor)
         self._poller.register(monitor, zmq.POLLIN)
 
     def _open_data(self, host: str) -> None:
@@ -293,9 +291,8 @@ class ZmqTransport:
             assert self._handshakes is not None
             for frames in waiting(self._control_monitor):
                 self._handshakes.take(frames)
-        for monitor in self._door_monitors:
-            if monitor in ready and self._gate is not None:
-                self._gate.heard(monitor)
+        if self._gate is not None:
+            self._gate.look(ready)
 
     def check_access(self) -> None:
         """Raise AccessRefused if the coordinator does not let this node in, or is another one."""

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from support import announcer, namespaces
 from support.commands import Command
+from support.keys import OWNER_IDENTITY
 from support.namespaces import NETWORK, NETWORK_6, Host, lan
 from support.torch_rings import generated, prompts, tokenizer
 
@@ -247,7 +248,9 @@ def discovering(host: Host, cluster: str = "") -> Command:
     code = (
         "import sys; from edgespec.cli.discover import discovered\n"
         "from edgespec.errors import EdgespecError\n"
-        "try: print(discovered(6.0, print, sys.argv[1]))\n"
+        "from edgespec.net.keys import Identity, KeyPair\n"
+        "who = Identity.of_coordinator(KeyPair.new())\n"
+        "try: print(discovered(6.0, print, who, sys.argv[1]))\n"
         "except EdgespecError as problem: print(type(problem).__name__, problem)\n"
     )
     return host.program(sys.executable, "-c", code, cluster)
@@ -309,7 +312,7 @@ def test_a_coordinator_that_takes_no_connection_is_named(monkeypatch: pytest.Mon
     monkeypatch.setattr("edgespec.cli.discover.find_coordinators", lambda _: [gone])
     said: list[str] = []
     with pytest.raises(PeerLost, match=r"no connection can be made; does a firewall") as lost:
-        discovered(0.3, said.append)
+        discovered(0.3, said.append, OWNER_IDENTITY)
     assert f"board (llama, 3 stages) is announced at 127.0.0.1:{port}, 127.0.0.2:" in str(
         lost.value
     )
@@ -320,4 +323,4 @@ def test_a_machine_without_a_network_is_told_so(monkeypatch: pytest.MonkeyPatch)
     for room in ("cli.discover", "net.discovery"):
         monkeypatch.setattr(f"edgespec.{room}.own_interfaces", list)
     with pytest.raises(PeerLost, match="no network interface is up here"):
-        discovered(0.3, lambda _: None)
+        discovered(0.3, lambda _: None, OWNER_IDENTITY)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -225,6 +227,26 @@ def test_a_coordinator_that_does_not_answer_is_an_error(
     assert "no coordinator answered" in done.err
     assert "Traceback" not in done.err
     assert done.out == ""
+
+
+def test_commands_that_look_for_the_coordinator_are_not_logged_as_strangers(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They were given no address, and try the one that they remember."""
+    with NodeRing(1) as ring:
+        ring.await_up()
+        folder = member_folder(ring, tmp_path / "cluster")
+        caplog.set_level(logging.WARNING)
+        for words in (["status"], ["prompt", "x", "--max-new-tokens", "2"]):
+            done = run_here(capfd, monkeypatch, *words, "--cluster", folder)
+            assert done.code == 0, done.err
+        assert not [text for text in caplog.messages if "refused" in text]
+        with socket.create_connection((ring.address.host, ring.address.port)):
+            pass
+        until(lambda: [text for text in caplog.messages if "has no key" in text])
 
 
 def test_the_help_says_what_the_exit_codes_mean(

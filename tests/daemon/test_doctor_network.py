@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.keys import OWN, everybody
+from support.nodes import until
 
 from edgespec.config import Address
 from edgespec.daemon import doctor_network
@@ -261,6 +262,17 @@ def test_an_accepted_key_and_a_link_are_told(tmp_path: Path) -> None:
     assert found["key"].text == "accepted, as that of board7"
     assert found["link"].state == OK
     assert "ms there and back, on this machine" in found["link"].text
+
+
+def test_a_device_that_looks_is_not_logged_as_a_stranger(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving() as address:
+        findings(device(tmp_path / "device"), address)
+        assert caplog.messages == []
+        findings(tmp_path / "nothing", address)  # one that has no key yet is a stranger
+        until(lambda: caplog.messages)
+    assert "has no key" in caplog.messages[0]
 
 
 def test_a_key_that_is_not_accepted_blocks(tmp_path: Path) -> None:

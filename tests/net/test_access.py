@@ -35,8 +35,9 @@ from edgespec.config import Address
 from edgespec.errors import AccessRefused
 from edgespec.net import access, control
 from edgespec.net.access import Gate
-from edgespec.net.control import Handshakes
+from edgespec.net.control import Handshakes, takes_connections
 from edgespec.net.keys import Identity, KeyPair, short
+from edgespec.net.sockets import BATCH
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.wire.codec import encode
 from edgespec.wire.messages import Heartbeat, Segment
@@ -132,7 +133,7 @@ def test_who_expects_another_coordinator_knows_it_soon(
         assert re.match(rf"who listens at {HOST}:\d+ is not the coordinator of the clus", reason)
         assert seconds < 2.0  # five attempts of a tenth of a second and more
         assert nothing_of(coordinator)
-    assert "someone has no key, takes this for another cluster" in caplog.text
+    assert "has no key, takes this for another cluster" in caplog.text
 
 
 @pytest.fixture
@@ -291,6 +292,54 @@ def seconds_until_closed(opened: socket.socket) -> float:
         while opened.recv(4096):
             pass
     return time.monotonic() - started
+
+
+NO_KEY = "has no key, takes this for another cluster, or only looked who listens"
+
+
+def test_who_proves_no_key_is_logged_with_its_address(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(listening()) as coordinator, raw(coordinator.control_port):
+        for _ in range(3):  # noted while it is connected
+            coordinator.poll(0.05)
+        polled_until(coordinator, lambda: caplog.messages)
+    assert caplog.messages == [f"refused a connection: {HOST} {NO_KEY}"]
+
+
+def test_who_leaves_at_once_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(listening()) as coordinator:
+        raw(coordinator.control_port).close()
+        polled_until(coordinator, lambda: caplog.messages)
+    assert caplog.messages[0].endswith(NO_KEY)
+
+
+def test_who_only_looks_with_a_key_of_the_cluster_is_no_stranger(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with closing(listening()) as coordinator:
+        assert takes_connections(Address(HOST, coordinator.control_port), DEVICE)
+        with raw(coordinator.control_port):  # what comes behind it is logged
+            for _ in range(3):
+                coordinator.poll(0.05)
+        polled_until(coordinator, lambda: caplog.messages)
+    assert len(caplog.messages) == 1
+
+
+def test_who_came_while_the_loop_stood_still_is_not_called_a_stranger(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But a wrong key is one."""
+    monkeypatch.setattr(access, "BUSY_S", 0.2)
+    with closing(listening()) as coordinator:
+        for _ in range(2 * BATCH):
+            raw(coordinator.control_port).close()
+        takes_connections(
+            Address(HOST, coordinator.control_port), Identity(DEVICE.own, OTHER.public)
+        )
+        time.sleep(0.3)
+        polled_until(coordinator, lambda: len(caplog.messages) >= 2)
+    busy, wrong = caplog.messages
+    assert re.fullmatch("refused a connection: .* was not answered in time, as this .*", busy)
+    assert wrong.endswith(NO_KEY)
 
 
 SILENT: dict[str, tuple[bytes, ...]] = {

@@ -15,12 +15,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support import announcer, mdns_rubbish
 from support.commands import Command
+from support.keys import identity
 from support.namespaces import NETWORK, NETWORK_6, Host, lan
 
 from edgespec.config import Address
 from edgespec.errors import ConfigError
 from edgespec.net import discovery_interfaces
-from edgespec.net.discovery import SERVICE, Found, find_coordinators, found_from, takes_connections
+from edgespec.net.control import takes_connections
+from edgespec.net.discovery import SERVICE, Found, find_coordinators, found_from
 from edgespec.net.discovery_interfaces import (
     Interface,
     best_first,
@@ -152,13 +154,14 @@ def test_an_address_of_one_network_is_tried_on_each(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_address_counts_only_if_it_takes_connections() -> None:
+    who = identity("a device")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        assert Found("a", ("127.0.0.9", "127.0.0.1"), port).reachable() == Address(
-            "127.0.0.1", port
-        )
-    assert not takes_connections(Address("127.0.0.1", port))
-    assert Found("a", ("127.0.0.1",), port).reachable() is None
+        found = Found("a", ("127.0.0.9", "127.0.0.1"), port)
+        assert found.reachable(who) == Address("127.0.0.1", port), "it may be busy"
+    assert not takes_connections(Address("127.0.0.1", port), who)
+    assert not takes_connections(Address("no-such-host.invalid", port), who)
+    assert Found("a", ("127.0.0.1",), port).reachable(who) is None
 
 
 # --- what strangers say -------------------------------------------------------------------------
@@ -319,8 +322,10 @@ def test_ipv6_addresses_are_announced_and_come_behind_ipv4() -> None:
 
 
 _REACH = (
-    "from edgespec.net.discovery import find_coordinators; "
-    "print(find_coordinators(15.0)[0].reachable())"
+    "from edgespec.net.discovery import find_coordinators\n"
+    "from edgespec.net.keys import Identity, KeyPair\n"
+    "who = Identity.of_coordinator(KeyPair.new())\n"
+    "print(find_coordinators(15.0)[0].reachable(who))"
 )
 
 
