@@ -78,4 +78,5 @@ def serve(
         folder.settings, asked, emulation=emulation, trace=trace, cache=cache, timing=timing
     )
     config = replace(config, record=record)
-    leave(run_coordinator(config, folder, served_http(http, folder)))
+    with folder.served():
+        leave(run_coordinator(config, folder, served_http(http, folder)))

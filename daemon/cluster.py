@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -17,7 +19,8 @@ from edgespec.daemon.private_files import (
     require_own,
     write_private,
 )
-from edgespec.errors import AccessRefused, ConfigError
+from edgespec.errors import AccessRefused, ConfigError, EdgespecError
+from edgespec.model.locks import locked
 from edgespec.net.discovery_interfaces import EVERY_ADDRESS, listens_everywhere
 from edgespec.net.keys import Identity, KeyPair, is_key, short
 from edgespec.planning.partition import parse_split
@@ -238,6 +241,30 @@ class ClusterFolder:
         if stored is None:
             raise ConfigError(f"{path} is missing; `edgespec init` writes it anew")
         return ClusterSettings.from_json(stored[0], path)
+
+    @contextmanager
+    def served(self) -> Iterator[None]:
+        """Be the one process that serves the cluster, until it ends, however it does.
+
+        Raises EdgespecError if another one serves it, which may end; ConfigError if the disk
+        refuses.
+        """
+
+        def taken() -> None:
+            raise EdgespecError(
+                f"the cluster {self.cluster_id} is served by another `edgespec serve` of this "
+                f"machine already ({self.path}); end that one first, or make another cluster with "
+                "`edgespec init --cluster DIR` and serve that"
+            )
+
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / _CLUSTER_KEY, taken))
+            except OSError as problem:
+                raise ConfigError(
+                    f"cannot lock {self.path / _CLUSTER_KEY} ({problem.strerror or problem})"
+                ) from None
+            yield
 
     def keep_plan(self, text: str) -> None:
         """Keep the plan that the settings follow, in plan.json; "": there is none (any more)."""

@@ -94,8 +94,8 @@ class _Door:
         self._dropped = {text: Dropped("refused a connection") for text in (NO_KEY, NOT_ANSWERED)}
 
     def look(self, was_busy: bool) -> None:
-        """Log what failed. Which of the two sides hangs up first is chance, so that a stranger cannot be told from a
-        node that gave up: but a wrong key is one, whatever else this program did."""
+        """Log what failed. Which of the two sides hangs up first is chance, so that a stranger
+        cannot be told from a node that gave up; a wrong key can, whatever this program did."""
         fresh: set[int] = set()
         self._was_busy |= was_busy
         messages = [parse_monitor_message(frames) for frames in waiting(self.monitor)]

@@ -15,6 +15,7 @@ from support.commands import Command, Done, run, to_prompt
 from tokenizers import Tokenizer
 
 from edgespec.daemon.bundled import bundled
+from edgespec.daemon.cluster import VARIABLE, ClusterFolder, ClusterSettings
 
 PROMPT = "Question: Anna has 4 bags with 6 apples each. How many apples does she have?\nAnswer:"
 
@@ -106,7 +107,14 @@ def test_the_death_of_a_stage_costs_no_token(ring: Processes) -> None:
     assert "loaded already" in ring.stages[1].err
 
 
-def test_a_coordinator_that_is_started_again_finds_its_stages() -> None:
+@pytest.fixture
+def own_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For commands beside `ring`, which has that of all tests."""
+    ClusterFolder.create(tmp_path, ClusterSettings())
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+
+
+def test_a_coordinator_that_is_started_again_finds_its_stages(own_cluster: None) -> None:
     with ExitStack() as stack:
         coordinator = stack.enter_context(Command("serve", "--stages", "1", "--port", "0"))
         coordinator.until_out("\n")
@@ -130,7 +138,9 @@ def test_a_coordinator_that_is_started_again_finds_its_stages() -> None:
         assert "are loaded already" in stage.err
 
 
-def test_a_stage_with_another_model_ends_and_who_waits_for_it_hears_why() -> None:
+def test_a_stage_with_another_model_ends_and_who_waits_for_it_hears_why(
+    own_cluster: None,
+) -> None:
     with (
         Command("serve", "--stages", "1", "--port", "0", "--recovery", "0.5") as coordinator,
         ExitStack() as stack,
