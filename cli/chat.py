@@ -14,7 +14,7 @@ from edgespec.cli.chat_commands import WORDS, ChatState, Commands
 from edgespec.cli.conversation import Turn
 from edgespec.cli.line_input import History, LineInput, history_file
 from edgespec.cli.notes import Notes
-from edgespec.cli.reach import introduced, reach
+from edgespec.cli.reach import given_token, introduced, reach
 from edgespec.config import Address
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import AccessRefused, ConfigError, EdgespecError, RequestFailed
@@ -64,7 +64,7 @@ def chat(
         policy, max_new_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ())
     )
     notes = Notes()
-    introduced(token, coordinator, cluster, wait, notes.say)
+    introduced(given_token(token), coordinator, cluster, wait, notes.say)
 
     def reached() -> tuple[Address, Identity]:
         return reach(coordinator, cluster, wait, notes.say)

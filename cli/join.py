@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.reach import address_of, admitted
+from edgespec.cli.reach import address_of, admitted, given_token
 from edgespec.config import LOOPBACK, Address, Emulation, StageConfig
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.process import end_with_parent, leave, start_logging
 from edgespec.daemon.stage import run_stage
 from edgespec.errors import ConfigError
-from edgespec.net.keys import Token
 
 log = logging.getLogger("edgespec")
 
@@ -24,7 +23,7 @@ def join(
         str,
         typer.Argument(
             help="What `edgespec init` or `edgespec token new` printed. Needed once: the device is "
-            "remembered.",
+            "remembered. -: read it from standard input.",
             show_default=False,
         ),
     ] = "",
@@ -85,8 +84,9 @@ def join(
     # What can be checked without the network is, before anybody is looked for.
     config(Address.parse(LOOPBACK if coordinator is None else coordinator))
     path = folder_of(cluster)
-    if token:
-        admitted(path, Token.parse(token), coordinator, wait, log.info)
+    introduction = given_token(token)
+    if introduction is not None:
+        admitted(path, introduction, coordinator, wait, log.info)
     folder = ClusterFolder.open(path)
     address = address_of(folder, coordinator, wait, log.info)
     try:

@@ -42,7 +42,8 @@ ClientToken = Annotated[
     str,
     typer.Option(
         metavar="TOKEN",
-        help="A token of `edgespec token new --client`: lets this machine ask, from now on.",
+        help="A token of `edgespec token new --client`: lets this machine ask, from now on. "
+        "-: read it from standard input.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

@@ -11,7 +11,7 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.answering import RequestSettings, cancelling, show
 from edgespec.cli.notes import Notes
-from edgespec.cli.reach import introduced, reach
+from edgespec.cli.reach import given_token, introduced, reach
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import ConfigError
 from edgespec.runtime.client import Client
@@ -74,9 +74,10 @@ def prompt(
     settings = RequestSettings(
         policy, max_new_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ())
     )
+    introduction = given_token(token)  # on standard input it is in front of the prompt
     submit = _submit(settings, gather(text, file or []), system)
     notes = Notes()
-    introduced(token, coordinator, cluster, wait, notes.say)
+    introduced(introduction, coordinator, cluster, wait, notes.say)
     address, identity = reach(coordinator, cluster, wait, notes.say)
     with Client(address, identity, wait) as client, cancelling(client):
         finished = show(client.ask(submit), as_json, notes, show_speculation)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable
+from getpass import getpass
 from pathlib import Path
 
 from edgespec.cli.discover import discovered
@@ -13,6 +15,8 @@ from edgespec.errors import AccessRefused, PeerLost
 from edgespec.net.control import takes_connections
 from edgespec.net.keys import Identity, Token, short
 from edgespec.runtime.enrolment import enrol
+
+_MOST_TOKEN_BYTES = 1024
 
 Say = Callable[[str], None]
 
@@ -53,10 +57,34 @@ def _known(folder: ClusterFolder) -> Address | None:
     return None if folder.address.endswith(":0") else Address.parse(folder.address)
 
 
-def introduced(token: str, coordinator: str | None, cluster: str, wait: float, say: Say) -> None:
-    """Before `reach`, for a user who may have been given a client's token ("": none)."""
-    if token:
-        admitted(folder_of(cluster), Token.parse(token), coordinator, wait, say)
+def given_token(word: str) -> Token | None:
+    """The token that a command was given ("": none); "-": the next line of standard input, which
+    a terminal does not show. What stands on a command line, everybody on the machine may read.
+
+    Raises AccessRefused if it is no token, or not all of one.
+    """
+    if not word:
+        return None
+    return Token.parse(_next_line() if word == "-" else word)
+
+
+def _next_line() -> str:
+    if sys.stdin is None:
+        return ""
+    if not sys.stdin.isatty():
+        return sys.stdin.buffer.readline(_MOST_TOKEN_BYTES).decode("ascii", "replace")
+    try:
+        return getpass("token: ")
+    except EOFError:
+        return ""
+
+
+def introduced(
+    token: Token | None, coordinator: str | None, cluster: str, wait: float, say: Say
+) -> None:
+    """Before `reach`, for a user who may have been given a client's token."""
+    if token is not None:
+        admitted(folder_of(cluster), token, coordinator, wait, say)
 
 
 def admitted(path: Path, token: Token, coordinator: str | None, wait: float, say: Say) -> None:

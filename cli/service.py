@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 from edgespec.cli import options
 from edgespec.cli.join import join
 from edgespec.cli.notes import Notes
-from edgespec.cli.reach import admitted
+from edgespec.cli.reach import admitted, given_token
 from edgespec.cli.serve import serve
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.process import EXIT_FAILED
@@ -200,7 +200,7 @@ def _checked(role: str, words: list[str]) -> _Asked:
     return _Asked(
         [word for word in words if not token or word != token],
         list(_models(given)),
-        Token.parse(token) if token else None,
+        given_token(token),
         given.get("coordinator"),
         given.get("wait", 0.0),
         bool(given.get("model")),

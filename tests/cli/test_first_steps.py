@@ -6,20 +6,26 @@ All in this process but the coordinator, on loopback; what takes a LAN is in tes
 from __future__ import annotations
 
 import os
+import pty
+import signal
 import socket
 import socketserver
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
-from support.commands import Command, Done, run_here
+from support.commands import COMMAND, Command, Done, run_here
 
 from edgespec.config import Address
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, own_key
+from edgespec.daemon.process import EXIT_USAGE
 from edgespec.daemon.registry import LOOK_EVERY_S, Registry
 from edgespec.errors import AccessRefused
 from edgespec.net.keys import KeyPair, Token, short
@@ -142,6 +148,51 @@ def test_a_token_that_is_not_whole(here: Here) -> None:
         here("join", text).assert_refused("no token, or not all of it", "copy the whole line")
 
 
+def test_a_token_that_is_not_whole_on_standard_input(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = Token.new(KeyPair.new().public).text
+    for text in ("", "\n", token[:30], "é" * 5000):
+        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(text.encode())))
+        here("join", "-").assert_refused("no token, or not all of it")
+    monkeypatch.setattr(sys, "stdin", None)
+    here("join", "-").assert_refused("no token, or not all of it")
+
+
+def test_a_token_that_is_typed_is_not_shown(here: Here) -> None:
+    """The terminal answers with all that it shows."""
+    token = Token.new(KeyPair.new().public).text[:-1]
+    terminal, its = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "join", "-"], stdin=its, stdout=its, stderr=its, start_new_session=True
+    ) as child:
+        os.close(its)
+        shown = b""
+        while b"token: " not in shown:
+            shown += os.read(terminal, 1024)
+        os.write(terminal, token.encode() + b"\n")
+        with suppress(OSError):  # its end
+            while piece := os.read(terminal, 1024):
+                shown += piece
+    os.close(terminal)
+    assert child.returncode == EXIT_USAGE
+    assert b"no token, or not all of it" in b" ".join(shown.split())
+    assert token.encode() not in shown
+
+
+def test_a_device_and_a_client_take_their_token_from_standard_input(
+    home: ClusterFolder, serving: None, tmp_path: Path
+) -> None:
+    """So that nobody reads it in the list of processes."""
+    for role, words in ((STAGE, ["join", "-"]), (CLIENT, ["prompt", "--token", "-"])):
+        token = token_of(home, role).text
+        folder = str(tmp_path / role)
+        told = [*words, "--cluster", folder, "--coordinator", home.address]
+        with Command(*told, stdin=f"{token}\nthe prompt\n".encode()) as asking:
+            asking.until_err(f"of the cluster {home.cluster_id} from now on")
+            asking.until_err("waiting for" if role == CLIENT else "joined as stage 1 of 2")
+
+
 def test_a_folder_that_cannot_be_used_is_told_before_anybody_is_looked_for(
     here: Here, tmp_path: Path
 ) -> None:
@@ -233,6 +284,29 @@ def test_a_second_coordinator_on_the_port(here: Here, home: ClusterFolder, doors
     here("serve", "--cluster", str(home.path)).assert_refused(
         f"cannot listen on {home.address}", "stop the program that uses it", code=1
     )
+
+
+def test_a_cluster_is_served_once(here: Here, home: ClusterFolder, serving: None) -> None:
+    """Commands beside the coordinator go on; on another port, a second one does not start."""
+    there = ("--cluster", str(home.path))
+    with Command("serve", *there, "--port", "0") as second:
+        second.done().assert_refused(
+            f"the cluster {home.cluster_id} is served by another `edgespec serve`", code=1
+        )
+    here("token", "new", *there)
+    assert "the ring of 2 stage(s) is not up" in here("status", *there).out
+
+
+def test_a_cluster_can_be_served_again_at_once_when_its_coordinator_was_killed(
+    home: ClusterFolder,
+) -> None:
+    words = ("serve", "--cluster", str(home.path), "--port", "0")
+    with Command(*words) as first:
+        first.until_out("coordinator at")
+        first.signal(signal.SIGKILL)
+        first.done()
+        with Command(*words) as second:
+            second.until_out("coordinator at")
 
 
 # --- the right thing on the wrong machine -------------------------------------------------------

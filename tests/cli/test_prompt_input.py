@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 from support.commands import Done, run_here, to_prompt
+from support.keys import OWN
 from support.nodes import NodeRing
 from support.rings import submit
+
+from edgespec.net.keys import Token
+from edgespec.runtime.registrar import TOKEN
 
 Here = Callable[..., Done]
 
@@ -48,6 +52,16 @@ def test_what_is_piped_in_is_the_prompt_where_there_is_none(
         assert done.out == ring.expected(submit(max_new_tokens=9)).text + "\n"
     monkeypatch.setattr(sys, "stdin", Piped("not this"))
     assert here("hello", "--max-new-tokens", "9").out == done.out
+
+
+def test_a_token_is_piped_in_before_the_prompt(
+    ring: NodeRing, here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    token = Token.new(OWN.public)
+    ring.keys.roles[token.pair.public] = TOKEN
+    monkeypatch.setattr(sys, "stdin", Piped(f"{token.text}\nhello"))
+    done = here("--token", "-", "--cluster", str(tmp_path / "client"), "--max-new-tokens", "9")
+    assert done.out == ring.expected(submit(max_new_tokens=9)).text + "\n", done.err
 
 
 def test_nothing_to_ask_is_said_and_not_waited_for(

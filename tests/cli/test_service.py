@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -169,10 +171,12 @@ def test_a_stage_needs_a_token_or_a_cluster(here: Here, live: Path) -> None:
     assert not (live / "etc").exists()
 
 
-@pytest.mark.parametrize("words", [(TOKEN.text, *STAGE), (*STAGE, TOKEN.text)])
+@pytest.mark.parametrize("words", [(TOKEN.text, *STAGE), (*STAGE, TOKEN.text), ("-", *STAGE)])
 def test_a_token_is_used_at_once_and_kept_nowhere(
     here: Here, live: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
+    typed = io.TextIOWrapper(io.BytesIO(f"{TOKEN.text}\n".encode() * 2))
+    monkeypatch.setattr(sys, "stdin", typed)
     used: list[object] = []
     monkeypatch.setattr(service, "admitted", lambda *given: used.append(given[:4]))
     done = here("install", "stage", "--", *words)
