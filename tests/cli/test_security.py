@@ -236,7 +236,7 @@ def assert_kept_out(
     assert_logged(serve, user.address, removed["fingerprint"])
     for token in (expired, Token.parse(used), revoked):
         assert_logged(serve, thief.address, short(token.pair.public))
-    assert "refused a connection: someone has no key" in serve.err
+    assert "has no key, takes this for another cluster" in serve.err
     assert "Traceback" not in serve.err
     assert serve.process.poll() is None
 

@@ -242,7 +242,7 @@ def test_who_has_no_key_gets_nothing(site: Site, caplog: pytest.LogCaptureFixtur
         stranger = bare.connect(zmq.DEALER, site.server.port)
         stranger.send_multipart(encode(BlockRequest(1)))
         assert not stranger.poll(300)
-    assert "someone has no key" in caplog.text
+    assert "has no key, takes this for" in caplog.text
     assert site.prepared == []
 
 
