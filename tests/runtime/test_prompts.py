@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import pytest
 from support.nodes import PATIENCE_S, NodeRing
 from support.rings import assert_one_end, submit
 
+from edgespec.errors import RequestFailed
+from edgespec.model.template_process import TemplateProcess
 from edgespec.wire.client_messages import Finished
 from edgespec.wire.messages import Message
 
@@ -59,4 +64,41 @@ def test_an_answer_runs_to_its_end_while_another_prompt_is_encoded() -> None:
         assert isinstance(late, Finished)
         ring.assert_right(LONG, late)
         assert sorted(ring.loaded) == [1, 2], "no stage was lost"
+        ring.assert_free()
+
+
+LOOPS = (
+    "{% if messages[0].content == 'x' %}"
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    "{% endif %}{{ messages[0].content }}"
+)
+
+
+def test_a_template_that_loops_ends_its_own_request_alone() -> None:
+    templates = TemplateProcess(LOOPS, {}, seconds=3.0)
+    with NodeRing(2) as ring, ring.client() as one, ring.client() as other:
+        ring.await_up()
+
+        def encode_chat(messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
+            return ring.codec.encode(templates.render([dict(m) for m in messages]))
+
+        ring.codec.encode_chat = encode_chat  # type: ignore[method-assign]
+        talk = [json.dumps([{"role": "user", "content": text}]) for text in ("hello", "x")]
+        chats = [replace(LONG, prompt="", messages=messages) for messages in talk]
+        try:
+            templates.render([{"role": "user", "content": "hello"}])  # it is ready
+            for block in ring.blocks:
+                block.delay = 0.01
+            answer = one.ask(ASK)
+            first = next(answer)  # it runs
+            with pytest.raises(RequestFailed, match="chat template was stopped") as failed:
+                list(other.ask(chats[1]))
+            end = assert_one_end([first, *answer], ASK.tag)
+            assert failed.value.kind == "invalid"
+            assert isinstance(end, Finished)
+            ring.assert_right(ASK, end)
+            assert sorted(ring.loaded) == [1, 2], "no stage was lost"
+            assert isinstance(list(other.ask(chats[0]))[-1], Finished)
+        finally:
+            templates.close()
         ring.assert_free()
