@@ -1,4 +1,4 @@
-"""Sharing out: the places of a ring, as configured, and anew when a device does not come back."""
+"""Sharing out: the places of a ring, as configured, and anew for those devices that there are."""
 
 from __future__ import annotations
 
@@ -53,9 +53,13 @@ class Sharing:
 
     def anew(self, needs: Needs, joins: Sequence[Join]) -> list[Assign] | None:
         """Places for these devices by the memory that each had when it came; None if it is too
-        little. With fewer layers than devices, those behind the last place are not needed."""
+        little. With fewer layers than devices, those behind the last place are not needed. As many
+        devices as there were to be at first have the places of then, if they have the memory."""
         devices = joins[: self._layers]
         most = [_most_layers(needs, self._layers, join, n == 0) for n, join in enumerate(devices)]
+        first = [place.end - place.first for place in self.places]
+        if len(most) == len(first) and all(n <= m for n, m in zip(first, most, strict=True)):
+            return self.places
         split = fitted_split(self._layers, most)
         if split is None:
             return None

@@ -21,7 +21,7 @@ from edgespec.net.keys import Identity
 from edgespec.net.sockets import own_address_towards
 from edgespec.net.zones import without_zone
 from edgespec.runtime.equipment import Equipment, NodePace
-from edgespec.runtime.stage_node import Loader, StageNode
+from edgespec.runtime.stage_node import Fetcher, Loader, StageNode
 from edgespec.runtime.trace import Trace
 from edgespec.wire.messages import Assign, Join
 
@@ -69,7 +69,8 @@ def run_stage(config: StageConfig, identity: Identity, name: str) -> int:
     load = _loader(config, identity)
     with DeviceMonitor(device) as monitor:
         latest = monitor.latest
-        node = StageNode(transport, member, config.coordinator, load, equipment, latest)
+        fetch = _fetcher(config, identity)
+        node = StageNode(transport, member, config.coordinator, load, equipment, latest, fetch)
         node.supervisor = Notifier()
         with _metrics(config.metrics, node):
             return exit_code(node.run(f"looking for the coordinator at {config.coordinator}"))
@@ -115,6 +116,15 @@ def _loader(config: StageConfig, identity: Identity) -> Loader:
         )
 
     return load
+
+
+def _fetcher(config: StageConfig, identity: Identity) -> Fetcher:
+    def fetch(assign: Assign, say: Callable[[str], None], stop: Callable[[], bool]) -> None:
+        from edgespec.daemon.obtaining import Wanted, obtain
+
+        obtain(Wanted(assign, config.coordinator, identity, say, stop), config.model, config.cache)
+
+    return fetch
 
 
 def _require_memory(assign: Assign, source: TensorSource) -> None:

@@ -31,6 +31,7 @@ from edgespec.machines.events import (
     Event,
     Expanded,
     HeadDone,
+    Hold,
     MessageArrived,
     PeerGone,
     PromptEncoded,
@@ -126,8 +127,10 @@ class CoordinatorMachine:
                 self._watch.up()
                 self._waiting.has_changed = True  # not their order, but what they wait for
                 return self._start_next(now) + self._scene.observe(now)
-            case RingDown(reason):
-                return self._on_ring_down(reason, now)
+            case RingDown(reason, lost):
+                return self._on_ring_down(reason, lost, now)
+            case Hold(reason):
+                return self._on_hold(reason, now)
             case RingEnded(reason):
                 return self._on_ring_ended(reason, now)
             case PeerGone(peer):
@@ -180,7 +183,7 @@ class CoordinatorMachine:
 
     @property
     def _can_start(self) -> bool:
-        return self._active is None and self._watch.is_up
+        return self._active is None and self._watch.is_up and not self._watch.held
 
     def encode(self, effect: EncodePrompt) -> PromptEncoded:
         """Carry out an EncodePrompt: in a thread of its own, or where nothing else waits for it."""
@@ -233,7 +236,7 @@ class CoordinatorMachine:
         if not self._waiting.has_changed:
             return []
         self._waiting.has_changed = False
-        missing = "" if self._watch.is_up else self._watch.what_is_missing
+        missing = self._watch.held if self._watch.is_up else self._watch.what_is_missing
         effects: list[Effect] = []
         for place, request in enumerate(self._waiting.in_order(), int(self._active is not None)):
             if missing or place:  # the first one's prompt is being encoded, if nobody is ahead
@@ -307,15 +310,23 @@ class CoordinatorMachine:
 
     # --- rings come and go --------------------------------------------------------------------
 
-    def _on_ring_down(self, reason: str, now: float) -> list[Effect]:
+    def _on_ring_down(self, reason: str, lost: bool, now: float) -> list[Effect]:
         """Keep what is certain; the rest comes again from it on the next ring."""
-        self._watch.down(reason, now, self._requests.values())
+        if lost:
+            self._watch.down(reason, now, self._requests.values())
+        else:
+            self._watch.change(reason)
         self._waiting.has_changed = True
         self._queued.clear()
         self._flying.clear()  # nothing comes back from a ring that is gone
         self._scene.ended()
         effects = self._close_drafts(self._kept.clear())
         return effects + self._fail_overdue(now) + self._pause()
+
+    def _on_hold(self, reason: str, now: float) -> list[Effect]:
+        self._watch.held = reason
+        self._waiting.has_changed = True
+        return self._start_next(now)
 
     def _pause(self) -> list[Effect]:
         """Free what the active request holds, and let it be the first to start again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.machines.events import PeerGone, RingDown, RingUp
+from edgespec.machines.events import Hold, PeerGone, RingDown, RingUp
 from edgespec.machines.features import NO_FEATURES, Features
 from edgespec.tree.ledger import BoolArray, IntArray, Rows
 from edgespec.verify.sampling import Sampling
@@ -45,7 +45,7 @@ class SendPeer:
 class Tell:
     """Hand an event to the node's other machine."""
 
-    event: RingUp | RingDown | PeerGone
+    event: RingUp | RingDown | Hold | PeerGone
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,14 @@ class LoadBlock:
     """Load the block that the coordinator assigned; comes back as BlockLoaded or LoadFailed."""
 
     assign: Assign
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBlock:
+    """Have that block on this device's disk, beside the one that runs; comes back as BlockFetched,
+    or not at all. With None, whatever is fetched is not wanted any more."""
+
+    assign: Assign | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +266,7 @@ Effect = (
     | SendPeer
     | Tell
     | LoadBlock
+    | FetchBlock
     | ResetStage
     | OpenRing
     | ConnectRing

@@ -100,7 +100,19 @@ class RingUp:
 
 @dataclass(frozen=True, slots=True)
 class RingDown:
-    """The ring is lost, until the next RingUp; the reason names the stage and the cause."""
+    """There is no ring until the next RingUp; the reason names the stage and the cause.
+
+    `lost`: nobody knows whether there will be one; else its devices only get other layers.
+    """
+
+    reason: str
+    lost: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """No further request shall begin, for that reason, until the next RingUp; or, with "", now
+    again."""
 
     reason: str
 
@@ -154,6 +166,13 @@ class BlockLoading:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockFetched:
+    """The block is on this device's disk."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoadFailed:
     """A stage's block could not be loaded; the reason is fit for a user."""
 
@@ -176,12 +195,14 @@ Event = (
     | ComputeFailed
     | RingUp
     | RingDown
+    | Hold
     | RingEnded
     | RingReached
     | RingBroke
     | KeyRemoved
     | PeerGone
     | BlockLoaded
+    | BlockFetched
     | BlockLoading
     | LoadFailed
     | Tick

@@ -12,6 +12,7 @@ from edgespec.machines.effects import (
     CloseRing,
     ConnectRing,
     Effect,
+    FetchBlock,
     LoadBlock,
     OpenRing,
     Report,
@@ -20,6 +21,7 @@ from edgespec.machines.effects import (
     Stop,
 )
 from edgespec.machines.events import (
+    BlockFetched,
     BlockLoaded,
     BlockLoading,
     Event,
@@ -31,6 +33,7 @@ from edgespec.machines.events import (
 )
 from edgespec.machines.membership import ALL_REQUESTS
 from edgespec.wire.messages import (
+    NO_RING,
     Assign,
     Connect,
     Connected,
@@ -67,13 +70,19 @@ class MemberMachine:
         self._place: Assign | None = None  # the newest one, also while it asks again
         self._was_placed = False
         self._block: object = None  # what is, or is being, loaded
+        self._fetching: object = None  # the block that is fetched for a ring that is planned
         self._loading = 0  # blocks that are being loaded: all but the last for nobody
         self._started = False
 
     @property
     def place(self) -> Assign | None:
         """The newest one, also while it asks for another; None as a spare."""
-        return self._place
+        return None if self._is_spare else self._place
+
+    @property
+    def _is_spare(self) -> bool:
+        """Also one that prepares for a place."""
+        return self._place is None or self._place.ring == NO_RING
 
     def deadline(self) -> float | None:
         """When to call with Tick next."""
@@ -93,6 +102,9 @@ class MemberMachine:
                 return self._on_loading(text, now)
             case BlockLoaded(seconds):
                 return self._on_loaded(seconds)
+            case BlockFetched(seconds):
+                self._fetching = None
+                return [SendCoordinator(Ready(seconds, NO_RING))]
             case LoadFailed(reason):
                 return self._on_load_failed(reason)
             case RingReached():
@@ -111,12 +123,14 @@ class MemberMachine:
 
     def _on_message(self, message: object, now: float) -> list[Effect]:
         match message:
+            case Assign(ring=number) if number == NO_RING and not self._is_spare:
+                return self._on_plan(message)
             case Assign():
                 return self._on_assign(message, now)
             case StandBy(text):
                 self._asking_since, self._was_placed, self._next = None, True, now
                 self._place = None
-                return [CloseRing(), Report(text)]
+                return [*self._fetch_nothing(), CloseRing(), Report(text)]
             case Connect(host, port, key):
                 return [ConnectRing(host, port, key)]
             case Refuse(reason) if not self._was_placed:
@@ -136,8 +150,9 @@ class MemberMachine:
         before, self._place = self._place, assign
         if before == assign:  # the coordinator was missed for a while, and is back
             return [] if self._loading else [SendCoordinator(Ready(0.0, assign.ring))]
-        text = f"joined as stage {assign.stage} of {assign.stages}"
-        effects: list[Effect] = [OpenRing(assign.ring_key)]
+        place = f"stage {assign.stage} of {assign.stages}"
+        text = f"shall be {place}" if self._is_spare else f"joined as {place}"
+        effects: list[Effect] = [*self._fetch_nothing(), OpenRing(assign.ring_key)]
         if self._block == assign.block:
             if self._loading:
                 return effects
@@ -149,6 +164,23 @@ class MemberMachine:
         self._reported = now
         loads = f"{text}: loading layers {assign.first} to {assign.end - 1}"
         return [Report(loads), *effects, LoadBlock(assign)]
+
+    def _on_plan(self, assign: Assign) -> list[Effect]:
+        """Of another block: it runs the one that it has until the ring of that one begins."""
+        if self._fetching == assign.block:
+            return []
+        if self._block == assign.block:
+            return [*self._fetch_nothing(), SendCoordinator(Ready(0.0, NO_RING))]
+        self._fetching = assign.block
+        layers = f"layers {assign.first} to {assign.end - 1}"
+        place = f"stage {assign.stage} of {assign.stages}"
+        return [Report(f"shall be {place}: fetching {layers} meanwhile"), FetchBlock(assign)]
+
+    def _fetch_nothing(self) -> list[Effect]:
+        if self._fetching is None:
+            return []
+        self._fetching = None
+        return [FetchBlock(None)]
 
     def _on_loading(self, text: str, now: float) -> list[Effect]:
         effects: list[Effect] = [SendCoordinator(Loading(text))]

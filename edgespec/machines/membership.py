@@ -4,6 +4,9 @@ Join → Assign → (Loading …) → Ready; when all are ready, Connect to each
 the ring is up. A stage that leaves, fails or falls silent takes the ring down with one reason that
 names it. The others keep their blocks and are assigned the same places in the next ring; its own is
 given to a spare, or to itself when it comes back. A stage too many stands by as a spare.
+
+If nobody takes the place, the model is shared out over fewer devices; and over more again once
+there are spares, which prepare while the ring of now goes on: it ends when no request runs.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import ConnectRing, Effect, OpenRing, Report, SendPeer, Tell
 from edgespec.machines.events import (
     Event,
+    Hold,
     KeyRemoved,
     MessageArrived,
     PeerGone,
@@ -28,10 +32,27 @@ from edgespec.machines.events import (
     RingUp,
     Tick,
 )
+from edgespec.machines.growth import (
+    CALM_BEATS,
+    MOST_WARY,
+    SETTLED_BEATS,
+    Growth,
+    Homes,
+    Retreat,
+)
 from edgespec.machines.health import REASON_CHARS, DeviceWatch, printable
-from edgespec.machines.places import MOST_SHOWN, SPARE, Member, Places, line_of, node_of
+from edgespec.machines.places import (
+    MOST_SHOWN,
+    SPARE,
+    Member,
+    Places,
+    in_no_ring,
+    line_of,
+    node_of,
+)
 from edgespec.wire.client_messages import Cancel, NodeStatus, Status, StatusRequest, Submit
 from edgespec.wire.messages import (
+    NO_RING,
     Assign,
     Connect,
     Connected,
@@ -72,13 +93,19 @@ class MembershipMachine:
         replan: Replan | None = None,
     ) -> None:
         """`places`, `names`: see Places; `home` is where the last stage pushes. `requests()`: how
-        many run and how many wait, for who asks. `replan`: other places, for those alone who are
-        left when one does not come back."""
+        many run and how many wait. `replan`: other places, for those alone who are left when one
+        does not come back, or for as many more as have come since."""
         self._places = Places(places, names)
         self._requests = requests
         self._replan = replan
         self._missing_since: float | None = None  # a place was held once, and is not
         self._why = ""  # the ring was lost last
+        self._homes = Homes()
+        self._growth: Growth | None = None  # what is planned
+        self._retreat: Retreat | None = None  # until the ring that grew is up
+        self._declined: set[bytes] = set()  # spares that the model cannot be shared out over, too
+        self._has_grown = False
+        self._wary = 1
         self._home = home
         self._timing = timing
         self._members: dict[int, Member] = {}
@@ -140,7 +167,7 @@ class MembershipMachine:
                 self._reached = True
                 return self._rise()
             case RingBroke(why):
-                return self._take_down(f"the coordinator cannot go on: {why}")
+                return self._give_up(f"the coordinator cannot go on: {why}")
             case Tick():
                 return self._on_tick(now)
             case _:
@@ -207,8 +234,7 @@ class MembershipMachine:
             )
         if not _is_address(join.host, join.port):
             return _refuse(peer, f"{join.host!r} port {join.port} is no address for others to use")
-        wish = join.stage if join.stage <= len(self._places) else SPARE
-        join = replace(join, name=printable(join.name), stage=wish)
+        join = replace(join, name=printable(join.name))
         known = self._member_of(peer)
         if known is not None:
             return self._on_join_again(known, join)
@@ -218,7 +244,9 @@ class MembershipMachine:
         if now - old.heard <= 2 * self._timing.beat:
             return []  # not before its old connection is silent: this may be an impostor
         cause = "lost its connection"
-        if old.place != SPARE:  # it has its block still, which no spare may have
+        if (
+            old.place != SPARE and self._retreat is None
+        ):  # it has its block still, which no spare may have
             return self._replace(old, cause, peer, join, now)
         return self._lose(old, cause) + self._give_place(peer, join, now)
 
@@ -226,14 +254,17 @@ class MembershipMachine:
         """It asked twice, or it had missed the coordinator for a while."""
         if known.join.stage != join.stage:
             return _refuse(known.peer, f"this daemon is {known} already")
-        return [self._stand_by(known) if known.place == SPARE else self._assign(known)]
+        answer = self._stand_by(known) if known.place == SPARE else self._assign(known)
+        planned = self._growth.place_for(known) if self._growth else None
+        return [answer, *([SendPeer(known.peer, in_no_ring(planned))] if planned else [])]
 
     def _give_place(self, peer: bytes, join: Join, now: float) -> list[Effect]:
         """A free place; that of a predecessor which is silent; or else that of a spare."""
-        free = [s for s in range(1, len(self._places) + 1) if s not in self._members]
+        free = self._free
         holder = self._members.get(join.stage)
         if holder is None and free:
-            return self._enter(peer, join, join.stage or self._places.planned(join.name, free), now)
+            place = join.stage if join.stage in free else self._places.planned(join.name, free)
+            return self._enter(peer, join, place, now)
         if holder is None:
             return self._add_spare(peer, join, now)
         if holder.join.stage == join.stage:
@@ -244,11 +275,17 @@ class MembershipMachine:
             return entered + self._give_place(holder.peer, holder.join, now)
         return self._enter(peer, join, free[0], now) if free else self._add_spare(peer, join, now)
 
+    @property
+    def _free(self) -> list[int]:
+        return [s for s in range(1, len(self._places) + 1) if s not in self._members]
+
     def _on_rival(self, peer: bytes, join: Join, holder: Member, now: float) -> list[Effect]:
         """Another process asks for the same place by its number: the old one dead, or both live."""
         rival, asked = self._rivals.get(join.stage, (b"", now))
         if now - holder.heard > 2 * self._timing.beat:
             cause = f"was replaced by process {join.pid} on {join.name}"
+            if self._retreat is not None:
+                return self._lose(holder, cause) + self._give_place(peer, join, now)
             return self._replace(holder, cause, peer, join, now)
         if rival != peer:
             self._rivals[join.stage] = peer, now
@@ -266,8 +303,10 @@ class MembershipMachine:
     ) -> list[Effect]:
         """Another one, or the same by another connection, in the very place of one that is gone."""
         self._watch.lost(old.peer, old.place, cause, now)
+        effects = self._call_off(old)
         del self._members[old.place]
-        return [*self._take_down(f"{old} {cause}"), *self._enter(peer, join, old.place, now)]
+        effects += self._take_down(f"{old} {cause}")
+        return effects + self._enter(peer, join, old.place, now)
 
     def _enter(self, peer: bytes, join: Join, place: int, now: float) -> list[Effect]:
         self._rivals.pop(place, None)
@@ -284,14 +323,20 @@ class MembershipMachine:
     def _add_spare(self, peer: bytes, join: Join, now: float) -> list[Effect]:
         self._watch.health.forget(peer)
         member = self._spares[peer] = Member(peer, join, now, SPARE, "standing by")
+        member.since = self._now
         return [self._stand_by(member), Report(f"{member} stands by")]
 
     def _stand_by(self, spare: Member) -> Effect:
-        wish = spare.join.stage
-        taken = f"; stage {wish} was given to another while it was away" if wish else ""
-        return SendPeer(spare.peer, StandBy(f"standing by as a spare{taken}"))
+        wish, why = spare.join.stage, ""
+        if len(self._places) < self._places.most:
+            why = "; it gets layers again when no request runs"
+        elif wish:
+            why = f"; stage {wish} was given to another while it was away"
+        return SendPeer(spare.peer, StandBy(f"standing by as a spare{why}"))
 
     def _on_ready(self, member: Member, seconds: float, ring: int) -> list[Effect]:
+        if ring == NO_RING:
+            return self._on_prepared(member)
         if ring != self._places.ring or member.ready or member.place == SPARE:
             return []  # of a ring before this one, or said twice
         effects: list[Effect] = []
@@ -313,6 +358,9 @@ class MembershipMachine:
             return []
         self._is_up = self._was_up = True
         self._up_since = self._now
+        self._retreat = None
+        if self._places.are_first:
+            self._homes.note(self._members)
         return [Tell(RingUp(len(self._places))), Report("the ring is up")]
 
     def _all_ready(self) -> bool:
@@ -339,7 +387,7 @@ class MembershipMachine:
     def _on_removed(self, key: str) -> list[Effect]:
         """A device that is no longer part of the cluster is told so, and is nobody at once."""
         effects: list[Effect] = []
-        for member in [m for m in self._everybody if m.join.key == key]:
+        while member := next((m for m in self._everybody if m.join.key == key), None):
             effects.append(SendPeer(member.peer, Removed("this device was removed")))
             effects += self._lose(member, "was removed from the cluster")
         return effects
@@ -347,20 +395,32 @@ class MembershipMachine:
     def _lose(self, lost: Member, cause: str) -> list[Effect]:
         """A ring without one of its stages cannot go on: all the others begin the next one."""
         self._watch.lost(lost.peer, lost.place, cause, self._now)
+        effects = self._call_off(lost)
         if lost.place == SPARE:
             gone = self._spares.pop(lost.peer, None)
-            return [Report(f"{lost} {cause}")] if gone else []
+            return [*effects, Report(f"{lost} {cause}")] if gone else []
         del self._members[lost.place]
-        effects = self._take_down(f"{lost} {cause}")
+        effects += self._give_up(f"{lost} {cause}")
+        free = self._free
+        if not free:
+            return effects  # it had none of the places that there are now again
         if self._spares:
             spare = self._spares.pop(max(self._spares, key=lambda p: self._spares[p].heard))
-            effects += self._enter(spare.peer, spare.join, lost.place, spare.heard)
+            place = lost.place if lost.place in free else free[0]
+            effects += self._enter(spare.peer, spare.join, place, spare.heard)
         elif self._was_up and self._missing_since is None:
             self._missing_since = self._now
         return effects
 
+    def _give_up(self, reason: str) -> list[Effect]:
+        """This ring: another one follows, of the same places or, if it had only just got them, of
+        those before."""
+        return self._take_down(reason) if self._retreat is None else self._go_back(reason)
+
     def _take_down(self, reason: str) -> list[Effect]:
         self._why = reason
+        if self._growth is not None and self._growth.since is not None:
+            self._growth.since, self._growth.held = self._now, False
         effects: list[Effect] = [Tell(RingDown(reason)), Report(reason)]
         if not self._is_linked:
             return effects  # nothing was sent in this ring yet
@@ -373,32 +433,153 @@ class MembershipMachine:
 
     def _on_missing(self, now: float) -> list[Effect]:
         """Nobody came in half the time that requests wait: let those who are left do it alone."""
-        patience = max(self._timing.recovery / 2, LEAST_PATIENCE_S)
         if self._replan is None or self._missing_since is None or not self._members:
             return []
-        if not self._timing.recovery or now - self._missing_since < patience:
+        if not self._timing.recovery or now - self._missing_since < self._patience:
             return []
-        self._missing_since = now  # it is tried again as late, with whoever is there then
+        missing_since, self._missing_since = (
+            self._missing_since,
+            now,
+        )  # it is tried again as late, with whoever is there then
         here = [self._members[place] for place in sorted(self._members)]
         places = self._replan([member.join for member in here])
         if places is None:
             return [Report("the devices that are left have no memory for the whole model")]
-        return self._share_out(places, here)
-
-    def _share_out(self, places: Sequence[Assign], here: list[Member]) -> list[Effect]:
-        """Those who are here get other places; who is not needed stands by."""
-        self._places.replace(places)
-        self._missing_since = None
-        self._members.clear()
+        self._be_wary(missing_since)
         text = f"the model is shared out anew, over {len(places)} device(s)"
-        effects: list[Effect] = [Tell(RingDown(f"{self._why}; {text}")), Report(text)]
+        lost = Tell(RingDown(f"{self._why}; {text}"))
+        return [lost, Report(text), *self._share_out(places, here)]
+
+    @property
+    def _patience(self) -> float:
+        return max(self._timing.recovery / 2, LEAST_PATIENCE_S)
+
+    def _share_out(self, places: Sequence[Assign], here: Sequence[Member]) -> list[Effect]:
+        """Those who are here get other places, in order; who gets none stands by."""
+        others = [m for m in self._members.values() if m not in here]
+        self._places.replace(places)
+        self._is_up = self._is_linked = False
+        self._missing_since = None
+        self._declined = set()
+        self._members.clear()
+        effects: list[Effect] = []
         for place, member in enumerate(here, start=1):
-            join = replace(member.join, stage=SPARE)  # what it wished for is another place now
-            if place <= len(places):
-                effects += self._enter(member.peer, join, place, member.heard)
-            else:
-                effects += self._add_spare(member.peer, join, member.heard)
+            if place > len(places):
+                others.append(member)
+                continue
+            self._spares.pop(member.peer, None)
+            effects += self._enter(member.peer, member.join, place, member.heard)
+        for member in others:
+            effects += self._add_spare(member.peer, member.join, member.heard)
         return effects
+
+    # --- a ring that shrank grows again -------------------------------------------------------
+
+    def _on_spares(self, now: float) -> list[Effect]:
+        """Plan places for them if the ring has fewer than at first, let all devices prepare, and
+        share the model out when no request runs."""
+        if not self._is_up or len(self._places) >= self._places.most:
+            return []
+        growth = self._growth
+        if growth is None:
+            return self._plan_growth(now)
+        if growth.since is None:
+            return []
+        running, waiting = self._requests()
+        if not running and (growth.held or not waiting):
+            return self._grow(growth)
+        if growth.held or now - growth.since < self._patience:
+            return []
+        growth.held = True
+        text = (
+            f"the model will be shared out again, over {len(growth.places)} device(s): no further "
+            "request begins before"
+        )
+        return [Tell(Hold(text)), Report(text)]
+
+    def _plan_growth(self, now: float) -> list[Effect]:
+        settled = SETTLED_BEATS * self._wary * self._timing.beat
+        fresh = [
+            spare
+            for spare in self._spares.values()
+            if now - spare.since >= settled and now - spare.heard <= 2 * self._timing.beat
+        ]
+        if self._replan is None or now - self._up_since < settled:
+            return []
+        if all(spare.peer in self._declined for spare in fresh):
+            return []
+        homes = self._homes.settle([*self._members.values(), *fresh], self._places.most)
+        devices = [homes[place] for place in sorted(homes)]
+        is_as_first = len(homes) == self._places.most and all(
+            self._homes.is_home(place, member) for place, member in homes.items()
+        )
+        places: Sequence[Assign] | None = self._places.first
+        if not is_as_first:
+            places = self._replan([member.join for member in devices])
+        if places is None or len(places) <= len(self._places):
+            self._declined = {spare.peer for spare in fresh}
+            return [Report("the spares have no memory for a part of the model")]
+        self._growth = Growth(places, devices[: len(places)])
+        text = (
+            f"the model will be shared out again, over {len(places)} device(s), when they have "
+            "prepared for it and no request runs"
+        )
+        prepare = (
+            SendPeer(member.peer, in_no_ring(place))
+            for place, member in zip(places, devices, strict=False)
+        )
+        return [Report(text), *prepare]
+
+    def _on_prepared(self, member: Member) -> list[Effect]:
+        member.state = "ready" if member.ready else "prepared; waits until no request runs"
+        if self._growth is not None and self._growth.is_prepared(member, self._now):
+            return [Report("all are prepared for the places that they will have")]
+        return []
+
+    def _grow(self, growth: Growth) -> list[Effect]:
+        before = [self._members[place].peer for place in sorted(self._members)]
+        self._retreat = Retreat(tuple(self._places), before)
+        self._growth, self._has_grown = None, True
+        text = f"the model is shared out again, over {len(growth.places)} device(s)"
+        down = Tell(RingDown(text, lost=False))
+        return [down, Report(text), *self._share_out(growth.places, growth.devices)]
+
+    def _call_off(self, lost: Member) -> list[Effect]:
+        """What was planned with a device that is lost."""
+        growth = self._growth
+        if growth is None or (lost.place == SPARE and growth.place_for(lost) is None):
+            return []
+        self._growth = None
+        others = [d for d in growth.devices if d.place == SPARE and d is not lost]
+        effects: list[Effect] = [self._stand_by(spare) for spare in others]
+        if growth.held and lost.place == SPARE:
+            effects.append(Tell(Hold("")))
+        return effects
+
+    def _go_back(self, reason: str) -> list[Effect]:
+        """The ring that grew does not come up: those who had places before have them again."""
+        retreat = self._retreat
+        assert retreat is not None, "it goes back once"
+        self._retreat = None
+        self._be_wary(self._now)
+        here = {member.peer: member for member in self._everybody}
+        text = f"{reason}; the model is shared out as before, over {len(retreat.places)} device(s)"
+        self._why = reason
+        is_lost = any(peer not in here for peer in retreat.peers)
+        effects: list[Effect] = [Tell(RingDown(text, lost=is_lost)), Report(text)]
+        if not is_lost:
+            return effects + self._share_out(retreat.places, [here[p] for p in retreat.peers])
+        effects += self._share_out(retreat.places, [])
+        for place, peer in enumerate(retreat.peers, start=1):
+            if peer in here:
+                del self._spares[peer]
+                effects += self._enter(peer, here[peer].join, place, here[peer].heard)
+        return effects
+
+    def _be_wary(self, until: float) -> None:
+        """A device that comes and goes shall not move everybody's layers all the time."""
+        calm = until - self._up_since >= CALM_BEATS * self._timing.beat
+        self._wary = 1 if calm or not self._has_grown else min(2 * self._wary, MOST_WARY)
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -408,6 +589,8 @@ class MembershipMachine:
         self._next_beat = now + self._timing.beat
         effects: list[Effect] = []
         for member in self._everybody:
+            if self._member_of(member.peer) is not member:
+                continue  # it has got another place just now, as one before it was lost
             silent = now - member.heard
             limit = self._timing.silence if member.loaded else self._timing.loading_silence
             if silent > limit:
@@ -416,6 +599,7 @@ class MembershipMachine:
                 effects.append(SendPeer(member.peer, Goodbye(f"{member} {cause}")))
                 effects += self._lose(member, cause)
         effects += self._on_missing(now)
+        effects += self._on_spares(now)
         effects += [SendPeer(m.peer, self._watch.trips.beat(m.peer, now)) for m in self._everybody]
         for peer, heard in list(self._clients.items()):
             if now - heard > self._timing.client_silence:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from edgespec.config import Address
 from edgespec.wire.client_messages import NodeStatus
 from edgespec.wire.codec import DEFAULT_LIMITS
-from edgespec.wire.messages import Assign, Join
+from edgespec.wire.messages import NO_RING, Assign, Join
 
 MOST_SHOWN = DEFAULT_LIMITS.items
 """Places and spares that a status can hold."""
@@ -31,6 +31,7 @@ class Member:
     ready: bool = False
     connected: int = 0  # the ring in which it has reached the next node
     loaded: bool = False  # whether it has ever been ready in this place
+    since: float = 0.0  # when it began to stand by
 
     def __str__(self) -> str:
         name = f"stage {self.place}" if self.place else "the spare"
@@ -51,8 +52,8 @@ class Places:
     def __init__(self, assigns: Sequence[Assign], names: Sequence[str]) -> None:
         """`assigns[s - 1]` is what stage s shall run, and its `ring_key` a secret from which the
         rings' own ones are made; `names`: whom a plan has for each place, () for nobody."""
-        self._assigns = assigns
-        self._names = names
+        self._assigns = self._first = tuple(assigns)
+        self._names = self._first_names = names
         self.most = len(assigns)
         """How many places there were at first: the stages that may be wished for."""
         self.ring = 1
@@ -65,11 +66,19 @@ class Places:
         """In the order of the stages, as they were given."""
         return iter(self._assigns)
 
+    @property
+    def first(self) -> Sequence[Assign]:
+        """What the stages ran at first."""
+        return self._first
+
+    @property
+    def are_first(self) -> bool:
+        """Whether they run that now."""
+        return self._assigns == self._first
+
     def assign(self, stage: int) -> Assign:
         """In the ring of now, whose secret tells nothing of that of another ring."""
-        place = self._assigns[stage - 1]
-        key = hashlib.sha256(f"{place.ring_key} ring {self.ring}".encode()).hexdigest()
-        return replace(place, ring=self.ring, ring_key=key)
+        return _in_ring(self._assigns[stage - 1], self.ring)
 
     def layers(self, stage: int) -> int:
         """How many layers that stage has; a spare has none."""
@@ -84,9 +93,21 @@ class Places:
         return (own or unplanned or free)[0]
 
     def replace(self, assigns: Sequence[Assign]) -> None:
-        """The model is shared out anew: other places, in another ring, for nobody by name."""
-        self._assigns, self._names = assigns, ()
+        """The model is shared out anew: other places, in another ring, for nobody by name; or those
+        that there were at first."""
+        self._assigns = tuple(assigns)
+        self._names = self._first_names if self.are_first else ()
         self.ring += 1
+
+
+def in_no_ring(place: Assign) -> Assign:
+    """A place to prepare for, which is in no ring yet."""
+    return _in_ring(place, NO_RING)
+
+
+def _in_ring(place: Assign, ring: int) -> Assign:
+    key = hashlib.sha256(f"{place.ring_key} ring {ring}".encode()).hexdigest()
+    return replace(place, ring=ring, ring_key=key)
 
 
 def line_of(place: Assign | None, member: Member | None) -> str:

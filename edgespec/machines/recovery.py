@@ -15,12 +15,16 @@ class RingWatch:
         """`limit`: seconds that a request waits for a lost ring; with 0 it fails at once."""
         self._limit = limit
         self._lost: str | None = None
+        self._change = ""  # its devices get other layers, for that reason
+        self.held = ""
+        """Why no further request begins though the ring is up."""
         self._ended: str | None = None
         self.is_up = False
 
     def up(self) -> None:
         """Every stage is there."""
         self.is_up, self._lost = True, None
+        self._change = self.held = ""
 
     def down(self, reason: str, now: float, requests: Iterable[Request]) -> None:
         """The ring is lost. A second loss before it is back gives nobody more time."""
@@ -28,6 +32,10 @@ class RingWatch:
             for request in requests:
                 request.waiting_since = now
         self.is_up, self._lost = False, reason
+
+    def change(self, reason: str) -> None:
+        """Its devices get other layers. That ends by itself, or with a loss: there is no limit."""
+        self.is_up, self._change = False, reason
 
     def end(self, reason: str) -> None:
         """There will be no other ring."""
@@ -43,6 +51,8 @@ class RingWatch:
     @property
     def what_is_missing(self) -> str:
         """Why requests wait while the ring is not up."""
+        if self._lost is None and self._change:
+            return f"{self._change}; waiting until they have loaded their layers"
         if self._lost is None:
             return "waiting for the ring's stages (`edgespec status` tells which are missing)"
         return f"{self._lost}; waiting for it"

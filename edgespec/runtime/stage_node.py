@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -13,6 +15,7 @@ from edgespec.machines.effects import (
     CloseRing,
     ConnectRing,
     Effect,
+    FetchBlock,
     LoadBlock,
     OpenRing,
     ResetStage,
@@ -22,6 +25,7 @@ from edgespec.machines.effects import (
 )
 from edgespec.machines.effort import Effort
 from edgespec.machines.events import (
+    BlockFetched,
     BlockLoaded,
     BlockLoading,
     Event,
@@ -45,6 +49,15 @@ Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], BlockBack
 """Builds the assigned block. The second argument takes how far it is, in words, and raises
 EdgespecError once the block is not wanted any more; the third says whether that is so."""
 
+Fetcher = Callable[[Assign, Callable[[str], None], Callable[[], bool]], None]
+"""Has the block on this device's disk, so that a Loader needs nobody; its arguments are those of a
+Loader. Called in a thread of its own."""
+
+log = logging.getLogger("edgespec")
+
+FETCH_AGAIN_S = 10.0
+"""Seconds after which a fetch that failed is tried again."""
+
 PROGRESS_S = 0.2
 """Seconds between two reports of how far loading is."""
 
@@ -63,12 +76,15 @@ class StageNode(Node):
         load: Loader,
         equipment: Equipment | None = None,
         device: Callable[[], Health | None] = lambda: None,
+        fetch: Fetcher = lambda assign, say, stop: None,
     ) -> None:
         """`device()`: how this device is, as far as that is known; it must not wait."""
         super().__init__(transport, self._perform)
         self._member = member
         self._coordinator = coordinator
         self._load = load
+        self._fetch = fetch
+        self._fetches = 0
         self._equipment = equipment
         self._compute: Perform | None = None  # the worker's
         self._machine: StageMachine | None = None
@@ -94,7 +110,7 @@ class StageNode(Node):
                 return [*self._member.handle(event, now), SendCoordinator(Heartbeat(number))]
             case Tick():
                 return self._on_tick(now)
-            case MessageArrived() | BlockLoading() | BlockLoaded() | LoadFailed():
+            case MessageArrived() | BlockLoading() | BlockLoaded() | BlockFetched() | LoadFailed():
                 return self._member.handle(event, now)
             case _:
                 return self._compute_on(event, now)
@@ -157,6 +173,8 @@ class StageNode(Node):
             case CloseRing():
                 self.transport.close_ring()
                 self._connected = False
+            case FetchBlock(assign):
+                self._begin_fetch(assign)
             case ResetStage(assign):
                 self.perform_all(self._reset(assign), now)
             case _:
@@ -198,6 +216,47 @@ class StageNode(Node):
         """Tell the coordinator, unless it was the one to end it (it then ignores this)."""
         self.perform_all([SendCoordinator(Goodbye(reason))], now)
 
+    def _begin_fetch(self, assign: Assign | None) -> None:
+        self._fetches += 1
+        if assign is not None:
+            arguments = (assign, self._fetches)
+            # Nobody waits for it: not the ring, which runs on, nor a program that must end.
+            threading.Thread(
+                target=self._fetch_block, args=arguments, name="edgespec-fetch", daemon=True
+            ).start()
+
+    def _fetch_block(self, assign: Assign, number: int) -> None:
+        def stop() -> bool:
+            return self._fetches != number or self.ended is not None
+
+        while not stop():
+            started = time.monotonic()
+            try:
+                self._fetch(assign, self._progress(stop), stop)
+            except Exception as problem:  # the ring goes on as it is: there is time to try again
+                if stop():
+                    return
+                log.warning("cannot prepare for stage %d: %s", assign.stage, problem)
+                self.worker.post(BlockLoading(f"cannot prepare for another place: {problem}"))
+                time.sleep(FETCH_AGAIN_S)
+            else:
+                self.worker.post(BlockFetched(time.monotonic() - started))
+                return
+
+    def _progress(self, stop: Callable[[], bool]) -> Callable[[str], None]:
+        """What tells how far a block is; it raises EdgespecError once nobody wants that."""
+        said = float("-inf")
+
+        def progress(text: str) -> None:
+            nonlocal said
+            if stop():
+                raise EdgespecError("loading was given up")
+            if time.monotonic() - said >= PROGRESS_S:
+                said = time.monotonic()
+                self.worker.post(BlockLoading(text))
+
+        return progress
+
     # --- in the worker's thread ---------------------------------------------------------------
 
     def _perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
@@ -209,19 +268,9 @@ class StageNode(Node):
         return self._compute(effect, stop)
 
     def _load_block(self, assign: Assign, stop: Callable[[], bool]) -> Event:
-        said = float("-inf")
-
-        def progress(text: str) -> None:
-            nonlocal said
-            if stop():
-                raise EdgespecError("loading was given up")
-            if time.monotonic() - said >= PROGRESS_S:
-                said = time.monotonic()
-                self.worker.post(BlockLoading(text))
-
         self._compute = None  # there may be no memory for two blocks
         started = time.monotonic()
-        block = self._load(assign, progress, stop)
+        block = self._load(assign, self._progress(stop), stop)
         self._compute = StageCompute(block).perform
         if self._equipment is not None:
             self._compute = self._equipment.equip(assign, self._compute, self)

@@ -31,6 +31,9 @@ from edgespec.wire.client_messages import (
 from edgespec.wire.scenes import Observe, Ran, Scene, Watch
 from edgespec.wire.tensor import NO_LAYERS, IntArray, Layers, Tensor
 
+NO_RING = 0
+"""The number of an Assign's ring that is only planned."""
+
 # --- the data ring ------------------------------------------------------------------------------
 
 
@@ -111,6 +114,9 @@ class Assign:
     that holds the block already forgets all that it had of the ring before, and is ready for this
     one. `ring_key` is the secret of this ring's members. `block_number`: what the block is called
     on the block channel.
+
+    With `ring` NO_RING it is a place to prepare for, and the answer a Ready of that number: a spare
+    loads the block, a stage goes on with its own and fetches that one.
     """
 
     stage: int
@@ -223,7 +229,8 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The stage has its block in memory, and holds nothing of a ring before number `ring`."""
+    """The stage has its block in memory, and holds nothing of a ring before number `ring`; for
+    NO_RING, it is prepared."""
 
     seconds: float
     ring: int = 1
