@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -26,7 +27,6 @@ from edgespec.machines.events import (
     Event,
     Hold,
     KeyRemoved,
-    LoadFailed,
     MessageArrived,
     RingBroke,
     RingDown,
@@ -35,11 +35,12 @@ from edgespec.machines.events import (
 )
 from edgespec.machines.growth import SETTLED_BEATS
 from edgespec.machines.member import MemberMachine
-from edgespec.machines.membership import MembershipMachine
+from edgespec.machines.membership import ALL_REQUESTS, MembershipMachine
 from edgespec.planning.partition import split_layers
 from edgespec.wire.messages import (
     Assign,
     Connect,
+    Fault,
     Goodbye,
     Join,
 )
@@ -267,9 +268,7 @@ def test_places_by_number_are_those_of_the_same_numbers_again() -> None:
     cluster.assert_sound()
 
 
-def test_a_numbered_stage_that_missed_the_coordinator_of_a_ring_that_shrank_is_not_refused() -> (
-    None
-):
+def test_a_numbered_stage_that_asks_again_in_a_ring_that_shrank_is_not_refused() -> None:
     cluster = Cluster(3)
     peers = [cluster.start(number, stage=number) for number in (1, 2, 3)]
     cluster.wait(3)
@@ -362,7 +361,8 @@ def test_a_device_that_is_lost_while_the_ring_grows_costs_only_the_growth(way: s
         cluster.tell(MessageArrived(back, Goodbye("stopped")))
         cluster.vanish(back)
     elif way == "fails":
-        cluster._say(back, LoadFailed("no memory"))
+        cluster.tell(MessageArrived(back, Fault(ALL_REQUESTS, "no memory")))
+        cluster.vanish(back)
     elif way == "is removed":
         cluster.tell(KeyRemoved("key of V2"))
         cluster.vanish(back)
@@ -430,3 +430,73 @@ def test_of_two_that_are_away_each_comes_back_by_itself() -> None:
     cluster.wait(3 * SETTLED_S)
     assert [cluster.place(p) for p in (peers[0], second, third, peers[3])] == [1, 2, 3, 4]
     cluster.assert_sound()
+
+
+# --- whatever happens -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", range(0, 120, 40))
+def test_in_the_end_a_ring_has_all_its_places_again(first: int) -> None:
+    """Devices die at any moment, come back at any other, and load for any time."""
+    grown = 0
+    for seed in range(first, first + 40):
+        grown += play(random.Random(f"{seed} growing"))
+    assert grown > 20, "it shrank and grew often enough to tell"
+
+
+def play(rng: random.Random) -> int:
+    """One ring's life; returns how often it grew."""
+    stages = rng.choice((2, 3, 3, 4))
+    cluster, peers = up(stages)
+    processes = 0
+    for _ in range(rng.randint(2, 8)):
+        cluster.load = rng.choice(((0, 0), (0, 0), (1, 0), (1, 2)))
+        number = rng.randrange(stages)
+        match rng.choice(("lose", "lose", "stop", "both", "slow", "new", "break")):
+            case "lose":
+                cluster.vanish(peers[number])
+            case "stop":
+                cluster.tell(MessageArrived(peers[number], Goodbye("stopped")))
+                cluster.vanish(peers[number])
+            case "both":
+                cluster.vanish(peers[number])
+                cluster.vanish(peers[number - 1])
+            case "slow":
+                for board in cluster.boards.values():
+                    board.takes = rng.choice((0.0, 2.0, 15.0))
+            case "new":
+                cluster.start(stages + 1 + processes)
+            case "break":
+                cluster.tell(RingBroke("it cannot reach the next node"))
+        for second in range(rng.choice((1, 5, 30, int(LOST_S), 60))):
+            if not second % 10 and cluster.load[0]:
+                cluster.load = (int(rng.random() < 0.7), cluster.load[1])
+            look(cluster)
+        if rng.random() < 0.7:
+            processes += 1
+            restart(cluster, peers, processes)
+        for _ in range(rng.choice((1, 5, 25, 60))):
+            look(cluster)
+    cluster.load = (0, 0)
+    restart(cluster, peers, processes + 1)
+    limit = cluster.now + 6000.0
+    while cluster.stages < stages and cluster.now < limit:
+        look(cluster)
+    assert cluster.stages == stages
+    look(cluster)
+    cluster.assert_sound()
+    return sum("shared out again" in down.reason for down in downs(cluster.done))
+
+
+def restart(cluster: Cluster, peers: list[bytes], process: int) -> None:
+    """Every board that is off is started again."""
+    for number, peer in enumerate(peers, start=1):
+        if not cluster.boards[peer].is_on:
+            peers[number - 1] = cluster.start(number, process=process)
+
+
+def look(cluster: Cluster) -> None:
+    """A second, after which a ring that is up must be one."""
+    cluster.step()
+    if cluster.stages and all(cluster.boards[p].is_on for p in cluster.machine.stage_peers):
+        cluster.assert_sound()
