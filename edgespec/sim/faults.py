@@ -79,7 +79,19 @@ class Crash:
     kind: str = "crash"
 
 
-Fault = Delay | Duplicate | LoseRetain | LateRetain | SlowStage | SmallCache | Crash
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The devices get other layers: from `at` (s) no further request begins, and once none runs,
+    which is looked at every `beat` s, there is no ring for `seconds`. The next has the same stages,
+    which hold nothing."""
+
+    at: float
+    beat: float
+    seconds: float
+    kind: str = "change"
+
+
+Fault = Delay | Duplicate | LoseRetain | LateRetain | SlowStage | SmallCache | Crash | Change
 
 
 class Dice:

@@ -12,6 +12,7 @@ from edgespec.errors import ConfigError
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import POLICIES, policy_named
 from edgespec.sim.faults import (
+    Change,
     Crash,
     Delay,
     Duplicate,
@@ -128,7 +129,7 @@ def draw(seed: int) -> Scenario:
     base = rng.choice((0.001, 0.01, 0.1))
     paces = tuple(base * rng.choice((0.0, 0.05, 1.0, 1.0, 1.0, 20.0)) for _ in range(stages + 2))
     span = base * 25 * (stages + 1)  # about as long as a request takes
-    faults = _draw_faults(rng, stages, base, span)
+    faults = _draw_faults(rng, stages, base, span) + _draw_changes(seed, base, span)
     return Scenario(
         seed=seed,
         accuracy=rng.choice((0.0, 0.3, 0.7, 0.9, 1.0)),
@@ -199,6 +200,15 @@ def _draw_crashes(rng: random.Random, stages: int, base: float, span: float) -> 
             at = last.at + rng.random() * 2 * (last.noticed_after + last.restart_after + base)
         crashes.append(Crash(rng.randint(1, stages), at, noticed, restart))
     return crashes
+
+
+def _draw_changes(seed: int, base: float, span: float) -> tuple[Change, ...]:
+    """Mostly none. Of dice of their own, so that what else a seed gives is what it gave before."""
+    rng = random.Random(f"{seed} changes")
+    return tuple(
+        Change(rng.random() * span, base * rng.choice((0.1, 5.0)), base * rng.choice((0.0, 20.0)))
+        for _ in range(rng.choice((0,) * 6 + (1, 2)))
+    )
 
 
 def _draw_asks(rng: random.Random, span: float, faults: tuple[Fault, ...]) -> tuple[Ask, ...]:

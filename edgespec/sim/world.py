@@ -28,6 +28,7 @@ from edgespec.machines.effects import (
 )
 from edgespec.machines.events import (
     Event,
+    Hold,
     MessageArrived,
     RingDown,
     RingUp,
@@ -37,7 +38,7 @@ from edgespec.machines.events import (
 from edgespec.machines.stage import StageMachine
 from edgespec.sim.clock import Booking, Clock
 from edgespec.sim.durations import Durations
-from edgespec.sim.faults import Crash, Dice, Fault
+from edgespec.sim.faults import Change, Crash, Dice, Fault
 from edgespec.sim.links import Link, Links, Network
 from edgespec.sim.log import EventLog, effect_words, message_words
 from edgespec.sim.worker import Span, Worker
@@ -141,6 +142,8 @@ class World:
         for fault in faults:
             if isinstance(fault, Crash):
                 self._clock.book(fault.at, self._crash, fault)
+            elif isinstance(fault, Change):
+                self._clock.book(fault.at, self._hold, fault)
 
     # --- using it -----------------------------------------------------------------------------
 
@@ -240,13 +243,31 @@ class World:
         if ring != self._rings:
             return  # another stage of that ring was missed before
         self._note(0, f"stage {node} is missed")
+        self._end_ring(restart_after, RingDown(_crashed(node)))
+
+    def _end_ring(self, seconds: float, why: RingDown) -> None:
         self.is_up = False
         self.down_since = self.now
         self._rings += 1
         self.segments.clear()
         self.lost.clear()
-        self._clock.book(self.now + restart_after, self._ring_up)
-        self._handle(0, RingDown(_crashed(node)))
+        self._clock.book(self.now + seconds, self._ring_up)
+        self._handle(0, why)
+
+    def _hold(self, change: Change) -> None:
+        if self.is_up:
+            self._note(0, "holds further requests")
+            self._handle(0, Hold("the devices will get other layers"))
+            self._change(self._rings, change)
+
+    def _change(self, ring: int, change: Change) -> None:
+        if ring != self._rings:
+            return  # a stage of it was missed before
+        if self.coordinator.load()[0]:
+            self._clock.book(self.now + change.beat, self._change, ring, change)
+            return
+        self._note(0, "the devices get other layers")
+        self._end_ring(change.seconds, RingDown("the devices get other layers", lost=False))
 
     def _ring_up(self) -> None:
         self._note(0, "the ring is up")

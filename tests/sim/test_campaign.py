@@ -106,7 +106,7 @@ def test_scenarios_play_every_published_policy_and_every_fault() -> None:
     kinds = {fault.kind for s in scenarios for fault in s.faults}
     assert kinds == {
         *("delay", "duplicate", "lose_retain", "late_retain"),
-        *("slow_stage", "small_cache", "crash"),
+        *("slow_stage", "small_cache", "crash", "change"),
     }
 
 
