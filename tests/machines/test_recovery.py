@@ -15,6 +15,7 @@ from edgespec.machines.events import (
     ComputeFailed,
     Drafted,
     HeadDone,
+    Hold,
     MessageArrived,
     PeerGone,
     RingDown,
@@ -26,7 +27,7 @@ from edgespec.policy.registry import POLICIES
 from edgespec.runtime.local import CLIENT
 from edgespec.tree.drafted import DraftedTree
 from edgespec.verify.sampling import Choice
-from edgespec.wire.client_messages import Failed, Finished, Progress
+from edgespec.wire.client_messages import Cancel, Failed, Finished, Progress
 from edgespec.wire.messages import Credit, Fault
 
 LOST = "stage 2 (nano-b, process 7) has been silent for 1.6 s"
@@ -94,6 +95,37 @@ def lose(wire: Wire, now: float, reason: str = LOST) -> None:
     """The ring is lost."""
     wire.now = now
     wire.take(wire.machine.handle(RingDown(reason), now))
+
+
+def test_a_ring_whose_devices_get_other_layers_lets_nobody_wait_in_vain() -> None:
+    """However long they load: nothing is lost, and a loss would be told."""
+    wire = Wire(recovery=10.0)
+    wire.take(wire.machine.handle(RingDown("shared out again", lost=False), 5.0))
+    wire.submit(submit(1, "hello", 50))
+    assert wire.replies == [
+        Progress(1, "shared out again; waiting until they have loaded their layers")
+    ]
+    assert wire.machine.deadline() is None
+    wire.take(wire.machine.handle(RingUp(3), 500.0))
+    assert wire.segments
+    lose(wire, 600.0)
+    assert wire.machine.deadline() == 610.0, "that of a loss is as it was"
+
+
+def test_while_it_holds_no_further_request_begins_and_who_waits_is_told() -> None:
+    wire = Wire()
+    wire.first_token("flowspec")
+    wire.submit(submit(2, "hello", 50))
+    wire.replies.clear()
+    wire.take(wire.machine.handle(Hold("not now"), 5.0))
+    assert wire.replies == [Progress(2, "not now")], "the first one runs on"
+    assert wire.machine.load() == (1, 1)
+    wire.submit(submit(3, "hello", 50))
+    wire.take(wire.machine.handle(PeerGone(b"nobody"), 6.0))
+    wire.take(wire.machine.handle(MessageArrived(b"client", Cancel(1)), 7.0))
+    assert wire.machine.load() == (0, 2)
+    wire.take(wire.machine.handle(Hold(""), 8.0))
+    assert wire.machine.load() == (1, 1)
 
 
 def test_everybody_is_told_why_they_wait_and_the_oldest_goes_on_first() -> None:

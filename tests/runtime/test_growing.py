@@ -13,11 +13,13 @@ from support.nodes import HOST, QUICK, NodeRing, NodeThread, until
 from support.rings import submit
 
 from edgespec.backends.fake import FakeBlock
+from edgespec.errors import CapacityError
 from edgespec.machines.effects import RunBlock
 from edgespec.machines.member import MemberMachine
 from edgespec.machines.membership import MembershipMachine
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.planning.partition import split_layers
+from edgespec.runtime import stage_node
 from edgespec.runtime.client import Client
 from edgespec.runtime.stage_node import StageNode
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
@@ -73,6 +75,7 @@ class SharedRing(NodeRing):
     def __init__(self) -> None:
         super().__init__(STAGES, timing=replace(QUICK, recovery=RECOVERY), recovery=RECOVERY)
         self.fetched: list[tuple[int, int]] = []
+        self.refusals = 0  # of a disk that is full
         self.obstacle: Callable[[Assign], None] = lambda assign: None
         """Called before a block is there."""
 
@@ -105,6 +108,9 @@ class SharedRing(NodeRing):
             return Layers(assign.first, assign.end)
 
         def fetch(assign: Assign, say: object, stop: object) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise CapacityError("the disk is full")
             self.fetched.append((assign.first, assign.end))
 
         member = MemberMachine(join, str(self.address), wait, self.timing)
@@ -176,15 +182,18 @@ def test_a_stage_that_is_started_again_has_its_place_again_twice(ring: SharedRin
     assert ring.fetched, "the others had theirs on disk before the ring ended"
 
 
-def test_answers_go_on_while_it_comes_back_and_none_is_broken_off(ring: SharedRing) -> None:
+def test_answers_go_on_while_it_comes_back_and_none_is_broken_off(
+    ring: SharedRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ring.shrink(3)
+    monkeypatch.setattr(stage_node, "FETCH_AGAIN_S", 0.1)
     loading, go_on = threading.Event(), threading.Event()
 
     def hinder(assign: Assign) -> None:
         loading.set()
         assert go_on.wait(60.0)
 
-    ring.obstacle = hinder
+    ring.obstacle, ring.refusals = hinder, 1
     ring.start_stage(3)
     assert loading.wait(60.0), "it prepares"
     ring.assert_answers()
@@ -195,6 +204,7 @@ def test_answers_go_on_while_it_comes_back_and_none_is_broken_off(ring: SharedRi
         go_on.set()
         ring.await_stages(STAGES)
     ends = [one for one in got if isinstance(one, Finished)]
+    assert ring.fetched, "though the first time failed"
     assert sum(end.recoveries for end in ends) == 0, "it grew between two answers"
     ring.assert_answers()
 
