@@ -103,6 +103,7 @@ class MembershipMachine:
         self._homes = Homes()
         self._growth: Growth | None = None  # what is planned
         self._retreat: Retreat | None = None  # until the ring that grew is up
+        self._changing_since: float | None = None  # until it, or that of before, is up
         self._declined: set[bytes] = set()  # spares that the model cannot be shared out over, too
         self._has_grown = False
         self._wary = 1
@@ -358,7 +359,7 @@ class MembershipMachine:
             return []
         self._is_up = self._was_up = True
         self._up_since = self._now
-        self._retreat = None
+        self._retreat = self._changing_since = None
         if self._places.are_first:
             self._homes.note(self._members)
         return [Tell(RingUp(len(self._places))), Report("the ring is up")]
@@ -459,7 +460,7 @@ class MembershipMachine:
         others = [m for m in self._members.values() if m not in here]
         self._places.replace(places)
         self._is_up = self._is_linked = False
-        self._missing_since = None
+        self._missing_since = self._changing_since = None
         self._declined = set()
         self._members.clear()
         effects: list[Effect] = []
@@ -542,7 +543,21 @@ class MembershipMachine:
         self._growth, self._has_grown = None, True
         text = f"the model is shared out again, over {len(growth.places)} device(s)"
         down = Tell(RingDown(text, lost=False))
-        return [down, Report(text), *self._share_out(growth.places, growth.devices)]
+        effects = [down, Report(text), *self._share_out(growth.places, growth.devices)]
+        self._changing_since = self._now
+        return effects
+
+    def _on_slow_change(self, now: float) -> list[Effect]:
+        """Who waits for no loss waits no longer than for one."""
+        limit = self._timing.recovery
+        if self._changing_since is None or now - self._changing_since < limit:
+            return []
+        self._changing_since = None
+        slow = next((str(m) for m in self._members.values() if not m.ready), "the ring")
+        reason = f"{slow} was not ready within {limit:g} s"
+        if self._retreat is not None:
+            return self._go_back(reason)
+        return [Tell(RingDown(reason)), Report(reason)]
 
     def _call_off(self, lost: Member) -> list[Effect]:
         """What was planned with a device that is lost."""
@@ -568,7 +583,9 @@ class MembershipMachine:
         is_lost = any(peer not in here for peer in retreat.peers)
         effects: list[Effect] = [Tell(RingDown(text, lost=is_lost)), Report(text)]
         if not is_lost:
-            return effects + self._share_out(retreat.places, [here[p] for p in retreat.peers])
+            effects += self._share_out(retreat.places, [here[p] for p in retreat.peers])
+            self._changing_since = self._now
+            return effects
         effects += self._share_out(retreat.places, [])
         for place, peer in enumerate(retreat.peers, start=1):
             if peer in here:
@@ -599,7 +616,7 @@ class MembershipMachine:
                 effects.append(SendPeer(member.peer, Goodbye(f"{member} {cause}")))
                 effects += self._lose(member, cause)
         effects += self._on_missing(now)
-        effects += self._on_spares(now)
+        effects += self._on_slow_change(now) + self._on_spares(now)
         effects += [SendPeer(m.peer, self._watch.trips.beat(m.peer, now)) for m in self._everybody]
         for peer, heard in list(self._clients.items()):
             if now - heard > self._timing.client_silence:

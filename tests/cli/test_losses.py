@@ -179,7 +179,9 @@ def test_a_pulled_cable_of_the_coordinator_interrupts_an_answer_and_no_more(
             assert_right(running)
 
 
-def test_without_a_spare_those_who_are_left_share_the_model_out_anew(tmp_path: Path) -> None:
+def test_without_a_spare_those_who_are_left_share_the_model_until_it_is_back(
+    tmp_path: Path,
+) -> None:
     with boards(tmp_path, *BOARDS) as ring:
         ring.init("--stages", "3")
         ring.start(*BOARDS, options=["--recovery", "40"])
@@ -188,9 +190,13 @@ def test_without_a_spare_those_who_are_left_share_the_model_out_anew(tmp_path: P
             ring.cut_power(gone)
             assert_right(running)
         assert ring.count("the model is shared out anew, over 2 device(s)") == 1
-        before = ring.count("stands by")
-        ring.join(gone)  # there is no third place any more
-        until_standing_by(ring, before)
+        ups = ring.count("the ring is up")
+        ring.join(gone)
+        with asking(ring) as running:
+            assert_right(running)
+        ring.until(lambda: ring.count("the ring is up") > ups, "it has grown")
+        assert ring.count("the model is shared out again, over 3 device(s)") == 1
+        assert ring.holder(2) == gone
         done = answer(ring)
         assert (done.code, done.out) == (0, right()), done
 
