@@ -29,9 +29,12 @@ class Homes:
         self._holders = {place: member.join for place, member in members.items()}
 
     def is_home(self, place: int, member: Member) -> bool:
-        """Whether that place is the device's own: it had it, or asks for it by its number."""
-        holder = self._holders.get(place)
-        return member.join.stage == place or (holder is not None and holder.key == member.join.key)
+        """Whether that place is the device's own: it, or one of its name, had it, or it asks for it by
+        its number."""
+        holder, join = self._holders.get(place), member.join
+        if join.stage == place or holder is None:
+            return join.stage == place
+        return holder.key == join.key or holder.name == join.name
 
     def settle(self, devices: Sequence[Member], most: int) -> dict[int, Member]:
         """A place for each of the devices, of `most`: its own if it has one, else any that is
