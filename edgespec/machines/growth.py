@@ -29,8 +29,7 @@ class Homes:
         self._holders = {place: member.join for place, member in members.items()}
 
     def is_home(self, place: int, member: Member) -> bool:
-        """Whether that place is the device's own: it, or one of its name, had it, or it asks for it by
-        its number."""
+        """Whether a place is the device's own: it, or one of its name, had it, or it asks so."""
         holder, join = self._holders.get(place), member.join
         if join.stage == place or holder is None:
             return join.stage == place

@@ -484,7 +484,8 @@ class MembershipMachine:
         growth = self._growth
         if growth is None:
             return self._plan_growth(now)
-        if growth.since is None:
+        # Who says nothing may be dead: the ring shall not end for it.
+        if growth.since is None or not all(self._is_heard(d, now) for d in growth.devices):
             return []
         running, waiting = self._requests()
         if not running and (growth.held or not waiting):
@@ -498,12 +499,15 @@ class MembershipMachine:
         )
         return [Tell(Hold(text)), Report(text)]
 
+    def _is_heard(self, member: Member, now: float) -> bool:
+        return now - member.heard <= 2 * self._timing.beat
+
     def _plan_growth(self, now: float) -> list[Effect]:
         settled = SETTLED_BEATS * self._wary * self._timing.beat
         fresh = [
             spare
             for spare in self._spares.values()
-            if now - spare.since >= settled and now - spare.heard <= 2 * self._timing.beat
+            if now - spare.since >= settled and self._is_heard(spare, now)
         ]
         if self._replan is None or now - self._up_since < settled:
             return []

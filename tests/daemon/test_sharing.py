@@ -1,4 +1,4 @@
-"""Sharing out a model's layers, at first and anew over fewer devices."""
+"""Sharing out a model's layers, at first and anew over other devices."""
 
 from __future__ import annotations
 
@@ -68,3 +68,12 @@ def test_no_more_devices_are_used_than_there_are_layers() -> None:
     places = Sharing(LAYERS, LIKE, (), []).anew(needs(), devices(*[8 * GIB] * 12))
     assert places is not None
     assert [p.stage for p in places] == list(range(1, LAYERS + 1))
+
+
+def test_as_many_devices_as_at_first_have_the_places_of_then_if_they_have_the_memory() -> None:
+    sharing = Sharing(LAYERS, LIKE, (4, 1, 3), [])
+    need = needs()
+    assert sharing.anew(need, devices(8 * GIB, 8 * GIB, 0)) == sharing.places
+    places = sharing.anew(need, devices(8 * GIB, 8 * GIB, need.stage(2, False).total))
+    assert places is not None
+    assert [(p.first, p.end) for p in places] == [(0, 3), (3, 6), (6, 8)]
