@@ -239,7 +239,7 @@ class Request:
     @property
     def is_read(self) -> bool:
         """Whether the whole prefix is on its way."""
-        return self.prefilled == len(self.prefix)
+        return self.asked is None and self.prefilled == len(self.prefix)
 
     def next_chunk(self) -> Rows:
         """The rows of the prefix that travel next."""
