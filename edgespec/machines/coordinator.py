@@ -21,6 +21,7 @@ from edgespec.machines.effects import (
     Effect,
     EncodePrompt,
     OpenDraft,
+    Renew,
     SendPeer,
     SendRing,
     SendStages,
@@ -89,9 +90,11 @@ class CoordinatorMachine:
         self._head_jobs: dict[int, HeadJob] = {}
         self._scene = SceneKeeper(codec)
         self._chains = ChainValues(ring.prompts.depth) if ring.prompts else None
+        self._before: list[Request] = []  # the requests that were open before the event of now
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. Every request gets exactly one of Finished and Failed."""
+        self._before = list(self._requests.values())
         return self._react(event, now) + self._tell_waiting()
 
     def _react(self, event: Event, now: float) -> list[Effect]:
@@ -139,6 +142,34 @@ class CoordinatorMachine:
                 return self._on_tick(now)
             case _:
                 raise LocalProtocolError(f"the coordinator cannot handle {type(event).__name__}")
+
+    def give_up(self, event: Event, reason: str) -> list[Effect]:
+        """To be called instead of what `handle` would have returned if it raised: ends with `reason`
+        whatever request the event concerns. Those that only wait go on waiting.
+
+        What was to be sent is lost, and the rest of the state may be anything: a new ring clears it.
+        """
+        self._scene = SceneKeeper(self._codec)  # who watches asks again
+        open_ones = dict.fromkeys([*self._before, *self._requests.values()])
+        match event:
+            case MessageArrived(_, Watch() | Ran()):
+                return []
+            case MessageArrived(peer, Submit(tag=tag)) if not any(
+                (r.peer, r.tag) == (peer, tag) for r in open_ones
+            ):
+                return [SendPeer(peer, Failed(tag, reason))]  # it was not even admitted
+        waiting = set(self._waiting)
+        over = [r for r in open_ones if self._requests.get(r.number) is not r]
+        over += [r for r in self._requests.values() if r.number not in waiting]
+        effects: list[Effect] = [Renew("it gave up a request, of which its log says more")]
+        for request in over:
+            self._requests.pop(request.number, None)
+            self._experiences.pop(request.policy.name, None)  # it may be why
+            effects.append(SendPeer(request.peer, Failed(request.tag, reason)))
+        self._before = []
+        self._active = None
+        self._waiting = deque(n for n in self._waiting if n in self._requests)
+        return effects + self._close_drafts([request.number for request in over])
 
     def deadline(self) -> float | None:
         """When to call with Tick: while rows are missing, or requests wait for a lost ring."""
@@ -442,9 +473,7 @@ class CoordinatorMachine:
         request = self._requests.get(segment.request)
         if request is None:
             return []
-        request.experience.segment(
-            segment.busiest_rows, segment.busiest_seconds, segment.total_seconds
-        )
+        request.experience.segment(*flying.cost(segment, self._ring.stages))
         if not flying.fits(segment):
             return self._fail(request, "the ring returned rows that were not sent round", now)
         request.results.append((flying, segment))

@@ -49,6 +49,14 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class Renew:
+    """Have a new ring begun, in which nothing of this one counts; not at once if the last time was
+    just before. `why` is a clause whose subject is the node."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoadBlock:
     """Load the block that the coordinator assigned; comes back as BlockLoaded or LoadFailed."""
 
@@ -268,6 +276,7 @@ Effect = (
     | LoadBlock
     | FetchBlock
     | ResetStage
+    | Renew
     | OpenRing
     | ConnectRing
     | CloseRing

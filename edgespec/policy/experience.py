@@ -123,6 +123,10 @@ def _class_of(share: float) -> int:
     return round(math.log(_odds(share)))
 
 
+MOST_CALIBRATIONS = 64
+"""Ways of sampling that are told apart: clients may choose any temperature."""
+
+
 @dataclass(slots=True)
 class Experience:
     """All that is learnt; it outlives the requests that it was learnt from.
@@ -131,7 +135,8 @@ class Experience:
     stages together in times of its busiest one, so about the number of stages if they are equal.
     `draft`: seconds of one forward pass of the draft source by rows. `ranks`: how often the model's
     token had which rank among the guesses of its level (None: it was not there).
-    `calibrations`: one for each way of sampling, as scores are ranked differently for each.
+    `calibrations`: one for each way of sampling, as scores are ranked differently for each; of
+    MOST_CALIBRATIONS ways, those that were used last.
     """
 
     step: RowTimes = field(default_factory=RowTimes)
@@ -180,4 +185,8 @@ class Experience:
 
     def calibration(self, sampling: object) -> Calibration:
         """The calibration for that way of sampling."""
-        return self.calibrations.setdefault(sampling, Calibration())
+        found = self.calibrations.pop(sampling, None) or Calibration()
+        self.calibrations[sampling] = found  # the newest stands last
+        if len(self.calibrations) > MOST_CALIBRATIONS:
+            del self.calibrations[next(iter(self.calibrations))]
+        return found

@@ -17,6 +17,7 @@ from edgespec.machines.effects import (
     Effect,
     EncodePrompt,
     OpenRing,
+    Renew,
     SendPeer,
     SendRing,
     SendStages,
@@ -38,13 +39,14 @@ from edgespec.net.keys import short
 from edgespec.net.sockets import Dropped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.runtime.equipment import Equipment
-from edgespec.runtime.node import Node, ring_address
+from edgespec.runtime.node import BUG, Node, ring_address
 from edgespec.runtime.registrar import CLIENT, MAY_SEND, OWNER, STAGE, Registrar
 from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.worker import Worker
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit
 from edgespec.wire.messages import (
     Credit,
+    End,
     Enrol,
     Enrolled,
     Fault,
@@ -54,10 +56,13 @@ from edgespec.wire.messages import (
     Message,
     Refuse,
     Removed,
+    Retain,
 )
 from edgespec.wire.scenes import Ran, Watch
 
 log = logging.getLogger("edgespec")
+
+_FAILED = f"the coordinator cannot go on with this request: {BUG}"
 
 
 class CoordinatorNode(Node):
@@ -162,24 +167,24 @@ class CoordinatorNode(Node):
             case MessageArrived(peer, Submit() | Cancel() | Watch() as message):
                 if self.requests is not None and isinstance(message, Submit):
                     self.requests.asked(peer, message)
-                return self._membership.handle(event, now) + self._machine.handle(event, now)
+                return self._membership.handle(event, now) + self._tell(event, now)
             case MessageArrived(peer, Fault(request, reason)):
                 stage = self._membership.stage_of(peer)
                 if stage is None:
                     return []  # only a stage may end a request of others
                 why = printable(reason, REASON_CHARS)  # it ends on a client's terminal
                 named = MessageArrived(peer, Fault(request, f"{stage}: {why}"))
-                return self._membership.handle(event, now) + self._machine.handle(named, now)
+                return self._membership.handle(event, now) + self._tell(named, now)
             case MessageArrived(peer, Credit()):
                 alive = self._membership.handle(event, now)
                 known = self._membership.stage_of(peer) is not None
-                return alive + (self._machine.handle(event, now) if known else [])
+                return alive + (self._tell(event, now) if known else [])
             case MessageArrived(peer, Ran(runs)):
                 alive = self._membership.handle(event, now)
                 place = self._membership.place_of(peer)
                 placed = Ran(tuple(replace(run, stage=place) for run in runs))
                 told = MessageArrived(peer, placed)
-                return alive + (self._machine.handle(told, now) if place else [])
+                return alive + (self._tell(told, now) if place else [])
             case MessageArrived():
                 return self._membership.handle(event, now)
             case Tick():
@@ -188,9 +193,9 @@ class CoordinatorNode(Node):
                     self._gone(peer, now)
                 for removed in self._removed():
                     self.perform_all(self._membership.handle(removed, now), now)
-                return self._membership.handle(event, now) + self._machine.handle(event, now)
+                return self._membership.handle(event, now) + self._tell(event, now)
             case _:
-                return self._machine.handle(event, now)
+                return self._tell(event, now)
 
     def deadline(self) -> float | None:
         """The earlier of both machines'; at once if a client was found to be gone."""
@@ -206,6 +211,31 @@ class CoordinatorNode(Node):
     def on_broken(self, why: str, now: float) -> list[Effect]:
         """All stages may live: they begin another ring."""
         return self._membership.handle(RingBroke(why), now)
+
+    def _tell(self, event: Event, now: float) -> list[Effect]:
+        """Hand an event to the coordinator machine; one that it cannot handle ends the request that
+        it concerns."""
+        try:
+            return self._machine.handle(event, now)
+        except Exception:
+            self.note_bug(event, now)
+            return self._machine.give_up(event, _FAILED)
+
+    def renew(self, why: str, now: float) -> list[Effect]:
+        """All stages may live: they begin another ring."""
+        return self._membership.handle(RingBroke(why), now)
+
+    def not_carried_out(self, effect: Effect) -> list[Effect]:
+        """An end that cannot be sent is replaced by one that can; what else a request lacks ends
+        it."""
+        match effect:
+            case SendPeer(peer, Finished(tag=tag)):
+                return [SendPeer(peer, Failed(tag, _FAILED))]
+            case SendPeer(peer, Failed(tag, reason)):
+                return [SendPeer(peer, Failed(tag, _FAILED))] if reason != _FAILED else []
+            case SendRing() | SendPeer(_, Tokens() | Retain() | End()):
+                return self._machine.give_up(Tick(), _FAILED)
+        return [Renew(BUG)]
 
     def carry_out(self, effect: Effect, now: float) -> None:
         """Sockets, and what one machine tells the other."""
@@ -226,7 +256,7 @@ class CoordinatorNode(Node):
             case Tell(PeerGone(peer)):
                 self._unreachable.add(peer)
             case Tell(event):
-                self.perform_all(self._machine.handle(event, now), now)
+                self.perform_all(self._tell(event, now), now)
             case _:
                 raise TypeError(f"a coordinator carries out no {type(effect).__name__}")
 
@@ -245,11 +275,11 @@ class CoordinatorNode(Node):
         if self.requests is not None:
             self.requests.left(peer)
         self._membership.handle(PeerGone(peer), now)
-        self.perform_all(self._machine.handle(PeerGone(peer), now), now)
+        self.perform_all(self._tell(PeerGone(peer), now), now)
 
     def farewell(self, reason: str, now: float) -> None:
         """End every request with a message, and let the stages go."""
-        self.perform_all(self._machine.handle(RingEnded(f"the ring ended: {reason}"), now), now)
+        self.perform_all(self._tell(RingEnded(f"the ring ended: {reason}"), now), now)
         goodbyes = [SendPeer(p, Goodbye(reason)) for p in self._membership.daemon_peers]
         self.perform_all(goodbyes, now)
 

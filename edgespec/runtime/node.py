@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from edgespec.backends.compute import COMPUTE
 from edgespec.config import Address
 from edgespec.errors import ConfigError, PeerLost
-from edgespec.machines.effects import AbortBlock, Effect, LoadBlock, Report, Stop
-from edgespec.machines.events import Event, MessageArrived, SegmentArrived, Tick
+from edgespec.machines.effects import AbortBlock, Effect, LoadBlock, Renew, Report, Stop
+from edgespec.machines.events import Event, MessageArrived, RingBroke, SegmentArrived, Tick
 from edgespec.net.emulated_link import Stamped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.net.zones import with_zone
@@ -44,6 +44,16 @@ a node does again and again, because it is broken or bad, shall not fill the log
 
 MOST_KINDS = 256
 
+RENEW_S = 5.0
+"""Seconds from one new ring that a node asks for because of a fault to the next one: a fault that
+comes again with every ring shall not keep everybody busy with rings."""
+
+TICK_AGAIN_S = 1.0
+"""Seconds until a Tick that could not be handled is tried again."""
+
+BUG = "it met a bug of this program, of which its log says more"
+"""What people are told of an exception."""
+
 
 class _Reports:
     """Counts reports by what they are about, which is what stands before the first bracket."""
@@ -73,6 +83,8 @@ class Node(ABC):
         self.ended: Stop | None = None
         self.supervisor: Supervisor = Nobody()
         self._reports = _Reports()
+        self._renewal: tuple[float, str] | None = None  # when, and why
+        self._renewed = self._no_tick_until = float("-inf")
         self.happened_at = time.monotonic()
         """When what is being handled now happened: emulated times count from there."""
 
@@ -101,6 +113,14 @@ class Node(ABC):
     @abstractmethod
     def on_broken(self, why: str, now: float) -> list[Effect]:
         """It does not come about, or it broke and segments may have been lost with it."""
+
+    @abstractmethod
+    def renew(self, why: str, now: float) -> list[Effect]:
+        """Have a new ring begun. `why` is a clause whose subject is the node."""
+
+    @abstractmethod
+    def not_carried_out(self, effect: Effect) -> list[Effect]:
+        """What follows if carrying out `effect` met a bug, so that its request ends all the same."""
 
     @abstractmethod
     def farewell(self, reason: str, now: float) -> None:
@@ -140,13 +160,53 @@ class Node(ABC):
             (i.at if isinstance(i, Stamped) else now, _event(i)) for i in incoming if self.admit(i)
         ]
         events += [event for worker in self.workers for event in worker.timed_events()]
-        deadline = self.deadline()
+        deadline = self._next_tick()
         if deadline is not None and now >= deadline:
             events.append((now, Tick()))
         for self.happened_at, event in events:
             at = self.happened_at
-            self.perform_all(self.route(event, at), at)
+            self.perform_all(self._route(event, at), at)
         self._look_at_ring(now)
+        self._look_at_renewal(now)
+
+    def _next_tick(self) -> float | None:
+        deadline = self.deadline()
+        return None if deadline is None else max(deadline, self._no_tick_until)
+
+    # --- bugs ---------------------------------------------------------------------------------
+
+    def _route(self, event: Event, now: float) -> list[Effect]:
+        """Whatever an event does, the process goes on: others have requests here too."""
+        try:
+            return self.route(event, now)
+        except Exception:
+            self.note_bug(event, now)
+            return [Renew(BUG)]
+
+    def note_bug(self, cause: Event | Effect, now: float) -> None:
+        """To be called where the exception is caught: it goes to the log, for developers."""
+        if isinstance(cause, Tick):
+            self._no_tick_until = now + TICK_AGAIN_S
+        what = type(getattr(cause, "message", cause)).__name__
+        if self._reports.may_say(f"bug {what}", now):
+            log.exception("%s could not be handled: a bug of this program", what)
+
+    def _renew_soon(self, why: str, now: float) -> None:
+        """With this step, or once the last time is long enough ago."""
+        if self._renewal is None:
+            self._renewal = max(now, self._renewed + RENEW_S), why
+
+    def _look_at_renewal(self, now: float) -> None:
+        if self._renewal is None or now < self._renewal[0]:
+            return
+        (_, why), self._renewal, self._renewed = self._renewal, None, now
+        try:
+            effects = self.renew(why, now)
+        except Exception:
+            self.note_bug(RingBroke(why), now)
+            self._renew_soon(why, now)
+        else:
+            self.perform_all(effects, now)
 
     def _look_at_ring(self, now: float) -> None:
         """Whether the connection to the next node stands: who waits for what is lost with it would
@@ -168,7 +228,7 @@ class Node(ABC):
             self.perform_all(self.on_broken(why, now), now)
 
     def _timeout(self) -> float:
-        deadline = self.deadline()
+        deadline = self._next_tick()
         if deadline is None:
             return LONGEST_POLL
         return min(max(deadline - time.monotonic(), 0.0), LONGEST_POLL)
@@ -188,13 +248,18 @@ class Node(ABC):
                         self.supervisor.status(text)
                 case Stop(reason, failed):
                     self.end(reason, failed)
+                case Renew(why):
+                    self._renew_soon(why, now)
                 case _:
                     try:
                         self.carry_out(effect, now)
                     except PeerLost as lost:
                         log.debug("%s not delivered: %s", type(effect).__name__, lost)
                     except ConfigError as problem:  # an address that a peer gave
-                        self.end(str(problem), failed=True)
+                        self._renew_soon(str(problem), now)
+                    except Exception:
+                        self.note_bug(effect, now)
+                        self.perform_all(self.not_carried_out(effect), now)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self.end(f"stopped by {signal.Signals(number).name}", failed=False)

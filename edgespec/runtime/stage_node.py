@@ -18,6 +18,7 @@ from edgespec.machines.effects import (
     FetchBlock,
     LoadBlock,
     OpenRing,
+    Renew,
     ResetStage,
     RunBlock,
     SendCoordinator,
@@ -33,6 +34,7 @@ from edgespec.machines.events import (
     MessageArrived,
     RingBroke,
     RingReached,
+    SegmentArrived,
     Tick,
 )
 from edgespec.machines.health import HEALTH_S
@@ -40,9 +42,19 @@ from edgespec.machines.member import MemberMachine
 from edgespec.machines.stage import StageMachine
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.runtime.equipment import Equipment
-from edgespec.runtime.node import Node, ring_address
+from edgespec.runtime.node import BUG, Node, ring_address
 from edgespec.runtime.worker import Perform
-from edgespec.wire.messages import Assign, End, Goodbye, Health, Heartbeat, Removed, Retain, Segment
+from edgespec.wire.messages import (
+    Assign,
+    End,
+    Fault,
+    Goodbye,
+    Health,
+    Heartbeat,
+    Removed,
+    Retain,
+    Segment,
+)
 from edgespec.wire.scenes import Observe
 
 Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], BlockBackend]
@@ -105,7 +117,7 @@ class StageNode(Node):
         match event:
             case MessageArrived(_, Retain() | End() | Observe()):
                 alive = self._member.handle(event, now)
-                return alive + (self._machine.handle(event, now) if self._machine else [])
+                return alive + self._compute_on(event, now)
             case MessageArrived(_, Heartbeat(number)) if number:  # it measures the way: at once
                 return [*self._member.handle(event, now), SendCoordinator(Heartbeat(number))]
             case Tick():
@@ -123,15 +135,33 @@ class StageNode(Node):
             if device is not None:
                 self._next_health = now + HEALTH_S
                 effects.append(SendCoordinator(self._effort.health(device, now)))
-        return effects + (self._machine.handle(Tick(), now) if self._machine else [])
+        return effects + self._compute_on(Tick(), now)
 
     def _compute_on(self, event: Event, now: float) -> list[Effect]:
         if self._machine is None:
             return []
-        self._effort.ended(event, now)
-        effects = self._machine.handle(event, now)
-        self._effort.asked(effects, now)
+        try:
+            self._effort.ended(event, now)
+            effects = self._machine.handle(event, now)
+            self._effort.asked(effects, now)
+        except Exception:
+            self.note_bug(event, now)
+            return self._give_up(event.segment.request if isinstance(event, SegmentArrived) else 0)
         return effects
+
+    def _give_up(self, request: int) -> list[Effect]:
+        """End that request and those that are held, of which one runs at most, and begin anew."""
+        held = self._machine.ledgers() if self._machine else {}
+        faults = [SendCoordinator(Fault(number, BUG)) for number in sorted({request, *held})]
+        return [*faults, Renew(BUG)]
+
+    def renew(self, why: str, now: float) -> list[Effect]:
+        """Leave the ring, and come back for the next one."""
+        return self._member.handle(RingBroke(why), now)
+
+    def not_carried_out(self, effect: Effect) -> list[Effect]:
+        """A segment that cannot be sent is missed by its request."""
+        return self._give_up(effect.segment.request) if isinstance(effect, SendRing) else [Renew(BUG)]
 
     @property
     def machine(self) -> StageMachine | None:

@@ -21,7 +21,7 @@ import numpy as np
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import NodeStatus, SourceFigures
-from edgespec.wire.messages import TAGS, Health, Message, Segment
+from edgespec.wire.messages import TAGS, Health, Message, Ready, Segment
 from edgespec.wire.scenes import (
     MOST_RUNS,
     Observe,
@@ -67,6 +67,9 @@ CHUNK_STEP = 4096
 
 MOST_CHUNKS = 1 << 17
 """Of a block file: 128 GiB in chunks of 1 MiB, whose hashes take 4 MiB."""
+
+SHORTEST_S, LONGEST_S = 1e-9, 1e9
+"""Seconds of what a stage says that it did, if it says any: quotients of them are finite too."""
 
 HASH_BYTES = 32
 """Of a SHA-256."""
@@ -146,6 +149,8 @@ def _decode(frames: Sequence[Frame], limits: Limits) -> Message:
             _check_runs(runs)
         case Watch(seconds) | Observe(seconds):
             _need(0.0 <= seconds < math.inf, "a time that cannot be")
+        case Ready(seconds):
+            _need(0.0 <= seconds <= LONGEST_S, "a time that cannot be")
     return message
 
 
@@ -209,7 +214,7 @@ def _check_health(health: Health) -> None:
     _need(0 <= health.free <= health.memory, "more memory is free than there is")
     _need(0.0 <= health.busy <= 1.0, "a share that is none")
     times = (health.slowdown, health.one_row, health.few_rows)
-    _need(all(0.0 <= number < math.inf for number in times), "a time that cannot be")
+    _need(all(n == 0.0 or SHORTEST_S <= n <= LONGEST_S for n in times), "a time that cannot be")
 
 
 def _check_offer(offer: BlockOffer) -> None:

@@ -29,7 +29,17 @@ from edgespec.wire.codec import (
     decode,
     encode,
 )
-from edgespec.wire.messages import TAGS, Credit, Fault, Health, Heartbeat, Message, Retain, Segment
+from edgespec.wire.messages import (
+    TAGS,
+    Credit,
+    Fault,
+    Health,
+    Heartbeat,
+    Message,
+    Ready,
+    Retain,
+    Segment,
+)
 from edgespec.wire.scenes import Observe, SceneNode, SceneSegment, StageRun, Watch
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Layers, Tensor
 
@@ -131,7 +141,7 @@ def offers(draw: st.DrawFn) -> BlockOffer:
 @st.composite
 def healths(draw: st.DrawFn) -> Health:
     """What a device can say of itself."""
-    degrees, times = st.floats(-999.0, 999.0), st.floats(0.0, allow_infinity=False)
+    degrees, times = st.floats(-999.0, 999.0), st.just(0.0) | st.floats(1e-9, 1e9)
     memory = draw(WHOLE)
     return Health(
         draw(degrees),
@@ -166,6 +176,7 @@ CHECKED: dict[type[Message], st.SearchStrategy[Any]] = {
     Health: healths(),
     Watch: st.builds(Watch, SECONDS),
     Observe: st.builds(Observe, SECONDS),
+    Ready: st.builds(Ready, st.floats(0.0, 1e9), VALUES[int]),
     PieceRequest: st.builds(PieceRequest, SHA256, WHOLE, st.integers(0, LARGEST_CHUNK), WHOLE),
     Piece: st.builds(Piece, SHA256, WHOLE, st.binary(min_size=1, max_size=99).map(raw_bytes)),
 }
