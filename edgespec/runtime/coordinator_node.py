@@ -167,33 +167,33 @@ class CoordinatorNode(Node):
             case MessageArrived(peer, Submit() | Cancel() | Watch() as message):
                 if self.requests is not None and isinstance(message, Submit):
                     self.requests.asked(peer, message)
-                return self._membership.handle(event, now) + self._tell(event, now)
+                return self._heard(event, now) + self._tell(event, now)
             case MessageArrived(peer, Fault(request, reason)):
                 stage = self._membership.stage_of(peer)
                 if stage is None:
                     return []  # only a stage may end a request of others
                 why = printable(reason, REASON_CHARS)  # it ends on a client's terminal
                 named = MessageArrived(peer, Fault(request, f"{stage}: {why}"))
-                return self._membership.handle(event, now) + self._tell(named, now)
+                return self._heard(event, now) + self._tell(named, now)
             case MessageArrived(peer, Credit()):
-                alive = self._membership.handle(event, now)
+                alive = self._heard(event, now)
                 known = self._membership.stage_of(peer) is not None
                 return alive + (self._tell(event, now) if known else [])
             case MessageArrived(peer, Ran(runs)):
-                alive = self._membership.handle(event, now)
+                alive = self._heard(event, now)
                 place = self._membership.place_of(peer)
                 placed = Ran(tuple(replace(run, stage=place) for run in runs))
                 told = MessageArrived(peer, placed)
                 return alive + (self._tell(told, now) if place else [])
             case MessageArrived():
-                return self._membership.handle(event, now)
+                return self._heard(event, now)
             case Tick():
                 unreachable, self._unreachable = self._unreachable, set()
                 for peer in unreachable:
                     self._gone(peer, now)
                 for removed in self._removed():
-                    self.perform_all(self._membership.handle(removed, now), now)
-                return self._membership.handle(event, now) + self._tell(event, now)
+                    self.perform_all(self._heard(removed, now), now)
+                return self._heard(event, now) + self._tell(event, now)
             case _:
                 return self._tell(event, now)
 
@@ -206,11 +206,19 @@ class CoordinatorNode(Node):
 
     def on_reached(self, now: float) -> list[Effect]:
         """Stage 1 hears what is sent to it."""
-        return self._membership.handle(RingReached(), now)
+        return self._heard(RingReached(), now)
 
     def on_broken(self, why: str, now: float) -> list[Effect]:
         """All stages may live: they begin another ring."""
-        return self._membership.handle(RingBroke(why), now)
+        return self._heard(RingBroke(why), now)
+
+    def _heard(self, event: Event, now: float) -> list[Effect]:
+        """Hand an event to the membership machine, which no request hangs on."""
+        try:
+            return self._membership.handle(event, now)
+        except Exception:
+            self.note_bug(event, now)
+            return [Renew(BUG)]
 
     def _tell(self, event: Event, now: float) -> list[Effect]:
         """Hand an event to the coordinator machine; one that it cannot handle ends the request that

@@ -673,3 +673,11 @@ def test_taps_travel_beside_the_rows(changed: dict[str, Any], fits: bool) -> Non
     again = decode(encode(segment))
     assert isinstance(again, Segment)
     assert (again.tapped, again.taps) == (segment.tapped, segment.taps)
+
+
+@pytest.mark.parametrize("seconds", [5e-324, 1e-10, 1e10, 1e308])
+@pytest.mark.parametrize("name", ["slowdown", "one_row", "few_rows"])
+def test_a_health_whose_quotients_are_not_finite_is_none(name: str, seconds: float) -> None:
+    health = Health(40.0, 90.0, 9, 5, 0.5, False, "", 1.0, 0.1, 0.2)
+    with pytest.raises(RemoteProtocolError, match="a time that cannot be"):
+        decode(encode(replace(health, **{name: seconds})))
