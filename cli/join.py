@@ -10,6 +10,8 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.reach import address_of, admitted, given_token
 from edgespec.config import LOOPBACK, Address, Emulation, StageConfig
+from edgespec.daemon.api_keys import ApiKeys
+from edgespec.daemon.api_process import check_keys, needs_keys
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.process import end_with_parent, leave, start_logging
 from edgespec.daemon.stage import run_stage
@@ -56,7 +58,8 @@ def join(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where Prometheus may read this stage's figures, at /metrics. Default: nowhere.",
+            help="Where Prometheus may read this stage's figures, at /metrics; from other machines "
+            "with a key that `edgespec key new NAME` made on this device. Default: nowhere.",
         ),
     ] = "",
 ) -> None:
@@ -68,6 +71,7 @@ def join(
     end_with_parent()
     start_logging()
     emulation = Emulation.parse(emulate, cost_model)
+    served = Address.parse(metrics) if metrics else None
 
     def config(address: Address) -> StageConfig:
         return StageConfig(
@@ -78,7 +82,7 @@ def join(
             emulation=emulation,
             trace=trace,
             cache=cache,
-            metrics=Address.parse(metrics) if metrics else None,
+            metrics=served,
         )
 
     # What can be checked without the network is, before anybody is looked for.
@@ -88,9 +92,13 @@ def join(
     if introduction is not None:
         admitted(path, introduction, coordinator, wait, log.info)
     folder = ClusterFolder.open(path)
+    accepts = None
+    if served is not None:
+        check_keys(served, folder, "--metrics")
+        accepts = ApiKeys(folder.path).accepts if needs_keys(served) else None
     address = address_of(folder, coordinator, wait, log.info)
     try:
         folder.with_address(str(address))
     except ConfigError as problem:  # it only makes the next start faster
         log.warning("where the coordinator is cannot be remembered: %s", problem)
-    leave(run_stage(config(address), folder.identity, folder.name))
+    leave(run_stage(config(address), folder.identity, folder.name, accepts))

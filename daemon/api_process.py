@@ -48,11 +48,12 @@ def needs_keys(http: Address) -> bool:
     return http.host not in LOOPBACK_HOSTS
 
 
-def check_keys(http: Address, folder: ClusterFolder) -> None:
-    """Raise ConfigError if whoever reaches that address could ask without a key."""
+def check_keys(http: Address, folder: ClusterFolder, option: str = "--http") -> None:
+    """Raise ConfigError if whoever reaches that address could ask without a key. `option`: what
+    named the address."""
     if needs_keys(http) and not ApiKeys(folder.path).all():
         raise ConfigError(
-            f"--http {http} can be reached from other machines, and there is no API key; make one "
+            f"{option} {http} can be reached from other machines, and there is no API key; make one "
             f"with `edgespec key new NAME`, or listen on {LOOPBACK}"
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,12 @@ _CHIPS = re.compile(r"cpu|gpu|core|k10temp|zenpower|soc|thermal|acpitz", re.IGNO
 """Chips of psutil whose temperature is the processor's; a disk's says nothing of computing."""
 
 
+STALE_LOOKS = 3
+"""Looks that may fail or take long before what the last one saw is no longer told as how it is."""
+
+UNKNOWN = Health(0.0, 0.0, 0, 0, 0.0, False, "")
+
+
 class DeviceMonitor:
     """Looks at this device every HEALTH_S seconds while it is entered; `latest()` says how it is.
 
@@ -41,7 +48,7 @@ class DeviceMonitor:
         self._root = root
         self._every = every
         self._clocks: dict[str, int] = {}  # the highest limit of each since the start
-        self._latest: Health | None = None
+        self._latest: tuple[float, Health] | None = None  # when, and how it was
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgespec-health", daemon=True)
 
@@ -54,8 +61,13 @@ class DeviceMonitor:
         self._thread.join(self._every)  # it may hang in a sensor
 
     def latest(self) -> Health | None:
-        """How the device was at the last look; None before the first."""
-        return self._latest
+        """How the device was at the last look; None before the first. If that was long ago, as no
+        look has succeeded since, nothing is known of it any more, and all is 0."""
+        if self._latest is None:
+            return None
+        looked, health = self._latest
+        is_old = time.monotonic() - looked > STALE_LOOKS * self._every
+        return UNKNOWN if is_old else health
 
     def look(self) -> Health:
         """How the device is now, by the sensor that is nearest to its limit. What it does not tell
@@ -75,12 +87,15 @@ class DeviceMonitor:
         )
 
     def _run(self) -> None:
+        fails = False
         while True:
             try:
-                self._latest = self.look()
-            except Exception:  # a device as odd as none before: the stage works without this
-                log.exception("how this device is cannot be told")
-                return
+                self._latest = time.monotonic(), self.look()
+                fails = False
+            except Exception:  # no descriptor is left, or a device as odd as none before
+                if not fails:
+                    log.exception("how this device is cannot be told; it is tried again")
+                fails = True
             if self._end.wait(self._every):
                 return
 

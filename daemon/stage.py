@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("edgespec")
 
 
-def run_stage(config: StageConfig, identity: Identity, name: str) -> int:
+def run_stage(
+    config: StageConfig, identity: Identity, name: str, accepts: Callable[[str], bool] | None = None
+) -> int:
     """Join the ring, and join it again when it was lost, until a signal; returns the exit code.
 
-    `name`: what the cluster calls this device.
+    `name`: what the cluster calls this device. `accepts`: whether a key may read its metrics;
+    None: no key is asked for.
 
     Raises ConfigError for settings or addresses that cannot be used, AccessRefused if the
     coordinator does not, or no longer, know the key.
@@ -72,16 +75,18 @@ def run_stage(config: StageConfig, identity: Identity, name: str) -> int:
         fetch = _fetcher(config, identity)
         node = StageNode(transport, member, config.coordinator, load, equipment, latest, fetch)
         node.supervisor = Notifier()
-        with _metrics(config.metrics, node):
+        with _metrics(config.metrics, node, accepts):
             return exit_code(node.run(f"looking for the coordinator at {config.coordinator}"))
 
 
-def _metrics(address: Address | None, node: StageNode) -> AbstractContextManager[object]:
+def _metrics(
+    address: Address | None, node: StageNode, accepts: Callable[[str], bool] | None
+) -> AbstractContextManager[object]:
     if address is None:
         return nullcontext()
     from edgespec.serving.stage_metrics import StageMetrics  # not for those who ask for none
 
-    return StageMetrics(address, node)
+    return StageMetrics(address, node, accepts)
 
 
 def _pace(emulation: Emulation) -> Callable[[Assign | None], NodePace]:

@@ -19,7 +19,8 @@ HEALTH_S = 2.0
 """Seconds between two Health messages of a stage."""
 
 STALE_S = 3 * HEALTH_S
-"""What a device said longer ago than this is no longer compared with what others say."""
+"""What a device said longer ago than this is no longer how it is: it is neither shown nor compared
+with what others say."""
 
 TEXT_CHARS = 120
 """Of a device's name, and of how it says that it is, that are shown."""
@@ -111,19 +112,19 @@ class HealthWatch:
     def __init__(self) -> None:
         self._devices: dict[bytes, _Device] = {}
 
-    def of(self, peer: bytes) -> Health | None:
-        """What that device said last; None if it said nothing."""
+    def of(self, peer: bytes, now: float) -> Health | None:
+        """What that device said last; None if it said nothing, or nothing lately."""
         device = self._devices.get(peer)
-        return device.health if device else None
+        return device.health if device and now - device.at <= STALE_S else None
 
     def forget(self, peer: bytes) -> None:
         """It is gone, or has another place, whose times are others."""
         self._devices.pop(peer, None)
 
-    def warning(self, peer: bytes) -> str:
+    def warning(self, peer: bytes, now: float) -> str:
         """What is wrong with a device, in a few words; "" if nothing is known to be."""
         device = self._devices.get(peer)
-        if device is None or device.health is None:
+        if device is None or self.of(peer, now) is None:
             return ""
         alarms = {
             "hot": device.hot.is_on,
@@ -307,9 +308,9 @@ class DeviceWatch:
         node = replace(node, losses=losses.count, last_loss=losses.cause, lost_ago=ago)
         if member is None:
             return node
-        warning, trip = self.health.warning(member.peer), self.trips.seconds(member.peer)
+        warning, trip = self.health.warning(member.peer, now), self.trips.seconds(member.peer)
         node = replace(node, warning=warning, trip=trip)
-        said = self.health.of(member.peer)
+        said = self.health.of(member.peer, now)
         if said is None:
             return node
         return replace(

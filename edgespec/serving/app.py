@@ -28,6 +28,10 @@ from edgespec.serving.requests import Asked, chat_request, completion_request, p
 from edgespec.wire.client_messages import Finished, Status
 
 
+SMALL_BODY = 64 << 10
+"""Bytes of a request's body for which there is room however many long ones come."""
+
+
 class Service:
     """The API over one connection to a coordinator."""
 
@@ -36,6 +40,7 @@ class Service:
         self.limits = limits or Limits()
         self.answers = 0
         """Answers that clients wait for or read now."""
+        self._bodies = 0  # bytes of requests that are being read, but for SMALL_BODY of each
         self.metrics = Metrics()
         self._started = int(time.time())
 
@@ -136,12 +141,25 @@ class Service:
             ) from None
 
     async def _read(self, request: Request) -> bytes:
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > self.limits.body:
-                raise self._too_long()
-        return bytes(body)
+        body, held = bytearray(), 0
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > self.limits.body:
+                    raise self._too_long()
+                more = max(len(body) - SMALL_BODY, 0) - held
+                if self._bodies + more > self.limits.bodies:
+                    raise ApiProblem(
+                        503,
+                        "other long requests take up all the room; try again later",
+                        kind=SERVER,
+                        code="too_many_bodies",
+                    )
+                held += more
+                self._bodies += more
+            return bytes(body)
+        finally:
+            self._bodies -= held
 
     def _too_long(self) -> ApiProblem:
         return ApiProblem(
@@ -203,7 +221,7 @@ def application(
 
     app = Starlette(
         routes=[*service.routes(), *more],
-        middleware=[Middleware(Guard, accepts)],
+        middleware=[Middleware(Guard, accepts, service.limits.header)],
         exception_handlers={
             ApiProblem: service.refuse,
             HTTPException: _on_http,

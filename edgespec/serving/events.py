@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from edgespec.errors import EdgespecError
 from edgespec.serving.problems import SERVER, ApiProblem
@@ -84,6 +85,29 @@ class Viewer:
         return b"".join(unread)
 
 
+class _Stream(StreamingResponse):
+    """What a viewer is sent; `left` is told of its end, also of one that comes before the first
+    event."""
+
+    def __init__(self, viewer: Viewer, left: Callable[[Viewer], None]) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(self._view(), media_type="text/event-stream", headers=headers)
+        self._viewer, self._left = viewer, left
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._left(self._viewer)
+
+    async def _view(self) -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield await self._viewer.take()
+        finally:
+            self._left(self._viewer)
+
+
 class Theatre:
     """Watches the ring on behalf of all viewers."""
 
@@ -101,22 +125,17 @@ class Theatre:
                 kind=SERVER,
                 code="too_many_viewers",
             )
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        return StreamingResponse(self._view(), media_type="text/event-stream", headers=headers)
-
-    async def _view(self) -> AsyncGenerator[bytes, None]:
         viewer = Viewer()
         self._viewers.add(viewer)
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._watch())
-        try:
-            while True:
-                yield await viewer.take()
-        finally:
-            self._viewers.discard(viewer)
-            if not self._viewers and self._work is not None:
-                self._work.cancel()
-                self._work = None
+        return _Stream(viewer, self._left)
+
+    def _left(self, viewer: Viewer) -> None:
+        self._viewers.discard(viewer)
+        if not self._viewers and self._work is not None:
+            self._work.cancel()
+            self._work = None
 
     async def _watch(self) -> None:
         """As long as anybody looks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 
 from starlette.requests import HTTPConnection
@@ -21,6 +22,11 @@ OPEN_FOLDER = "/static/"
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+_WRONG_ORIGIN = ApiProblem(
+    403, "pages of other sites may not ask this server", code="wrong_origin"
+)
+
+
 class Guard:
     """ASGI middleware. `accepts` says whether a key counts; None: no key is asked for.
 
@@ -29,9 +35,11 @@ class Guard:
     has to name the loopback as its host, and may not come from another site's page.
     """
 
-    def __init__(self, app: ASGIApp, accepts: Callable[[str], bool] | None) -> None:
+    def __init__(self, app: ASGIApp, accepts: Callable[[str], bool] | None, header: int) -> None:
+        """`header`: the longest head of a request, in bytes."""
         self._app = app
         self._accepts = accepts
+        self._header = header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -42,10 +50,14 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _problem(self, asked: HTTPConnection) -> ApiProblem | None:
+        if _head_bytes(asked.scope) > self._header:  # h11 counts those that come in pieces alone
+            return ApiProblem(
+                400, f"the head is longer than {self._header} bytes", code="invalid_http"
+            )
         if self._accepts is None:
             return _of_stranger(asked)
         path = asked.url.path
-        if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
+        if _is_open(path):
             return None
         scheme, _, key = asked.headers.get("authorization", "").partition(" ")
         key = key.strip()
@@ -72,12 +84,26 @@ def _of_stranger(asked: HTTPConnection) -> ApiProblem | None:
         )
     origin = asked.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != host:
-        return ApiProblem(403, "pages of other sites may not ask this server", code="wrong_origin")
-    return None
+        return _WRONG_ORIGIN
+    # A picture or script of another site's page is asked for without an Origin.
+    is_foreign = asked.headers.get("sec-fetch-site") == "cross-site"
+    return _WRONG_ORIGIN if is_foreign and not _is_open(asked.url.path) else None
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+
+
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]*)\]|([^\[\]:]*))(?::[0-9]*)?")
 
 
 def _name(host: str) -> str:
-    """A host header without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
+    """A host header without its port; "" if it is none."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2] or "").lower() if found else ""
+
+
+def _head_bytes(scope: Scope) -> int:
+    """Of a request's head, but for its blanks."""
+    line = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    return line + sum(len(name) + len(value) + 4 for name, value in scope["headers"])

@@ -13,7 +13,9 @@ class Limits:
 
     `body`, `header`: the longest of a request. `header_seconds`, `body_seconds`: within which they
     have to come. `idle_seconds`: how long a connection is kept for the next request.
-    `connections`: at once; of these, `answers` may be waiting for an answer or be reading one.
+    `connections`: at once; of these, `answers` may be waiting for an answer or be reading one. One
+    too many takes the place of one that has sent no head for `crowded_seconds`, if there is one.
+    `bodies`: of all connections together.
     `write_seconds`: how long a client may take nothing of an answer. `pause_seconds`: after so long
     a silence a stream says that it still lives. `drain_seconds`: how long a sender that was refused
     is still listened to, so that it gets to read why.
@@ -25,6 +27,8 @@ class Limits:
     body_seconds: float = 30.0
     idle_seconds: int = 30
     connections: int = 512
+    crowded_seconds: float = 1.0
+    bodies: int = 64 << 20
     answers: int = 128
     write_seconds: float = 20.0
     pause_seconds: float = 10.0

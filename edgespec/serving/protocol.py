@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
+import socket
 import threading
 from collections.abc import Generator
 from http import HTTPStatus
@@ -12,11 +14,18 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from edgespec.config import Address
+from edgespec.net.discovery_interfaces import listens_everywhere
+from edgespec.net.sockets import number_of
 from edgespec.serving.app import Service
 from edgespec.serving.limits import Limits
 from edgespec.serving.problems import SERVER, ApiProblem
+
+GRACE_S = 2
+"""Seconds that open answers get for their last word when the process ends."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -36,10 +45,13 @@ class _Protocol(H11Protocol):
         self._sender_limit: asyncio.TimerHandle | None = None
         self._reader_limit: asyncio.TimerHandle | None = None
         self._is_refused = False
+        self._since = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections:
+        if len(self.connections) > 2 * self.limits.connections:
+            self.transport.abort()  # there are as many already that are told why
+        elif len(self.connections) > self.limits.connections and not self._made_room():
             self._refuse(
                 ApiProblem(
                     503, "too many connections are open", kind=SERVER, code="too_many_connections"
@@ -47,6 +59,18 @@ class _Protocol(H11Protocol):
             )
         else:
             self._await_request()
+
+    def _made_room(self) -> bool:
+        """Let the connection go that has taken longest to send a head, if that is no moment."""
+        waiting = [c for c in self.connections if isinstance(c, _Protocol) and c._may_go(self)]
+        if not waiting:
+            return False
+        min(waiting, key=lambda one: one._since).transport.abort()
+        return True
+
+    def _may_go(self, newer: _Protocol) -> bool:
+        idles = not self._is_answering and not self.transport.is_closing()
+        return idles and newer._since - self._since > self.limits.crowded_seconds
 
     def connection_lost(self, exc: Exception | None) -> None:
         _stop(self._sender_limit)
@@ -60,6 +84,7 @@ class _Protocol(H11Protocol):
             self._await_request()
         super().data_received(data)
         if self._is_answering:
+            self._since = self.loop.time()
             _stop(self._sender_limit)
             self._sender_limit = None
 
@@ -127,6 +152,44 @@ class _Protocol(H11Protocol):
 def _stop(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()
+
+
+def opened(address: Address, backlog: int) -> socket.socket:
+    """A socket that listens there. Raises OSError."""
+    host = number_of(address.host)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and listens_everywhere(host):
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(socket.getaddrinfo(host, address.port, family, socket.SOCK_STREAM)[0][4])
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def settings_of(app: Starlette, limits: Limits, backlog: int) -> uvicorn.Config:
+    """How uvicorn serves an application within these limits."""
+    # Whoever misspells a request shall not fill the log; our own bugs shall be in it.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    return uvicorn.Config(
+        app,
+        http=protocol_of(limits),
+        ws="none",
+        lifespan="on",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=limits.idle_seconds,
+        timeout_graceful_shutdown=GRACE_S,
+        h11_max_incomplete_event_size=limits.header,
+        backlog=backlog,
+    )
 
 
 class ApiServer(uvicorn.Server):

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Protocol
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+import uvicorn
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from edgespec.config import Address
 from edgespec.errors import AddressUnavailable
 from edgespec.machines.stage import StageMachine
 from edgespec.machines.tally import ROW_CLASSES, StageTally
-from edgespec.net.sockets import number_of
+from edgespec.serving.guard import Guard
+from edgespec.serving.limits import Limits
+from edgespec.serving.protocol import opened, settings_of
 from edgespec.wire.messages import Assign, Health
 
 log = logging.getLogger("edgespec")
@@ -40,31 +49,59 @@ class Seen(Protocol):
         """How its device is, as far as that is known."""
 
 
-class StageMetrics:
-    """Serves /metrics of one stage. Use as a context manager."""
+LIMITS = Limits(header=8 << 10, header_seconds=5.0, idle_seconds=5, connections=8)
+"""Few ask, and every connection is a descriptor of the stage's own process."""
 
-    def __init__(self, address: Address, stage: Seen) -> None:
-        """Raises AddressUnavailable if nothing can listen there."""
+BACKLOG = 8
+"""Connections that the system holds, and that are taken at once."""
+
+END_S = 5.0
+
+
+class StageMetrics:
+    """Serves /metrics of one stage, in a thread of its own. Use as a context manager."""
+
+    def __init__(
+        self, address: Address, stage: Seen, accepts: Callable[[str], bool] | None = None
+    ) -> None:
+        """`accepts`: see Guard. Raises AddressUnavailable if nothing can listen there."""
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(_Stage(stage))
+
+        async def metrics(_: Request) -> Response:
+            return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+        app = Starlette(
+            routes=[Route("/metrics", metrics, methods=["GET"])],
+            middleware=[Middleware(Guard, accepts, LIMITS.header)],
+        )
         try:
-            started = start_http_server(address.port, number_of(address.host), registry)
+            self._listener = opened(address, BACKLOG)
         except OSError as problem:
             raise AddressUnavailable(
                 f"the metrics cannot be served at {address} ({problem.strerror or problem}); stop "
                 "the program that uses it, or choose another address with --metrics"
             ) from None
-        self._server: WSGIServer = started[0]
-        port = self._server.server_port
+        self._server = uvicorn.Server(settings_of(app, LIMITS, BACKLOG))
+        self._thread = threading.Thread(target=self._run, name="edgespec-metrics", daemon=True)
+        port = self._listener.getsockname()[1]
         log.info("metrics at http://%s/metrics", Address(address.host, port))
 
     def __enter__(self) -> StageMetrics:
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.should_exit = True
+        self._thread.join(END_S)
+        self._listener.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._listener])
+        except Exception:  # the stage works without this
+            log.exception("metrics are served no more")
 
 
 class _Stage(Collector):

@@ -13,8 +13,9 @@ import pytest
 
 from edgespec.daemon import health as module
 from edgespec.daemon.device import ROOT
-from edgespec.daemon.health import DeviceMonitor
+from edgespec.daemon.health import UNKNOWN, DeviceMonitor
 from edgespec.wire.codec import decode, encode
+from edgespec.wire.messages import Health
 
 MEMINFO = "MemTotal:        7802624 kB\nMemFree:          310000 kB\nMemAvailable:    6291456 kB\n"
 THERMAL, POLICIES = "sys/class/thermal", "sys/devices/system/cpu/cpufreq"
@@ -198,3 +199,22 @@ def await_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < limit, "it did not come"
         time.sleep(0.005)
+
+
+def test_a_look_that_fails_is_tried_again_and_old_values_are_none(board: Path) -> None:
+    monitor = DeviceMonitor(root=board, every=0.02)
+    looks: list[str] = []
+    look = monitor.look
+
+    def failing() -> Health:
+        looks.append("look")
+        if len(looks) in range(2, 40):
+            raise OSError(24, "Too many open files")
+        return look()
+
+    monitor.look = failing  # type: ignore[method-assign]
+    with monitor:
+        await_until(lambda: getattr(monitor.latest(), "temperature", 0.0) == 72.5)
+        await_until(lambda: monitor.latest() == UNKNOWN)
+        await_until(lambda: getattr(monitor.latest(), "temperature", 0.0) == 72.5)
+    assert len(looks) >= 40

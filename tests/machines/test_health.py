@@ -69,11 +69,11 @@ def test_it_is_said_once_and_so_is_its_end(
     (said,) = devices.go_on(120.0, **changes)
     assert words in said
     assert said.startswith("board3 ")
-    assert devices.watch.warning(b"3")
-    assert devices.watch.warning(b"1") == ""
+    assert devices.watch.warning(b"3", devices.now)
+    assert devices.watch.warning(b"1", devices.now) == ""
     (cleared,) = devices.go_on(120.0)
     assert over in cleared
-    assert devices.watch.warning(b"3") == ""
+    assert devices.watch.warning(b"3", devices.now) == ""
 
 
 @pytest.mark.parametrize(("changes", "words", "over"), WRONG.values(), ids=WRONG.keys())
@@ -215,7 +215,7 @@ def test_who_is_forgotten_begins_anew() -> None:
     assert devices.watch.of(b"1") is None
     devices.go_on(30.0, slowdown=2.0)
     devices.watch.forget(b"1")
-    assert (devices.watch.of(b"1"), devices.watch.warning(b"1")) == (None, "")
+    assert (devices.watch.of(b"1"), devices.watch.warning(b"1", devices.now)) == (None, "")
     assert len(devices.go_on(30.0, slowdown=2.0)) == 1
 
 
@@ -366,3 +366,13 @@ def test_more_places_and_spares_than_a_status_holds_are_left_out() -> None:
         ring.say(b"spare %d" % number, asks(0, pid=number, port=6000 + number))
     status = status_of(ring)
     assert len(status.nodes) == len(status.lines) == 256
+
+
+def test_what_was_said_long_ago_is_not_shown() -> None:
+    devices = Devices(4, 4)
+    devices.go_on(60.0, temperature=91.0)
+    assert devices.watch.of(b"2", devices.now) is not None
+    assert devices.watch.warning(b"2", devices.now)
+    later = devices.now + 4 * HEALTH_S
+    assert devices.watch.of(b"2", later) is None
+    assert devices.watch.warning(b"2", later) == ""

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rings import FakeRing, submit
 
-from edgespec.policy.experience import FADE, PRIOR_WEIGHT, RAREST, Calibration, Experience, RowTimes
+from edgespec.policy.experience import (
+    FADE,
+    MOST_CALIBRATIONS,
+    PRIOR_WEIGHT,
+    RAREST,
+    Calibration,
+    Experience,
+    RowTimes,
+)
 from edgespec.policy.registry import POLICIES
 
 ROWS = st.integers(1, 300)
@@ -190,3 +198,12 @@ def test_ways_of_sampling_are_calibrated_apart() -> None:
         experience.calibration("greedy").learn(math.log(0.5), True)
     assert experience.calibration("hot").score(math.log(0.5)) == pytest.approx(math.log(0.5))
     assert experience.calibration("greedy").score(math.log(0.5)) > math.log(0.9)
+
+
+def test_of_many_ways_of_sampling_those_used_last_are_remembered() -> None:
+    experience = Experience()
+    kept = experience.calibration("often")
+    for number in range(10 * MOST_CALIBRATIONS):
+        experience.calibration(number)
+        assert experience.calibration("often") is kept
+    assert len(experience.calibrations) == MOST_CALIBRATIONS

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import select
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import httpx
 import psutil
@@ -250,3 +252,34 @@ def test_the_api_needs_neither_torch_nor_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_long_head_is_refused_however_it_comes(url: str) -> None:
+    head = "GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nx-long: {}\r\nconnection: close\r\n\r\n"
+    answer = spoken(url, head.format("a" * 40_000).encode())
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"invalid_http" in answer
+    assert spoken(url, head.format("a" * 20_000).encode()).startswith(b"HTTP/1.1 200 ")
+
+
+def test_bodies_of_all_connections_have_one_bound(ring: NodeRing) -> None:
+    limits = replace(LIMITS, bodies=2 * MIB, body_seconds=20.0)
+    who = ring.keys.add("another API", CLIENT)
+    with api(ring.address, who, limits=limits, timing=ring.timing) as url, ExitStack() as stack:
+        host, _, port = url.removeprefix("http://").partition(":")
+        head = f"{HEAD}content-type: application/json\r\ncontent-length: {MIB}\r\n\r\n".encode()
+        held = []
+        for _ in range(6):
+            one = stack.enter_context(socket.create_connection((host, int(port)), 10))
+            one.sendall(head + b'{"prompt":"' + b"a" * (MIB - 20))
+            held.append(one)
+        # What is beyond the bound is told so, the others are still waited for.
+        refused = [one for one in held if select.select([one], [], [], 2.0)[0]]
+        assert len(refused) >= 3
+        for one in refused:
+            said = heard(one)
+            assert said.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after" in said.lower()
+            assert b"too_many_bodies" in said
+        small = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=20)
+        assert small.status_code == 200

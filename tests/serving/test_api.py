@@ -174,6 +174,10 @@ def test_health_and_readiness_of_a_ring_that_is_up(http: httpx.Client) -> None:
     [
         ({"host": "evil.example:8000"}, "wrong_host"),
         ({"host": ""}, "wrong_host"),
+        ({"host": "[::1].evil.example"}, "wrong_host"),
+        ({"host": "[::1]x:8000"}, "wrong_host"),
+        ({"host": "localhost:80@evil.example"}, "wrong_host"),
+        ({"sec-fetch-site": "cross-site"}, "wrong_origin"),
         ({"origin": "http://evil.example"}, "wrong_origin"),
         ({"origin": "null"}, "wrong_origin"),
         ({"origin": "http://127.0.0.1:1"}, "wrong_origin"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -208,3 +209,27 @@ def test_the_page_names_no_other_host_and_has_no_script_or_style_in_it() -> None
         assert "https://" not in script
         for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
             assert word not in script, f"{name}.js puts text in as HTML"
+
+
+def test_viewers_are_counted_when_they_are_admitted(played: Played) -> None:
+    """Not when their streams begin, which is later."""
+
+    async def play() -> None:
+        theatre = Theatre(played)
+        streams = [await theatre.events(None) for _ in range(MOST_VIEWERS)]  # type: ignore[arg-type]
+        with pytest.raises(ApiProblem, match=str(MOST_VIEWERS)):
+            await theatre.events(None)  # type: ignore[arg-type]
+
+        async def gone() -> dict[str, Any]:
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            raise OSError("the connection broke before the first event")
+
+        for stream in streams:  # each gives its place back, also if it never began
+            with contextlib.suppress(BaseException):
+                await stream({"type": "http", "asgi": {"spec_version": "2.4"}}, gone, send)
+        assert not theatre._viewers
+        assert theatre._work is None
+
+    asyncio.run(play())

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
+from contextlib import ExitStack
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.dashboard import asked_metrics
-from support.nodes import HOST, NodeRing
+from support.nodes import HOST, NodeRing, until
 from support.rings import submit
 
 from edgespec.config import Address
 from edgespec.errors import AddressUnavailable
 from edgespec.machines.tally import ROW_CLASSES
-from edgespec.serving.stage_metrics import StageMetrics
+from edgespec.serving.stage_metrics import LIMITS, StageMetrics
 from edgespec.wire.client_messages import Finished
 
 
@@ -22,6 +25,19 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def descriptors() -> int:
+    """Of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def answers(port: int) -> bool:
+    """Whether who asks now is told."""
+    try:
+        return httpx.get(f"http://{HOST}:{port}/metrics", timeout=10).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def told(port: int) -> dict[str, float]:
@@ -71,3 +87,36 @@ def test_a_taken_address_says_what_to_do() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(AddressUnavailable, match=rf"{HOST}:{port} .*--metrics"):
             StageMetrics(Address(HOST, port), ring.threads[1].node)
+
+
+def test_half_sent_heads_take_nothing_from_a_stage() -> None:
+    """Each once held a thread and a descriptor of the stage for ever, until there were none."""
+    with NodeRing(2) as ring, StageMetrics(Address(HOST, 0), ring.threads[2].node) as served:
+        ring.await_up()
+        address = served._listener.getsockname()
+        told(address[1])
+        before = descriptors(), threading.active_count()
+        with ExitStack() as stack:
+            # Their own ends are descriptors of this process, too.
+            for _ in range(150):
+                held = stack.enter_context(socket.create_connection(address, 10))
+                held.sendall(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ")
+            until(lambda: descriptors() - 150 - before[0] <= 3 * LIMITS.connections)
+            assert threading.active_count() <= before[1] + 1
+            until(lambda: answers(address[1]))  # one of them makes room, or its time is over
+            assert ring.ask(submit(max_new_tokens=8)).new_tokens == 8
+        until(lambda: descriptors() <= before[0] + 2)
+        assert ring.membership.status().ring == 1
+
+
+def test_others_than_this_machine_need_a_key() -> None:
+    with (
+        NodeRing(1) as ring,
+        StageMetrics(Address(HOST, 0), ring.threads[1].node, "a key".__eq__) as served,
+    ):
+        url = f"http://{HOST}:{served._listener.getsockname()[1]}/metrics"
+        assert httpx.get(url).status_code == 401
+        assert httpx.get(url, headers={"authorization": "Bearer b key"}).status_code == 401
+        good = httpx.get(url, headers={"authorization": "Bearer a key"})
+        assert good.status_code == 200
+        assert "edgespec_stage" in good.text
