@@ -53,8 +53,8 @@ def check_keys(http: Address, folder: ClusterFolder, option: str = "--http") -> 
     named the address."""
     if needs_keys(http) and not ApiKeys(folder.path).all():
         raise ConfigError(
-            f"{option} {http} can be reached from other machines, and there is no API key; make one "
-            f"with `edgespec key new NAME`, or listen on {LOOPBACK}"
+            f"{option} {http} can be reached from other machines, and there is no API key; make "
+            f"one with `edgespec key new NAME`, or listen on {LOOPBACK}"
         )
 
 

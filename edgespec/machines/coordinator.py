@@ -144,10 +144,10 @@ class CoordinatorMachine:
                 raise LocalProtocolError(f"the coordinator cannot handle {type(event).__name__}")
 
     def give_up(self, event: Event, reason: str) -> list[Effect]:
-        """To be called instead of what `handle` would have returned if it raised: ends with `reason`
-        whatever request the event concerns. Those that only wait go on waiting.
+        """What follows if `handle` raised: the request that the event concerns ends with `reason`;
+        those that only wait go on waiting.
 
-        What was to be sent is lost, and the rest of the state may be anything: a new ring clears it.
+        What was to be sent is lost, and the state may be anything: a new ring clears it.
         """
         self._scene = SceneKeeper(self._codec)  # who watches asks again
         open_ones = dict.fromkeys([*self._before, *self._requests.values()])

@@ -120,7 +120,7 @@ class Node(ABC):
 
     @abstractmethod
     def not_carried_out(self, effect: Effect) -> list[Effect]:
-        """What follows if carrying out `effect` met a bug, so that its request ends all the same."""
+        """What follows if carrying out `effect` raised, so that its request ends all the same."""
 
     @abstractmethod
     def farewell(self, reason: str, now: float) -> None:

@@ -161,7 +161,9 @@ class StageNode(Node):
 
     def not_carried_out(self, effect: Effect) -> list[Effect]:
         """A segment that cannot be sent is missed by its request."""
-        return self._give_up(effect.segment.request) if isinstance(effect, SendRing) else [Renew(BUG)]
+        return (
+            self._give_up(effect.segment.request) if isinstance(effect, SendRing) else [Renew(BUG)]
+        )
 
     @property
     def machine(self) -> StageMachine | None:

@@ -27,7 +27,6 @@ from edgespec.serving.problems import SERVER, ApiProblem, problem_of
 from edgespec.serving.requests import Asked, chat_request, completion_request, parsed
 from edgespec.wire.client_messages import Finished, Status
 
-
 SMALL_BODY = 64 << 10
 """Bytes of a request's body for which there is room however many long ones come."""
 

@@ -22,9 +22,7 @@ OPEN_FOLDER = "/static/"
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-_WRONG_ORIGIN = ApiProblem(
-    403, "pages of other sites may not ask this server", code="wrong_origin"
-)
+_WRONG_ORIGIN = ApiProblem(403, "pages of other sites may not ask this server", code="wrong_origin")
 
 
 class Guard:

@@ -154,7 +154,7 @@ def test_the_reason_of_slowness_is_what_the_device_says() -> None:
     by_turns = Devices(4)
     by_turns.go_on(30.0, throttled=True, text="gpu is held back")
     by_turns.say()
-    assert by_turns.watch.warning(b"1") == "throttled (gpu is held back)"
+    assert by_turns.watch.warning(b"1", by_turns.now) == "throttled (gpu is held back)"
     (neither,) = Devices(4).go_on(30.0, slowdown=2.0)
     assert "for a reason that it does not know" in neither
 
@@ -166,7 +166,7 @@ def test_a_stage_that_computes_nothing_is_neither_slow_nor_fast_again() -> None:
     devices.go_on(30.0, slowdown=2.0)
     assert len(devices.said) == 1
     assert devices.go_on(300.0, **idle) == []
-    assert devices.watch.warning(b"2") == "2.0 times as slow as it was"
+    assert devices.watch.warning(b"2", devices.now) == "2.0 times as slow as it was"
 
 
 def test_one_slow_block_now_and_then_is_no_slowness() -> None:
@@ -206,16 +206,17 @@ def test_a_stage_is_not_compared_with_what_was_said_long_ago_or_by_spares() -> N
         assert devices.watch.heard(b"2", "board2", 4, slow, devices.now) == []
     spares = Devices(0, 0)
     assert spares.go_on(60.0, one_row=0.1) == []
-    assert spares.watch.warning(b"2") == ""
+    assert spares.watch.warning(b"2", spares.now) == ""
     assert Devices(0, 4).go_on(60.0, one_row=0.1) == []
 
 
 def test_who_is_forgotten_begins_anew() -> None:
     devices = Devices(4)
-    assert devices.watch.of(b"1") is None
+    assert devices.watch.of(b"1", devices.now) is None
     devices.go_on(30.0, slowdown=2.0)
     devices.watch.forget(b"1")
-    assert (devices.watch.of(b"1"), devices.watch.warning(b"1", devices.now)) == (None, "")
+    assert devices.watch.of(b"1", devices.now) is None
+    assert devices.watch.warning(b"1", devices.now) == ""
     assert len(devices.go_on(30.0, slowdown=2.0)) == 1
 
 

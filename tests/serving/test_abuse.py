@@ -281,5 +281,7 @@ def test_bodies_of_all_connections_have_one_bound(ring: NodeRing) -> None:
             assert said.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after" in said.lower()
             assert b"too_many_bodies" in said
-        small = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=20)
+        small = httpx.post(
+            f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=20
+        )
         assert small.status_code == 200

@@ -130,7 +130,9 @@ class MemoryRing:
             for s in range(1, stages + 1)
         ]
         self._home = self._sockets("coordinator", 7000, OWN.public)
-        self.machine = CoordinatorMachine(Ring(stages, CONTEXT, "fake", 8, recovery=60), self._codec)
+        self.machine = CoordinatorMachine(
+            Ring(stages, CONTEXT, "fake", 8, recovery=60), self._codec
+        )
         self.membership = MembershipMachine(places, Connect("", 7000, OWN.public), TIMING)
         draft = FakeDraft(stages, VOCABULARY, 0.7)
         self.coordinator = CoordinatorNode(
@@ -200,9 +202,13 @@ class MemoryRing:
         """The same out of turn; a Segment along the ring, anything else on control."""
         inbox = next(s.inbox for s in self.at_port.values() if s.name == to)
         on_ring = isinstance(message, Segment)
-        peer, key = (b"", "") if on_ring or to != "coordinator" else (
-            sender.encode(),
-            self._keys[sender],
+        peer, key = (
+            (b"", "")
+            if on_ring or to != "coordinator"
+            else (
+                sender.encode(),
+                self._keys[sender],
+            )
         )
         inbox.append(Incoming(on_ring, peer, message, key))
 
@@ -235,5 +241,3 @@ class MemoryRing:
     def expected(self, submit: Submit) -> Finished:
         """The answer of plain decoding."""
         return plain_answer(self._codec, submit, self.stages, CONTEXT)
-
-
