@@ -191,6 +191,11 @@ def test_a_device_that_cannot_be_looked_at_is_told_once(
     ]
 
 
+def alive() -> bool:
+    """Whether a monitor's thread runs."""
+    return any(thread.name == "edgespec-health" for thread in threading.enumerate())
+
+
 def await_until(condition: Callable[[], bool]) -> None:
     """Wait for it; fails the test if it does not come."""
     limit = time.monotonic() + 10.0
