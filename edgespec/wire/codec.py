@@ -287,8 +287,8 @@ def _pack_bool(value: Any, frames: list[Frame]) -> bool:
 
 def _pack_float(value: Any, frames: list[Frame]) -> float:
     number = float(value)
-    if math.isnan(number):
-        raise ValueError("a float is not a number")
+    if not math.isfinite(number):
+        raise ValueError("a float is no finite number")
     return number
 
 
@@ -315,7 +315,7 @@ def _read_bool(value: Any, raw: Iterator[Frame], limits: Limits) -> bool:
 
 def _read_float(value: Any, raw: Iterator[Frame], limits: Limits) -> float:
     _need(isinstance(value, float), "a field is no float")
-    _need(not math.isnan(value), "a field is not a number")
+    _need(math.isfinite(value), "a field is no finite number")
     return float(value)
 
 

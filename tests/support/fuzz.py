@@ -28,7 +28,7 @@ POOL = 2_000
 """Valid messages that a fuzzer makes before it takes those that it has made."""
 
 INTS = (0, 1, 2, 3, 255, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63))
-FLOATS = (0.0, -0.0, 0.5, 1.0, 80.0, 1e308, -1e308, 5e-324, float("inf"), float("-inf"))
+FLOATS = (0.0, -0.0, 0.5, 1.0, 80.0, 1e308, -1e308, 5e-324)
 TEXTS = ("", "x", "stage 1", "\x1b[2J\x07", "é" * 9, "\U0001f600", "\x00", "a" * 300)
 
 
@@ -54,6 +54,8 @@ BOMBS: tuple[bytes, ...] = (
     b"\xa3\xed\xa0\x80",  # half a surrogate pair
     b"\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00",  # not a number
     b"\xca\x7f\xc0\x00\x00",
+    b"\xcb\x7f\xf0\x00\x00\x00\x00\x00\x00",  # infinite
+    b"\xcb\xff\xf0\x00\x00\x00\x00\x00\x00",
     b"\xcf\xff\xff\xff\xff\xff\xff\xff\xff",
     b"\x91" * 1_500 + b"\x90",  # nested, deeper than the parser's stack
     b"\x91" * 500 + b"\x90",
