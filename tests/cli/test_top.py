@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import redirect_stdout
+from dataclasses import fields, replace
 from functools import partial
+from typing import Any, get_type_hints
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 from support.commands import run_here
 from support.nodes import QUICK, NodeRing, until
 from support.terminals import Terminal
 
 from edgespec.cli import top as module
+from edgespec.cli.status import print_status
 from edgespec.cli.top_view import HISTORY, Busy, View, bar, screen
+from edgespec.serving.events import _status
+from edgespec.serving.metrics import Metrics
 from edgespec.wire.client_messages import NodeStatus, Status
 
 GIB = 1 << 30
@@ -265,3 +273,32 @@ def test_a_key_that_is_refused_ends_it(
     done = run_here(capfd, monkeypatch, "top", "--coordinator", str(ring.address))
     done.assert_refused("this key counts no more")
     assert time.monotonic() - started < 10 * QUICK.silence
+
+
+WHOLE = st.integers(-(2**63), 2**64 - 1)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def any_numbers(kind: type[NodeStatus] | type[Status]) -> st.SearchStrategy[Any]:
+    """With whatever numbers the codec lets through, and words that are there."""
+    values = {int: WHOLE, float: FINITE, str: st.just("a word"), bool: st.booleans()}
+    hints = get_type_hints(kind)
+    known = {f.name: values[hints[f.name]] for f in fields(kind) if hints[f.name] in values}
+    if kind is Status:
+        nodes = st.lists(any_numbers(NodeStatus), max_size=3).map(tuple)
+        known |= {"lines": st.just(()), "nodes": nodes}
+    return st.builds(kind, **known)
+
+
+@settings(max_examples=20, deadline=None)
+@given(told=any_numbers(Status))
+def test_no_number_of_a_coordinator_breaks_what_shows_it(told: Status) -> None:
+    busy = Busy()
+    busy.look(told)
+    for width in (40, 200):
+        assert drawn(View("here", told, busy), width)
+    with redirect_stdout(io.StringIO()) as shown:
+        print_status(told)
+    assert shown.getvalue()
+    json.dumps(_status(told), allow_nan=False)
+    assert Metrics().text(told)
