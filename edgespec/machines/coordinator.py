@@ -90,12 +90,14 @@ class CoordinatorMachine:
         self._head_jobs: dict[int, HeadJob] = {}
         self._scene = SceneKeeper(codec)
         self._chains = ChainValues(ring.prompts.depth) if ring.prompts else None
-        self._before: list[Request] = []  # the requests that were open before the event of now
+        self._before: list[Request] = []  # while an event is handled: the requests open before it
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. Every request gets exactly one of Finished and Failed."""
         self._before = list(self._requests.values())
-        return self._react(event, now) + self._tell_waiting()
+        effects = self._react(event, now) + self._tell_waiting()
+        self._before = []
+        return effects
 
     def _react(self, event: Event, now: float) -> list[Effect]:
         match event:
