@@ -157,11 +157,11 @@ def test_a_head_job_that_nobody_started_is_our_bug() -> None:
     wire = Wire()
     wire.first_token("autoregressive")
     choice = Choice(np.array([1]), np.ones(1), np.zeros(1))
-    before = repr(vars(wire.machine))
+    before = repr({**vars(wire.machine), "_before": []})
     for event in (HeadDone(99, choice), BlockDone(1, None)):
         with pytest.raises(LocalProtocolError):
             wire.machine.handle(event, 0.0)
-    assert repr(vars(wire.machine)) == before
+    assert repr({**vars(wire.machine), "_before": []}) == before
 
 
 def test_late_results_of_compute_are_ignored_after_the_end() -> None:
