@@ -68,7 +68,7 @@ def folders_with_code() -> set[str]:
 
 def run_elsewhere(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command from a folder that is not the checkout."""
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=500)
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -191,4 +191,4 @@ def test_a_real_clock_keeps_the_charged_time() -> None:
     start = time.monotonic()
     emulated = Emulated(lambda effect, stop: None, Short(), lambda: start)
     emulated.perform(block(), lambda: False)
-    assert 0.05 <= time.monotonic() - start < 0.5  # usually 50.1 ms; the machine may be busy
+    assert time.monotonic() - start >= 0.05  # usually 50.1 ms

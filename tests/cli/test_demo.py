@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,14 +48,12 @@ def test_told_to_end_while_loading_it_ends_all(number: signal.Signals) -> None:
     with Command("demo", "--stages", "1") as demo:
         until(lambda: len(children_of(demo)) == 2)
         processes = children_of(demo)
-        started = time.monotonic()
         demo.signal(number)
         done = demo.done()
     assert done.code == 128 + number
     assert done.out == ""
     assert "Traceback" not in done.err
     assert all_gone(processes)()
-    assert time.monotonic() - started < 15.0
 
 
 def test_a_stage_killed_while_loading_is_named() -> None:
@@ -76,14 +73,11 @@ def test_a_stage_that_falls_silent_is_named_and_all_end() -> None:
         (pid,) = re.findall(r"stage 2: process (\d+)", demo.err)
         processes = children_of(demo)
         psutil.Process(int(pid)).suspend()
-        started = time.monotonic()
         done = demo.done()
-        waited = time.monotonic() - started
     assert done.code == 1
     assert re.search(rf"edgespec: error: stage 2 \(.*, process {pid}\) has been silent", done.err)
     assert "Traceback" not in done.err
     assert all_gone(processes)()
-    assert waited < 20.0
 
 
 def test_ctrl_c_keeps_what_was_said_and_ends_all() -> None:

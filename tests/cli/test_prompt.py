@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from support.commands import COMMAND, Command, Done, run, run_here, to_prompt
+from support.commands import COMMAND, PATIENCE_S, Command, Done, run, run_here, to_prompt
 from support.nodes import NodeRing, until
 from support.rings import submit, text_of
 
@@ -154,9 +154,14 @@ def test_several_commands_at_once_are_each_answered(slow: NodeRing) -> None:
         arguments = [asks[n].prompt, "--max-new-tokens", "20", "--seed", str(n)]
         done[n] = run(*to_prompt(slow.address, *arguments))
 
+    for block in slow.blocks:
+        block.delay = 1.0  # the first is not answered before the last has asked
     threads = [threading.Thread(target=one, args=(n,)) for n in range(3)]
     for thread in threads:
         thread.start()
+    until(lambda: len(slow.machine._requests) == 3, PATIENCE_S)
+    for block in slow.blocks:
+        block.delay = 0.0
     for thread in threads:
         thread.join()
     for n, ask in enumerate(asks):
@@ -172,7 +177,7 @@ def test_a_reader_that_goes_away_is_no_traceback(slow: NodeRing) -> None:
     assert process.stderr is not None
     process.stdout.read(3)
     process.stdout.close()
-    assert process.wait(20) == 1
+    assert process.wait(PATIENCE_S) == 1
     assert b"Traceback" not in process.stderr.read()
     process.stderr.close()
     slow.assert_free()

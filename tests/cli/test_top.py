@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import fields, replace
@@ -269,10 +268,8 @@ def test_a_key_that_is_refused_ends_it(
         raise AccessRefused("the coordinator refused: this key counts no more")
 
     monkeypatch.setattr(module.Client, "status", refused)
-    started = time.monotonic()
     done = run_here(capfd, monkeypatch, "top", "--coordinator", str(ring.address))
     done.assert_refused("this key counts no more")
-    assert time.monotonic() - started < 10 * QUICK.silence
 
 
 WHOLE = st.integers(-(2**63), 2**64 - 1)

@@ -295,7 +295,7 @@ def test_processes_that_want_the_same_block_at_once_make_it_once(
     processes = [context.Process(target=_make_and_count, args=arguments) for _ in range(4)]
     for process in processes:
         process.start()
-    results = [answers.get(timeout=60) for _ in processes]
+    results = [answers.get(timeout=300) for _ in processes]
     for process in processes:
         process.join()
     assert sorted(written for written, _ in results) == [0, 0, 0, 1]

@@ -164,11 +164,10 @@ def test_it_looks_again_and_again_while_it_is_entered(board: Path) -> None:
 
 def test_a_sensor_that_hangs_holds_nobody_up(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hang = threading.Event()
-    monkeypatch.setattr(module, "zones", lambda root: hang.wait(60) or [])
-    begun = time.monotonic()
+    monkeypatch.setattr(module, "zones", lambda root: hang.wait(600) or [])
     with DeviceMonitor(root=board, every=0.01) as monitor:
         assert monitor.latest() is None
-    assert time.monotonic() - begun < 5.0
+    assert alive(), "nobody waited for it"
     hang.set()
     await_until(lambda: not alive())
 
@@ -198,7 +197,7 @@ def alive() -> bool:
 
 def await_until(condition: Callable[[], bool]) -> None:
     """Wait for it; fails the test if it does not come."""
-    limit = time.monotonic() + 10.0
+    limit = time.monotonic() + 60.0
     while not condition():
         assert time.monotonic() < limit, "it did not come"
         time.sleep(0.005)

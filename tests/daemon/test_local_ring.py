@@ -41,7 +41,7 @@ def add(ring: LocalRing, name: str, script: str, log: str = "") -> subprocess.Po
 
 
 def test_nothing_is_said_while_all_live(ring: LocalRing) -> None:
-    add(ring, "coordinator", "exec sleep 60")
+    add(ring, "coordinator", "exec sleep 600")
     ring.check()
     assert ring.pids == {"coordinator": ring._processes["coordinator"].pid}
 
@@ -91,7 +91,11 @@ def test_the_one_that_was_killed_is_the_cause(ring: LocalRing) -> None:
 
 @pytest.mark.parametrize(
     "script",
-    ["exec sleep 60", "trap '' TERM; while :; do sleep 0.1; done", "kill -STOP $$; exec sleep 60"],
+    [
+        "exec sleep 600",
+        "trap '' TERM; while :; do sleep 0.1; done",
+        "kill -STOP $$; exec sleep 600",
+    ],
 )
 def test_leaving_ends_every_process_even_stubborn_and_stopped_ones(
     ring: LocalRing, script: str
@@ -100,7 +104,7 @@ def test_leaving_ends_every_process_even_stubborn_and_stopped_ones(
     time.sleep(0.1)
     started = time.monotonic()
     ring.__exit__()
-    assert time.monotonic() - started < 4.0
+    assert time.monotonic() - started < 60.0, "their 600 s were waited for"
     for process in processes:
         assert not psutil.pid_exists(process.pid)
 
@@ -109,7 +113,7 @@ def test_a_start_that_fails_ends_what_was_started(monkeypatch: pytest.MonkeyPatc
     started: list[subprocess.Popen[bytes]] = []
 
     def start(self: LocalRing) -> None:
-        started.append(add(self, "coordinator", "exec sleep 60"))
+        started.append(add(self, "coordinator", "exec sleep 600"))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LocalRing, "_start", start)
@@ -123,7 +127,7 @@ def test_a_daemon_does_not_outlive_a_parent_that_died_before_it_looked() -> None
         [*COMMAND, "serve", "--stages", "1", "--port", "0"],
         env={**os.environ, PARENT: "1"},
         capture_output=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 1
     assert done.stdout == b""

@@ -145,7 +145,7 @@ def at_the_same_time(folder: ClusterFolder, tokens: list[str]) -> list[str]:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    return [process.communicate(timeout=30.0)[0].strip() for process in processes]
+    return [process.communicate(timeout=300.0)[0].strip() for process in processes]
 
 
 def test_threads_enrol_and_ask_at_once(

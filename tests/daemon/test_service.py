@@ -41,7 +41,7 @@ WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run systemd-analyze."""
     return subprocess.run(
-        ["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60
+        ["systemd-analyze", *arguments], capture_output=True, text=True, timeout=300
     )
 
 

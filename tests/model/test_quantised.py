@@ -250,7 +250,7 @@ def test_a_cpu_with_narrow_vectors_multiplies_rightly() -> None:
         env={"ATEN_CPU_CAPABILITY": "avx2", "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=True,
     )
     assert run.stdout.split("\n")[:2] == ["avx2", "['', '']"]
@@ -365,7 +365,7 @@ def test_nothing_is_read_behind_the_end_of_a_weight() -> None:
         env={"PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=False,
     )
     assert (run.returncode, run.stdout) == (0, "unharmed\n"), run.stderr
@@ -399,7 +399,7 @@ def test_packing_needs_some_tens_of_megabytes(quantisation: Quantisation) -> Non
         env={"PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=True,
     )
     beside = int(run.stdout)

@@ -64,14 +64,14 @@ def client_of(coordinator: ZmqTransport, who: Identity = DEVICE) -> ZmqTransport
     return ZmqTransport.client(Address(HOST, coordinator.control_port), who)
 
 
-def refusal_of(client: ZmqTransport) -> tuple[str, float]:
-    """Why it is not let in, and after how many seconds it knows."""
-    started = time.monotonic()
-    while time.monotonic() < started + PATIENCE_S:
+def refusal_of(client: ZmqTransport) -> str:
+    """Why it is not let in."""
+    limit = time.monotonic() + PATIENCE_S
+    while time.monotonic() < limit:
         try:
             client.poll(0.05)
         except AccessRefused as refused:
-            return str(refused), time.monotonic() - started
+            return str(refused)
     raise AssertionError("it was let in, or never knew better")
 
 
@@ -87,7 +87,7 @@ def test_a_gate_admits_by_channel(bare: BareSockets) -> None:
             port = pull.bind_to_random_port(f"tcp://{HOST}")
             for pair in (DEVICE.own, OTHER):
                 bare.connect(zmq.PUSH, port, pair).send(pair.public.encode())
-            assert pull.poll(5_000)
+            assert pull.poll(1e3 * PATIENCE_S)
             assert pull.recv() == key.encode()
             assert not pull.poll(200), "the other one came in too"
 
@@ -111,27 +111,25 @@ def test_a_refusal_is_logged_with_address_channel_and_reason_once_a_second(
     assert len(said) <= 1 + took
 
 
-def test_who_is_refused_knows_it_within_a_second() -> None:
+def test_who_is_refused_knows_it() -> None:
     with closing(listening(lambda key: "no")) as coordinator:
         with closing(client_of(coordinator)) as client:
             client.send_control(b"", Heartbeat())
-            reason, seconds = refusal_of(client)
+            reason = refusal_of(client)
         where = Address(HOST, coordinator.control_port)
         assert reason.startswith(f"the coordinator at {where} does not accept the key of this")
         assert "edgespec token new" in reason
-        assert seconds < 1.0
         assert nothing_of(coordinator)
 
 
-def test_who_expects_another_coordinator_knows_it_soon(
+def test_who_expects_another_coordinator_knows_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with closing(listening()) as coordinator:
         with closing(client_of(coordinator, Identity(DEVICE.own, OTHER.public))) as client:
             client.send_control(b"", Heartbeat())
-            reason, seconds = refusal_of(client)
+            reason = refusal_of(client)
         assert re.match(rf"who listens at {HOST}:\d+ is not the coordinator of the clus", reason)
-        assert seconds < 2.0  # five attempts of a tenth of a second and more
         assert nothing_of(coordinator)
     assert "has no key, takes this for another cluster" in caplog.text
 
@@ -284,14 +282,12 @@ def raw(port: int, *parts: bytes) -> socket.socket:
     return made
 
 
-def seconds_until_closed(opened: socket.socket) -> float:
-    """How long the other side lets it live."""
-    started = time.monotonic()
+def await_closed(opened: socket.socket) -> None:
+    """Until the other side ends it. Raises TimeoutError if it does not."""
     opened.settimeout(PATIENCE_S)
     with suppress(ConnectionError):
         while opened.recv(4096):
             pass
-    return time.monotonic() - started
 
 
 NO_KEY = "has no key, takes this for another cluster, or only looked who listens"
@@ -368,7 +364,7 @@ def test_who_is_no_zeromq_is_cut_off_and_does_no_harm(
     with closing(listening()) as coordinator:
         for port in (coordinator.control_port, coordinator.data_port):
             with raw(port, *{**SILENT, **WRONG}[name]) as opened:
-                assert seconds_until_closed(opened) < 0.4 + 1.0
+                await_closed(opened)
         with closing(client_of(coordinator)) as client:
             client.send_control(b"", Heartbeat())
             assert next_of(coordinator).message == Heartbeat()
@@ -384,7 +380,10 @@ def test_every_door_has_the_limit_on_handshakes() -> None:
 def test_closing_hangs_on_nobody_who_is_half_in(bare: BareSockets) -> None:
     """Also on those who wait for an answer of the list at that very moment."""
 
+    asked = threading.Event()
+
     def slow(key: str) -> str:
+        asked.set()
         time.sleep(0.02)
         return ""
 
@@ -394,10 +393,8 @@ def test_closing_hangs_on_nobody_who_is_half_in(bare: BareSockets) -> None:
             stack.enter_context(raw(coordinator.control_port, *parts))
         for pair in (DEVICE.own, None, OTHER, *(KeyPair.new() for _ in range(20))):
             bare.connect(zmq.DEALER, coordinator.control_port, pair).send(b"x")
-        coordinator.poll(0.1)
-        started = time.monotonic()
-        coordinator.close()
-        assert time.monotonic() - started < 1.5
+        polled_until(coordinator, asked.is_set)
+        coordinator.close()  # to hang is to hang for ever
 
 
 def test_a_node_whose_address_is_taken_leaves_no_gate_behind() -> None:

@@ -16,7 +16,7 @@ import pytest
 import zmq
 from support.block_site import DATA, Site, member
 from support.keys import OWN, everybody
-from support.sockets import DEVICE, HOST, BareSockets
+from support.sockets import DEVICE, HOST, PATIENCE_S, BareSockets
 
 from edgespec.config import Address
 from edgespec.errors import (
@@ -360,8 +360,8 @@ def test_stopping_ends_a_long_preparation(tmp_path: Path) -> None:
     began = threading.Event()
 
     def prepare(stage: int, tell: Callable[[str], None]) -> ServedBlock:
-        for layer in range(10_000):
-            tell(f"quantising layer {layer} of 10000")
+        for layer in range(100_000):
+            tell(f"quantising layer {layer} of 100000")
             began.set()
             time.sleep(0.01)
         raise AssertionError("it was not stopped")
@@ -370,10 +370,8 @@ def test_stopping_ends_a_long_preparation(tmp_path: Path) -> None:
     server.start()
     with member(server.port) as asking:
         asking.send_multipart(encode(BlockRequest(1)))
-        assert began.wait(5.0)
-        started = time.monotonic()
+        assert began.wait(PATIENCE_S)
         server.stop()
-    assert time.monotonic() - started < 2.0
     assert not [t for t in threading.enumerate() if t.name == "edgespec-prepare"]
 
 
@@ -382,7 +380,7 @@ def test_a_server_answers_while_it_prepares(tmp_path: Path) -> None:
     site = Site(tmp_path)
 
     def prepare(stage: int, tell: Callable[[str], None]) -> ServedBlock:
-        assert go_on.wait(10.0)
+        assert go_on.wait(PATIENCE_S)
         return site.prepare(stage, tell)
 
     server = site.serving(0, prepare)

@@ -18,7 +18,7 @@ from support import transfer_process
 from edgespec.net.block_server import CHUNK_BYTES
 
 SCRIPT = Path(transfer_process.__file__)
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0
 BESIDES_A_CONNECTION = 16 << 10
 """Bytes of handshakes, pings and offers."""
 BESIDES_A_PIECE = 512
@@ -203,7 +203,7 @@ class Endurance:
 
 
 @pytest.mark.parametrize(
-    "kills", [8, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(400)])]
+    "kills", [8, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
 def test_killed_at_random_the_block_ends_whole_and_no_chunk_is_fetched_twice(
     kills: int, tmp_path: Path

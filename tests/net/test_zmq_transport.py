@@ -292,9 +292,7 @@ def test_closing_never_hangs_on_unsent_messages(other_end: str) -> None:
             taken.close()
         for _ in range(100):
             client.send_control(b"", Heartbeat())
-        started = time.monotonic()
-        client.close()
-        assert time.monotonic() - started < 3.0
+        client.close()  # to hang is to hang for ever
 
 
 def test_closing_hands_over_the_last_words(coordinator: ZmqTransport) -> None:

@@ -27,7 +27,9 @@ from edgespec.wire.client_messages import (
 from edgespec.wire.messages import Heartbeat, Message
 
 HOST = "127.0.0.1"
-TIMING = Timing(beat=0.05, answer_silence=0.5)
+TIMING = Timing(beat=0.05, answer_silence=60.0)
+IMPATIENT = Timing(beat=0.05, answer_silence=0.5)
+WAIT_S = 60.0
 END = Finished(1, "ab", (1, 2), "length", "p", "d", 1, 1, 2, 1.0, 0.5, 1.0, (1,), 2, 0, 0, 0.1)
 
 
@@ -46,6 +48,13 @@ class Scripted:
             self.peer = incoming.peer
             self.heard.append(incoming.message)
 
+    def await_heard(self, last: Message) -> None:
+        """Take what comes until that came; what the client said before it has come then, too."""
+        limit = time.monotonic() + WAIT_S
+        while last not in self.heard:
+            assert time.monotonic() < limit, f"no {last}, but {self.heard}"
+            self.listen(0.1)
+
     def say(self, *messages: Message) -> None:
         """Speak to the client."""
         while not self.peer:
@@ -63,7 +72,7 @@ def coordinator() -> Iterator[Scripted]:
 
 
 def test_an_answer_is_what_came_for_this_request(coordinator: Scripted) -> None:
-    with Client(coordinator.address, OWNER_IDENTITY, 5.0, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
         answer = client.ask(submit(tag=1))
         client._send(Heartbeat())
         coordinator.say(
@@ -79,7 +88,7 @@ def test_an_answer_is_what_came_for_this_request(coordinator: Scripted) -> None:
 
 
 def test_a_failure_is_raised_with_the_coordinators_words(coordinator: Scripted) -> None:
-    with Client(coordinator.address, OWNER_IDENTITY, 5.0, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
         client._send(Heartbeat())
         coordinator.say(Failed(1, "stage 2 has been silent"))
         with pytest.raises(RequestFailed, match=r"^stage 2 has been silent$"):
@@ -90,36 +99,37 @@ def test_nobody_there_is_said_while_it_waits_and_then_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_module, "NOTE_S", 0.2)
-    with Client(Address(HOST, 9), OWNER_IDENTITY, 0.7, TIMING) as client:
+    with Client(Address(HOST, 9), OWNER_IDENTITY, 3.0, TIMING) as client:
         said: list[object] = []
         started = time.monotonic()
         answer = map(said.append, client.ask(submit()))
-        with pytest.raises(PeerLost, match=r"no coordinator answered at 127.0.0.1:9 within 1 s"):
+        with pytest.raises(PeerLost, match=r"no coordinator answered at 127.0.0.1:9 within 3 s"):
             list(answer)
-        assert 0.7 <= time.monotonic() - started < 3.0
+        assert time.monotonic() - started >= 3.0
         assert len(said) >= 2
         assert all("waiting for the coordinator at 127.0.0.1:9" in m.text for m in said)  # type: ignore[attr-defined]
 
 
 def test_a_coordinator_that_falls_silent_is_an_error(coordinator: Scripted) -> None:
-    with Client(coordinator.address, OWNER_IDENTITY, 5.0, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, IMPATIENT) as client:
         client._send(Heartbeat())
         coordinator.say(Progress(1, "x"))
-        with pytest.raises(PeerLost, match=r"has been silent for 0\.[5-9] s: it has ended"):
+        with pytest.raises(PeerLost, match=r"has been silent for \d+\.\d s: it has ended"):
             list(client.ask(submit()))
 
 
 def test_it_says_heartbeat_while_it_waits(coordinator: Scripted) -> None:
-    with Client(coordinator.address, OWNER_IDENTITY, 0.6, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, 3.0, TIMING) as client:
         with pytest.raises(PeerLost):
             list(client.ask(submit()))
-        coordinator.listen(1.0)
+        client._send(StatusRequest())
+        coordinator.await_heard(StatusRequest())
         assert coordinator.heard[0] == submit()
-        assert coordinator.heard.count(Heartbeat()) >= 5
+        assert coordinator.heard.count(Heartbeat()) >= 5  # sixty times where nothing else runs
 
 
 def test_a_cancel_goes_out_once_and_its_end_is_the_coordinators(coordinator: Scripted) -> None:
-    with Client(coordinator.address, OWNER_IDENTITY, 5.0, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
         client._send(Heartbeat())
         coordinator.say(Tokens(1, (1,), "a"))
         answer = client.ask(submit())
@@ -129,7 +139,8 @@ def test_a_cancel_goes_out_once_and_its_end_is_the_coordinators(coordinator: Scr
         assert next(answer) == Tokens(1, (2,), "b"), "what was on its way is not lost"
         coordinator.say(END)
         assert list(answer) == [END]
-        coordinator.listen(0.2)
+        client._send(StatusRequest())
+        coordinator.await_heard(StatusRequest())
         assert coordinator.heard.count(Cancel(1)) == 1
 
 
@@ -137,7 +148,7 @@ def test_a_cancel_that_nobody_confirms_ends_too(
     coordinator: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "CANCEL_WAIT_S", 0.3)
-    with Client(coordinator.address, OWNER_IDENTITY, 5.0, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
         client._send(Heartbeat())
         coordinator.say(Progress(1, "waiting"))
         answer = client.ask(submit())
@@ -155,7 +166,7 @@ def test_a_cancel_before_anybody_answered_ends_at_once() -> None:
 
 
 def test_status_waits_for_the_answer(coordinator: Scripted) -> None:
-    with Client(coordinator.address, OWNER_IDENTITY, 5.0, TIMING) as client:
+    with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
         client._send(StatusRequest())
         coordinator.say(Heartbeat(), Status(True, ("stage 1: ready",)))
         assert client.status() == Status(True, ("stage 1: ready",))
@@ -166,7 +177,7 @@ def test_who_started_the_ring_sees_its_end_first() -> None:
         raise PeerLost("the stage 2 process was killed")
 
     with (
-        Client(Address(HOST, 9), OWNER_IDENTITY, 5.0, TIMING, check) as client,
+        Client(Address(HOST, 9), OWNER_IDENTITY, WAIT_S, TIMING, check) as client,
         pytest.raises(PeerLost, match="stage 2 process was killed"),
     ):
         list(client.ask(submit()))

@@ -333,7 +333,7 @@ def test_who_comes_and_goes_all_day_does_not_fill_the_log(lines: Lines) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_answers_under_a_long_attack_are_the_right_ones(tmp_path: Path, lines: Lines) -> None:
     with scene(tmp_path) as made:
         assert check(made, lines, ATTACKERS, 150.0) > 10_000

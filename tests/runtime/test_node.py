@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.nodes import HOST, QUICK, NodeRing, NodeThread, until
+from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, NodeThread, until
 from support.rings import assert_one_end, submit
 
 from edgespec.backends.fake import FakeBlock
@@ -126,7 +126,7 @@ def ask_in_vain(ring: NodeRing, until_runs: Callable[[], object]) -> tuple[objec
     thread.start()
     until(lambda: any(isinstance(m, Tokens) for m in got))
     until_runs()
-    thread.join(20.0)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive(), "the client hangs"
     assert len(problem) == 1
     return problem[0], got
@@ -152,7 +152,7 @@ def test_a_stage_that_cannot_load_ends_alone_with_its_reason() -> None:
     gate = threading.Event()
 
     def refuse() -> None:
-        gate.wait(10.0)
+        gate.wait(PATIENCE_S)
         raise ModelError("the model in /x is not the one that the coordinator runs")
 
     with NodeRing(2, loads={2: refuse}, recovery=0.5) as ring, ring.client() as client:
@@ -230,7 +230,7 @@ def test_a_client_that_is_gone_is_freed(where: str) -> None:
     with NodeRing(2, timing=timing) as ring:
         ring.await_up()
         for block in ring.blocks:
-            block.delay = 0.03
+            block.delay = 0.1
         with ring.client() as first:
             running = first.ask(submit(max_new_tokens=300))
             next(m for m in running if isinstance(m, Tokens))
@@ -238,16 +238,14 @@ def test_a_client_that_is_gone_is_freed(where: str) -> None:
                 with ring.client() as second:
                     waiting = second.ask(submit(max_new_tokens=300))
                     next(m for m in waiting if isinstance(m, Progress))
-                started = time.monotonic()
                 # Its place in the queue is found to be nobody's while the first goes on.
                 for _ in running:
                     if len(ring.machine._requests) == 1:
                         break
                 assert len(ring.machine._requests) == 1
-                assert time.monotonic() - started < QUICK.client_silence + 2.0
-        gone = time.monotonic()
+        for block in ring.blocks:
+            block.delay = 1.0  # the whole answer would take minutes: nobody computes it
         ring.assert_free()
-        assert time.monotonic() - gone < 3.0, "the whole answer was computed for nobody"
         for block in ring.blocks:
             block.delay = 0.0
         ask = submit()
@@ -318,8 +316,8 @@ def test_a_stage_that_ends_while_loading_gives_up_loading() -> None:
     def load(
         assign: Assign, progress: Callable[[str], None], stop: Callable[[], bool]
     ) -> FakeBlock:
-        for done in range(2000):
-            progress(f"loading {done} of 2000 layers")
+        for done in range(100_000):
+            progress(f"loading {done} of 100000 layers")
             loading.set()
             time.sleep(0.005)
         return FakeBlock(0)
@@ -327,7 +325,7 @@ def test_a_stage_that_ends_while_loading_gives_up_loading() -> None:
     stage = ring.stage_node(1)
     stage._load = load
     ring.threads[1] = NodeThread(stage)
-    assert loading.wait(10.0)
+    assert loading.wait(PATIENCE_S)
     ring.threads[1].leave()
     assert ring.threads[1].ended().reason == "stopped by SIGTERM"
     assert not stage.worker._thread.is_alive()
@@ -337,11 +335,9 @@ def test_a_stage_that_ends_while_loading_gives_up_loading() -> None:
 def test_a_busy_node_ends_soon() -> None:
     with NodeRing(1) as ring:
         ring.await_up()
-        ring.blocks[0].delay = 6.0
+        ring.blocks[0].delay = 2 * PATIENCE_S
         with ring.client() as client:
             client._send(submit())
             until(lambda: ring.blocks[0].runs)
-            started = time.monotonic()
             ring.threads[1].leave()
             assert ring.threads[1].ended().reason == "stopped by SIGTERM"
-            assert time.monotonic() - started < 5.0

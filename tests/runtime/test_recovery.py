@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from support.nodes import HOST, QUICK, NodeRing, until
+from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, until
 from support.rings import assert_one_end, submit
 
 from edgespec.config import Address
@@ -19,7 +19,7 @@ from edgespec.runtime import node
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
 from edgespec.wire.messages import Message
 
-TIMING = replace(QUICK, silence=0.8)
+TIMING = replace(QUICK, silence=2.5)
 LONG = submit(max_new_tokens=150, policy="flowspec")
 
 
@@ -54,7 +54,7 @@ class Asking:
 
     def end(self) -> None:
         """Wait for it."""
-        self._thread.join(30.0)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the client hangs"
 
     def right(self) -> Finished:
@@ -156,7 +156,7 @@ def test_a_queued_request_and_one_that_comes_meanwhile_are_answered_too() -> Non
 
 
 def test_without_a_new_stage_it_is_one_clear_error_and_the_ring_can_still_be_helped() -> None:
-    with NodeRing(2, timing=TIMING, recovery=0.6) as ring:
+    with NodeRing(2, timing=TIMING, recovery=2.0) as ring:
         ring.await_up()
         ring.blocks[0].delay = 0.01
         asking = Asking(ring, LONG)
@@ -166,7 +166,7 @@ def test_without_a_new_stage_it_is_one_clear_error_and_the_ring_can_still_be_hel
         assert isinstance(asking.problem, RequestFailed)
         assert str(asking.problem) == (
             "stage 2 (toybox, process 1002) left: stopped by SIGTERM; it did not come back within "
-            "0.6 s"
+            "2 s"
         )
         ring.start_stage(2)
         ring.await_up()

@@ -31,5 +31,5 @@ def url(toy_ring: NodeRing) -> Iterator[str]:
 @pytest.fixture
 def http(url: str) -> Iterator[httpx.Client]:
     """A plain HTTP client of it."""
-    with httpx.Client(base_url=url, timeout=20.0) as client:
+    with httpx.Client(base_url=url, timeout=120.0) as client:
         yield client

@@ -63,7 +63,7 @@ async def viewing(theatre: Theatre) -> AsyncIterator[Callable[[], Any]]:
     body = response.body_iterator  # type: ignore[attr-defined]
 
     async def read() -> list[tuple[str, Any]]:
-        text = (await asyncio.wait_for(body.__anext__(), 5.0)).decode()
+        text = (await asyncio.wait_for(body.__anext__(), 60.0)).decode()
         found = []
         for block in text.strip("\n").split("\n\n"):
             name, data = block.split("\n")

@@ -456,7 +456,7 @@ def test_what_a_person_or_a_device_says_is_text(watched: Watched) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_real_processes(browser: Browser, tmp_path: Path) -> None:
     """The bundled pair, a process each; one is killed as by a power cut."""
     with Cluster(tmp_path, 2) as cluster, pages(browser, cluster.url) as watched:

@@ -21,7 +21,7 @@ QUESTION = (
 )
 PATIENCE_MS = 120_000
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def answers(port: int) -> bool:
 
 def told(port: int) -> dict[str, float]:
     """Every sample; of those with rows, under NAME/ROWS."""
-    text = httpx.get(f"http://{HOST}:{port}/metrics", timeout=10).text
+    text = httpx.get(f"http://{HOST}:{port}/metrics", timeout=120).text
     return {
         "/".join([sample.name, *sample.labels.values()]): sample.value
         for family in text_string_to_metric_families(text)

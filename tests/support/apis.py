@@ -45,7 +45,7 @@ def api(
         assert not thread.is_alive(), "the API did not end"
 
 
-def spoken(url: str, said: bytes, seconds: float = 5.0) -> bytes:
+def spoken(url: str, said: bytes, seconds: float = PATIENCE_S) -> bytes:
     """All that comes back when these bytes are sent to the API, until it closes."""
     host, _, port = url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), seconds) as connection:
@@ -53,7 +53,7 @@ def spoken(url: str, said: bytes, seconds: float = 5.0) -> bytes:
         return heard(connection, seconds)
 
 
-def heard(connection: socket.socket, seconds: float = 15.0) -> bytes:
+def heard(connection: socket.socket, seconds: float = PATIENCE_S) -> bytes:
     """All that comes until the other side closes."""
     connection.settimeout(seconds)
     parts = []

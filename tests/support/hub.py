@@ -85,7 +85,7 @@ class Hub:
             "HF_HUB_DISABLE_TELEMETRY": "1",
         }
         command = [sys.executable, "-c", PREAMBLE + code, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

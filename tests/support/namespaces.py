@@ -164,7 +164,7 @@ def _ip(*commands: str, namespace: str = "") -> str:
     """Run commands of `ip` in one go; the first that fails is the AssertionError."""
     arguments = ["ip", *(["-n", namespace] if namespace else []), "-batch", "-"]
     done = subprocess.run(
-        arguments, input="\n".join(commands) + "\n", capture_output=True, text=True, timeout=30
+        arguments, input="\n".join(commands) + "\n", capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, f"{arguments}: {commands}\n{done.stderr}"
     return done.stdout

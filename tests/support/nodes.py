@@ -33,8 +33,11 @@ from edgespec.wire.tensor import Tensor
 
 HOST = "127.0.0.1"
 CONTEXT = 400
-QUICK = Timing(beat=0.05, silence=1.5, answer_silence=1.5, client_silence=1.5, retry=0.1)
-PATIENCE_S = 20.0
+QUICK = Timing(beat=0.05, silence=4.0, answer_silence=6.0, client_silence=4.0, retry=0.1)
+"""Its silences are what a node of a test may stand still for, on a machine that does other things
+too, without being lost; and what a test waits when it loses one."""
+
+PATIENCE_S = 60.0
 
 
 class SlowBlock(FakeBlock):
@@ -242,7 +245,7 @@ class NodeRing:
         return self.blocks[stage - 1]
 
     @contextmanager
-    def client(self, wait: float = 10.0) -> Iterator[Client]:
+    def client(self, wait: float = PATIENCE_S) -> Iterator[Client]:
         """Somebody who asks."""
         with Client(self.address, self.keys.add("client", CLIENT), wait, self.timing) as client:
             yield client

@@ -38,11 +38,11 @@ def real_api() -> Iterator[tuple[str, int]]:
             line = process.stdout.readline()
             assert line.startswith("API at http://"), line
             url = line.split()[-1]
-            until(lambda: httpx.get(f"{url}/readyz").status_code == 200, 120.0)
+            until(lambda: httpx.get(f"{url}/readyz").status_code == 200, 300.0)
             yield url, process.pid
         finally:
             process.terminate()
-            code = process.wait(15)
+            code = process.wait(120)
             if process.stdout is not None:
                 process.stdout.close()
     assert code == 0, "a signal to end is obeyed in good order"

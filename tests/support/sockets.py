@@ -14,7 +14,7 @@ from edgespec.net.keys import KeyPair
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 
 HOST = "127.0.0.1"
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 DEVICE = identity("a device")
 RING = "the secret of the ring"
 MEMBER = KeyPair.from_words(RING)
@@ -83,7 +83,7 @@ class BareSockets:
         """One that is not connected yet."""
         opened = self._context.socket(kind)
         opened.linger = 0
-        opened.rcvtimeo = 5_000
+        opened.rcvtimeo = int(1e3 * PATIENCE_S)
         self._opened.append(opened)
         return opened
 

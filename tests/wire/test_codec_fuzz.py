@@ -19,7 +19,7 @@ from edgespec.wire.messages import TAGS, Message
 
 SEED = int(os.environ.get("EDGESPEC_FUZZ_SEED", "0")) or random.randrange(1, 2**32)
 SLOWEST_S = 2.0
-"""For one frame, which may be 4 MiB of header, on a machine that does other things too."""
+"""Of the processor, for one frame, which may be 4 MiB of header."""
 
 MOST_MEMORY = 24 << 20
 """For one: a header of 4 MiB, its texts decoded, and 1024 lists of 256 entries."""
@@ -33,9 +33,9 @@ def flood(count: int) -> tuple[int, float]:
     fuzzer, good, slowest = Fuzzer(SEED), 0, 0.0
     for _ in range(count):
         frames = fuzzer.frames()
-        started = time.perf_counter()
+        started = time.thread_time()
         good += survives(frames)
-        slowest = max(slowest, time.perf_counter() - started)
+        slowest = max(slowest, time.thread_time() - started)
     return good, slowest
 
 
@@ -60,7 +60,7 @@ def test_fuzzed_frames_are_messages_or_the_one_error() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_very_many_fuzzed_frames_are_messages_or_the_one_error() -> None:
     check(1_000_000)
 
