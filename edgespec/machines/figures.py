@@ -52,11 +52,27 @@ class RingClock:
         self._before = 0.0  # trips round rings of other lengths
         self._now = 0
         self._last_entry = -1
+        self._first_token: float | None = None
+        self._newest_token = 0.0
 
     @property
     def trips(self) -> float:
         """Trips until the newest result."""
         return self._before + self._now / self._stages
+
+    @property
+    def answer_trips(self) -> float:
+        """Trips in which the tokens so far were made: one for the first token, however many chunks
+        its prompt had, and none whose tokens are still to come."""
+        if self._first_token is None:
+            return 0.0
+        return 1.0 + self._newest_token - self._first_token
+
+    def certain(self) -> None:
+        """The newest result has made tokens certain."""
+        self._newest_token = self.trips
+        if self._first_token is None:
+            self._first_token = self._newest_token
 
     def lead_over(self, stages: int) -> None:
         """From now on the ring has so many stages."""

@@ -38,8 +38,11 @@ at 80 to 85) lower their clocks about there, and no device runs for long far abo
 COOLED = 3.0
 """°C below the temperature that counts as hot at which it no longer does."""
 
-SLOW, NOT_SLOW = 1.5, 1.25
+SLOW, NOT_SLOW = 1.5, 1.3
 """Times its own best time from which a stage is slow, and up to which it is not any more."""
+
+IDLE_S = 60.0
+"""Seconds without a block behind which nobody knows whether a stage is slow still."""
 
 FAR_SLOWER, NOT_FAR_SLOWER = 2.0, 1.6
 """The same against the others' time a layer."""
@@ -84,6 +87,10 @@ class _Alarm:
         self.is_on, self.since = not self.is_on, None
         return True
 
+    def end(self) -> None:
+        """Nothing is known any more that would keep it on."""
+        self.is_on, self.since = False, None
+
 
 @dataclass(slots=True)
 class _Device:
@@ -97,13 +104,14 @@ class _Device:
     hot: _Alarm = field(default_factory=lambda: _Alarm(4.0, 10.0))
     # Governors throttle and let go by turns: that it is over takes longer to say.
     throttled: _Alarm = field(default_factory=lambda: _Alarm(4.0, 20.0))
+    computed_at: float = 0.0
     slow: _Alarm = field(default_factory=lambda: _Alarm(10.0, 10.0))
     slowest: _Alarm = field(default_factory=lambda: _Alarm(10.0, 10.0))
 
     @property
     def is_slower(self) -> bool:
-        """Whether it was slow, and is at least a little so still."""
-        return self.slow.is_on and self.slowdown > 1
+        """Whether it was slow, and is still slower than what would not be called so."""
+        return self.slow.is_on and self.slowdown >= NOT_SLOW
 
 
 class HealthWatch:
@@ -210,9 +218,12 @@ def _throttle_news(device: _Device, health: Health, now: float) -> str:
 
 
 def _slow_news(device: _Device, health: Health, now: float) -> str:
-    if not health.slowdown:
-        return ""  # it computed nothing lately
-    device.slowdown = health.slowdown
+    if not health.slowdown:  # it computed nothing lately
+        if not device.slow.is_on or now - device.computed_at < IDLE_S:
+            return ""
+        device.slow.end()
+        return "computes nothing now: whether it is still slow is not known"
+    device.slowdown, device.computed_at = health.slowdown, now
     bad, good = health.slowdown > SLOW, health.slowdown < NOT_SLOW
     if not device.slow.seen(bad, good, now):
         return ""

@@ -310,6 +310,7 @@ class Request:
 
     def push(self, step: Advance, now: float) -> Tokens:
         """Take certain tokens, up to the answer's end; what the client shall be told."""
+        self.clock.certain()
         text: list[str] = []
         for token in step.tokens:
             text.append(self.answer.push(token))

@@ -163,9 +163,13 @@ class SceneKeeper:
         assert request.tree is not None
         passed = frozenset(step.passed)
         gone: list[Node] = []
+        is_over = False
         for node in before:
             if node.id in passed:
-                self._trunk.append(self._node(request, node, "accepted", score))
+                # The token that ends an answer is none of its text, and nothing is behind it.
+                is_over = is_over or node.token in self._codec.eos_ids
+                if not is_over:
+                    self._trunk.append(self._node(request, node, "accepted", score))
             elif node.id not in request.tree and (node.sent or node.parent in passed):
                 gone.append(node)  # what was never sent, and far from the answer, tells nobody much
         for node in gone[-LEFT:]:
@@ -206,7 +210,7 @@ class SceneKeeper:
             request=request.number if request else 0,
             policy=request.policy.name if request else "",
             tokens=len(request.answer.token_ids) if request else 0,
-            trips=request.clock.trips if request else 0.0,
+            trips=request.clock.answer_trips if request else 0.0,
             root=tree.root if tree else -1,
             nodes=self._nodes(request, tree),
             segments=_segments(tree, self._request, flying),

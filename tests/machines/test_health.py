@@ -8,7 +8,7 @@ import pytest
 from support.memberships import HOME, TIMING, Membership, address, asks, to
 
 from edgespec.machines.effects import Report
-from edgespec.machines.health import HEALTH_S, STALE_S, HealthWatch, TripWatch, printable
+from edgespec.machines.health import HEALTH_S, IDLE_S, STALE_S, HealthWatch, TripWatch, printable
 from edgespec.machines.membership import MembershipMachine
 from edgespec.wire.client_messages import NodeStatus, Status, StatusRequest
 from edgespec.wire.messages import Goodbye, Health, Heartbeat, Loading, Ready
@@ -165,8 +165,21 @@ def test_a_stage_that_computes_nothing_is_neither_slow_nor_fast_again() -> None:
     assert devices.go_on(60.0, **idle) == []
     devices.go_on(30.0, slowdown=2.0)
     assert len(devices.said) == 1
-    assert devices.go_on(300.0, **idle) == []
+    assert devices.go_on(IDLE_S / 2, **idle) == []
     assert devices.watch.warning(b"2", devices.now) == "2.0 times as slow as it was"
+    (over,) = devices.go_on(300.0, **idle)
+    assert "computes nothing now" in over
+    assert devices.watch.warning(b"2", devices.now) == ""
+    assert len(devices.go_on(30.0, slowdown=2.0)) == 1, "it is said anew when it is slow again"
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.04, 1.1, 1.25])
+def test_what_nobody_would_call_slow_is_no_warning(slowdown: float) -> None:
+    devices = Devices(4, 4)
+    assert devices.go_on(120.0, slowdown=slowdown) == []
+    devices.go_on(30.0, slowdown=2.0)
+    devices.say(slowdown=slowdown)
+    assert devices.watch.warning(b"2", devices.now) == "", "and it need not last until that is seen"
 
 
 def test_one_slow_block_now_and_then_is_no_slowness() -> None:

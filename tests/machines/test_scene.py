@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from support.rings import FakeRing, submit
+from support.rings import FakeRing, ToyCodec, submit
 
 from edgespec.machines.effects import SendPeer, SendStages
 from edgespec.machines.events import MessageArrived, PeerGone, Tick
@@ -44,6 +44,44 @@ def play(ring: FakeRing) -> Iterator[None]:
         if not any(m.deadline() is not None for m in (ring.coordinator, *ring.machines)):
             return
         tick(ring)
+
+
+def answering(ring: FakeRing, ends: int = 40, **asked: object) -> list[Scene]:
+    """All scenes of an answer that have tokens."""
+    watch(ring)
+    ring.tell(MessageArrived(b"client", submit(max_new_tokens=ends, **asked)))  # type: ignore[arg-type]
+    return [scene for scene in run(ring) if scene.tokens]
+
+
+@pytest.mark.parametrize("prompt", ["hello", "x" * 40])
+def test_without_speculation_each_token_is_a_trip(prompt: str) -> None:
+    """Also while the next one is on its way or being sampled, and for a prompt in many chunks."""
+    seen = answering(FakeRing(3), prompt=prompt, policy="autoregressive")
+    assert len(seen) > 10
+    assert all(scene.tokens / scene.trips == pytest.approx(1.0) for scene in seen)
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "flowspec", "pipedec"])
+def test_trips_are_those_that_made_the_tokens(policy: str) -> None:
+    ring = FakeRing(3, accuracy=1.0)
+    seen = answering(ring, prompt="x" * 40, policy=policy)
+    assert min(scene.tokens / scene.trips for scene in seen) > 0.999
+    assert max(scene.tokens / scene.trips for scene in seen) > 1.5
+
+
+def test_the_end_of_an_answer_and_what_is_behind_it_is_no_accepted_guess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ToyCodec, "token", lambda self, token: (f"<{token}>", None))
+    plain = FakeRing(3, accuracy=1.0)
+    tokens = plain.expected(submit(max_new_tokens=30)).token_ids
+    end = next(token for token in tokens[10:] if token not in tokens[:10])
+    ring = FakeRing(3, accuracy=1.0, eos_ids={end})
+    seen = answering(ring, policy="flowspec")
+    accepted = {n.text for scene in seen for n in scene.nodes if n.state == "accepted"}
+    answer = tokens[: tokens.index(end)]
+    assert {f"<{token}>" for token in answer[-3:]} <= accepted
+    assert f"<{end}>" not in accepted
 
 
 def run(ring: FakeRing) -> list[Scene]:
