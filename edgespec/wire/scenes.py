@@ -93,8 +93,9 @@ class Scene:
 
     `state`: "idle", "reading" (the prompt), "answering" or "paused" (the ring is lost). `request`:
     its number, which a lost ring changes, 0 if none runs. `tokens` are certain, made in `trips`
-    round the ring, the prompt's being one. `root`: the newest certain node. `nodes`: the newest accepted ones and all that
-    hangs from them, by id. `runs`: the stages' newest since the last Scene, oldest first.
+    round the ring, the prompt's being one. `root`: the newest certain node. `nodes`: the newest
+    accepted ones and all that hangs from them, by id. `runs`: the stages' newest since the last
+    Scene, oldest first.
     """
 
     state: str

@@ -92,7 +92,7 @@ def test_control_messages_of_a_request_take_their_time_and_others_none(
 
 
 def test_a_poll_does_not_wait_for_what_is_due_later(near: PacedTransport) -> None:
-    near.pace = LinkPace(LinkCosts(600.0, 1e9), 0.0, lambda rows, hidden: 0)
+    near.pace = LinkPace(LinkCosts(9.0, 1e9), 0.0, lambda rows, hidden: 0)
     near.send_ring(segment())
     begin = time.monotonic()
     while time.monotonic() - begin < 0.1:
