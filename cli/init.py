@@ -21,7 +21,12 @@ from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, folder_of
 from edgespec.daemon.planning import asked_model, chosen_context, devices_of, speculative_speed
 from edgespec.daemon.registry import Registry
 from edgespec.daemon.registry_book import clean_name
-from edgespec.daemon.settings import chosen_draft, coordinator_config, look_at_models
+from edgespec.daemon.settings import (
+    chosen_draft,
+    coordinator_config,
+    look_at_models,
+    look_into_models,
+)
 from edgespec.drafting.choice import NONE, DraftChoice
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.net.discovery_interfaces import EVERY_ADDRESS
@@ -44,6 +49,7 @@ def init(
             help="Number of stages in the ring. Default: as --layers, --devices or the model's "
             "folder has.",
             show_default=False,
+            callback=options.a_ring,
         ),
     ] = 0,
     layers: options.Layers = "",
@@ -88,7 +94,7 @@ def init(
             )
         planned = _planned(model, draft, quant, draft_quant, context, devices)
         quant, context, layers = planned.quant, planned.made.problem.context, planned.layers
-    settings = _settings(
+    settings, later = _settings(
         model,
         draft,
         stages,
@@ -110,7 +116,7 @@ def init(
         return
     for line in planned.lines() if planned else ():
         notes.say(line)
-    _tell(notes, made, kept)
+    _tell(notes, made, kept, later)
     print(f"edgespec join {token.text}")
 
 
@@ -125,8 +131,11 @@ def _settings(
     draft_quant: str,
     layers: str,
     context: int,
-) -> ClusterSettings:
-    """What `edgespec serve` would take, looked at as it does. Raises ConfigError."""
+) -> tuple[ClusterSettings, list[str]]:
+    """What `edgespec serve` would take, looked at as it does, and which models it has to download.
+
+    Raises ConfigError.
+    """
     config = coordinator_config(
         model,
         draft,
@@ -139,7 +148,9 @@ def _settings(
         context=context,
     )
     look_at_models(config)
-    return ClusterSettings(
+    is_own = model or (draft and chosen_draft(draft, model).folders)  # nobody doubts the bundled
+    later = look_into_models(config) if is_own else []
+    settings = ClusterSettings(
         model,
         draft,
         config.stages,
@@ -151,6 +162,7 @@ def _settings(
         address.host,
         address.port,
     )
+    return settings, later
 
 
 @dataclass(frozen=True)
@@ -210,8 +222,7 @@ def _planned(
 ) -> _Planned:
     base = model or bundled("base")
     chosen = chosen_draft(draft, model)
-    folders = chosen.folders
-    asked = asked_model(base, quant, folders[0] if folders else "", draft_quant)
+    asked = asked_model(base, quant, str(chosen) or NONE, draft_quant)
     coordinator, others = devices_of(devices)
     problem = Problem(asked.model, coordinator, others, chosen_context(asked, context))
     return _Planned(make_plan(problem), base, str(chosen), draft_quant)
@@ -243,7 +254,7 @@ def _is_cluster(folder: Path) -> bool:
         return False  # if that is not because there is none, `create` says the same again
 
 
-def _tell(notes: Notes, made: ClusterFolder, kept: bool) -> None:
+def _tell(notes: Notes, made: ClusterFolder, kept: bool, later: list[str]) -> None:
     if kept:
         notes.say(
             f"the cluster {made.cluster_id} in {made.path} keeps its key, devices and tokens; its "
@@ -256,6 +267,11 @@ def _tell(notes: Notes, made: ClusterFolder, kept: bool) -> None:
     for model in filter(None, (settings.model, *folders)):
         if not Path(model).is_dir():
             notes.say(f"{model} is no folder here: the coordinator takes it from the hub")
+        if model in later:
+            notes.say(
+                f"{model} was not downloaded yet, and the hub cannot be reached now: before "
+                f"`edgespec serve`, connect this machine, or run `hf download {model}`"
+            )
     notes.say(f"start the coordinator:        {with_cluster('edgespec serve', made.path)}")
     notes.say(f"another token, when needed:   {with_cluster('edgespec token new', made.path)}")
     if made.settings.places:

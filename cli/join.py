@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import check_keys, needs_keys
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.process import end_with_parent, leave, start_logging
+from edgespec.daemon.registry_book import clean_name
 from edgespec.daemon.stage import run_stage
 from edgespec.errors import ConfigError
 
@@ -101,4 +103,6 @@ def join(
         folder.with_address(str(address))
     except ConfigError as problem:  # it only makes the next start faster
         log.warning("where the coordinator is cannot be remembered: %s", problem)
-    leave(run_stage(config(address), folder.identity, folder.name, accepts))
+    # On the coordinator's own machine it is a device like the others, by the name of that machine.
+    name = clean_name(socket.gethostname()) if folder.is_coordinator else folder.name
+    leave(run_stage(config(address), folder.identity, name, accepts))

@@ -5,13 +5,34 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from click.core import ParameterSource
+
+from edgespec.config import MAX_TEMPERATURE, MOST_STAGES
+from edgespec.errors import ConfigError
+
+
+def a_ring(context: typer.Context, value: int) -> int:
+    """An option of 0 stages is one that was not given, and a ring of none if it was."""
+    if not value and context.get_parameter_source("stages") is not ParameterSource.DEFAULT:
+        raise ConfigError(f"{value} stages; a ring has 1 to {MOST_STAGES}")
+    return value
+
 
 Stages = Annotated[int, typer.Option(help="Number of stages in the ring.")]
+StagesOrFolders = Annotated[
+    int,
+    typer.Option(
+        help="Number of stages in the ring. Default: as --layers or the model's folder has.",
+        show_default=False,
+        callback=a_ring,
+    ),
+]
 StagesHere = Annotated[
     int,
     typer.Option(
         help="Number of stages in the ring. Default: as --layers or the model's folder has, or 3.",
         show_default=False,
+        callback=a_ring,
     ),
 ]
 USUAL_STAGES = 3
@@ -24,7 +45,12 @@ Policy = Annotated[
     ),
 ]
 MaxNewTokens = Annotated[int, typer.Option(help="Tokens to generate at most.")]
-Temperature = Annotated[float, typer.Option(help="0 takes the most likely token every time.")]
+Temperature = Annotated[
+    float,
+    typer.Option(
+        help=f"From 0, which takes the most likely token every time, to {MAX_TEMPERATURE:g}."
+    ),
+]
 TopK = Annotated[int, typer.Option(help="Sample from the K most likely tokens; 0 is off.")]
 TopP = Annotated[float, typer.Option(help="Sample from the likeliest tokens of total share P.")]
 MinP = Annotated[

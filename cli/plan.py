@@ -53,7 +53,10 @@ def plan(
     ],
     draft: Annotated[
         str,
-        typer.Option(help="Folder of the draft model. Default: none, or that of the cost model."),
+        typer.Option(
+            help="Who guesses: none, ngram, FOLDER of a draft model, eagle:FOLDER, eagle3:FOLDER, "
+            "or hybrid:ngram+eagle3:FOLDER. Default: none, or the draft of the cost model."
+        ),
     ] = "",
     quant: Annotated[
         str,
@@ -135,13 +138,15 @@ def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
         f"{SHORT_CONTEXT} cached rows, {1 / made.trip_seconds(problem.context):.2f} at "
         f"{problem.context}; by the cost model, exactly"
     )
-    if not draft.layers:
+    if not draft.name:
         yield "with speculation: not predicted, as there is no draft; name one with --draft"
     else:
-        how = f"{1 / made.seconds:.1f} tokens/s by the formula, at half the context"
+        told = []
         if speed is not None:
-            how = f"{speed:.1f} tokens/s in virtual time (adaptive, short questions); " + how
-        yield f"with speculation: {how}"
+            told.append(f"{speed:.1f} tokens/s in virtual time (adaptive, short questions)")
+        if draft.layers:  # the formula is one of drafts that take D0's time
+            told.append(f"{1 / made.seconds:.1f} tokens/s by the formula, at half the context")
+        yield f"with speculation: {'; '.join(told) or 'not predicted for so many stages'}"
         yield (
             f"  charged as {draft.name}, but the guesses are those of the bundled pair: how often "
             "yours are right decides"

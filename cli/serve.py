@@ -17,13 +17,7 @@ from edgespec.daemon.settings import Asked, served_config
 
 
 def serve(
-    stages: Annotated[
-        int,
-        typer.Option(
-            help="Number of stages in the ring. Default: as --layers or the model's folder has.",
-            show_default=False,
-        ),
-    ] = 0,
+    stages: options.StagesOrFolders = 0,
     model: options.Model = "",
     draft: options.Draft = "",
     host: Annotated[

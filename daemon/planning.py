@@ -10,6 +10,7 @@ from pathlib import Path
 from edgespec.config import Quantisation
 from edgespec.daemon.bundled import bundled
 from edgespec.daemon.profiles import profile_named
+from edgespec.drafting.choice import HYBRID, DraftChoice, parse_draft
 from edgespec.errors import ConfigError
 from edgespec.model.manifest import manifest_of
 from edgespec.planning.architecture import Architecture, architecture_of, longest_context
@@ -18,7 +19,10 @@ from edgespec.planning.cost_model import (
     COST_MODELS,
     NO_DRAFT,
     DraftCosts,
+    bits_of,
     draft_costs_of,
+    eagle3_costs,
+    eagle_costs,
 )
 from edgespec.planning.memory import Device, PlannedModel
 from edgespec.planning.plan import Plan
@@ -45,12 +49,20 @@ class Asked:
 def asked_model(model: str, quant: str, draft: str, draft_quant: str) -> Asked:
     """A model folder, a folder of block files or the name of a cost model, with its draft.
 
-    `quant` "": as the block files have it, or int4. `draft` "": none, or that of the cost model.
-    Raises ConfigError for what cannot be read or is not known.
+    `quant` "": as the block files have it, or int4. `draft`: see drafting.choice; "": none, or that
+    of the cost model. Raises ConfigError for what cannot be read or is not known.
     """
-    drafting = _draft(draft, draft_quant)
+    asked = _base(model, quant)
+    if not draft:
+        return asked
+    choice = parse_draft(draft)
+    costs = _draft(choice, asked.model, Quantisation.parse(draft_quant))
+    return replace(asked, model=replace(asked.model, draft=costs, sources=_names(choice)))
+
+
+def _base(model: str, quant: str) -> Asked:
     if Path(model).is_dir():
-        return _folder(Path(model), quant, drafting)
+        return _folder(Path(model), quant)
     if model not in COST_MODELS:
         raise ConfigError(
             f"there is no model folder {model!r}, and no cost model of that name; give a folder "
@@ -59,7 +71,7 @@ def asked_model(model: str, quant: str, draft: str, draft_quant: str) -> Asked:
     of = ARCHITECTURES[model.removesuffix("-eagle")]
     quantisation = Quantisation.parse(quant or DEFAULT_QUANTISATION)
     published = COST_MODELS[model].draft
-    return Asked(PlannedModel(model, of, quantisation, drafting or published), 0, ())
+    return Asked(PlannedModel(model, of, quantisation, published), 0, ())
 
 
 def chosen_context(asked: Asked, context: int) -> int:
@@ -104,15 +116,16 @@ def speculative_speed(plan: Plan) -> float | None:
 
     base = bundled("base")
     layers = architecture_of(_read_object(Path(base) / "config.json"), base).layers
-    if not plan.problem.model.draft.layers or len(plan.split) > layers:
+    of = plan.problem.model
+    if not of.draft.name or len(plan.split) > layers:
         return None
     prompts = tuple(Prompt(str(n), "", (text,)) for n, text in enumerate(QUESTIONS))
     setup = Setup(
         model=base,
-        draft=bundled("draft"),
+        draft=str(parse_draft(of.sources, bundled)),
         dtype="float64",
         profiles=tuple(place.device.profile for place in plan.places),
-        cost_model=plan.problem.model.costs,
+        cost_model=of.costs,
         link=None,
         prompts=prompts,
         max_new_tokens=40,
@@ -138,7 +151,7 @@ QUESTIONS = (
 # --- models -------------------------------------------------------------------------------------
 
 
-def _folder(folder: Path, quant: str, drafting: DraftCosts | None) -> Asked:
+def _folder(folder: Path, quant: str) -> Asked:
     of, config, where = _architecture(folder)
     made = manifest_of(folder)
     if made is not None and quant and quant != made.quantisation.name:
@@ -149,17 +162,42 @@ def _folder(folder: Path, quant: str, drafting: DraftCosts | None) -> Asked:
     quantisation = made.quantisation if made else Quantisation.parse(quant or DEFAULT_QUANTISATION)
     split = made.layers_of_stages if made else ()
     name = folder.resolve().name
-    model = PlannedModel(name, of, quantisation, drafting or NO_DRAFT)
+    model = PlannedModel(name, of, quantisation)
     return Asked(model, longest_context(config, where), split)
 
 
-def _draft(folder: str, quant: str) -> DraftCosts | None:
-    if not folder:
-        return None
-    if not Path(folder).is_dir():
-        raise ConfigError(f"there is no draft folder {folder!r}; give one with a config.json")
-    of, _, _ = _architecture(Path(folder))
-    return draft_costs_of(Path(folder).resolve().name, of, Quantisation.parse(quant))
+def _names(choice: DraftChoice) -> str:
+    """The sources without their folders, as `--draft` has them for the bundled base."""
+    names = [member.name for member in choice.members]
+    return f"{HYBRID}:{'+'.join(names)}" if len(names) > 1 else "".join(names)
+
+
+def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) -> DraftCosts:
+    """What those sources take of D0, and of its time. n-grams take next to nothing of either."""
+    if any(member.name == "ppd" for member in choice.members):
+        raise ConfigError(
+            "plan does not reckon with ppd, whose rows go round with the base's; plan without "
+            "--draft: its weights are small"
+        )
+    weighty = [member for member in choice.members if member.folder]
+    if len(weighty) > 1:
+        raise ConfigError(
+            f"plan reckons with one draft that has weights, and {choice} has {len(weighty)}; plan "
+            "with the largest of them, and leave room for the others"
+        )
+    if not weighty:
+        return replace(NO_DRAFT, name=_names(choice))
+    (one,) = weighty
+    folder = Path(one.folder)
+    if not folder.is_dir():
+        raise ConfigError(f"there is no draft folder {one.folder!r}; give one with a config.json")
+    of, _, _ = _architecture(folder)
+    if one.name in _HEADS:
+        return _HEADS[one.name](base.name, base.of, bits_of(quantisation))
+    return draft_costs_of(folder.resolve().name, of, quantisation)
+
+
+_HEADS = {"eagle": eagle_costs, "eagle3": eagle3_costs}
 
 
 def _architecture(folder: Path) -> tuple[Architecture, dict[str, object], str]:

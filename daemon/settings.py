@@ -21,7 +21,7 @@ from edgespec.daemon.bundled import bundled
 from edgespec.daemon.cluster import ClusterSettings
 from edgespec.drafting.choice import HYBRID, NONE, SOURCES, DraftChoice, parse_draft
 from edgespec.errors import ConfigError, ModelError
-from edgespec.model.hub import require_model
+from edgespec.model.hub import NotHereYet, model_files, require_model
 from edgespec.model.manifest import manifest_of
 from edgespec.planning.partition import blocks_of, parse_split
 
@@ -157,6 +157,28 @@ def look_at_models(config: CoordinatorConfig) -> None:
         return  # the loader knows what to say
     blocks_of(layers, config.stages, config.layers)
     context_of(config, longest)
+
+
+def look_into_models(config: CoordinatorConfig) -> list[str]:
+    """Open base and drafts as the coordinator does when it starts, without their weights.
+
+    Returns the hub ids of those that are not here yet and cannot be asked for now: the coordinator
+    downloads them. Raises ModelError for what it could not serve. Imports torch.
+    """
+    from edgespec.daemon.ring_model import RingModel
+
+    later = []
+    for model in (config.model, *parse_draft(config.draft).folders):
+        try:
+            if model == config.model:
+                RingModel(config)
+            else:
+                model_files(model).file("config.json").open("rb").close()
+        except NotHereYet:
+            later.append(model)
+        except OSError as problem:
+            raise ModelError(f"cannot read {problem.filename}: {problem.strerror}") from None
+    return later
 
 
 def context_of(config: CoordinatorConfig, longest: int) -> int:

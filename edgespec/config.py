@@ -12,6 +12,8 @@ DEFAULT_PORT = 7430
 LOOPBACK = "127.0.0.1"
 DTYPES = ("float32", "bfloat16", "float64", "float16")
 MOST_STAGES = 256
+MAX_TEMPERATURE = 2.0
+"""Of sampling, wherever it is asked for; as OpenAI's API has it."""
 
 
 @dataclass(frozen=True, slots=True)

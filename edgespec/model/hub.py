@@ -27,6 +27,10 @@ TOKENIZER_FILES = (
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
+class NotHereYet(ModelError):
+    """A model of the hub that was not downloaded, while the hub cannot be asked."""
+
+
 class ModelFiles(Protocol):
     """The files of one model, wherever they are kept. `path` is for messages."""
 
@@ -155,8 +159,8 @@ def require_model(model: str | Path) -> None:
     if not Path(model).is_dir() and not is_hub_id(model):
         raise ModelError(
             f"there is no model folder {model}; give a folder with config.json, a tokenizer and "
-            "*.safetensors files, such as `huggingface-cli download MODEL --local-dir DIR` makes, "
-            "or the ORGANISATION/NAME of a model on the Hugging Face Hub"
+            "*.safetensors files, such as `hf download MODEL --local-dir DIR` makes, or "
+            " the ORGANISATION/NAME of a model on the Hugging Face Hub"
         )
 
 
@@ -185,12 +189,12 @@ def _refusal(hub_id: str, name: str, error: Exception) -> ModelError:
         (
             errors.GatedRepoError,
             f"the Hugging Face Hub gives {hub_id} only to those who accepted its licence; accept "
-            f"it at https://huggingface.co/{hub_id}, then run `huggingface-cli login`",
+            f"it at https://huggingface.co/{hub_id}, then run `hf auth login`",
         ),
         (
             errors.RepositoryNotFoundError,
             f"there is no folder {hub_id}, and the Hugging Face Hub has no model of this name, or "
-            "keeps it private; check the spelling, or run `huggingface-cli login` with an account "
+            "keeps it private; check the spelling, or run `hf auth login` with an account "
             "that may read it",
         ),
         (
@@ -207,7 +211,7 @@ def _refusal(hub_id: str, name: str, error: Exception) -> ModelError:
     )
     for kind, words in explained:
         if isinstance(error, kind):
-            return ModelError(words)
+            return (NotHereYet if kind is errors.LocalEntryNotFoundError else ModelError)(words)
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ModelError(
         f"cannot get {name} of {hub_id} from the Hugging Face Hub ({reason}); try again, or copy a "

@@ -131,7 +131,7 @@ def cost_model_of(
         kv_bytes=2 * 2 * of.kv_width,
         head_bytes=2 * of.head_weights,
         draft=draft,
-        bits=_bits(quantisation),
+        bits=bits_of(quantisation),
         quantisation=quantisation.name,
         expert_bytes=of.mlp_bytes(quantisation) if of.experts else 0,
         experts=of.experts,
@@ -139,7 +139,7 @@ def cost_model_of(
     )
 
 
-def _bits(quantisation: Quantisation) -> int:
+def bits_of(quantisation: Quantisation) -> int:
     """Bits of a weight, without its share of the scales."""
     return {"none": 16, "int8": 8}.get(quantisation.kind, 4)
 
@@ -156,7 +156,7 @@ def draft_costs_of(name: str, of: Architecture, quantisation: Quantisation) -> D
         name=name,
         layers=of.layers,
         layer_bytes=of.attention_bytes(quantisation) + mlp,
-        bits=_bits(quantisation),
+        bits=bits_of(quantisation),
         head_bytes=head,
         head_bits=16,
         kv_bytes=2 * 2 * of.kv_width,
@@ -179,13 +179,12 @@ def _independent(name: str) -> DraftCosts:
     )
 
 
-def _eagle(base: str, bits: int) -> DraftCosts:
-    """EAGLE-2's head: one layer like the base's, and the base's own output head, in 16 bit.
+def eagle_costs(base: str, of: Architecture, bits: int) -> DraftCosts:
+    """EAGLE-2's head for a base: one layer like its, and the base's own output head, in 16 bit.
 
     In front of the layer a matrix of 2 hidden × hidden joins a token's embedding and the base's
     hidden state. The head is there anyway, the base's embedding is not.
     """
-    of = ARCHITECTURES[base]
     weights = of.layer_weights + 2 * of.hidden * of.hidden
     return DraftCosts(
         name=f"{base}-eagle",
@@ -199,22 +198,21 @@ def _eagle(base: str, bits: int) -> DraftCosts:
     )
 
 
-def _eagle3(base: str) -> DraftCosts:
-    """EAGLE-3's head: one layer in 4 bits whose attention reads twice the width, and an output head
-    of its own for up to EAGLE3_VOCAB tokens, in 16.
+def eagle3_costs(base: str, of: Architecture, bits: int) -> DraftCosts:
+    """EAGLE-3's head for a base: one layer whose attention reads twice the width, and an output
+    head of its own for up to EAGLE3_VOCAB tokens, in 16 bit.
 
     The matrix that joins three taps runs over certain rows alone: it is held, and not charged. Like
     the base's embedding, which D0 needs too.
     """
-    of = ARCHITECTURES[base]
     wider = of.hidden * (of.width + 2 * of.kv_width)
     head = packed_bytes(of.hidden * min(of.vocab, EAGLE3_VOCAB), 16)
-    held = packed_bytes(3 * of.hidden * of.hidden, 4) + packed_bytes(of.head_weights, 16)
+    held = packed_bytes(3 * of.hidden * of.hidden, bits) + packed_bytes(of.head_weights, 16)
     return DraftCosts(
         name=f"{base}-eagle3",
         layers=1,
-        layer_bytes=packed_bytes(of.layer_weights + wider, 4),
-        bits=4,
+        layer_bytes=packed_bytes(of.layer_weights + wider, bits),
+        bits=bits,
         head_bytes=head,
         head_bits=16,
         kv_bytes=2 * 2 * of.kv_width,
@@ -232,7 +230,7 @@ def _cost_model(name: str, base: str, draft: DraftCosts) -> CostModel:
         kv_bytes=2 * 2 * of.kv_width,
         head_bytes=packed_bytes(of.head_weights, 16),
         draft=draft,
-        heads={"eagle": _eagle(base, 4), "eagle3": _eagle3(base)},
+        heads={"eagle": eagle_costs(base, of, 4), "eagle3": eagle3_costs(base, of, 4)},
     )
 
 
@@ -240,7 +238,11 @@ COST_MODELS = {
     model.name: model
     for model in (
         _cost_model("llama-2-7b", "llama-2-7b", _independent("tinyllama-1.1b")),
-        _cost_model("llama-2-7b-eagle", "llama-2-7b", _eagle("llama-2-7b", 16)),
+        _cost_model(
+            "llama-2-7b-eagle",
+            "llama-2-7b",
+            eagle_costs("llama-2-7b", ARCHITECTURES["llama-2-7b"], 16),
+        ),
         _cost_model("llama-2-13b", "llama-2-13b", _independent("tinyllama-1.1b")),
         _cost_model("llama-3.1-8b", "llama-3.1-8b", _independent("llama-3.2-1b")),
         _cost_model("llama-3.1-70b", "llama-3.1-70b", _independent("llama-3.2-1b")),

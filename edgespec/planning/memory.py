@@ -23,12 +23,17 @@ WIDEST_SEGMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model to be planned: its sizes, how its layers are held, and the draft beside it."""
+    """A model to be planned: its sizes, how its layers are held, and the draft beside it.
+
+    `sources`: the names of the draft sources that were asked for, as `--draft` has them; "": none
+    was. Their costs are `draft`.
+    """
 
     name: str
     of: Architecture
     quantisation: Quantisation
     draft: DraftCosts = NO_DRAFT
+    sources: str = ""
 
     @property
     def costs(self) -> CostModel:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgespec.config import MAX_TEMPERATURE
 from edgespec.policy.registry import POLICIES
 from edgespec.serving.parameters import (
     Body,
@@ -36,7 +37,7 @@ COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; chats may go on to the end of the context."""
 
 SAMPLING: tuple[Parameter, ...] = (
-    Number("temperature", 0, 2, 1.0, "0 takes the most likely token every time."),
+    Number("temperature", 0, MAX_TEMPERATURE, 1.0, "0 takes the most likely token every time."),
     Number(
         "top_p", 0, 1, 1.0, "Sample from the likeliest tokens of this total share.", False, True
     ),

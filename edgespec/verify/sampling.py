@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.config import MAX_TEMPERATURE
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.verify.noise import gumbel_from_keys, position_keys
 
@@ -21,7 +22,6 @@ _BLOCK = 1 << 18  # elements worked on at once: a few float64 arrays of this siz
 _FIRST_NUCLEUS = 512  # top-p first looks among so many tokens, then among 16 times more, then all
 _OUTSIDE = 2.0  # a draft's guess outside its own filters loses this often what it lies below them
 _REACH = 3.0  # nats below its filters' edge, past which no noise would bring a guess back
-_MAX_TEMPERATURE = 100.0
 
 
 class BadLogits(EdgespecError):
@@ -32,7 +32,8 @@ class BadLogits(EdgespecError):
 class Sampling:
     """How the next token is taken from the model's distribution.
 
-    temperature: from 0 to 100; 0 means greedy (the most likely token; filters change nothing).
+    temperature: from 0 to MAX_TEMPERATURE; 0 means greedy (the most likely token; filters change
+    nothing).
     top_k: keep the k most likely tokens; 0 means no such limit.
     top_p: in (0, 1]; keep the smallest set of most likely tokens that holds this probability.
     min_p: in [0, 1]; drop tokens less likely than this fraction of the most likely one.
@@ -50,7 +51,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _check_number(
-            "temperature", self.temperature, "a number from 0 to 100", 0, _MAX_TEMPERATURE
+            "temperature",
+            self.temperature,
+            f"a number from 0 to {MAX_TEMPERATURE:g}",
+            0,
+            MAX_TEMPERATURE,
         )
         _check_number(
             "top_p", self.top_p, "a number above 0 and at most 1", 0.0, 1.0, open_low=True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from support.nodes import until
 from tokenizers import Tokenizer
 
 from edgespec.daemon.bundled import bundled
+from edgespec.daemon.registry_book import clean_name
 
 LONG = ["--prompt", "Once upon a time", "--max-new-tokens", "900", "--policy", "autoregressive"]
 
@@ -41,6 +43,17 @@ def test_json_is_one_object_and_nothing_else() -> None:
     assert answer["text"] == tokenizer.decode(answer["token_ids"])
     assert (answer["stages"], answer["policy"], answer["draft"]) == (2, "adaptive", "independent")
     assert "coordinator: process" in done.err
+
+
+def test_its_stages_bear_the_name_of_this_machine() -> None:
+    done = run("demo", "--stages", "2", "--max-new-tokens", "4")
+    assert done.code == 0, done.err
+    lines = re.findall(r"stage \d: layers .*: (\S+) ready", done.err)
+    assert lines == 2 * [clean_name(socket.gethostname())], done.err
+
+
+def test_a_ring_of_no_stage_is_refused() -> None:
+    run("demo", "--stages", "0").assert_refused("0 stages; a ring has 1 to 256")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -24,6 +24,7 @@ import pytest
 from support.commands import COMMAND, Command, Done, run_here
 
 from edgespec.config import Address
+from edgespec.daemon.bundled import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, own_key
 from edgespec.daemon.process import EXIT_USAGE
 from edgespec.daemon.registry import LOOK_EVERY_S, Registry
@@ -142,6 +143,20 @@ def test_a_model_that_is_no_folder_is_told_where_it_comes_from(here: Here) -> No
     done = here("init", "--model", "models/llama", "--stages", "2")
     assert done.code == 0, done
     assert "models/llama is no folder here: the coordinator takes it from the hub" in done.err
+    assert "models/llama was not downloaded yet, and the hub cannot be reached now" in done.err
+    assert "`hf download models/llama`" in done.err
+
+
+@pytest.mark.parametrize("what", ["model", "draft"])
+def test_a_folder_that_is_no_model_is_refused_before_there_is_a_cluster(
+    here: Here, tmp_path: Path, what: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    model = bundled("base") if what == "draft" else str(tmp_path / "empty")
+    draft = ("--draft", str(tmp_path / "empty")) if what == "draft" else ()
+    done = here("init", "--model", model, *draft, "--stages", "2")
+    done.assert_refused(str(tmp_path / "empty" / "config.json"), code=1)
+    assert not (tmp_path / "device").exists()
 
 
 def test_a_token_that_is_not_whole(here: Here) -> None:

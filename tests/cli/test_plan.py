@@ -60,6 +60,54 @@ def test_a_table_that_no_narrow_terminal_cuts_and_the_commands(here: Here, folde
     assert f"{NANO}#3: edgespec join TOKEN --stage 2" in text
 
 
+@pytest.mark.parametrize(
+    ("draft", "charged"),
+    [
+        ("none", ""),
+        ("ngram", "ngram"),
+        ("eagle3:{}", "a model-eagle3"),
+        ("hybrid:ngram+eagle3:{}", "a model-eagle3"),
+        ("independent:{}", "draft"),
+    ],
+)
+def test_every_source_that_takes_room_is_planned(
+    here: Here, folder: str, monkeypatch: pytest.MonkeyPatch, draft: str, charged: str
+) -> None:
+    monkeypatch.setattr(planning, "QUESTIONS", planning.QUESTIONS[:1])
+    weights = bundled("eagle3" if "eagle3" in draft else "draft")
+    draft = draft.format(weights)
+    done = here("--model", folder, "--devices", f"4*{NANO}", "--draft", draft, "--json")
+    assert done.code == 0, done.err
+    made = json.loads(done.out)
+    assert made["draft"] == charged
+    assert f"--draft {draft}" in made["commands"][0]
+    assert (made["speculative_tokens_per_second"] is None) == (not charged)
+    plain = json.loads(here("--model", folder, "--devices", f"4*{NANO}", "--json").out)
+    more = made["nodes"][0]["needed_bytes"] - plain["nodes"][0]["needed_bytes"]
+    assert (more > 0) == (charged not in ("", "ngram"))
+
+
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        ("ppd:{}", "plan does not reckon with ppd"),
+        ("hybrid:eagle:{}+eagle3:{}", "plan reckons with one draft that has weights"),
+        ("eagle3:nothing", "there is no draft folder 'nothing'"),
+        ("eagle3", "Give eagle3:FOLDER"),
+    ],
+)
+def test_a_source_that_cannot_be_planned_says_why(
+    here: Here, folder: str, draft: str, words: str
+) -> None:
+    draft = draft.format(*2 * [bundled("eagle")])
+    here("--model", folder, "--devices", NANO, "--draft", draft).assert_refused(words)
+
+
+def test_of_two_wrong_paths_the_model_is_named_first(here: Here) -> None:
+    done = here("--model", "no/model", "--devices", f"2*{NANO}", "--draft", "no/draft")
+    done.assert_refused("there is no model folder 'no/model'")
+
+
 def test_json_has_the_same_figures(
     here: Here, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,7 +111,7 @@ print(json.dumps([refused(lambda: Checkpoint(model)) for model in models]))
     assert "no folder org/none" in unknown
     assert "check the spelling" in unknown
     assert "accept it at https://huggingface.co/org/gated" in gated
-    assert "huggingface-cli login" in gated
+    assert "hf auth login" in gated
     assert "org/pickled holds pickled weights" in pickled
     assert "safetensors" in pickled
     assert not {"pytorch_model.bin", "model.safetensors"} & set(hub.fetched())

@@ -323,7 +323,7 @@ def test_settings_at_their_limits_are_taken() -> None:
     assert Sampling().greedy
     assert Sampling(0).greedy
     assert not Sampling(5e-324).greedy
-    Sampling(temperature=100, top_k=10**30, top_p=1, min_p=1, seed=2**64 - 1)
+    Sampling(temperature=2, top_k=10**30, top_p=1, min_p=1, seed=2**64 - 1)
     Sampling(temperature=1, top_p=5e-324, min_p=0)
     assert Sampling(1, top_p=1) == Sampling(1.0)
 
