@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from click.core import ParameterSource
 
 from edgespec.config import MAX_TEMPERATURE, MOST_STAGES
 from edgespec.errors import ConfigError
@@ -13,7 +12,8 @@ from edgespec.errors import ConfigError
 
 def a_ring(context: typer.Context, value: int) -> int:
     """An option of 0 stages is one that was not given, and a ring of none if it was."""
-    if not value and context.get_parameter_source("stages") is not ParameterSource.DEFAULT:
+    source = context.get_parameter_source("stages")
+    if not value and source is not None and source.name == "COMMANDLINE":
         raise ConfigError(f"{value} stages; a ring has 1 to {MOST_STAGES}")
     return value
 

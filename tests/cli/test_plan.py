@@ -83,7 +83,7 @@ def test_every_source_that_takes_room_is_planned(
     assert f"--draft {draft}" in made["commands"][0]
     assert (made["speculative_tokens_per_second"] is None) == (not charged)
     plain = json.loads(here("--model", folder, "--devices", f"4*{NANO}", "--json").out)
-    more = made["nodes"][0]["needed_bytes"] - plain["nodes"][0]["needed_bytes"]
+    more = made["nodes"][0]["weight_bytes"] - plain["nodes"][0]["weight_bytes"]
     assert (more > 0) == (charged not in ("", "ngram"))
 
 

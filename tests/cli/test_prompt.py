@@ -278,6 +278,7 @@ def test_a_coordinator_that_ends_is_an_error_of_the_prompt() -> None:
 WRONG: dict[str, tuple[list[str], str]] = {
     "empty prompt": ([""], "the prompt is empty"),
     "temperature": (["x", "--temperature", "-1"], "temperature is -1.0; it must be"),
+    "temperature of no API": (["x", "--temperature", "2.1"], "a number from 0 to 2"),
     "temperature nan": (["x", "--temperature", "nan"], "temperature is nan"),
     "top_p": (["x", "--top-p", "2"], "top_p is 2.0"),
     "top_p zero": (["x", "--top-p", "0"], "top_p is 0.0"),
