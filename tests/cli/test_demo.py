@@ -49,7 +49,7 @@ def test_its_stages_bear_the_name_of_this_machine() -> None:
     done = run("demo", "--stages", "2", "--max-new-tokens", "4")
     assert done.code == 0, done.err
     lines = re.findall(r"stage \d: layers .*: (\S+) ready", done.err)
-    assert lines == 2 * [clean_name(socket.gethostname())], done.err
+    assert set(lines) == {clean_name(socket.gethostname())}, done.err
 
 
 def test_a_ring_of_no_stage_is_refused() -> None:

@@ -123,6 +123,25 @@ print(json.dumps([refused(lambda: Checkpoint(model)) for model in models]))
     assert hub.fetched() == []
 
 
+def test_what_init_looks_at_is_refused_now_or_downloaded_later(hub: Hub, tmp_path: Path) -> None:
+    code = """
+from edgespec.config import Address, CoordinatorConfig
+from edgespec.daemon.settings import look_into_models
+
+def look(model):
+    return look_into_models(CoordinatorConfig(model, "", 2, "float32", Address("127.0.0.1", 0)))
+
+print(json.dumps([refused(lambda: look(sys.argv[1])) or look(sys.argv[1])]))
+"""
+    (unknown,) = hub.run(tmp_path, code, "org/none")
+    assert "check the spelling" in unknown
+    (pickled,) = hub.run(tmp_path, code, "org/pickled")
+    assert "pickled weights" in pickled
+    assert hub.run(tmp_path / "other", code, "org/one", offline=True) == [["org/one"]]
+    assert hub.run(tmp_path, code, "org/one") == [[]]
+    assert "model.safetensors" not in hub.fetched()
+
+
 def test_what_is_written_like_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("org/name", "meta-llama/Llama-2-7b-hf", "Qwen/Qwen2.5-0.5B"):
