@@ -47,7 +47,7 @@ SHAPES = [(2, 1), (3, 2), (4, 50), (3, 2048), (2, 40_000)]
 finite_rows = st.lists(st.integers(-120, 120).map(lambda n: n / 4), min_size=1, max_size=12)
 any_sampling = st.builds(
     Sampling,
-    temperature=st.sampled_from([0.0, 1e-300, 0.1, 0.7, 1.0, 2.0, 100.0]),
+    temperature=st.sampled_from([0.0, 1e-300, 0.1, 0.7, 1.0, 1.5, 2.0]),
     top_k=st.integers(0, 14),
     top_p=st.sampled_from([1e-12, 0.2, 0.5, 0.9, 1.0 - 1e-16, 1.0]),
     min_p=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
@@ -302,7 +302,7 @@ def test_the_fit_catches_a_wrong_sampler() -> None:
 @pytest.mark.parametrize(
     ("field", "values", "allowed"),
     [
-        ("temperature", [-0.1, math.nan, math.inf, 100.5, True, "1", None, 10**400], "0 to 100"),
+        ("temperature", [-0.1, math.nan, math.inf, 2.5, True, "1", None, 10**400], "0 to 2"),
         ("top_k", [-1, 1.0, True, math.nan, None, "5"], "at least 0"),
         ("top_p", [0, 0.0, -0.5, 1.01, math.nan, math.inf, True, "0.9", None], "above 0 and at"),
         ("min_p", [-0.01, 1.5, math.nan, -math.inf, False, None], "from 0 to 1"),
