@@ -160,18 +160,22 @@ class CoordinatorMachine:
                 (r.peer, r.tag) == (peer, tag) for r in open_ones
             ):
                 return [SendPeer(peer, Failed(tag, reason))]  # it was not even admitted
-        waiting = set(self._waiting)
+        waiting = self._waiting.in_order()
         over = [r for r in open_ones if self._requests.get(r.number) is not r]
-        over += [r for r in self._requests.values() if r.number not in waiting]
+        over += [r for r in self._requests.values() if r not in waiting]
         effects: list[Effect] = [Renew("it gave up a request, of which its log says more")]
         for request in over:
             self._requests.pop(request.number, None)
             self._experiences.pop(request.policy.name, None)  # it may be why
             effects.append(SendPeer(request.peer, Failed(request.tag, reason)))
         self._before = []
-        self._active = None
-        self._waiting = deque(n for n in self._waiting if n in self._requests)
-        return effects + self._close_drafts([request.number for request in over])
+        self._active = self._encoding = None
+        self._waiting = RequestQueue(self._ring.queue_limit)
+        for request in waiting:
+            if request.number in self._requests:
+                self._waiting.add(request)
+        effects += self._close_drafts([request.number for request in over])
+        return effects + self._encode_next()  # again, if it was asked for: that may be lost too
 
     def deadline(self) -> float | None:
         """When to call with Tick: while rows are missing, or requests wait for a lost ring."""
@@ -234,14 +238,17 @@ class CoordinatorMachine:
         return [EncodePrompt(request.number, asked.prompt, asked.messages, most)]
 
     def _on_encoded(self, event: PromptEncoded, now: float) -> list[Effect]:
-        """Let the request start in its turn; nothing, if it has ended meanwhile."""
-        self._encoding = None
+        """Let the request start in its turn; nothing, if it has ended meanwhile, or its prompt was
+        encoded twice (see give_up)."""
+        if event.request == self._encoding:
+            self._encoding = None
         request = self._requests.get(event.request)
         effects: list[Effect] = []
-        if request is not None and event.problem:
+        if request is None or request.asked is None:
+            pass
+        elif event.problem:
             effects = self._fail(request, event.problem, now, event.kind)
-        elif request is not None:
-            assert request.asked is not None
+        else:
             try:
                 fits = fitting(self._ring, len(event.tokens), request.asked.max_new_tokens)
             except EdgespecError as problem:

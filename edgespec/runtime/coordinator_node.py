@@ -43,7 +43,7 @@ from edgespec.runtime.node import BUG, Node, ring_address
 from edgespec.runtime.registrar import CLIENT, MAY_SEND, OWNER, STAGE, Registrar
 from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.worker import Worker
-from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit
+from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit, Tokens
 from edgespec.wire.messages import (
     Credit,
     End,
@@ -282,7 +282,7 @@ class CoordinatorNode(Node):
         """A client can no longer be reached, or is none any more."""
         if self.requests is not None:
             self.requests.left(peer)
-        self._membership.handle(PeerGone(peer), now)
+        self.perform_all(self._heard(PeerGone(peer), now), now)
         self.perform_all(self._tell(PeerGone(peer), now), now)
 
     def farewell(self, reason: str, now: float) -> None:
