@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from edgespec.backends.base import BlockBackend
 from edgespec.bench.processes import News, map_in_processes
 from edgespec.bench.report import REFERENCE, RIVAL, Played, Run, run_of
 from edgespec.bench.workloads import Prompt
@@ -28,6 +29,7 @@ from edgespec.planning.partition import split_layers
 from edgespec.planning.profile import Profile
 from edgespec.policy.registry import POLICIES, policy_named
 from edgespec.sim.durations import CostDurations, network_of
+from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 from edgespec.verify.sampling import Sampling
@@ -165,7 +167,11 @@ def play(setup: Setup, policy: str, news: News = lambda done: None) -> Played:
 
 
 def _play(setup: Setup, policy: str, loaded: LoadedBase, news: News) -> Played:
-    world = world_of(setup, loaded)
+    return play_in(world_of(setup, loaded), setup, policy, news)
+
+
+def play_in(world: World, setup: Setup, policy: str, news: News = lambda done: None) -> Played:
+    """One policy answers all prompts, one after the other, in that world of the set-up's."""
     answers: list[Finished] = []
     for number, prompt in enumerate(setup.prompts):
         world.submit(_submit(setup, policy, number, prompt), world.now)
@@ -252,9 +258,22 @@ def _check_prompts(setup: Setup, loaded: LoadedBase) -> None:
 def world_of(setup: Setup, loaded: LoadedBase) -> World:
     """A ring of that set-up in virtual time, with a draft source that has learnt nothing."""
     from edgespec.backends.torch_backend import TorchBlock, TorchHead
+
+    device = CoordinatorParts(TorchHead(loaded.head), _draft(setup, loaded.head))
+    return ring_world(setup, loaded, device, lambda number: TorchBlock(loaded.blocks[number - 1]))
+
+
+def ring_world(
+    setup: Setup,
+    loaded: LoadedBase,
+    device: CoordinatorParts,
+    block_of: Callable[[int], BlockBackend],
+    faults: Sequence[Fault] = (),
+) -> World:
+    """A ring of that set-up in virtual time, whatever computes: V1 … VN have `block_of(1 … N)`."""
     from edgespec.drafting.base import prompts_of
 
-    stages = setup.stages
+    stages, draft = setup.stages, device.draft
 
     def make_stages() -> list[StageParts]:
         return [
@@ -264,12 +283,11 @@ def world_of(setup: Setup, loaded: LoadedBase) -> World:
                     is_last=number == stages,
                     row_limit=loaded.context_length + _ROOM,
                 ),
-                TorchBlock(block),
+                block_of(number),
             )
-            for number, block in enumerate(loaded.blocks, 1)
+            for number in range(1, stages + 1)
         ]
 
-    draft = _draft(setup, loaded.head)
     return World(
         CoordinatorMachine(
             Ring(
@@ -282,10 +300,11 @@ def world_of(setup: Setup, loaded: LoadedBase) -> World:
             ),
             loaded.tokenizer,
         ),
-        CoordinatorParts(TorchHead(loaded.head), draft),
+        device,
         make_stages,
         CostDurations(setup.costs()),
         setup.network(),
+        faults,
         seed=setup.sampling.seed,
     )
 
