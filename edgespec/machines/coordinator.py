@@ -482,9 +482,10 @@ class CoordinatorMachine:
         request = self._requests.get(segment.request)
         if request is None:
             return []
-        request.experience.segment(*flying.cost(segment, self._ring.stages))
         if not flying.fits(segment):
             return self._fail(request, "the ring returned rows that were not sent round", now)
+        ran = [(time.rows, time.seconds) for time in segment.ran]
+        request.experience.segment(ran, self._ring.stages)
         request.results.append((flying, segment))
         return self._take_results(request, now)
 

@@ -31,6 +31,7 @@ class InFlight:
             result.certain == self.certain
             and self.wanted.issuperset(ids)
             and (result.hidden is not None or not ids)
+            and all(time.rows <= self.rows for time in result.ran)
         )
 
     def cost(self, result: Segment, stages: int) -> tuple[int, float, float]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.policy.experience import RowTimes
+from edgespec.policy.experience import StepTimes
 
 MOST_ROWS = 48
 """Prompt rows of one segment, so that a wrong first idea of the costs stays cheap."""
@@ -92,7 +92,7 @@ class ChainValues:
         return reached[1:].tolist(), max(average, 0.0)
 
     def lengths(
-        self, ends: Sequence[float], longest: Sequence[int], rows: int, copies: int, step: RowTimes
+        self, ends: Sequence[float], longest: Sequence[int], rows: int, copies: int, step: StepTimes
     ) -> list[int]:
         """How long a chain each node of a segment should have.
 
@@ -125,7 +125,7 @@ class ChainValues:
         return chains
 
 
-def _pays(share: float, rows: int, more: int, step: RowTimes) -> bool:
+def _pays(share: float, rows: int, more: int, step: StepTimes) -> bool:
     """Whether so much more of a step's tokens outweighs what `more` rows add to its time."""
     if not step.sloped:
         return True

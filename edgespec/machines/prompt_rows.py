@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.machines.features import PromptTable
 from edgespec.machines.prompt_chains import ChainValues
-from edgespec.policy.experience import RowTimes
+from edgespec.policy.experience import StepTimes
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.wire.tensor import Tensor
@@ -40,7 +40,7 @@ class PromptRows:
     # --- on their way -------------------------------------------------------------------------
 
     def hang(
-        self, tree: DraftTree, ids: Sequence[int], own: int, last_position: int, step: RowTimes
+        self, tree: DraftTree, ids: Sequence[int], own: int, last_position: int, step: StepTimes
     ) -> Rows:
         """Rows of chains below those nodes, which travel with `own` rows of their own.
 

@@ -36,7 +36,7 @@ from edgespec.machines.events import (
 from edgespec.machines.scene import RunLog
 from edgespec.machines.tally import StageTally
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
-from edgespec.wire.messages import Credit, End, Fault, Retain, Segment
+from edgespec.wire.messages import Credit, End, Fault, Retain, Segment, StageTime
 from edgespec.wire.scenes import Observe
 from edgespec.wire.tensor import Tensor
 
@@ -270,7 +270,7 @@ class StageMachine:
             rows.positions[index],
             _NO_TOKENS,
             hidden.take(index),
-            *_cost_so_far(segment, len(rows), now - running.since),
+            (*segment.ran, StageTime(len(rows), now - running.since)),
             segment.base,
             segment.base_ids,
             segment.tapped,
@@ -391,16 +391,8 @@ def _emptied(segment: Segment, epoch: int) -> Segment:
         _NOTHING,
         _NOTHING,
         None,
-        segment.busiest_seconds,
-        segment.busiest_rows,
-        segment.total_seconds,
+        segment.ran,
         segment.base,
         segment.base_ids,
         segment.tapped,
     )
-
-
-def _cost_so_far(segment: Segment, rows: int, seconds: float) -> tuple[float, int, float]:
-    """The segment's busiest_seconds, busiest_rows and total_seconds behind this stage."""
-    busiest = (segment.busiest_seconds, segment.busiest_rows)
-    return (*max(busiest, (seconds, rows)), segment.total_seconds + seconds)

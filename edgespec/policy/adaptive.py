@@ -61,9 +61,10 @@ class Adaptive:
 
         A segment is on its way as long as `spread` steps of the slowest stage: so many keep that
         one busy, and one more waits for it. The credit of the first stage alone would let them
-        pile up in front of a slow stage behind it, each the staler for it.
+        pile up in front of a slow stage behind it, each the staler for it. The window keeps a place
+        free for a new root, which never waits.
         """
-        most = self.window(view.stages)
+        most = self.window(view.stages) - 1
         spread = view.experience.spread
         return min(most, math.ceil(spread) + 1) if spread else most
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgespec.tree.draft_tree import Advance
@@ -17,6 +18,13 @@ from edgespec.tree.draft_tree import Advance
 FADE = 0.1
 """Weight of a new time against the mean of the old ones, once there are some: contexts grow, and
 devices heat up."""
+
+
+LONGEST_S = 3600.0
+"""No stage is believed to take longer than this for a segment, whatever it says."""
+
+Points = list[tuple[float, float]]
+"""Seconds by rows, both ascending; straight lines lie between them."""
 
 
 class RowTimes:
@@ -28,7 +36,7 @@ class RowTimes:
 
     def __init__(self) -> None:
         self._classes: dict[int, tuple[float, float, int]] = {}  # mean rows, mean seconds, count
-        self._line: list[tuple[float, float]] = []
+        self._line: Points = []
 
     def record(self, rows: int, seconds: float) -> None:
         """`rows` rows took so long; rows >= 1."""
@@ -41,20 +49,16 @@ class RowTimes:
             count + 1,
         )
         self._line = []
-        highest = 0.0
-        for _, (at, mean, _) in sorted(self._classes.items()):
-            highest = max(highest, mean)
-            self._line.append((at, highest))
 
     @property
     def known(self) -> bool:
         """Whether anything was recorded."""
-        return bool(self._line)
+        return bool(self._classes)
 
     @property
     def sloped(self) -> bool:
         """Whether more than one class is known, so that what a row adds is more than a guess."""
-        return len(self._line) > 1
+        return len(self._classes) > 1
 
     def seconds(self, rows: float) -> float:
         """Expected seconds; raises ValueError while nothing is known.
@@ -63,16 +67,118 @@ class RowTimes:
         class alone known it is taken as proportional: what a row cost there is all there is to go
         by. Beyond the largest the last slope goes on.
         """
-        line = self._line
-        if not line:
-            raise ValueError("no times are known")
-        if len(line) == 1:
-            return line[0][1] * rows / line[0][0]
-        if rows <= line[0][0]:
-            return line[0][1]
-        right = min(bisect_left(line, (rows,)), len(line) - 1)
-        (r0, t0), (r1, t1) = line[right - 1], line[right]
-        return t0 + (t1 - t0) * (rows - r0) / (r1 - r0)
+        if not self._line:
+            self._line = _rising(means[:2] for means in self._classes.values())
+        return _at(self._line, rows)
+
+    @property
+    def classes(self) -> Iterable[int]:
+        """The classes in which something was recorded."""
+        return self._classes
+
+    def filled(self, others: Mapping[int, RowTimes]) -> Points:
+        """The line of what is recorded here, and in classes that are not of what one of `others`
+        knows: in proportion to the nearest class that both do, or as it is if there is none."""
+        points = [means[:2] for means in self._classes.values()]
+        for key, other in others.items():
+            if key not in self._classes:
+                rows, seconds, _ = other._classes[key]
+                points.append((rows, min(seconds * self._against(other, key), LONGEST_S)))
+        return _rising(points)
+
+    def _against(self, other: RowTimes, key: int) -> float:
+        """What rows take here against there, in the class nearest to that one."""
+        common = self._classes.keys() & other._classes.keys()
+        if not common:
+            return 1.0
+        rows, seconds, _ = self._classes[min(common, key=lambda known: (abs(known - key), known))]
+        there = other.seconds(rows)
+        return seconds / there if there else 1.0
+
+
+def _rising(points: Iterable[tuple[float, float]]) -> Points:
+    """The points in order, none below one before it."""
+    line: Points = []
+    highest = 0.0
+    for rows, seconds in sorted(points):
+        highest = max(highest, seconds)
+        line.append((rows, highest))
+    return line
+
+
+def _at(line: Points, rows: float) -> float:
+    if not line:
+        raise ValueError("no times are known")
+    if len(line) == 1:
+        return line[0][1] * rows / line[0][0]
+    if rows <= line[0][0]:
+        return line[0][1]
+    right = min(bisect_left(line, (rows,)), len(line) - 1)
+    (r0, t0), (r1, t1) = line[right - 1], line[right]
+    return t0 + (t1 - t0) * (rows - r0) / (r1 - r0)
+
+
+class StepTimes:
+    """Learnt seconds of a ring's slowest stage, by the rows of a segment.
+
+    Each stage is learnt by itself: guesses are dropped on their way, so that a segment has another
+    number of rows at each stage, and none behind the one that emptied it. Which stage took longest
+    for a segment says therefore little of which is the slowest for as many rows. Late stages hardly
+    ever compute many rows: what one of them has not computed yet is taken from an earlier one
+    (RowTimes.filled).
+    """
+
+    def __init__(self) -> None:
+        self._stages: list[RowTimes] = []
+        self._line: Points = []
+        self._spread = 0.0
+
+    def record(self, ran: Sequence[tuple[int, float]], stages: int) -> None:
+        """Rows and seconds of a segment at each stage that computed it, of `stages` in all; those
+        of a ring of another length are forgotten."""
+        if not ran:
+            return
+        if len(self._stages) != stages:
+            self._stages = [RowTimes() for _ in range(stages)]
+        for stage, (rows, seconds) in zip(self._stages, ran, strict=False):
+            stage.record(rows, min(seconds, LONGEST_S))
+        self._line = []
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was recorded."""
+        return bool(self._stages)
+
+    @property
+    def sloped(self) -> bool:
+        """Whether more than one class of rows is known of the first stage."""
+        return self.known and self._stages[0].sloped
+
+    def seconds(self, rows: float) -> float:
+        """Expected seconds of the slowest stage; see RowTimes.seconds."""
+        return _at(self._learnt(), rows)
+
+    @property
+    def spread(self) -> float:
+        """Seconds of one row on all stages together, in times of the slowest: from 1 to the number
+        of stages; 0 if nothing is known, or takes no time. Stages of which nothing is known count
+        as the mean of the others."""
+        self._learnt()
+        return self._spread
+
+    def _learnt(self) -> Points:
+        """The slowest stage's line; it keeps the spread, too."""
+        if not self._line and self.known:
+            known = [stage for stage in self._stages if stage.known]
+            widest = {key: stage for stage in reversed(known) for key in stage.classes}
+            lines = [stage.filled(widest) for stage in known]
+            ends = sorted({rows for rows, _ in lines[0]})
+            self._line = [(rows, max(_at(line, rows) for line in lines)) for rows in ends]
+            lowest = [_at(line, ends[0]) for line in lines]
+            slowest, count = max(lowest), len(self._stages)
+            usual = sum(lowest) / len(lowest)
+            self._spread = min(max(count * (usual / slowest), 1.0), count) if slowest else 0.0
+        return self._line
 
 
 PRIOR_WEIGHT = 8.0
@@ -131,29 +237,25 @@ MOST_CALIBRATIONS = 64
 class Experience:
     """All that is learnt; it outlives the requests that it was learnt from.
 
-    `step`: seconds of the busiest stage by rows of a segment. `spread`: a segment's time on all
-    stages together in times of its busiest one, so about the number of stages if they are equal.
-    `draft`: seconds of one forward pass of the draft source by rows. `ranks`: how often the model's
+    `step`: seconds of the slowest stage by rows of a segment. `draft`: seconds of one forward pass of the draft source by rows. `ranks`: how often the model's
     token had which rank among the guesses of its level (None: it was not there).
     `calibrations`: one for each way of sampling, as scores are ranked differently for each; of
     MOST_CALIBRATIONS ways, those that were used last.
     """
 
-    step: RowTimes = field(default_factory=RowTimes)
+    step: StepTimes = field(default_factory=StepTimes)
     draft: RowTimes = field(default_factory=RowTimes)
-    spread: float = 0.0
     ranks: Counter[int | None] = field(default_factory=Counter)
     calibrations: dict[object, Calibration] = field(default_factory=dict)
 
-    def segment(self, rows: int, busiest: float, total: float) -> None:
-        """A segment came back; `rows` on its busiest stage."""
-        if rows == 0:
-            return
-        self.step.record(rows, busiest)
-        if busiest <= 0.0:
-            return  # too quick for the clock, or a ring whose time stands still: no ratio
-        ratio = total / busiest
-        self.spread = self.spread + FADE * (ratio - self.spread) if self.spread else ratio
+    @property
+    def spread(self) -> float:
+        """What a way round the ring takes in steps of its slowest stage (see StepTimes.spread)."""
+        return self.step.spread
+
+    def segment(self, ran: Sequence[tuple[int, float]], stages: int) -> None:
+        """A segment came back; rows and seconds at each of the `stages` that computed it."""
+        self.step.record(ran, stages)
 
     def chunk(self, rows: int, most: int, stages: int) -> int:
         """Rows of a prompt that should travel together: `most`, or a half, a quarter … of it.

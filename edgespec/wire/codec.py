@@ -21,7 +21,7 @@ import numpy as np
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import NodeStatus, SourceFigures
-from edgespec.wire.messages import TAGS, Health, Message, Ready, Segment
+from edgespec.wire.messages import TAGS, Health, Message, Ready, Segment, StageTime
 from edgespec.wire.scenes import (
     MOST_RUNS,
     Observe,
@@ -199,10 +199,11 @@ def _check_segment(segment: Segment, limits: Limits) -> None:
         shape = segment.prompts.shape
         _need(len(shape) == 2 and shape[0] <= limits.rows, "prompts are no list of vectors")
     _need(min(segment.request, segment.seq, segment.epoch) >= 0, "negative number")
-    _need(min(segment.reserve, segment.wanted, segment.busiest_rows) >= 0, "negative number")
+    _need(min(segment.reserve, segment.wanted) >= 0, "negative number")
     _need(min(segment.base, *segment.base_ids, 0) >= 0, "negative number")
-    times = (segment.busiest_seconds, segment.total_seconds)
-    _need(all(0.0 <= seconds < math.inf for seconds in times), "a time that cannot be")
+    for time in segment.ran:
+        _need(time.rows > 0, "a time of no rows")
+        _need(0.0 <= time.seconds < math.inf, "a time that cannot be")
     if rows:
         _need(int(segment.ids.min()) >= 0, "negative id")
         _need(int(segment.positions.min()) >= 0, "negative position")
@@ -425,6 +426,7 @@ _KINDS: dict[Any, _Kind] = {
     tuple[NodeStatus, ...]: _records(NodeStatus),
     tuple[SourceFigures, ...]: _records(SourceFigures),
     tuple[StageRun, ...]: _records(StageRun),
+    tuple[StageTime, ...]: _records(StageTime),
     tuple[SceneNode, ...]: _records(SceneNode),
     tuple[SceneSegment, ...]: _records(SceneSegment),
     tuple[int, ...]: _Kind(_pack_numbers, _read_numbers),

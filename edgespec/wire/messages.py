@@ -38,6 +38,14 @@ NO_RING = 0
 
 
 @dataclass(frozen=True, slots=True)
+class StageTime:
+    """How many rows of a segment a stage computed, and in how many seconds."""
+
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Rows that go round the ring together (FlowSpec §3.2, a draft segment).
 
@@ -49,12 +57,11 @@ class Segment:
     retained set; every stage lowers it to the newest one that it has applied, so that what returns
     is an acknowledgement by all.
     `tokens` are read by the first stage only and travel empty behind it; `hidden` [R, H] is None
-    until the first stage ran. `busiest_seconds` and `busiest_rows`: the longest that any one stage
-    so far computed on it, and how many rows it had there; `total_seconds`: all stages together. So
-    the coordinator learns what a segment costs. `prompts` [P, H]: vectors for rows that are no
-    tokens, whose `tokens` are -1 for the first of them, -2 for the second, …; they travel to the
-    first stage only. An emptied segment still travels, so that credits
-    stay right.
+    until the first stage ran. `ran`: what each stage so far computed of it, the first stage's first;
+    those behind the one that emptied it computed nothing. So the coordinator learns what rows cost
+    at each. `prompts` [P, H]: vectors for rows that are no tokens, whose `tokens` are -1 for the
+    first of them, -2 for the second, …; they travel to the first stage only. An emptied segment
+    still travels, so that credits stay right.
 
     `tapped`: layers of which a draft source wants the rows that enter them (EAGLE-3). Each stage
     that owns some puts them, packed (see model.taps), behind the columns of `taps` uint8 [R, ...];
@@ -72,9 +79,7 @@ class Segment:
     positions: IntArray
     tokens: IntArray
     hidden: Tensor | None
-    busiest_seconds: float = 0.0
-    busiest_rows: int = 0
-    total_seconds: float = 0.0
+    ran: tuple[StageTime, ...] = ()
     base: int = 0
     base_ids: tuple[int, ...] = ()
     tapped: Layers = NO_LAYERS

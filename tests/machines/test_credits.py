@@ -12,9 +12,10 @@ from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import DraftedTree
 from edgespec.wire.client_messages import Cancel, Progress
+from edgespec.wire.messages import StageTime
 from edgespec.wire.tensor import Tensor
 
-COST = {"busiest_seconds": 1.0, "busiest_rows": 5, "total_seconds": 2.0}
+COST = {"ran": (StageTime(5, 1.0), StageTime(5, 1.0))}
 
 
 @pytest.fixture(autouse=True)
@@ -172,11 +173,20 @@ def test_policies_learn_apart() -> None:
 def test_a_repeated_result_and_one_of_a_ring_that_is_gone_teach_nothing() -> None:
     wire = rooted()
     (root,) = wire.segments
-    slow = {"busiest_seconds": 9.0, "busiest_rows": 1, "total_seconds": 9.0}
-    wire.back(root, **COST)
+    slow = {"ran": (StageTime(1, 9.0),)}
+    wire.back(root, ran=(StageTime(1, 1.0), StageTime(1, 1.0)))
     known = wire.request.experience.step.seconds(1)
     wire.back(root, **slow)
     assert wire.request.experience.step.seconds(1) == known
+
+
+def test_a_stage_that_tells_of_more_rows_than_were_sent_is_not_believed() -> None:
+    wire = rooted()
+    (root,) = wire.segments
+    experience = wire.request.experience
+    wire.back(root, ran=(StageTime(2, 9.0), StageTime(1, 1.0)))
+    assert experience.step.seconds(5) == 1.0
+    assert wire.machine.accepts(1) is None, "it fails"
 
 
 def test_guesses_teach_what_scores_are_worth() -> None:

@@ -19,8 +19,9 @@ from edgespec.policy.base import Decision, Deepen, Expand, Send, View
 from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.wire.client_messages import Cancel
+from edgespec.wire.messages import StageTime
 
-COST = {"busiest_seconds": 1.0, "busiest_rows": 5, "total_seconds": 2.0}
+COST = {"ran": (StageTime(5, 1.0), StageTime(5, 1.0))}
 NOTHING = Children(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 

@@ -18,12 +18,15 @@ from support.stages import (
 )
 
 from edgespec.machines.effects import Effect, SendCoordinator, SendRing
-from edgespec.wire.messages import Credit, Fault, Segment
+from edgespec.wire.messages import Credit, Fault, Segment, StageTime
 
 
-def cost(segment: Segment) -> tuple[float, int, float]:
-    """Busiest seconds, busiest rows, seconds of all stages."""
-    return segment.busiest_seconds, segment.busiest_rows, segment.total_seconds
+def ran(segment: Segment) -> list[tuple[int, float]]:
+    """Rows and seconds at each stage so far."""
+    return [(time.rows, time.seconds) for time in segment.ran]
+
+
+BEFORE = (StageTime(3, 0.5), StageTime(3, 1.0))
 
 
 def credits_of(effects: list[Effect]) -> list[int]:
@@ -40,42 +43,37 @@ def credits_of(effects: list[Effect]) -> list[int]:
 # --- what it cost ---------------------------------------------------------------------------------
 
 
-def test_the_busiest_stage_and_all_together() -> None:
+def test_each_stage_tells_its_rows_and_its_seconds() -> None:
     segment = draft(2, (2, 1, 2), (3, 2, 3))
-    figures = []
     for seconds in (0.25, 0.5, 0.125):
         stage = opened()
         stage.segment(segment)
         segment = sent(stage.done(after=seconds))
-        figures.append(cost(segment))
-    assert figures == [(0.25, 2, 0.25), (0.5, 2, 0.75), (0.5, 2, 0.875)]
+    assert ran(segment) == [(2, 0.25), (2, 0.5), (2, 0.125)]
 
 
-def test_rows_are_those_that_the_busiest_stage_computed() -> None:
-    """A stage that has dropped some took less, and says so only if it was the busiest even so."""
-    for seconds, busiest in ((0.25, (0.5, 3)), (0.75, (0.75, 1))):
-        stage = with_tree()
-        stage.retain(1, 7, (2,), (4, 6))
-        arriving = draft(3, (5, 3, 4), (6, 4, 4), (7, 3, 4))
-        stage.segment(replace(arriving, busiest_seconds=0.5, busiest_rows=3, total_seconds=1.0))
-        out = sent(stage.done(after=seconds))
-        assert out.ids.tolist() == [6]
-        assert cost(out) == (*busiest, 1.0 + seconds)
+def test_rows_are_those_that_the_stage_computed() -> None:
+    stage = with_tree()
+    stage.retain(1, 7, (2,), (4, 6))
+    stage.segment(replace(draft(3, (5, 3, 4), (6, 4, 4), (7, 3, 4)), ran=BEFORE))
+    out = sent(stage.done(after=0.25))
+    assert out.ids.tolist() == [6]
+    assert ran(out) == [(3, 0.5), (3, 1.0), (1, 0.25)]
 
 
 def test_rows_that_are_dropped_while_they_are_computed_were_computed() -> None:
     stage = with_tree()
     stage.segment(draft(3, (5, 3, 4), (6, 4, 4)))
     stage.retain(1, 6, (2,), (4, 6))
-    assert cost(sent(stage.done(after=0.5))) == (0.5, 2, 0.5)
+    assert ran(sent(stage.done(after=0.5))) == [(2, 0.5)]
 
 
 def test_waiting_is_no_work() -> None:
     stage = opened()
     stage.segment(draft(2, (2, 1, 2)))
     stage.segment(draft(3, (3, 2, 3)))  # waits for a second behind the one before
-    assert cost(sent(stage.done(after=1.0))) == (1.0, 1, 1.0)
-    assert cost(sent(stage.done(after=0.25))) == (0.25, 1, 0.25)
+    assert ran(sent(stage.done(after=1.0))) == [(1, 1.0)]
+    assert ran(sent(stage.done(after=0.25))) == [(1, 0.25)]
 
 
 def test_prefill_counts_all_its_rows_whatever_goes_on() -> None:
@@ -83,22 +81,21 @@ def test_prefill_counts_all_its_rows_whatever_goes_on() -> None:
     stage.segment(opening(prompt=9))
     out = sent(stage.done(after=2.0))
     assert len(out.ids) == 1
-    assert cost(out) == (2.0, 9, 2.0)
+    assert ran(out) == [(9, 2.0)]
 
 
-def test_an_emptied_segment_keeps_what_it_cost_before() -> None:
-    spent = {"busiest_seconds": 0.5, "busiest_rows": 3, "total_seconds": 1.5}
+def test_an_emptied_segment_keeps_what_was_computed_before() -> None:
     stage = with_tree()
     stage.retain(1, 5, (2,), (4,))
-    out = sent(stage.segment(replace(draft(3, (5, 3, 4)), **spent)))  # type: ignore[arg-type]
+    out = sent(stage.segment(replace(draft(3, (5, 3, 4)), ran=BEFORE)))
     assert is_empty(out, 3)
-    assert cost(out) == (0.5, 3, 1.5)
+    assert out.ran == BEFORE
 
 
 def test_a_clock_that_stands_still_still_tells_the_rows() -> None:
     stage = opened()
     stage.segment(draft(2, (2, 1, 2), (3, 2, 3)))
-    assert cost(sent(stage.done())) == (0.0, 2, 0.0)
+    assert ran(sent(stage.done())) == [(2, 0.0)]
 
 
 # --- when the first stage is free -----------------------------------------------------------------

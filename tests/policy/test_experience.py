@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.rings import FakeRing, submit
+from support.rings import FakeRing
+from support.rings import submit as ask_of
+from support.worlds import submit, toy_world
 
+from edgespec.daemon.profiles import profile_named
+from edgespec.planning.cost_model import cost_model_named
+from edgespec.planning.costs import RingCosts, ring_costs
 from edgespec.policy.experience import (
     FADE,
     MOST_CALIBRATIONS,
@@ -21,7 +27,11 @@ from edgespec.policy.experience import (
     RowTimes,
 )
 from edgespec.policy.registry import POLICIES
+from edgespec.sim.durations import CostDurations, network_of
+from edgespec.sim.oracle import Oracle
+from edgespec.sim.toy import ToyCodec, plain_answer
 
+NANO = "jetson-orin-nano-8gb"
 ROWS = st.integers(1, 300)
 SECONDS = st.floats(0.0, 100.0)
 RECORDS = st.lists(st.tuples(ROWS, SECONDS), min_size=1, max_size=40)
@@ -153,18 +163,129 @@ def test_guesses_of_one_class_still_differ_as_the_draft_had_it() -> None:
 
 def test_segments_tell_what_a_step_takes_and_how_it_spreads() -> None:
     experience = Experience()
-    experience.segment(0, 1.0, 4.0)  # emptied at the first stage: it tells nothing
+    experience.segment([], 4)  # emptied at the first stage: it tells nothing
     assert not experience.step.known
-    experience.segment(8, 1.0, 4.0)
+    assert experience.spread == 0.0
+    experience.segment([(8, 1.0)] * 4, 4)
     assert (experience.step.seconds(8), experience.spread) == (1.0, 4.0)
-    experience.segment(8, 1.0, 3.0)
-    assert experience.spread == pytest.approx(4.0 - FADE)
+    experience.segment([(8, 3.0), (8, 1.0), (8, 1.0), (8, 1.0)], 4)
+    assert (experience.step.seconds(8), experience.spread) == (2.0, 2.5)
+
+
+def test_a_segment_that_was_emptied_on_its_way_teaches_the_stages_that_ran_it() -> None:
+    experience = Experience()
+    experience.segment([(8, 1.0), (8, 2.0)], 2)
+    for _ in range(50):
+        experience.segment([(1, 0.9)], 2)
+    assert experience.step.seconds(8) == 2.0
+    assert experience.step.seconds(1) == pytest.approx(1.8), "twice the first stage's time"
+    assert experience.spread == pytest.approx(1.5)
+
+
+def test_a_ring_of_another_length_is_learnt_anew() -> None:
+    experience = Experience()
+    experience.segment([(8, 1.0)] * 4, 4)
+    experience.segment([], 2)
+    assert experience.step.seconds(8) == 1.0, "until it tells something"
+    experience.segment([(8, 2.0)] * 2, 2)
+    assert (experience.step.seconds(8), experience.spread) == (2.0, 2.0)
+
+
+@given(st.lists(st.lists(st.tuples(ROWS, st.floats(0.0, 1e308)), max_size=6), max_size=30))
+def test_whatever_stages_say_the_ratios_are_those_of_a_ring(
+    reports: list[list[tuple[int, float]]],
+) -> None:
+    experience = Experience()
+    for ran in reports:
+        experience.segment(ran, 4)
+        assert experience.spread == 0.0 or 1.0 <= experience.spread <= 4.0
+        if experience.step.known:
+            seconds = [experience.step.seconds(rows) for rows in range(1, 70)]
+            assert all(0.0 <= one < 1e9 for one in seconds)
+            assert all(a <= b + 1e-9 * (1 + b) for a, b in pairwise(seconds))
+
+
+RINGS = {
+    "even": ((NANO,) * 4, ()),
+    "heavy-last": ((NANO,) * 4, (9, 9, 10, 12)),
+    "mixed": (("jetson-orin-nx-16gb",) * 3 + (NANO,), ()),
+}
+
+
+def ring_named(name: str) -> RingCosts:
+    """What it charges for llama-2-13b."""
+    stages, split = RINGS[name]
+    profiles = [profile_named(each) for each in (NANO, *stages)]
+    return ring_costs(profiles, cost_model_named("llama-2-13b"), split)
+
+
+def check(experience: Experience, costs: RingCosts, seen: int, rows: Collection[int]) -> None:
+    """Of all these numbers of rows the time learnt is about the one charged; so is the spread."""
+    for each in rows:
+        charged = [stage.block_seconds(each, seen) for stage in costs.stages]
+        assert experience.step.seconds(each) == pytest.approx(max(charged), rel=0.1), each
+    one = [stage.block_seconds(1, seen) for stage in costs.stages]
+    assert experience.spread == pytest.approx(sum(one) / max(one), rel=0.1)
+
+
+def passing(most: int) -> st.SearchStrategy[list[int]]:
+    """Rows of a segment at each of four stages: it loses some on its way, or all."""
+    rows = st.lists(st.integers(0, most), min_size=1, max_size=4)
+    return rows.map(lambda found: [n for n in sorted(found, reverse=True) if n])
+
+
+@pytest.mark.parametrize("ring", RINGS)
+@given(
+    st.lists(passing(8) | passing(64), min_size=99, max_size=99),
+    st.integers(1, 300),
+    st.integers(0, 99),
+)
+@settings(max_examples=25)
+def test_times_and_spread_are_those_charged_in_whatever_order_segments_come(
+    ring: str, segments: list[list[int]], prompt: int, place: int
+) -> None:
+    """The prompt alone has been everywhere."""
+    costs, experience = ring_named(ring), Experience()
+    segments = [*segments[:place], [prompt] * 4, *segments[place:]]
+    for rows in segments:
+        stages = zip(rows, costs.stages, strict=False)
+        experience.segment([(n, stage.block_seconds(n, 200)) for n, stage in stages], 4)
+    check(experience, costs, 200, {n for rows in segments for n in rows})
+
+
+@pytest.mark.parametrize("prompt", [1, 20, 300])
+@pytest.mark.parametrize("ring", RINGS)
+def test_times_and_spread_are_those_charged_after_a_hundred_segments(
+    ring: str, prompt: int
+) -> None:
+    """On a simulated ring, with guesses that are often wrong: most segments are emptied."""
+    costs, draft = ring_named(ring), Oracle(random.Random("draft"), 0.7)
+    ask = submit(prompt="h" * prompt, limit=60, policy="adaptive")
+    draft.tell(plain_answer(ToyCodec(), ask, 4, 2000).whole)
+    world = toy_world(CostDurations(costs), network=network_of(costs), draft=draft)
+    world.submit(ask)
+    experience = world.coordinator.experience_of("adaptive")
+    rows: set[int] = set()
+    segments = 0
+    learn = experience.step.record
+
+    def record(ran: Sequence[tuple[int, float]], stages: int) -> None:
+        nonlocal segments
+        segments += 1
+        rows.update(count for count, _ in ran)
+        learn(ran, stages)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experience.step, "record", record)
+        world.run()
+    assert segments >= 100
+    check(experience, costs, prompt + 30, rows)
 
 
 def test_a_ring_whose_time_stands_still_is_known_too() -> None:
     """A policy may rely on costs once a prompt was round, whatever the clock's grain."""
     experience = Experience()
-    experience.segment(5, 0.0, 0.0)
+    experience.segment([(5, 0.0)], 1)
     assert experience.step.known
     assert experience.step.seconds(64) == 0.0
 
@@ -172,7 +293,7 @@ def test_a_ring_whose_time_stands_still_is_known_too() -> None:
 @pytest.mark.parametrize("policy", sorted(name for name, p in POLICIES.items() if p.drafts))
 def test_costs_are_known_before_the_first_token(policy: str) -> None:
     fake = FakeRing(2, prefill_chunk=3)
-    fake.ring.submit(submit(1, "hello", 5, policy))
+    fake.ring.submit(ask_of(1, "hello", 5, policy))
     request = fake.coordinator.accepts(1)
     assert request is not None
     experience = request.experience

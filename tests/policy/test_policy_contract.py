@@ -53,13 +53,15 @@ def random_experience(
     """A prompt has been round the ring, and maybe much else, which need not make sense."""
     experience = Experience()
     prompt = rng.randint(1, 100)
-    experience.segment(prompt, cost(prompt), cost(prompt) * stages)
+    experience.segment([(prompt, cost(prompt))] * stages, stages)
     if knows_draft:
         experience.draft.record(prompt, cost(prompt) / 2)
     if rng.random() < 0.5:
         for _ in range(rng.randint(1, 30)):
             seconds = rng.choice((0.0, 1e-6, rng.random(), 100.0))
-            experience.segment(rng.randint(0, 80), seconds, seconds * rng.uniform(1, stages))
+            met = rng.randint(0, stages)
+            ran = [(rng.randint(1, 80), seconds * rng.random()) for _ in range(met)]
+            experience.segment(ran, stages)
             if knows_draft:
                 experience.draft.record(rng.randint(1, 80), rng.random())
         places = [None, *range(64)]

@@ -28,13 +28,20 @@ def learnt(
     ranks: dict[int | None, int] | None = None,
 ) -> Experience:
     """What was learnt: seconds by rows, and how often the model's token had which rank."""
-    experience = Experience(spread=spread)
+    experience = Experience()
     for rows, seconds in (step or {8: 1.0}).items():
-        experience.step.record(rows, seconds)
+        stages = ring_of(spread, seconds)
+        experience.segment([(rows, each) for each in stages], len(stages))
     for rows, seconds in (draft or {8: 0.5}).items():
         experience.draft.record(rows, seconds)
     experience.ranks.update(ranks or {})
     return experience
+
+
+def ring_of(spread: float, seconds: float) -> list[float]:
+    """The times of as few stages as have that spread, the slowest first; the others are alike."""
+    others = math.ceil(spread) - 1
+    return [seconds] + [seconds * (spread - 1.0) / max(others, 1)] * others
 
 
 def view(tree: DraftTree, stages: int = 4, **changes: object) -> View:
@@ -261,7 +268,7 @@ class Round:
         ids = self.flying.pop(0)
         self.queued = min(self.queued, len(self.flying))
         busiest = self.cost(len(ids))
-        self.experience.segment(len(ids), busiest, busiest * self.stages)
+        self.experience.segment([(len(ids), busiest)] * self.stages, self.stages)
         self.verifying.append(ids)
 
     def _verify(self, ids: tuple[int, ...]) -> None:
@@ -318,5 +325,6 @@ def everything(seen: View) -> object:
     """All that a view shows, as something that compares."""
     tree, learnt_so_far = seen.tree, seen.experience
     nodes = {i: tree[i] for i in tree.ids}
-    times = (learnt_so_far.step._classes, learnt_so_far.draft._classes, learnt_so_far.spread)
+    stages = [stage._classes for stage in learnt_so_far.step._stages]
+    times = (stages, learnt_so_far.draft._classes)
     return tree.root, tree.newest, nodes, times, learnt_so_far.ranks, learnt_so_far.calibrations

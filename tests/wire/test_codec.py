@@ -39,6 +39,7 @@ from edgespec.wire.messages import (
     Ready,
     Retain,
     Segment,
+    StageTime,
 )
 from edgespec.wire.scenes import Observe, SceneNode, SceneSegment, StageRun, Watch
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Layers, Tensor
@@ -90,6 +91,11 @@ VALUES[tuple[SceneNode, ...]] = st.lists(made_of_values(SceneNode), max_size=3).
 VALUES[tuple[SceneSegment, ...]] = st.lists(made_of_values(SceneSegment), max_size=3).map(tuple)
 
 
+def stage_times() -> st.SearchStrategy[StageTime]:
+    """Times that can be."""
+    return st.builds(StageTime, st.integers(1, 2**63), st.floats(0.0, allow_infinity=False))
+
+
 @st.composite
 def segments(draw: st.DrawFn) -> Segment:
     """Segments whose parts agree in length."""
@@ -110,9 +116,7 @@ def segments(draw: st.DrawFn) -> Segment:
         draw(arrays(rows, least=0)),
         draw(arrays(0 if hidden is not None and draw(st.booleans()) else rows)),
         hidden,
-        draw(st.floats(0.0, allow_infinity=False)),
-        draw(whole),
-        draw(st.floats(0.0, allow_infinity=False)),
+        draw(st.lists(stage_times(), max_size=3).map(tuple)),
         tapped=Layers(tuple(tapped)),
         taps=None if columns is None else raw_bytes(bytes(rows * columns), rows, columns),
     )
@@ -433,9 +437,10 @@ def test_another_version_is_named() -> None:
         {"epoch": -1},
         {"reserve": -1},
         {"wanted": -1},
-        {"busiest_seconds": -1e-9},
-        {"busiest_rows": -1},
-        {"total_seconds": -1e-9},
+        {"ran": (StageTime(1, 0.5), StageTime(1, -1e-9))},
+        {"ran": (StageTime(1, math.inf),)},
+        {"ran": (StageTime(0, 0.5),)},
+        {"ran": (StageTime(-1, 0.5),)},
         {"hidden": Tensor("float32", (3, 1), bytes(12))},
         {"hidden": Tensor("float32", (2,), bytes(8))},
         {"hidden": Tensor("float32", (2, 1), bytes(8)), "tokens": np.zeros(1, np.int64)},
@@ -573,7 +578,7 @@ def test_one_field_replaced(data: st.DataObject) -> None:
 
 
 EXAMPLES: list[Message] = [
-    _segment(busiest_seconds=0.25, busiest_rows=3, total_seconds=0.5),
+    _segment(ran=(StageTime(3, 0.25), StageTime(2, 0.25))),
     Credit(7),
     _segment(hidden=Tensor("float16", (2, 3), bytes(12)), tokens=np.zeros(0, np.int64)),
     Retain(1, 2, 300, (1, 2), (5, 6, 70_000)),
