@@ -237,10 +237,10 @@ MOST_CALIBRATIONS = 64
 class Experience:
     """All that is learnt; it outlives the requests that it was learnt from.
 
-    `step`: seconds of the slowest stage by rows of a segment. `draft`: seconds of one forward pass of the draft source by rows. `ranks`: how often the model's
-    token had which rank among the guesses of its level (None: it was not there).
-    `calibrations`: one for each way of sampling, as scores are ranked differently for each; of
-    MOST_CALIBRATIONS ways, those that were used last.
+    `step`: seconds of the slowest stage by rows of a segment. `draft`: seconds of one forward pass
+    of the draft source by rows. `ranks`: how often the model's token had which rank among the
+    guesses of its level (None: it was not there). `calibrations`: one for each way of sampling, as
+    scores are ranked differently for each; of MOST_CALIBRATIONS ways, those that were used last.
     """
 
     step: StepTimes = field(default_factory=StepTimes)

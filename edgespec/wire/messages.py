@@ -57,11 +57,11 @@ class Segment:
     retained set; every stage lowers it to the newest one that it has applied, so that what returns
     is an acknowledgement by all.
     `tokens` are read by the first stage only and travel empty behind it; `hidden` [R, H] is None
-    until the first stage ran. `ran`: what each stage so far computed of it, the first stage's first;
-    those behind the one that emptied it computed nothing. So the coordinator learns what rows cost
-    at each. `prompts` [P, H]: vectors for rows that are no tokens, whose `tokens` are -1 for the
-    first of them, -2 for the second, …; they travel to the first stage only. An emptied segment
-    still travels, so that credits stay right.
+    until the first stage ran. `ran`: what the stages so far computed of it, in their order; those
+    behind the one that emptied it computed nothing. So the coordinator learns what rows cost at
+    each. `prompts` [P, H]: vectors for rows that are no tokens, whose `tokens` are -1 for the first
+    of them, -2 for the second, …; they travel to the first stage only. An emptied segment still
+    travels, so that credits stay right.
 
     `tapped`: layers of which a draft source wants the rows that enter them (EAGLE-3). Each stage
     that owns some puts them, packed (see model.taps), behind the columns of `taps` uint8 [R, ...];
