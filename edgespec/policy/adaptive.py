@@ -21,6 +21,12 @@ less likely than this to be on the model's path (of a segment, all its rows toge
 pass, the best node)."""
 
 
+LEAST_WAY = 1.5
+"""Steps of the slowest stage that a way round must take for a segment to wait for that stage. It
+comes home a step older, and knows less by the verdict that it did not wait for: too much where a
+way is hardly longer than a step, as on a ring of one stage."""
+
+
 @dataclass(frozen=True, slots=True)
 class Adaptive:
     """`width`: children guessed of a node. `most_rows`: limit of one segment and of one expansion,
@@ -60,13 +66,14 @@ class Adaptive:
         """Segments that may be in flight: enough that the slowest stage never waits, and no more.
 
         A segment is on its way as long as `spread` steps of the slowest stage: so many keep that
-        one busy, and one more waits for it. The credit of the first stage alone would let them
-        pile up in front of a slow stage behind it, each the staler for it. The window keeps a place
-        free for a new root, which never waits.
+        one busy, and one more waits for it (see LEAST_WAY). The credit of the first stage alone
+        would let them pile up in front of a slow stage behind it, each the staler for it. The
+        window keeps a place free for a new root, which never waits.
         """
         most = self.window(view.stages) - 1
         spread = view.experience.spread
-        return min(most, math.ceil(spread) + 1) if spread else most
+        waiting = int(spread > LEAST_WAY)
+        return min(most, math.ceil(spread) + waiting) if spread else most
 
     def _rows(self, view: View) -> tuple[int, ...]:
         """The best unsent rows, as long as each one's gain covers its cost.

@@ -44,7 +44,9 @@ def test_nothing_else_leaves_while_the_first_stage_is_busy_or_the_window_is_full
     assert sent(Adaptive().decide(view(fan(), in_flight=4, experience=known))) != []
 
 
-@pytest.mark.parametrize(("spread", "room"), [(1.0, 2), (1.8, 3), (3.7, 5), (4.0, 5), (9.0, 9)])
+@pytest.mark.parametrize(
+    ("spread", "room"), [(1.0, 1), (1.3, 2), (1.8, 3), (3.7, 5), (4.0, 5), (9.0, 9)]
+)
 def test_no_more_is_in_flight_than_keeps_the_slowest_stage_busy(spread: float, room: int) -> None:
     """The first stage is free: it is a later one that they would pile up before."""
     known = learnt({1: 1.0, 101: 11.0}, spread=spread)
