@@ -83,17 +83,17 @@ class RowTimes:
         for key, other in others.items():
             if key not in self._classes:
                 rows, seconds, _ = other._classes[key]
-                points.append((rows, min(seconds * self._against(other, key), LONGEST_S)))
+                points.append((rows, min(seconds * self._slowness(other, key), LONGEST_S)))
         return _rising(points)
 
-    def _against(self, other: RowTimes, key: int) -> float:
-        """What rows take here against there, in the class nearest to that one."""
+    def _slowness(self, other: RowTimes, key: int) -> float:
+        """How many times as long rows take as in `other`, by the class nearest to that one."""
         common = self._classes.keys() & other._classes.keys()
         if not common:
             return 1.0
         rows, seconds, _ = self._classes[min(common, key=lambda known: (abs(known - key), known))]
         there = other.seconds(rows)
-        return seconds / there if there else 1.0
+        return min(seconds / there, LONGEST_S) if there else 1.0  # finite, whatever was told
 
 
 def _rising(points: Iterable[tuple[float, float]]) -> Points:

@@ -20,7 +20,7 @@ STAGES, TOKENS = 3, 90
 BLOCK_S, ROW_S = 0.010, 0.0005
 SLOWER = 3.0
 MIDDLE_S = 0.6
-SEEDS = range(3)
+SEEDS = range(6)
 
 
 @dataclass
