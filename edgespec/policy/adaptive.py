@@ -81,7 +81,7 @@ class Adaptive:
         Gain: a row that is right comes home one step of the pipeline earlier than if it waited for
         the next segment. Cost: the time that it adds to a step, for all that follow. While the
         segment is no longer than the one ahead of it, it waits for that one at every stage anyway;
-        beyond, a row adds its time to this segment's own way at each stage.
+        beyond, a row adds its time to this segment's own way at each stage that it reaches.
         """
         tree, step = view.tree, view.experience.step
         rows = tree.unsent(self.most_rows)
@@ -90,7 +90,7 @@ class Adaptive:
             share = math.exp(tree.score(node_id))
             longer = step.seconds(taken + 1)
             added = longer - step.seconds(taken) if taken else 0.0
-            times = view.experience.spread if taken >= view.ahead else 1.0
+            times = view.experience.reach if taken >= view.ahead else 1.0
             if share * longer < added * times:
                 break
             taken += 1

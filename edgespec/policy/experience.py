@@ -141,7 +141,7 @@ class StepTimes:
         if len(self._stages) != stages:
             self._stages = [RowTimes() for _ in range(stages)]
         for stage, (rows, seconds) in zip(self._stages, ran, strict=False):
-            stage.record(rows, min(seconds, LONGEST_S))
+            stage.record(rows, seconds)
         self._line = []
 
     @property
@@ -237,7 +237,9 @@ MOST_CALIBRATIONS = 64
 class Experience:
     """All that is learnt; it outlives the requests that it was learnt from.
 
-    `step`: seconds of the slowest stage by rows of a segment. `draft`: seconds of one forward pass
+    `step`: seconds of the slowest stage by rows of a segment. `reach`: seconds of a segment on all
+    stages that computed it, in times of its longest; below `spread`, as segments lose rows on their
+    way, or all of them. `draft`: seconds of one forward pass
     of the draft source by rows. `ranks`: how often the model's token had which rank among the
     guesses of its level (None: it was not there). `calibrations`: one for each way of sampling, as
     scores are ranked differently for each; of MOST_CALIBRATIONS ways, those that were used last.
@@ -245,6 +247,7 @@ class Experience:
 
     step: StepTimes = field(default_factory=StepTimes)
     draft: RowTimes = field(default_factory=RowTimes)
+    reach: float = 0.0
     ranks: Counter[int | None] = field(default_factory=Counter)
     calibrations: dict[object, Calibration] = field(default_factory=dict)
 
@@ -255,7 +258,13 @@ class Experience:
 
     def segment(self, ran: Sequence[tuple[int, float]], stages: int) -> None:
         """A segment came back; rows and seconds at each of the `stages` that computed it."""
-        self.step.record(ran, stages)
+        bounded = [(rows, min(seconds, LONGEST_S)) for rows, seconds in ran[:stages]]
+        self.step.record(bounded, stages)
+        longest = max((seconds for _, seconds in bounded), default=0.0)
+        if longest <= 0.0:
+            return  # too quick for the clock, or a ring whose time stands still: no ratio
+        ratio = sum(seconds / longest for _, seconds in bounded)
+        self.reach = self.reach + FADE * (ratio - self.reach) if self.reach else ratio
 
     def chunk(self, rows: int, most: int, stages: int) -> int:
         """Rows of a prompt that should travel together: `most`, or a half, a quarter … of it.

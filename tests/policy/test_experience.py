@@ -180,6 +180,7 @@ def test_a_segment_that_was_emptied_on_its_way_teaches_the_stages_that_ran_it() 
     assert experience.step.seconds(8) == 2.0
     assert experience.step.seconds(1) == pytest.approx(1.8), "twice the first stage's time"
     assert experience.spread == pytest.approx(1.5)
+    assert experience.reach == pytest.approx(1.0, abs=0.01), "but few come so far"
 
 
 def test_a_ring_of_another_length_is_learnt_anew() -> None:
@@ -198,7 +199,8 @@ def test_whatever_stages_say_the_ratios_are_those_of_a_ring(
     experience = Experience()
     for ran in reports:
         experience.segment(ran, 4)
-        assert experience.spread == 0.0 or 1.0 <= experience.spread <= 4.0
+        for ratio in (experience.spread, experience.reach):
+            assert ratio == 0.0 or 1.0 - 1e-9 <= ratio <= 4.0 + 1e-9
         if experience.step.known:
             seconds = [experience.step.seconds(rows) for rows in range(1, 70)]
             assert all(0.0 <= one < 1e9 for one in seconds)
