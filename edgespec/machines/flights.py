@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.wire.messages import Segment
 
-LONGEST_S = 3600.0
-"""Seconds that a stage computes on one segment at most, as far as anything is learnt of it."""
-
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
@@ -33,13 +30,6 @@ class InFlight:
             and (result.hidden is not None or not ids)
             and all(time.rows <= self.rows for time in result.ran)
         )
-
-    def cost(self, result: Segment, stages: int) -> tuple[int, float, float]:
-        """What the stages say that it cost: rows on the busiest one, its seconds, and those of all
-        `stages` together, each brought within what can be: a peer's numbers may be anything."""
-        busiest = min(result.busiest_seconds, LONGEST_S)
-        total = min(max(result.total_seconds, busiest), stages * busiest)
-        return min(result.busiest_rows, self.rows), busiest, total
 
     def lacks_live_rows(self, result: Segment, tree: DraftTree | None) -> bool:
         """Whether a stage dropped rows that no retained set has dropped: it could not go on.

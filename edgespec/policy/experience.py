@@ -239,10 +239,10 @@ class Experience:
 
     `step`: seconds of the slowest stage by rows of a segment. `reach`: seconds of a segment on all
     stages that computed it, in times of its longest; below `spread`, as segments lose rows on their
-    way, or all of them. `draft`: seconds of one forward pass
-    of the draft source by rows. `ranks`: how often the model's token had which rank among the
-    guesses of its level (None: it was not there). `calibrations`: one for each way of sampling, as
-    scores are ranked differently for each; of MOST_CALIBRATIONS ways, those that were used last.
+    way, or all of them. `draft`: seconds of one forward pass of the draft source by rows. `ranks`:
+    how often the model's token had which rank among the guesses of its level (None: it was not
+    there). `calibrations`: one for each way of sampling, as scores are ranked differently for each;
+    of MOST_CALIBRATIONS ways, those that were used last.
     """
 
     step: StepTimes = field(default_factory=StepTimes)

@@ -249,7 +249,7 @@ class CoordinatorNode(Node):
         """Sockets, and what one machine tells the other."""
         match effect:
             case EncodePrompt():
-                self._prompts.submit(effect)
+                self._prompts.submit(effect, self.happened_at)
             case SendRing(segment):
                 self.transport.send_ring(segment)
             case SendStages(message):

@@ -35,7 +35,7 @@ from edgespec.wire.scenes import (
 from edgespec.wire.tensor import ITEM_SIZES, IntArray, Layers, Tensor
 
 MAGIC = "edgespec"
-VERSION = 6
+VERSION = 7
 
 Frame = bytes | memoryview
 

@@ -273,7 +273,7 @@ def test_a_failure_of_a_stage_ends_its_request_with_the_stages_name_and_nothing_
         (submit(stop=("",)), "stop"),
         (Submit(1, "x", 5, -1.0, 0, 1.0, 0.0, 0, (), ""), "temperature is -1.0"),
         (Submit(1, "x", 5, 0.0, 0, 2.0, 0.0, 0, (), ""), "top_p is 2.0"),
-        (Submit(1, "x", 5, 0.0, 0, 1.0, float("inf"), 0, (), ""), "min_p is inf"),
+        (Submit(1, "x", 5, 0.0, 0, 1.0, 1e308, 0, (), ""), "min_p is 1e"),
         (Submit(1, "x", 5, 0.0, -1, 1.0, 0.0, 0, (), ""), "top_k is -1"),
         (Submit(1, "x", 5, 0.0, 0, 1.0, 0.0, -1, (), ""), "seed is -1"),
     ],

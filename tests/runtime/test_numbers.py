@@ -33,6 +33,7 @@ from edgespec.wire.messages import (
     Message,
     Retain,
     Segment,
+    StageTime,
 )
 from edgespec.wire.scenes import Observe, Watch
 from edgespec.wire.tensor import IntArray
@@ -195,7 +196,7 @@ def test_an_infinite_ratio_is_none(ring: MemoryRing) -> None:
 
     def alter(name: str, message: Message) -> Message:
         if name == "stage 2" and isinstance(message, Segment):
-            return replace(message, busiest_rows=1, busiest_seconds=5e-324, total_seconds=1e308)
+            return replace(message, ran=(StageTime(1, 5e-324), StageTime(1, 1e308)))
         return message
 
     ring.alter = alter
@@ -230,7 +231,7 @@ def break_once(machine: object, kind: type[object]) -> None:
     ("where", "kind", "fails"),
     [
         ("coordinator", SegmentArrived, True),
-        ("coordinator", Submit, True),
+        ("coordinator", Submit, False),  # it waits for its prompt to be encoded, which is done anew
         ("coordinator", Tick, False),
         ("stage", SegmentArrived, True),
         ("stage", Retain, True),

@@ -18,7 +18,7 @@ import numpy as np
 from edgespec.errors import RemoteProtocolError
 from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
 from edgespec.wire.codec import CHUNK_STEP, MAGIC, VERSION, decode, encode
-from edgespec.wire.messages import TAGS, Health, Message, Segment
+from edgespec.wire.messages import TAGS, Health, Message, Ready, Segment, StageTime
 from edgespec.wire.scenes import Observe, Ran, Scene, SceneNode, SceneSegment, StageRun, Watch
 from edgespec.wire.tensor import ITEM_SIZES, NO_LAYERS, IntArray, Layers, Tensor
 
@@ -102,6 +102,7 @@ class Fuzzer:
         special: dict[Any, Callable[[], Message]] = {
             Segment: self._segment,
             Health: self._health,
+            Ready: lambda: Ready(2.5, self._random.choice(INTS)),
             Watch: lambda: Watch(5.0),
             Observe: lambda: Observe(5.0),
             Ran: lambda: Ran(self._runs()),
@@ -152,6 +153,12 @@ class Fuzzer:
     def _whole(self) -> int:
         return self._random.choice([n for n in INTS if n >= 0])
 
+    def _times(self) -> tuple[StageTime, ...]:
+        seconds = [
+            self._random.choice((0.0, 0.25, 1e300)) for _ in range(self._random.randrange(4))
+        ]
+        return tuple(StageTime(self._whole() or 1, each) for each in seconds)
+
     def _segment(self) -> Segment:
         dice, whole = self._random, self._whole
         rows = dice.randrange(5)
@@ -168,9 +175,7 @@ class Fuzzer:
             self._array(rows, 0),
             self._array(0 if hidden is not None and dice.random() < 0.5 else rows),
             hidden,
-            dice.choice((0.0, 0.25, 1e300)),
-            whole(),
-            dice.choice((0.0, 0.25, 1e300)),
+            self._times(),
             tapped=dice.choice((NO_LAYERS, Layers((0, 3)))),
         )
 

@@ -169,8 +169,12 @@ class MemoryRing:
 
     def _tamed(self, made: Node) -> Node:
         """Computing at once, and telling of its bugs."""
-        made.worker.stop()
-        made.worker = _AtOnce(made.worker._perform)
+        for worker in made.workers:
+            worker.stop()
+        made.workers = [_AtOnce(worker._perform) for worker in made.workers]
+        made.worker = made.workers[0]
+        if isinstance(made, CoordinatorNode):
+            made._prompts = made.workers[1]
         noted = made.note_bug
 
         def note_bug(cause: Any, now: float) -> None:
@@ -183,7 +187,8 @@ class MemoryRing:
     def close(self) -> None:
         """Free the workers' sockets."""
         for one in self.nodes:
-            one.worker.stop()
+            for worker in one.workers:
+                worker.stop()
 
     # --- what is said -------------------------------------------------------------------------
 

@@ -417,8 +417,8 @@ def test_a_device_cannot_say_what_no_device_is(changes: dict[str, Any]) -> None:
 
 
 def test_another_version_is_named() -> None:
-    text = refused([msgpack.packb([MAGIC, 7, 24])])
-    assert "version 7" in text
+    text = refused([msgpack.packb([MAGIC, VERSION + 1, 24])])
+    assert f"version {VERSION + 1}" in text
     assert f"speaks {VERSION}" in text
 
 
@@ -438,7 +438,6 @@ def test_another_version_is_named() -> None:
         {"reserve": -1},
         {"wanted": -1},
         {"ran": (StageTime(1, 0.5), StageTime(1, -1e-9))},
-        {"ran": (StageTime(1, math.inf),)},
         {"ran": (StageTime(0, 0.5),)},
         {"ran": (StageTime(-1, 0.5),)},
         {"hidden": Tensor("float32", (3, 1), bytes(12))},
