@@ -50,6 +50,14 @@ def marked_processes() -> set[psutil.Process]:
     return found
 
 
+def ancestors(process: psutil.Process) -> list[psutil.Process]:
+    """Its parent, the parent of that, and so on."""
+    try:
+        return process.parents()
+    except psutil.Error:  # gone
+        return []
+
+
 def is_running(process: psutil.Process) -> bool:
     """Whether a process still does something that a test would be to blame for."""
     try:
@@ -105,4 +113,6 @@ def _no_process_outlives_its_test() -> Iterator[None]:
     """Fails the test that started a process and did not end it."""
     before = running_children()
     yield
-    fail_on(running_children() - before, "the test")
+    started = running_children() - before
+    # What a daemon of a wider fixture starts is that fixture's to end.
+    fail_on({process for process in started if not before & set(ancestors(process))}, "the test")

@@ -55,6 +55,9 @@ class TemplateProcess:
             raise ModelError(
                 f"cannot start the process of the model's chat template: {problem.strerror}"
             ) from None
+        # It gets ready meanwhile: the first conversation shall not wait for it.
+        first = {"parent": os.getpid(), "template": self._template}
+        self._tell({**first, "tokens": self._tokens, "seconds": self._seconds})
 
     def render(self, messages: list[dict[str, str]]) -> str:
         """The conversation as the template writes it, up to where the model answers.
@@ -65,12 +68,10 @@ class TemplateProcess:
         with self._lock:
             self.start()
             if not self._is_ready:
-                first = {"parent": os.getpid(), "template": self._template}
-                limits = {"tokens": self._tokens, "seconds": self._seconds}
-                if self._ask({**first, **limits}, START_S) is None:
+                if self._answer(START_S) is None:
                     raise ModelError("the process of the model's chat template does not start")
                 self._is_ready = True
-            answer = self._ask(messages, self._seconds)
+            answer = self._answer(self._seconds, messages)
         if answer is None:
             raise ConfigError(
                 "the model's chat template was stopped: it took all the time or memory that it may "
@@ -88,18 +89,26 @@ class TemplateProcess:
         with self._lock:
             self._stop()
 
-    def _ask(self, what: object, seconds: float) -> dict[str, str] | None:
-        """Its answer; None, and the process is over, if there is none in time."""
+    def _tell(self, what: object) -> None:
         child = self._child
         assert child is not None
         assert child.stdin is not None
+        with contextlib.suppress(OSError):  # it has died: there will be no answer
+            child.stdin.write(json.dumps(what).encode() + b"\n")
+            child.stdin.flush()
+
+    def _answer(self, seconds: float, asked: object = None) -> dict[str, str] | None:
+        """Its answer to what is asked now, or was told before; None, and the process is over, if
+        there is none in time."""
+        child = self._child
+        assert child is not None
         assert child.stdout is not None
         late = threading.Timer(seconds, child.kill)
         late.daemon = True
         late.start()
         try:
-            child.stdin.write(json.dumps(what).encode() + b"\n")
-            child.stdin.flush()
+            if asked is not None:
+                self._tell(asked)
             line = child.stdout.readline()
         except OSError:
             line = b""

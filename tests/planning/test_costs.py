@@ -21,7 +21,7 @@ from edgespec.planning.cost_model import (
 from edgespec.planning.costs import LinkCosts, NodeCosts, RingCosts, ring_costs
 from edgespec.planning.profile import Figure
 from edgespec.wire.codec import encode
-from edgespec.wire.messages import Segment
+from edgespec.wire.messages import Segment, StageTime
 from edgespec.wire.tensor import Tensor
 
 NANO = profile_named("jetson-orin-nano-8gb")
@@ -215,12 +215,14 @@ def test_a_ring_needs_a_stage_and_a_layer_for_each() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 16, 80])
-def test_a_segment_has_about_the_bytes_that_the_codec_makes(rows: int) -> None:
+@pytest.mark.parametrize("stages", [2, 4, 16])
+def test_a_segment_has_about_the_bytes_that_the_codec_makes(rows: int, stages: int) -> None:
+    ran = (StageTime(max(rows, 1), 0.5),) * stages
     column = np.arange(rows)
     width = MODEL.hidden_size
     hidden = Tensor("float16", (rows, width), bytes(2 * rows * width))
     for what, tokens in ((None, column), (hidden, column[:0])):
-        segment = Segment(1, 9, 9, False, 0, rows, column, column, column, tokens, what, 0.5)
+        segment = Segment(1, 9, 9, False, 0, rows, column, column, column, tokens, what, ran)
         encoded = sum(map(len, encode(segment)))
-        charged = nano_ring(4).segment_bytes(rows, what is not None)
+        charged = nano_ring(stages).segment_bytes(rows, what is not None)
         assert encoded <= charged <= encoded + 100  # the ring's key and ZeroMQ's framing
