@@ -344,7 +344,7 @@ class CoordinatorMachine:
     def _show(self, now: float) -> list[Effect]:
         """What is going on, to whoever watches."""
         paused = bool(self._requests) and not self._watch.is_up
-        shown = min(self._requests) if paused else self._active
+        shown = next(iter(self._requests)) if paused else self._active  # the oldest
         request = None if shown is None else self._requests[shown]
         return self._scene.show(request, self._flying, paused, now)
 

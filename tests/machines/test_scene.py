@@ -250,11 +250,13 @@ def test_a_lost_ring_is_shown_as_paused_and_watched_again_when_it_is_back(ring: 
     ask = submit(max_new_tokens=60)
     watch(ring)
     ring.ring.submit(ask)
+    ring.ring.submit(submit(2, max_new_tokens=1))  # which waits behind it
     ring.take_turns(60)
     ring.ring.lose("stage 2 is gone")
     ring.ring.now += 1.0
     ring.tell(Tick())
     assert scenes(ring)[-1].state == "paused"
+    assert scenes(ring)[-1].tokens > 0, "it is not the one that waits"
     assert scenes(ring)[-1].nodes == ()
     ring.ring.mend()
     assert all(
