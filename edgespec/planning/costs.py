@@ -11,8 +11,9 @@ from edgespec.planning.cost_model import CostModel, DraftPass
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import Profile
 
-_SEGMENT_BYTES = 102  # the ring's key, and the header of a segment, whatever it holds
-_STAGE_BYTES = 12  # what a stage says of its rows and seconds
+# The ring's key, and the header of a segment, whatever it holds, with the times of four stages: 12
+# bytes each. From link to link there is one more; four are the mean of a ring of eight.
+_SEGMENT_BYTES = 150
 _ROW_BYTES = 3 * 8  # id, parent and position travel all the way
 _TOKEN_BYTES = 8  # only as far as the first stage
 
@@ -121,11 +122,9 @@ class RingCosts:
     links: tuple[LinkCosts, ...]
 
     def segment_bytes(self, rows: int, hidden: bool) -> int:
-        """Bytes of a segment on the wire, with the times of all stages; without `hidden` states (D0
-        to V1) it holds tokens."""
+        """Bytes of a segment on the wire; without `hidden` states (D0 to V1) it holds tokens."""
         row = self.coordinator.model.activation_bytes if hidden else _TOKEN_BYTES
-        header = _SEGMENT_BYTES + _STAGE_BYTES * len(self.stages)
-        return header + rows * (_ROW_BYTES + row)
+        return _SEGMENT_BYTES + rows * (_ROW_BYTES + row)
 
 
 def link_between(near: Profile, far: Profile) -> LinkCosts:
