@@ -8,7 +8,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-all lint clean
 
 PYTHON ?=
 PIP_FLAGS ?=
@@ -29,10 +29,11 @@ TYPES := build/types
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3 python3.12 python3.13 python3.10)
 
 help:
-	@echo "make demo    set up, then answer one question on a ring of $(STAGES) stages on this machine"
-	@echo "make test    set up, then run the tests"
-	@echo "make lint    set up, then check style and types"
-	@echo "make clean   remove everything that these made"
+	@echo "make demo      set up, then answer one question on a ring of $(STAGES) stages on this machine"
+	@echo "make test      set up, then run the quick tests: every promise, in about three minutes"
+	@echo "make test-all  set up, then run all tests but the slow ones"
+	@echo "make lint      set up, then check style and types"
+	@echo "make clean     remove everything that these made"
 
 # One install serves every target, so that a second target starts at once. torch goes first: it
 # alone decides which build (CPU or CUDA) the rest is installed beside.
@@ -61,8 +62,13 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/edgespec demo --stages $(STAGES) --prompt "$$PROMPT"
 
+PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadscope
+
 test: $(STAMP)
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadscope
+	@$(PYTEST) -m "not slow and not thorough"
+
+test-all: $(STAMP)
+	@$(PYTEST)
 
 # mypy has to see daemon/ and cli/ where they install, inside edgespec: a folder of links does it.
 lint: $(STAMP)
