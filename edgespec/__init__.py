@@ -1,3 +1,3 @@
 """edgespec: one large language model across a handful of small boards, fast for one person."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
