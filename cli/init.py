@@ -34,7 +34,7 @@ from edgespec.planning.memory import GIB, Device
 from edgespec.planning.plan import Plan
 from edgespec.planning.plan import plan as make_plan
 from edgespec.planning.problem import Problem
-from edgespec.runtime.registrar import STAGE
+from edgespec.runtime.access_policy import STAGE
 
 TOKEN_S = 3600.0
 """For how many seconds the token that `init` prints admits devices."""

@@ -20,7 +20,7 @@ from edgespec.daemon.cluster import ClusterFolder, default_folder, folder_of
 from edgespec.daemon.registry import Registry
 from edgespec.errors import ConfigError
 from edgespec.net.keys import short
-from edgespec.runtime.registrar import CLIENT, STAGE
+from edgespec.runtime.access_policy import CLIENT, STAGE
 
 token = typer.Typer(
     help="Tokens: what lets devices and clients into the cluster.", no_args_is_help=True

@@ -15,7 +15,7 @@ from edgespec.errors import ConfigError
 
 train = typer.Typer(help="Train draft weights for a base model.", no_args_is_help=True)
 
-Base = Annotated[Path, typer.Argument(help="Folder of the base model.")]
+ReusedPrefix = Annotated[Path, typer.Argument(help="Folder of the base model.")]
 Text = Annotated[
     Path, typer.Argument(help='Text: one document a line, or .jsonl objects with a "text".')
 ]
@@ -36,7 +36,7 @@ Seed = Annotated[int, typer.Option(help="Of the order of the rows.")]
 
 @train.command()
 def eagle(
-    base: Base,
+    base: ReusedPrefix,
     text: Text,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the head to.")],
     kind: Annotated[str, typer.Option(help="eagle (the form of EAGLE-2) or eagle3.")] = "eagle",
@@ -97,7 +97,7 @@ def eagle(
 
 @train.command()
 def ppd(
-    base: Base,
+    base: ReusedPrefix,
     text: Text,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the prompt tokens to.")],
     depth: Annotated[int, typer.Option(min=1, max=8, help="Tokens to guess ahead.")] = 3,

@@ -18,17 +18,17 @@ from edgespec.daemon.process import exit_code, take_file_descriptors
 from edgespec.daemon.registry import Registry
 from edgespec.daemon.settings import context_of, look_at_models
 from edgespec.daemon.sharing import Sharing, needs_of
+from edgespec.decoding.admission import Ring
+from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.request import SPECULATIVE_ROWS
 from edgespec.drafting.choice import parse_draft
-from edgespec.machines.admission import Ring
-from edgespec.machines.coordinator import CoordinatorMachine
-from edgespec.machines.membership import MembershipMachine
-from edgespec.machines.request import SPECULATIVE_ROWS
 from edgespec.net.block_server import BlockServer
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.planning.costs import RingCosts
+from edgespec.ring.membership import MembershipMachine
+from edgespec.runtime.access_policy import admits
 from edgespec.runtime.coordinator_node import CoordinatorNode
-from edgespec.runtime.equipment import Equipment
-from edgespec.runtime.registrar import admits
+from edgespec.runtime.instrumentation import Instrumentation
 from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.trace import Trace
 from edgespec.wire.messages import Assign, Connect
@@ -49,12 +49,12 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     """
     look_at_models(config)
     take_file_descriptors()
-    registrar = Registry(cluster)
+    access_policy = Registry(cluster)
     costs = emulated_costs(config.emulation, config.stages) if config.emulation else None
     trace = Trace(config.trace) if config.trace else None
     requests = RequestLog(config.record) if config.record else None
     transport = PacedTransport.coordinator(
-        config.address, cluster.identity, partial(admits, registrar)
+        config.address, cluster.identity, partial(admits, access_policy)
     )
     ends = ExitStack()
     try:
@@ -62,7 +62,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
         print(f"coordinator at {address}", flush=True)
         if costs is not None:
             log.warning(described(costs))
-        node, blocks = _build(config, cluster, registrar, transport, costs, trace, ends)
+        node, blocks = _build(config, cluster, access_policy, transport, costs, trace, ends)
     except BaseException:
         ends.close()
         transport.close()
@@ -87,7 +87,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
 def _build(
     config: CoordinatorConfig,
     cluster: ClusterFolder,
-    registrar: Registry,
+    access_policy: Registry,
     transport: PacedTransport,
     costs: RingCosts | None,
     trace: Trace | None,
@@ -151,7 +151,7 @@ def _build(
     blocks = BlockServer(
         Address(config.address.host, 0),
         cluster.identity.own,
-        partial(admits, registrar, blocks=True),
+        partial(admits, access_policy, blocks=True),
         model.serving(planned),
         busy=lambda: machine.is_working,
     )
@@ -185,7 +185,7 @@ def _build(
             names=config.places,
             replan=partial(sharing.anew, needs) if needs else None,
         ),
-        registrar,
-        Equipment(transport, pace, trace),
+        access_policy,
+        Instrumentation(transport, pace, trace),
     )
     return node, blocks

@@ -11,7 +11,7 @@ from edgespec.errors import CapacityError, ConfigError
 from edgespec.net.emulated_link import LinkPace
 from edgespec.planning.cost_model import DEFAULT_COST_MODEL, cost_model_named
 from edgespec.planning.costs import RingCosts, ring_costs
-from edgespec.runtime.equipment import NodePace
+from edgespec.runtime.instrumentation import NodePace
 
 
 def emulated_costs(emulation: Emulation, stages: int) -> RingCosts:

@@ -17,7 +17,7 @@ import psutil
 
 from edgespec.daemon.device import HOT, NEAR_TRIP, ROOT, Zone, system_text, zones
 from edgespec.daemon.memory import available_memory
-from edgespec.machines.health import HEALTH_S
+from edgespec.ring.health import HEALTH_S
 from edgespec.wire.messages import Health
 
 log = logging.getLogger("edgespec")

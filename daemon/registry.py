@@ -22,7 +22,7 @@ from edgespec.daemon.registry_book import (
 )
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.net.keys import Token, is_key, short
-from edgespec.runtime.registrar import CLIENT, OWNER, STAGE, TOKEN
+from edgespec.runtime.access_policy import CLIENT, OWNER, STAGE, TOKEN
 
 log = logging.getLogger("edgespec")
 

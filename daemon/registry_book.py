@@ -13,7 +13,7 @@ from edgespec.daemon.cluster import COORDINATOR_NAME
 from edgespec.daemon.private_files import REMEDY, check_keys, parse_object
 from edgespec.errors import ConfigError
 from edgespec.net.keys import is_key, short
-from edgespec.runtime.registrar import CLIENT, STAGE
+from edgespec.runtime.access_policy import CLIENT, STAGE
 
 EXPIRED = "its token has expired"
 USED = "its token was used"

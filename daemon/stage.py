@@ -15,12 +15,12 @@ from edgespec.daemon.health import DeviceMonitor
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.process import exit_code, take_file_descriptors
 from edgespec.errors import CapacityError
-from edgespec.machines.member import MemberMachine
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import own_address_towards
 from edgespec.net.zones import without_zone
-from edgespec.runtime.equipment import Equipment, NodePace
+from edgespec.ring.member import MemberMachine
+from edgespec.runtime.instrumentation import Instrumentation, NodePace
 from edgespec.runtime.stage_node import Fetcher, Loader, StageNode
 from edgespec.runtime.trace import Trace
 from edgespec.wire.messages import Assign, Join
@@ -68,12 +68,14 @@ def run_stage(
         available_memory(device).bytes,
     )
     member = MemberMachine(join, str(config.coordinator), config.wait, config.timing)
-    equipment = Equipment(transport, pace, trace)
+    instrumentation = Instrumentation(transport, pace, trace)
     load = _loader(config, identity)
     with DeviceMonitor(device) as monitor:
         latest = monitor.latest
         fetch = _fetcher(config, identity)
-        node = StageNode(transport, member, config.coordinator, load, equipment, latest, fetch)
+        node = StageNode(
+            transport, member, config.coordinator, load, instrumentation, latest, fetch
+        )
         node.supervisor = Notifier()
         with _metrics(config.metrics, node, accepts):
             return exit_code(node.run(f"looking for the coordinator at {config.coordinator}"))

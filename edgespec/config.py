@@ -66,10 +66,10 @@ class Timing:
     anybody up. `recovery`: how long a request waits for a ring that was lost; 0: not at all.
 
     Two seconds are promised until a dead stage is noticed. A false alarm is cheap, as a stage keeps
-    its block and is back within a beat or two, so that only the certain tokens are read again; but
-    one every minute would be a nuisance. A stage's loop is a thread of its own beside torch, which
-    holds Python's lock for some tenths of a second at most while it is asked for tokens. It may
-    take longer while a block is imported, packed and read: see `loading_silence`.
+    its block and is back within a beat or two, so that only the committed tokens are read again;
+    but one every minute would be a nuisance. A stage's loop is a thread of its own beside torch,
+    which holds Python's lock for some tenths of a second at most while it is asked for tokens. It
+    may take longer while a block is imported, packed and read: see `loading_silence`.
     """
 
     beat: float = 0.25

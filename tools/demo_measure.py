@@ -30,7 +30,7 @@ SAMPLE_TOKENS = 120
 
 
 @dataclass
-class Tally:
+class RequestStats:
     """Sums over held-out tokens of one source."""
 
     documents: int = 0
@@ -41,7 +41,7 @@ class Tally:
     unigram_nats: float = 0.0
     draft_hits: Counter[int] = field(default_factory=Counter)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: RequestStats) -> None:
         self.documents += other.documents
         self.tokens += other.tokens
         self.bytes += other.bytes
@@ -92,12 +92,12 @@ class Pair:
         self.draft = AutoModelForCausalLM.from_pretrained(folder / "draft", dtype=torch.float32)
 
     @torch.inference_mode()
-    def tally(self, ids: torch.Tensor, unigram: torch.Tensor) -> Tally:
+    def stats(self, ids: torch.Tensor, unigram: torch.Tensor) -> RequestStats:
         """Losses and agreement over one document, cut at the models' last position."""
         ids = ids[: MAX_POSITIONS + 1].long()
         inputs, targets = ids[None, :-1], ids[1:]
         base, draft = self.base(inputs).logits[0], self.draft(inputs).logits[0]
-        return Tally(
+        return RequestStats(
             documents=1,
             tokens=len(targets),
             bytes=len(self.tokenizer.decode(targets, skip_special_tokens=True).encode()),
@@ -143,13 +143,13 @@ def measure(pair: Pair, encoded: dict[bool, dict[str, list[torch.Tensor]]]) -> d
     unigram = unigram_log_shares(encoded[False])
     by_source: dict[str, Any] = {}
     own: dict[str, Any] = {}
-    everything, own_hits, own_total = Tally(), Counter[int](), 0
+    everything, own_hits, own_total = RequestStats(), Counter[int](), 0
     for source, rows in encoded[True].items():
-        tally = Tally()
+        stats = RequestStats()
         for ids in rows[:HELD_OUT_DOCUMENTS]:
-            tally.add(pair.tally(ids, unigram[source]))
-        by_source[source] = tally.report()
-        everything.add(tally)
+            stats.add(pair.stats(ids, unigram[source]))
+        by_source[source] = stats.report()
+        everything.add(stats)
         long_enough = [ids for ids in rows if len(ids) > 2 * OWN_PROMPT_TOKENS][:OWN_PROMPTS]
         prompts = torch.stack([ids[:OWN_PROMPT_TOKENS] for ids in long_enough]).long()
         hits, total = pair.own_text_agreement(prompts, OWN_NEW_TOKENS)

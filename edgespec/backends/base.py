@@ -7,9 +7,9 @@ from typing import Protocol
 
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray
-from edgespec.verify.alternatives import Alternatives
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
-from edgespec.wire.tensor import Tensor
+from edgespec.verify.top_logprobs import TopLogprobs
 
 
 class BlockBackend(Protocol):
@@ -35,7 +35,7 @@ class BlockBackend(Protocol):
 
     def take_taps(self) -> Tensor | None:
         """What entered the tapped layers (RunBlock.tapped) of this block in the last run: uint8
-        [R, ...], layer by layer (see model.taps); None if the block has none of them."""
+        [R, ...], layer by layer (see model.aux_hidden); None if the block has none of them."""
 
     def gather(self, request: int, start: int, order: IntArray) -> None:
         """Behind the first `start` slots, keep slot `start + i` for i in `order`, in that order."""
@@ -49,7 +49,7 @@ class Head(Protocol):
 
     def choose(
         self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
-    ) -> tuple[Choice, Alternatives | None]:
+    ) -> tuple[Choice, TopLogprobs | None]:
         """Sample the token behind every hidden row [R, H]; `positions` are the new tokens'.
 
         With `top` of at least 0, also so many of the likeliest tokens, and log-probabilities.

@@ -47,8 +47,10 @@ class StageCompute:
                 self._block.gather(request, start, order)
             case RunBlock():
                 hidden = self._block.run(effect, stop)
-                taps = self._block.take_taps() if effect.tapped and hidden is not None else None
-                return BlockDone(effect.job, hidden, taps)
+                aux_hidden = (
+                    self._block.take_taps() if effect.aux_layers and hidden is not None else None
+                )
+                return BlockDone(effect.job, hidden, aux_hidden)
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
         return None

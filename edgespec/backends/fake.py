@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
-from edgespec.machines.features import NO_FEATURES, Features
 from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.tree.ledger import IntArray
-from edgespec.verify.alternatives import Alternatives
+from edgespec.types.features import NO_FEATURES, Features
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
-from edgespec.wire.tensor import Tensor
+from edgespec.verify.top_logprobs import TopLogprobs
 
 UintArray = npt.NDArray[np.uint64]
 
@@ -71,8 +71,8 @@ class FakeBlock:
             raise LocalProtocolError(f"job {job.job} does not fit a cache of {len(old)} rows")
         own = self._inputs(job)
         # The layers count as the stages do; what enters the first is its tokens' numbers.
-        tap = Tensor("uint8", (len(own), 8), own.tobytes())
-        self._taps = tap if self._stage in job.tapped else None
+        aux_layer = Tensor("uint8", (len(own), 8), own.tobytes())
+        self._taps = aux_layer if self._stage in job.aux_layers else None
         stopped = stop()
         # The slots of an aborted job hold garbage that nobody may look at.
         new = np.full_like(own, _GARBAGE) if stopped else _mix(own)
@@ -138,15 +138,15 @@ class FakeHead:
 
     def choose(
         self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
-    ) -> tuple[Choice, Alternatives | None]:
-        """The token behind every row; a seed changes all of them. It is certain of each."""
+    ) -> tuple[Choice, TopLogprobs | None]:
+        """The token behind every row; a seed changes all of them. It is committed of each."""
         rows = np.frombuffer(hidden.data, np.uint64)
         tokens = _token_behind(rows, positions, self._vocabulary, sampling.seed)
         choice = Choice(tokens, np.ones(len(tokens)), np.zeros(len(tokens)))
         if top < 0:
             return choice, None
         best = np.broadcast_to(tokens[:, None], (len(tokens), min(top, 1)))
-        return choice, Alternatives(np.zeros(len(tokens)), best, np.zeros(best.shape))
+        return choice, TopLogprobs(np.zeros(len(tokens)), best, np.zeros(best.shape))
 
 
 def toy_next(context: Sequence[int], stages: int, vocabulary: int, seed: int) -> int:

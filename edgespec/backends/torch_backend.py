@@ -8,16 +8,16 @@ import torch
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
+from edgespec.model.aux_hidden import packed
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.kv_cache import TwoRegionCache
-from edgespec.model.taps import packed
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import IntArray
-from edgespec.verify.alternatives import Alternatives, alternatives
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling, choose
-from edgespec.wire.tensor import Tensor
+from edgespec.verify.top_logprobs import TopLogprobs, top_logprobs
 
 
 class TorchBlock:
@@ -57,7 +57,7 @@ class TorchBlock:
         self._taps = []
 
         def enters(layer: int, entering: torch.Tensor) -> None:
-            if layer in job.tapped:
+            if layer in job.aux_layers:
                 self._taps.append(entering)
 
         hidden = self._block.forward(
@@ -66,14 +66,14 @@ class TorchBlock:
             cache,
             tree_mask(job.committed, job.sees, self._block.device),
             stop,
-            enters if job.tapped else None,
+            enters if job.aux_layers else None,
         )
         return None if hidden is None else from_torch(hidden)
 
     def take_taps(self) -> Tensor | None:
         """See BlockBackend."""
-        taps, self._taps = self._taps, []
-        return packed(taps) if taps else None
+        aux_hidden, self._taps = self._taps, []
+        return packed(aux_hidden) if aux_hidden else None
 
     def gather(self, request: int, start: int, order: IntArray) -> None:
         """Behind the first `start` slots, keep slot `start + i` for i in `order`, in that order."""
@@ -141,7 +141,7 @@ class TorchHead:
 
     def choose(
         self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
-    ) -> tuple[Choice, Alternatives | None]:
+    ) -> tuple[Choice, TopLogprobs | None]:
         """See Head."""
         head = self._head
         if hidden.shape != (len(positions), head.hidden_size) or (
@@ -154,4 +154,4 @@ class TorchHead:
             )
         logits = head.logits(to_torch(hidden, head.device))
         choice = choose(logits, positions, sampling)
-        return choice, alternatives(logits, choice.tokens, top) if top >= 0 else None
+        return choice, top_logprobs(logits, choice.tokens, top) if top >= 0 else None

@@ -18,11 +18,11 @@ from edgespec.backends.base import BlockBackend
 from edgespec.bench.processes import News, map_in_processes
 from edgespec.bench.report import REFERENCE, RIVAL, Played, Run, run_of
 from edgespec.bench.workloads import Prompt
+from edgespec.decoding.admission import Ring
+from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.choice import parse_draft
 from edgespec.errors import CapacityError, ConfigError
-from edgespec.machines.admission import Ring
-from edgespec.machines.coordinator import CoordinatorMachine
-from edgespec.machines.stage import StageMachine
 from edgespec.planning.cost_model import CostModel
 from edgespec.planning.costs import RingCosts, ring_costs
 from edgespec.planning.partition import split_layers

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from edgespec.machines.features import NO_FEATURES, PROMPT_ROWS, Features, PromptTable
 from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children, DraftedTree
+from edgespec.types.features import NO_FEATURES, PPD_TOKENS, Features, PPDTable
 from edgespec.verify.sampling import Sampling
 
 TokenPath = Sequence[int]
@@ -17,7 +17,7 @@ TokenPath = Sequence[int]
 class Guesser(Protocol):
     """Guesses what comes next; keeps its own cache for every open request.
 
-    `needs`: which of machines.features it must be given beyond tokens. Calls come from one thread,
+    `needs`: which of types.features it must be given beyond tokens. Calls come from one thread,
     in order, and name open requests only.
     """
 
@@ -43,8 +43,8 @@ class Guesser(Protocol):
         not come again. Ignored if `base` is unknown."""
 
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
-        """Make `context` the certain tokens; it only grows. False if nothing can be guessed behind
-        it, in which case the context read last stays. `features` are taken in either way."""
+        """Make `context` the committed tokens; it only grows. False if nothing can be guessed
+        behind it, in which case the context read last stays. `features` are taken in either way."""
 
     def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
         """The `width` best children of each path behind the context read last; width >= 1.
@@ -61,16 +61,16 @@ class Guesser(Protocol):
 
 
 class Prompting(Protocol):
-    """A Guesser or DraftSource that needs PROMPT_ROWS."""
+    """A Guesser or DraftSource that needs PPD_TOKENS."""
 
     @property
-    def prompts(self) -> PromptTable:
+    def prompts(self) -> PPDTable:
         """Their vectors."""
 
 
-def prompts_of(source: object) -> PromptTable | None:
+def prompts_of(source: object) -> PPDTable | None:
     """The vectors of the prompt rows that a Guesser or DraftSource needs; None if it needs none."""
-    if source is None or PROMPT_ROWS not in cast("Guesser", source).needs:
+    if source is None or PPD_TOKENS not in cast("Guesser", source).needs:
         return None
     return cast("Prompting", source).prompts
 
@@ -92,7 +92,7 @@ class DraftSource(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Which of machines.features it must be given beyond tokens."""
+        """Which of types.features it must be given beyond tokens."""
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request; its guesses are ranked with the request's shared noise."""
@@ -110,7 +110,7 @@ class DraftSource(Protocol):
         width: int,
         features: Features = NO_FEATURES,
     ) -> DraftedTree:
-        """Grow a fresh tree below the last token of `context` (all certain tokens, in order).
+        """Grow a fresh tree below the last token of `context` (all committed tokens, in order).
 
         `depth` levels below the root; at every level the `width` best frontier guesses get
         `width` children each (EAGLE-2; FlowSpec §3.2, initial tree generation). The contexts of

@@ -9,10 +9,10 @@ import numpy as np
 
 from edgespec.drafting.base import Guesser, TokenPath, prompts_of
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.features import NO_FEATURES, Features, PromptTable
 from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, Floats
 from edgespec.tree.ledger import IntArray
+from edgespec.types.features import NO_FEATURES, Features, PPDTable
 from edgespec.verify.sampling import Sampling
 
 
@@ -67,7 +67,7 @@ class _Tree:
 
 @dataclass(slots=True)
 class _Request:
-    """One request: the certain tokens that the guesser read, and the tree of the last refresh."""
+    """One request: the committed tokens that the guesser read, and the tree of the last refresh."""
 
     context: tuple[int, ...] = ()
     tree: _Tree | None = None
@@ -96,7 +96,7 @@ class TreeDraft:
         return self._guesser.needs
 
     @property
-    def prompts(self) -> PromptTable:
+    def prompts(self) -> PPDTable:
         """The guesser's, which must need prompt rows."""
         found = prompts_of(self._guesser)
         assert found is not None
@@ -176,13 +176,13 @@ class TreeDraft:
     def _read(
         self, request: int, state: _Request, context: Sequence[int], features: Features
     ) -> bool:
-        """Hand the certain tokens on; False if nothing can be guessed behind them."""
-        certain = tuple(context)
-        if not certain or certain[: len(state.context)] != state.context:
+        """Hand the committed tokens on; False if nothing can be guessed behind them."""
+        committed = tuple(context)
+        if not committed or committed[: len(state.context)] != state.context:
             raise LocalProtocolError(f"the context of request {request} did not only grow")
-        if not self._guesser.read(request, certain, features):
+        if not self._guesser.read(request, committed, features):
             return False
-        state.context = certain
+        state.context = committed
         return True
 
     def _grow(

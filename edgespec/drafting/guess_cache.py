@@ -37,7 +37,8 @@ class GuessCache:
         self._hidden: torch.Tensor | None = None
 
     def catch_up(self, news: TokenPath) -> None:
-        """Take new certain tokens: those that were guessed and run are committed, the rest is run.
+        """Take new committed tokens: those that were guessed and run are committed, the rest is
+        run.
 
         Guesses that do not lie behind the new context are dropped.
         """
@@ -119,7 +120,7 @@ class GuessCache:
             self._hidden = self._hidden_at([0, *(order + 1).tolist()][len(accepted) :])
 
     def _commit(self, tokens: list[int]) -> None:
-        """Run certain tokens behind the committed rows."""
+        """Run committed tokens behind the committed rows."""
         ids, before = self._take_ids(len(tokens)), self._ledger.committed
         parents = np.concatenate(([self._ledger.last_committed], ids[:-1]))
         positions = np.arange(before, before + len(tokens))

@@ -13,14 +13,14 @@ import numpy as np
 
 from edgespec.drafting.base import Guesser, TokenPath, prompts_of
 from edgespec.drafting.judged import Judged
-from edgespec.machines.features import Features, PromptTable, joined
 from edgespec.planning.cost_model import DraftPass
-from edgespec.policy.experience import Calibration
+from edgespec.policy.estimates import Calibration
 from edgespec.tree.drafted import Children
+from edgespec.types.features import Features, PPDTable, joined
 from edgespec.verify.sampling import Sampling
 
 LEAST = 128
-"""So many certain tokens are watched before a member is judged, and again before the next one."""
+"""So many committed tokens are watched before a member is judged, and again before the next one."""
 LEAST_PAY = 1 / 32
 """A member is given up if the right guesses that it alone made are less than this share of all, for
 all of the time; half of that for half of the time."""
@@ -28,7 +28,7 @@ PAUSE = 256
 """Certain tokens until a member that was given up is tried again; twice as many after every failure
 in a row, up to 8 times."""
 RECENT = 1 / 16
-"""Weight of a new certain token in the share that was guessed of late."""
+"""Weight of a new committed token in the share that was guessed of late."""
 
 Guesses = dict[int, float]
 """Tokens with their own natural-log scores."""
@@ -54,7 +54,8 @@ class _Member:
     """One source: what it took, and what it brought.
 
     `alone`: right guesses that no other member made; `seconds`: what its guesses took; both since
-    members are watched anew. `paused`: certain tokens until it is asked again, 0 while it is asked.
+    members are watched anew. `paused`: committed tokens until it is asked again, 0 while it is
+    asked.
     """
 
     guesser: Guesser
@@ -82,7 +83,7 @@ class HybridGuesser:
     """A Guesser (see drafting.base) that asks other ones and merges what they say.
 
     The best of a token's scores is calibrated by how often a token was right that had such a score
-    and had been named by just these of the members asked (see policy.experience). So a member that
+    and had been named by just these of the members asked (see policy.estimates). So a member that
     boasts is read as what it is, and a token that the best member does not name as the poor guess
     that it is. A member that does not pay is not asked any more, and tried again now and then, or
     as soon as the others guess less than half as well as they did.
@@ -99,8 +100,8 @@ class HybridGuesser:
         self._requests: dict[int, _Request] = {}
         self._agreed: defaultdict[tuple[Sampling, int, int], Calibration] = defaultdict(Calibration)
         self._work: list[DraftPass] = []
-        self._watched = self._right = 0  # certain tokens, and those that anybody had guessed
-        self._recent = 0.0  # share of the newest certain tokens that anybody had guessed
+        self._watched = self._right = 0  # committed tokens, and those that anybody had guessed
+        self._recent = 0.0  # share of the newest committed tokens that anybody had guessed
         self._usual = 0.0  # that share when a member was given up
 
     @property
@@ -119,7 +120,7 @@ class HybridGuesser:
         return frozenset[str]().union(*(member.guesser.needs for member in self._members))
 
     @property
-    def prompts(self) -> PromptTable:
+    def prompts(self) -> PPDTable:
         """Those of the member that needs prompt rows."""
         tables = (prompts_of(member.guesser) for member in self._members)
         return next(table for table in tables if table is not None)
@@ -141,13 +142,13 @@ class HybridGuesser:
             member.guesser.inherit(request, base, rows)
 
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
-        """Hand certain tokens to all members that are asked; True if any of them can guess.
+        """Hand committed tokens to all members that are asked; True if any of them can guess.
 
         A member that is given up reads them when it is tried again.
         """
         state = self._requests[request]
-        for said, token in state.judged.certain(context[len(state.context) :]):
-            self._judge(said, token, state.sampling.shape)
+        for said, token in state.judged.committed(context[len(state.context) :]):
+            self._judge(said, token, state.sampling.without_seed)
         self._review()
         is_prompt, state.context = not state.context, tuple(context)
         able = []
@@ -167,7 +168,7 @@ class HybridGuesser:
     def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
         """The best children of each path, whoever named them (see drafting.base)."""
         state = self._requests[request]
-        shape = state.sampling.shape
+        shape = state.sampling.without_seed
         named: list[dict[int, Guesses]] = [{n: {} for n in state.able} for _ in paths]
         for number in state.able:
             member = self._members[number]
@@ -250,7 +251,7 @@ class HybridGuesser:
     # --- who pays -----------------------------------------------------------------------------
 
     def _judge(self, said: _Said, token: int, sampling: Sampling) -> None:
-        """Learn from one certain token that had been asked about."""
+        """Learn from one committed token that had been asked about."""
         for guess, score in said.merged.items():
             self._calibration(said, guess, sampling).learn(score, guess == token)
         right = [number for number, guesses in said.members.items() if token in guesses]

@@ -1,4 +1,4 @@
-"""Judged guesses: what was said about each path, until certain tokens say what was right."""
+"""Judged guesses: what was said about each path, until committed tokens say what was right."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Judged(Generic[Said]):
         for path, one in zip(paths, what, strict=True):
             self._said[tuple(path)] = one
 
-    def certain(self, news: Sequence[int]) -> Iterator[tuple[Said, int]]:
-        """These tokens became certain: what was said before each of them that had been asked about,
-        with the token itself. What lies beside them is forgotten."""
+    def committed(self, news: Sequence[int]) -> Iterator[tuple[Said, int]]:
+        """These tokens became committed: what was said before each of them that had been asked
+        about, with the token itself. What lies beside them is forgotten."""
         news = tuple(news)
         for at, token in enumerate(news):
             if (said := self._said.get(news[:at])) is not None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgespec.drafting.base import TokenPath
-from edgespec.machines.features import Features
 from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
+from edgespec.types.features import Features
 from edgespec.verify.noise import gumbel
 from edgespec.verify.sampling import Sampling
 
@@ -49,7 +49,7 @@ class _Successes:
 
 @dataclass(slots=True)
 class _Request:
-    """The certain tokens of one request, and where each n-gram of them was followed by what."""
+    """The committed tokens of one request, and where each n-gram of them was followed by what."""
 
     sampling: Sampling
     tokens: list[int] = field(default_factory=list)
@@ -58,7 +58,7 @@ class _Request:
     )
 
     def add(self, token: int) -> None:
-        """One more certain token, which follows those that end the text so far."""
+        """One more committed token, which follows those that end the text so far."""
         for length in PRIORS:
             if length <= len(self.tokens):
                 self.places[tuple(self.tokens[-length:])].append(len(self.tokens))
@@ -108,10 +108,10 @@ class NgramGuesser:
         """Nothing: reading anew takes no time worth mentioning."""
 
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
-        """Take new certain tokens; those behind the first context also say who was right."""
+        """Take new committed tokens; those behind the first context also say who was right."""
         state = self._requests[request]
         answering = bool(state.tokens)
-        successes = self._successes[state.sampling.shape]
+        successes = self._successes[state.sampling.without_seed]
         for token in context[len(state.tokens) :]:
             if answering:
                 for rank, (guess, length) in enumerate(state.candidates(())):
@@ -122,7 +122,7 @@ class NgramGuesser:
     def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
         """The best children of each path (see drafting.base)."""
         state = self._requests[request]
-        successes = self._successes[state.sampling.shape]
+        successes = self._successes[state.sampling.without_seed]
         parents: list[int] = []
         tokens: list[int] = []
         scores: list[float] = []

@@ -72,17 +72,17 @@ class Ranking:
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request."""
-        sharpness = None if sampling.greedy else self._learnt[sampling.shape].value
+        sharpness = None if sampling.greedy else self._learnt[sampling.without_seed].value
         self._requests[request] = _Request(sampling, sharpness)
 
     def read(self, request: int, news: Sequence[int]) -> None:
-        """These tokens became certain behind the context of the guesses made last."""
+        """These tokens became committed behind the context of the guesses made last."""
         state = self._requests[request]
         if state.sharpness is None:
             return
-        for (tokens, scores), token in state.judged.certain(news):
+        for (tokens, scores), token in state.judged.committed(news):
             if len(right := np.flatnonzero(tokens == token)):
-                learnt = self._learnt[state.sampling.shape]
+                learnt = self._learnt[state.sampling.without_seed]
                 learnt.learn(scores, state.sharpness, int(right[0]))
 
     def children(

@@ -11,20 +11,20 @@ import torch
 
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.ranking import Ranking
-from edgespec.machines.features import Features
 from edgespec.model.ends import OutputHead
 from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
+from edgespec.types.features import Features
 from edgespec.verify.sampling import Sampling
 
 
 class CertainRows(Protocol):
-    """What such a model ran for one request: certain tokens, and guesses behind them."""
+    """What such a model ran for one request: committed tokens, and guesses behind them."""
 
     context: list[int]
 
     def catch_up(self, news: TokenPath) -> None:
-        """Take new certain tokens."""
+        """Take new committed tokens."""
 
     def rewind(self, rows: int) -> None:
         """Keep what was run for the first `rows` tokens at most; more come before any guess."""
@@ -74,8 +74,8 @@ class WholeModelGuesser(Generic[RowsT]):
             self._rows[request].rewind(rows)
 
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
-        """Take new certain tokens; False if the context is longer than the draft model's, or holds
-        a token that the draft model lacks."""
+        """Take new committed tokens; False if the context is longer than the draft model's, or
+        holds a token that the draft model lacks."""
         rows = self._rows[request]
         news = context[len(rows.context) :]
         if len(context) > self._max_rows or not self._knows(news):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.machines.events import Hold, PeerGone, RingDown, RingUp
-from edgespec.machines.features import NO_FEATURES, Features
 from edgespec.tree.ledger import BoolArray, IntArray, Rows
+from edgespec.types.features import NO_FEATURES, Features
+from edgespec.types.tensor import NO_LAYERS, Layers, Tensor
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import Assign, Message, Segment
-from edgespec.wire.tensor import NO_LAYERS, Layers, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class SendPeer:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Forward:
     """Hand an event to the node's other machine."""
 
     event: RingUp | RingDown | Hold | PeerGone
@@ -146,9 +146,9 @@ class RunBlock:
 
     `hidden` [R, H] are the incoming rows (None on the first stage, which embeds `rows.tokens`).
     Each row sees all `committed` slots and, of the S slots behind them (the job's own rows are
-    the last R), those where `sees` bool [R, S] is true. `tapped`: layers whose incoming rows are
-    wanted too, those of other stages among them. `prompts` [P, H]: what the first stage puts in the
-    place of tokens -1, -2, … (see Segment).
+    the last R), those where `sees` bool [R, S] is true. `aux_layers`: layers whose incoming rows
+    are wanted too, those of other stages among them. `prompts` [P, H]: what the first stage puts in
+    the place of tokens -1, -2, … (see Segment).
     """
 
     job: int
@@ -157,7 +157,7 @@ class RunBlock:
     hidden: Tensor | None
     committed: int
     sees: BoolArray
-    tapped: Layers = NO_LAYERS
+    aux_layers: Layers = NO_LAYERS
     prompts: Tensor | None = None
 
 
@@ -214,7 +214,7 @@ class CloseDraft:
 class RunDraft:
     """Grow a fresh tree below the last token of `context`; comes back as Drafted.
 
-    `features`: what the draft source needs of the certain rows, as far as it has not had it.
+    `features`: what the draft source needs of the committed rows, as far as it has not had it.
     """
 
     job: int
@@ -272,7 +272,7 @@ Effect = (
     | SendStages
     | SendCoordinator
     | SendPeer
-    | Tell
+    | Forward
     | LoadBlock
     | FetchBlock
     | ResetStage

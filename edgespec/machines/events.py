@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.tree.drafted import Children, DraftedTree
-from edgespec.verify.alternatives import Alternatives
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice
+from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.messages import Message, Segment
-from edgespec.wire.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class MessageArrived:
 class BlockDone:
     """RunBlock ended: hidden rows [R, H], or None if it was aborted.
 
-    `taps` uint8 [R, ...]: what entered the tapped layers of this block; None if it has none.
+    `aux_hidden` uint8 [R, ...]: what entered the tapped layers of this block; None if it has none.
     """
 
     job: int
     hidden: Tensor | None
-    taps: Tensor | None = None
+    aux_hidden: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class HeadDone:
 
     job: int
     choice: Choice
-    alternatives: Alternatives | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

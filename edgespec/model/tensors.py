@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from edgespec.wire.tensor import Tensor
+from edgespec.types.tensor import Tensor
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,

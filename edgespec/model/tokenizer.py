@@ -183,7 +183,7 @@ class Tokenizer:
 
 
 class TextStream:
-    """Text of a growing sequence of tokens, given out as soon as it is certain.
+    """Text of a growing sequence of tokens, given out as soon as it is committed.
 
     All pushes and the flush together give exactly `decode` of all tokens, and none ends inside a
     character. Only a short window of the last tokens is decoded each time.

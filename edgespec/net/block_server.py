@@ -20,9 +20,7 @@ from pathlib import Path
 
 import zmq
 
-from edgespec.config import MOST_STAGES, Address
-from edgespec.errors import ConfigError, EdgespecError, ModelError, RemoteProtocolError
-from edgespec.machines.piece_sender import (
+from edgespec.blocks.sender import (
     MOST_PEERS,
     PeerLeft,
     PieceAsked,
@@ -30,10 +28,13 @@ from edgespec.machines.piece_sender import (
     RingIs,
     SendPiece,
 )
-from edgespec.machines.transfer import WINDOW
+from edgespec.blocks.transfer import WINDOW
+from edgespec.config import MOST_STAGES, Address
+from edgespec.errors import ConfigError, EdgespecError, ModelError, RemoteProtocolError
 from edgespec.net.access import Admits, Gate
 from edgespec.net.keys import KeyPair, short
 from edgespec.net.sockets import Dropped, bind, proved
+from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import (
     BlockOffer,
     BlockPreparing,
@@ -44,7 +45,6 @@ from edgespec.wire.block_messages import (
 )
 from edgespec.wire.codec import HASH_BYTES, decode, encode
 from edgespec.wire.messages import Message
-from edgespec.wire.tensor import Tensor
 
 log = logging.getLogger(__name__)
 

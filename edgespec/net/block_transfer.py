@@ -16,16 +16,7 @@ from types import TracebackType
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from edgespec.config import Address
-from edgespec.errors import (
-    AccessRefused,
-    CapacityError,
-    ConfigError,
-    EdgespecError,
-    RemoteProtocolError,
-)
-from edgespec.machines.events import Tick
-from edgespec.machines.transfer import (
+from edgespec.blocks.transfer import (
     SILENCE_S,
     Ask,
     BlockReceiver,
@@ -44,6 +35,15 @@ from edgespec.machines.transfer import (
     Truncate,
     Write,
 )
+from edgespec.config import Address
+from edgespec.errors import (
+    AccessRefused,
+    CapacityError,
+    ConfigError,
+    EdgespecError,
+    RemoteProtocolError,
+)
+from edgespec.machines.events import Tick
 from edgespec.net.access import prove
 from edgespec.net.block_server import BULK, LOST_MS, QUEUED
 from edgespec.net.control import ping

@@ -50,7 +50,7 @@ _CLUSTER = re.compile("[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class Found:
-    """A coordinator that announces itself. Nothing of it is certain."""
+    """A coordinator that announces itself. Nothing of it is committed."""
 
     name: str
     addresses: tuple[str, ...]  # best first

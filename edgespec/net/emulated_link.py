@@ -23,9 +23,9 @@ from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.planning.costs import LinkCosts
 from edgespec.wire.codec import encode
-from edgespec.wire.messages import Credit, End, Fault, Message, Retain, Segment
+from edgespec.wire.messages import CloseRequest, Credit, Fault, Message, Retain, Segment
 
-OF_REQUESTS = (Retain, End, Fault, Credit)
+OF_REQUESTS = (Retain, CloseRequest, Fault, Credit)
 """Control messages between coordinator and stages that cost time while a request runs. What clients
 say and hear does not belong to the ring, and setting it up is nobody's benchmark."""
 

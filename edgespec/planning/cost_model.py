@@ -202,8 +202,8 @@ def eagle3_costs(base: str, of: Architecture, bits: int) -> DraftCosts:
     """EAGLE-3's head for a base: one layer whose attention reads twice the width, and an output
     head of its own for up to EAGLE3_VOCAB tokens, in 16 bit.
 
-    The matrix that joins three taps runs over certain rows alone: it is held, and not charged. Like
-    the base's embedding, which D0 needs too.
+    The matrix that joins three taps runs over committed rows alone: it is held, and not charged.
+    Like the base's embedding, which D0 needs too.
     """
     wider = of.hidden * (of.width + 2 * of.kv_width)
     head = packed_bytes(of.hidden * min(of.vocab, EAGLE3_VOCAB), 16)

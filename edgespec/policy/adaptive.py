@@ -4,7 +4,7 @@ Nothing goes by rounds, levels or steps. Whenever the first stage is free, the b
 leave; whenever the draft source is free, the best nodes of the frontier are expanded. Both take
 nodes in descending probability of being on the model's path, as long as a node's expected gain
 covers its cost on this ring; probabilities and costs are learnt while running
-(policy.experience). Where guesses do not pay, none are sent: what is left is autoregressive
+(policy.estimates). Where guesses do not pay, none are sent: what is left is autoregressive
 decoding. docs/policies.md says what else was tried.
 """
 
@@ -49,7 +49,7 @@ class Adaptive:
     def decide(self, view: View) -> list[Decision]:
         """Send if the first stage is free, expand if the draft source is."""
         root_waits = not view.tree[view.tree.root].sent
-        if not view.experience.step.known:  # the very first prompt: no idea yet what rows cost
+        if not view.estimates.step.known:  # the very first prompt: no idea yet what rows cost
             return [Send((view.tree.root,))] if root_waits else []
         decisions: list[Decision] = []
         if root_waits or (not view.queued and view.in_flight < self._room(view)):
@@ -71,7 +71,7 @@ class Adaptive:
         window keeps a place free for a new root, which never waits.
         """
         most = self.window(view.stages) - 1
-        spread = view.experience.spread
+        spread = view.estimates.spread
         waiting = int(spread > LEAST_WAY)
         return min(most, math.ceil(spread) + waiting) if spread else most
 
@@ -83,14 +83,14 @@ class Adaptive:
         segment is no longer than the one ahead of it, it waits for that one at every stage anyway;
         beyond, a row adds its time to this segment's own way at each stage that it reaches.
         """
-        tree, step = view.tree, view.experience.step
+        tree, step = view.tree, view.estimates.step
         rows = tree.unsent(self.most_rows)
         taken, total = 0, 0.0
         for node_id in rows:
             share = math.exp(tree.score(node_id))
             longer = step.seconds(taken + 1)
             added = longer - step.seconds(taken) if taken else 0.0
-            times = view.experience.reach if taken >= view.ahead else 1.0
+            times = view.estimates.reach if taken >= view.ahead else 1.0
             if share * longer < added * times:
                 break
             taken += 1
@@ -102,7 +102,7 @@ class Adaptive:
 
         Gain as above: the children of a node that is right can leave one step earlier.
         """
-        tree, draft, step = view.tree, view.experience.draft, view.experience.step
+        tree, draft, step = view.tree, view.estimates.draft, view.estimates.step
         ids = tree.frontier(self.most_rows, view.depth_left)
         if not draft.known:
             return ids[:1]  # to find out

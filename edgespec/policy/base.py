@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgespec.policy.experience import Experience
+from edgespec.policy.estimates import RingEstimates
 from edgespec.tree.draft_tree import DraftTree
 
 
@@ -32,7 +32,7 @@ class View:
     depth_left: int
     queued: int
     ahead: int
-    experience: Experience
+    estimates: RingEstimates
 
 
 @dataclass(frozen=True, slots=True)

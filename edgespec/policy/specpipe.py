@@ -66,14 +66,14 @@ class SpecPipe:
 
     def _width(self, view: View) -> int:
         """The width of least expected time between tokens (Eq. 2)."""
-        experience = view.experience
-        if experience.levels < ENOUGH:
+        estimates = view.estimates
+        if estimates.levels < ENOUGH:
             return self.width
         widths = [w for w in WIDTHS if w <= self.width] or [self.width]
         refill = view.stages - 1
 
         def time_between_tokens(width: int) -> float:
-            missed = 1.0 - experience.hit_share(width)
-            return experience.step.seconds(width) * (1.0 + missed * refill)
+            missed = 1.0 - estimates.hit_share(width)
+            return estimates.step.seconds(width) * (1.0 + missed * refill)
 
         return min(widths, key=time_between_tokens)

@@ -37,7 +37,7 @@ from edgespec.wire.client_messages import (
 )
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Heartbeat, Message, Refuse, Removed
-from edgespec.wire.scenes import Scene, Watch
+from edgespec.wire.snapshots import Snapshot, Subscribe
 
 REOPEN_S = 2.0
 """Seconds until a coordinator that refused is asked again: ZeroMQ itself would not."""
@@ -78,7 +78,7 @@ class AsyncClient:
         self._status: asyncio.Future[Status] | None = None
         self._newest: tuple[float, Status] | None = None
         self._is_over = False
-        self._see: Callable[[Scene], None] | None = None
+        self._see: Callable[[Snapshot], None] | None = None
         self._dropped = Dropped()
 
     async def __aenter__(self) -> AsyncClient:
@@ -142,13 +142,13 @@ class AsyncClient:
         except asyncio.TimeoutError:
             raise PeerLost(f"the coordinator at {self._coordinator} does not answer") from None
 
-    def watch(self, seconds: float, see: Callable[[Scene], None]) -> None:
+    def watch(self, seconds: float, see: Callable[[Snapshot], None]) -> None:
         """Have scenes of the running request shown to `see` for so many seconds; 0: none any more.
 
         Raises PeerLost if there is no connection.
         """
         self._see = see if seconds > 0 else None
-        self._send(Watch(seconds))
+        self._send(Subscribe(seconds))
 
     async def _connection(self) -> None:
         """Wait for one. Raises what keeps it from coming."""
@@ -259,7 +259,7 @@ class AsyncClient:
                 if self._status is not None and not self._status.done():
                     self._status.set_result(message)
                 self._status = None
-            case Scene() if self._see is not None:
+            case Snapshot() if self._see is not None:
                 self._see(message)
             case Progress(tag=tag) | Tokens(tag=tag) | Finished(tag=tag) | Failed(tag=tag):
                 if tag in self._requests:

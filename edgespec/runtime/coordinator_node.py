@@ -10,18 +10,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from edgespec.backends.compute import CoordinatorCompute
+from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.errors import EdgespecError, PeerLost
-from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     ConnectRing,
     Effect,
     EncodePrompt,
+    Forward,
     OpenRing,
     Renew,
     SendPeer,
     SendRing,
     SendStages,
-    Tell,
 )
 from edgespec.machines.events import (
     Event,
@@ -33,20 +33,20 @@ from edgespec.machines.events import (
     RingReached,
     Tick,
 )
-from edgespec.machines.health import REASON_CHARS, printable
-from edgespec.machines.membership import MembershipMachine
 from edgespec.net.keys import short
 from edgespec.net.sockets import Dropped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
-from edgespec.runtime.equipment import Equipment
+from edgespec.ring.health import REASON_CHARS, printable
+from edgespec.ring.membership import MembershipMachine
+from edgespec.runtime.access_policy import CLIENT, MAY_SEND, OWNER, STAGE, AccessPolicy
+from edgespec.runtime.instrumentation import Instrumentation
 from edgespec.runtime.node import BUG, Node, ring_address
-from edgespec.runtime.registrar import CLIENT, MAY_SEND, OWNER, STAGE, Registrar
 from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.worker import Worker
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit, Tokens
 from edgespec.wire.messages import (
+    CloseRequest,
     Credit,
-    End,
     Enrol,
     Enrolled,
     Fault,
@@ -58,7 +58,7 @@ from edgespec.wire.messages import (
     Removed,
     Retain,
 )
-from edgespec.wire.scenes import Ran, Watch
+from edgespec.wire.snapshots import StageActivity, Subscribe
 
 log = logging.getLogger("edgespec")
 
@@ -74,16 +74,16 @@ class CoordinatorNode(Node):
         compute: CoordinatorCompute,
         machine: CoordinatorMachine,
         membership: MembershipMachine,
-        registrar: Registrar,
-        equipment: Equipment | None = None,
+        access_policy: AccessPolicy,
+        instrumentation: Instrumentation | None = None,
     ) -> None:
         super().__init__(transport, compute.perform)
-        self._registrar = registrar
+        self._registrar = access_policy
         self._dropped = Dropped("refused a message")
         self.requests: RequestLog | None = None
         """Where every request and its end are written."""
-        if equipment is not None:
-            self.worker.instead(equipment.equip(None, compute.perform, self))
+        if instrumentation is not None:
+            self.worker.instead(instrumentation.equip(None, compute.perform, self))
         self._machine = machine
         self._membership = membership
         self._unreachable: set[bytes] = set()  # found out while effects were carried out
@@ -164,7 +164,7 @@ class CoordinatorNode(Node):
             case MessageArrived(peer, Submit(scope=scope) as message, key) if key:
                 whose = replace(message, scope=asker_of(key, scope))
                 return self.route(MessageArrived(peer, whose), now)
-            case MessageArrived(peer, Submit() | Cancel() | Watch() as message):
+            case MessageArrived(peer, Submit() | Cancel() | Subscribe() as message):
                 if self.requests is not None and isinstance(message, Submit):
                     self.requests.asked(peer, message)
                 return self._heard(event, now) + self._tell(event, now)
@@ -179,10 +179,10 @@ class CoordinatorNode(Node):
                 alive = self._heard(event, now)
                 known = self._membership.stage_of(peer) is not None
                 return alive + (self._tell(event, now) if known else [])
-            case MessageArrived(peer, Ran(runs)):
+            case MessageArrived(peer, StageActivity(runs)):
                 alive = self._heard(event, now)
                 place = self._membership.place_of(peer)
-                placed = Ran(tuple(replace(run, stage=place) for run in runs))
+                placed = StageActivity(tuple(replace(run, stage=place) for run in runs))
                 told = MessageArrived(peer, placed)
                 return alive + (self._tell(told, now) if place else [])
             case MessageArrived():
@@ -241,7 +241,7 @@ class CoordinatorNode(Node):
                 return [SendPeer(peer, Failed(tag, _FAILED))]
             case SendPeer(peer, Failed(tag, reason)):
                 return [SendPeer(peer, Failed(tag, _FAILED))] if reason != _FAILED else []
-            case SendRing() | SendPeer(_, Tokens() | Retain() | End()):
+            case SendRing() | SendPeer(_, Tokens() | Retain() | CloseRequest()):
                 return self._machine.give_up(Tick(), _FAILED)
         return [Renew(BUG)]
 
@@ -261,9 +261,9 @@ class CoordinatorNode(Node):
                 self.transport.open_ring(key)
             case ConnectRing(host, port, key):
                 self.transport.connect_ring(ring_address(host, port, "127.0.0.1"), key)
-            case Tell(PeerGone(peer)):
+            case Forward(PeerGone(peer)):
                 self._unreachable.add(peer)
-            case Tell(event):
+            case Forward(event):
                 self.perform_all(self._tell(event, now), now)
             case _:
                 raise TypeError(f"a coordinator carries out no {type(effect).__name__}")

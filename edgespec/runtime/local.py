@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
+from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.stage import StageMachine
 from edgespec.errors import EdgespecError, RequestFailed
-from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     AbortBlock,
     Effect,
@@ -33,7 +34,6 @@ from edgespec.machines.events import (
     RingUp,
     SegmentArrived,
 )
-from edgespec.machines.stage import StageMachine
 from edgespec.net.inproc import InprocLink
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit
 from edgespec.wire.codec import decode, encode
@@ -107,7 +107,7 @@ class LocalRing:
         return reply
 
     def run(self) -> None:
-        """Run in lock-step until nothing is left to do: the time of machines.request.RingClock.
+        """Run in lock-step until nothing is left to do: the time of decoding.request.RingClock.
 
         In every step each stage computes one segment and hands it on; the coordinator takes no
         time at all.

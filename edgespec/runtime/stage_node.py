@@ -10,6 +10,7 @@ from collections.abc import Callable
 from edgespec.backends.base import BlockBackend
 from edgespec.backends.compute import StageCompute
 from edgespec.config import Address
+from edgespec.decoding.stage import StageMachine
 from edgespec.errors import AccessRefused, EdgespecError
 from edgespec.machines.effects import (
     CloseRing,
@@ -24,7 +25,6 @@ from edgespec.machines.effects import (
     SendCoordinator,
     SendRing,
 )
-from edgespec.machines.effort import Effort
 from edgespec.machines.events import (
     BlockFetched,
     BlockLoaded,
@@ -37,16 +37,16 @@ from edgespec.machines.events import (
     SegmentArrived,
     Tick,
 )
-from edgespec.machines.health import HEALTH_S
-from edgespec.machines.member import MemberMachine
-from edgespec.machines.stage import StageMachine
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
-from edgespec.runtime.equipment import Equipment
+from edgespec.ring.health import HEALTH_S
+from edgespec.ring.load import StageLoad
+from edgespec.ring.member import MemberMachine
+from edgespec.runtime.instrumentation import Instrumentation
 from edgespec.runtime.node import BUG, Node, ring_address
 from edgespec.runtime.worker import Perform
 from edgespec.wire.messages import (
     Assign,
-    End,
+    CloseRequest,
     Fault,
     Goodbye,
     Health,
@@ -55,7 +55,7 @@ from edgespec.wire.messages import (
     Retain,
     Segment,
 )
-from edgespec.wire.scenes import Observe
+from edgespec.wire.snapshots import SubscribeActivity
 
 Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], BlockBackend]
 """Builds the assigned block. The second argument takes how far it is, in words, and raises
@@ -86,7 +86,7 @@ class StageNode(Node):
         member: MemberMachine,
         coordinator: Address,
         load: Loader,
-        equipment: Equipment | None = None,
+        instrumentation: Instrumentation | None = None,
         device: Callable[[], Health | None] = lambda: None,
         fetch: Fetcher = lambda assign, say, stop: None,
     ) -> None:
@@ -97,13 +97,13 @@ class StageNode(Node):
         self._load = load
         self._fetch = fetch
         self._fetches = 0
-        self._equipment = equipment
+        self._equipment = instrumentation
         self._compute: Perform | None = None  # the worker's
         self._machine: StageMachine | None = None
         self._connected = False  # to the next node, in this ring
         self._early: list[Segment] = []
         self._device = device
-        self._effort = Effort()
+        self._effort = StageLoad()
         self._next_health = 0.0
 
     def admit(self, incoming: Incoming) -> bool:
@@ -115,7 +115,7 @@ class StageNode(Node):
     def route(self, event: Event, now: float) -> list[Effect]:
         """Segments, retained sets and ends to the stage machine; the rest to the member."""
         match event:
-            case MessageArrived(_, Retain() | End() | Observe()):
+            case MessageArrived(_, Retain() | CloseRequest() | SubscribeActivity()):
                 alive = self._member.handle(event, now)
                 return alive + self._compute_on(event, now)
             case MessageArrived(_, Heartbeat(number)) if number:  # it measures the way: at once

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from edgespec.errors import EdgespecError
 from edgespec.serving.problems import SERVER, ApiProblem
 from edgespec.wire.client_messages import Status
-from edgespec.wire.scenes import Scene
+from edgespec.wire.snapshots import Snapshot
 
 STATUS_S = 1.0
 """Seconds between two looks at the ring."""
@@ -58,7 +58,7 @@ class Watched(Protocol):
     async def status(self, age: float = 0.0) -> Status:
         """The ring. Raises EdgespecError if the coordinator cannot be asked."""
 
-    def watch(self, seconds: float, see: Callable[[Scene], None]) -> None:
+    def watch(self, seconds: float, see: Callable[[Snapshot], None]) -> None:
         """Have scenes shown to `see` for so many seconds; 0: none any more.
 
         Raises EdgespecError if the coordinator cannot be asked.
@@ -156,7 +156,7 @@ class Theatre:
             with contextlib.suppress(EdgespecError):
                 self._client.watch(0.0, self._on_scene)
 
-    def _on_scene(self, scene: Scene) -> None:
+    def _on_scene(self, scene: Snapshot) -> None:
         self._tell("scene", _scene(scene))
 
     def _tell(self, name: str, value: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ def _status(status: Status) -> dict[str, Any]:
     return {**asdict(status), "reachable": True, "lines": None}
 
 
-def _scene(scene: Scene) -> dict[str, Any]:
+def _scene(scene: Snapshot) -> dict[str, Any]:
     """Its parts as lists of lists, in the order of their fields: half as long as with names."""
     return {
         "state": scene.state,

@@ -23,7 +23,7 @@ from edgespec.serving.parameters import (
     text_of,
 )
 from edgespec.serving.problems import ApiProblem, not_supported, refused
-from edgespec.verify.alternatives import MOST
+from edgespec.verify.top_logprobs import MOST
 from edgespec.wire.client_messages import Submit
 
 MOST_TOKENS = (1 << 31) - 1

@@ -19,9 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edgespec.config import Address
+from edgespec.decoding.stage import StageMachine
+from edgespec.decoding.stage_stats import ROW_CLASSES, StageStats
 from edgespec.errors import AddressUnavailable
-from edgespec.machines.stage import StageMachine
-from edgespec.machines.tally import ROW_CLASSES, StageTally
 from edgespec.serving.guard import Guard
 from edgespec.serving.limits import Limits
 from edgespec.serving.protocol import opened, settings_of
@@ -120,24 +120,24 @@ class _Stage(Collector):
         if machine is not None:
             yield _gauge("queued_segments", "Segments that wait for the block.", machine.queued)
             yield _gauge("kv_rows", "Rows in the KV cache, of all requests.", machine.held_rows)
-        yield from _counts(machine.tally if machine else StageTally())
+        yield from _counts(machine.stats if machine else StageStats())
         yield from _of_device(self._stage.device())
 
 
-def _counts(tally: StageTally) -> Iterator[Metric]:
-    yield _counter("segments", "Segments that it handed on.", tally.segments)
-    yield _counter("emptied_segments", "Of these, with no row left.", tally.emptied)
-    yield _counter("rows", "Rows that it computed.", tally.rows)
-    yield _counter("rows_wasted", "Of these, guesses that were wrong by then.", tally.wasted)
-    yield _counter("faults", "Requests that it had to end.", tally.faults)
-    yield _counter("rings", "Rings that it had a place in.", tally.rings)
+def _counts(stats: StageStats) -> Iterator[Metric]:
+    yield _counter("segments", "Segments that it handed on.", stats.segments)
+    yield _counter("emptied_segments", "Of these, with no row left.", stats.emptied)
+    yield _counter("rows", "Rows that it computed.", stats.rows)
+    yield _counter("rows_wasted", "Of these, guesses that were wrong by then.", stats.wasted)
+    yield _counter("faults", "Requests that it had to end.", stats.faults)
+    yield _counter("rings", "Rings that it had a place in.", stats.rings)
     blocks = CounterMetricFamily(
         "edgespec_blocks", "Computed blocks, by their rows.", labels=["rows"]
     )
     seconds = CounterMetricFamily(
         "edgespec_block_seconds", "Seconds of these blocks.", labels=["rows"]
     )
-    for rows, times in zip(ROW_CLASSES, tally.times, strict=True):
+    for rows, times in zip(ROW_CLASSES, stats.times, strict=True):
         blocks.add_metric([rows], times.blocks)
         seconds.add_metric([rows], times.seconds)
     yield blocks

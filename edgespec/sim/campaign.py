@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.backends.fake import FakeBlock, FakeHead
+from edgespec.decoding.admission import Ring
+from edgespec.decoding.answer import TextCodec
+from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.base import prompts_of
 from edgespec.errors import EdgespecError
-from edgespec.machines.admission import Ring
-from edgespec.machines.answer import TextCodec
-from edgespec.machines.coordinator import CoordinatorMachine
-from edgespec.machines.stage import StageMachine
 from edgespec.sim.checks import Checks, Promise
 from edgespec.sim.durations import RandomDurations
 from edgespec.sim.faults import SmallCache

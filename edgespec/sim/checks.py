@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 
 from edgespec.backends.fake import FakeBlock
+from edgespec.decoding.request import Request
 from edgespec.errors import EdgespecError
-from edgespec.machines.request import Request
 from edgespec.sim.toy import Expected
 from edgespec.sim.world import World
 from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
@@ -230,7 +230,7 @@ def _check_credits(world: World, number: int) -> None:
 
 
 def _check_ledgers(world: World, number: int) -> None:
-    """With nothing of it under way, every stage holds the request's certain and live rows.
+    """With nothing of it under way, every stage holds the request's committed and live rows.
 
     A stage that never got the newest retained set may hold dead rows as well, but lacks no live
     one. Prompt rows come and go with the retained sets, and nothing hangs from them.

@@ -61,9 +61,9 @@ class CostDurations:
 
     def _tap_bytes(self, segment: Segment) -> int:
         """What its taps would take of the charged model: a byte a number, and a scale a row."""
-        if segment.taps is None or segment.hidden is None:
+        if segment.aux_hidden is None or segment.hidden is None:
             return 0
-        layers = round(segment.taps.shape[1] / (segment.hidden.shape[1] + _SCALE_BYTES))
+        layers = round(segment.aux_hidden.shape[1] / (segment.hidden.shape[1] + _SCALE_BYTES))
         wide = self._costs.coordinator.model.activation_bytes // 2
         return len(segment.ids) * layers * (wide + _SCALE_BYTES)
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.wire.messages import End, Message, Retain, Segment
+from edgespec.wire.messages import CloseRequest, Message, Retain, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Dice:
 
     def repeats(self, message: Message) -> list[float]:
         """Seconds after the first delivery at which the message comes again."""
-        if not self._duplicates or not isinstance(message, Segment | Retain | End):
+        if not self._duplicates or not isinstance(message, Segment | Retain | CloseRequest):
             return []
         return [
             self._rng.random() * fault.seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from edgespec.machines.effects import Effect
-from edgespec.wire.messages import End, Fault, Message, Retain, Segment
+from edgespec.wire.messages import CloseRequest, Fault, Message, Retain, Segment
 
 LONGEST = 100_000
 """Lines that a log keeps unless told otherwise (None: all); of a longer run, the last ones."""
@@ -41,7 +41,7 @@ def message_words(message: Message) -> str:
             return f"segment {message.seq} of {message.request}, {len(message.ids)} rows"
         case Retain(request, epoch):
             return f"retain {epoch} of {request}"
-        case End(request):
+        case CloseRequest(request):
             return f"end of {request}"
         case Fault(request, reason):
             return f"fault of {request}: {reason}"

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.features import NO_FEATURES, Features
 from edgespec.planning.cost_model import DraftPass
 from edgespec.sim.toy import VOCABULARY
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
+from edgespec.types.features import NO_FEATURES, Features
 from edgespec.verify.sampling import Sampling
 
 _WIDEST = 3
@@ -117,7 +117,7 @@ class Oracle:
         if new[: len(old)] != old:
             raise LocalProtocolError(f"the context of request {request} did not grow")
         if not any(answer[: len(new)] == new for answer in self._answers):
-            raise LocalProtocolError(f"the context of request {request} is no certain text")
+            raise LocalProtocolError(f"the context of request {request} is no committed text")
         if len(new) > len(old):
             self._work.append(len(new) - len(old))
         self._contexts[request] = new

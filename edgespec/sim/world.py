@@ -14,8 +14,9 @@ from typing import Protocol
 
 from edgespec.backends.base import BlockBackend, Head
 from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
+from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.base import DraftSource
-from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     AbortBlock,
     Effect,
@@ -35,7 +36,6 @@ from edgespec.machines.events import (
     SegmentArrived,
     Tick,
 )
-from edgespec.machines.stage import StageMachine
 from edgespec.sim.clock import Booking, Clock
 from edgespec.sim.durations import Durations
 from edgespec.sim.faults import Change, Crash, Dice, Fault

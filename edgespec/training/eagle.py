@@ -83,8 +83,8 @@ def losses(
     """The loss over all levels, and the share of the first level's best guesses that are right."""
     device, shape = teacher.device, student.head.shape
     tokens = rows.tokens.to(device, torch.int64)
-    lesson = teacher.read(tokens, shape.taps)
-    given = lesson.hidden if lesson.taps is None else lesson.taps
+    lesson = teacher.read(tokens, shape.aux_hidden)
+    given = lesson.hidden if lesson.aux_hidden is None else lesson.aux_hidden
     wanted = lesson.hidden[:, 1:]
     with torch.no_grad():
         truth = teacher.logits(wanted).float()

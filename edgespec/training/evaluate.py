@@ -65,8 +65,8 @@ def _hits(
     """
     device = teacher.device
     tokens = rows.tokens.to(device, torch.int64)
-    lesson = teacher.read(tokens, student.head.shape.taps)
-    given = lesson.hidden if lesson.taps is None else lesson.taps
+    lesson = teacher.read(tokens, student.head.shape.aux_hidden)
+    given = lesson.hidden if lesson.aux_hidden is None else lesson.aux_hidden
     wanted = torch.cat([tokens[:, 2:], tokens[:, -1:]], 1)
     hits: dict[int, list[torch.Tensor]] = {rank: [] for rank in RANKS}
     for features in unrolled(student.head, given[:, :-1], teacher.embedded(tokens[:, 1:]), levels):

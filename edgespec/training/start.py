@@ -29,7 +29,7 @@ def shape_for(kind: Kind, config: PretrainedConfig, vocab: int) -> HeadShape:
         eps=float(config.rms_norm_eps),
         ropes=(Rope(theta=_theta(config)),),
         own_head=third,
-        taps=usual_taps(int(config.num_hidden_layers)) if third else (),
+        aux_hidden=usual_taps(int(config.num_hidden_layers)) if third else (),
     )
 
 
@@ -54,11 +54,11 @@ def begin(head: EagleHead, teacher: Teacher, rows: Rows, batch: int) -> None:
     third = shape.kind == "eagle3"
     for first in range(0, len(rows), batch):
         tokens = rows.tokens[first : first + batch].to(teacher.device, torch.int64)
-        lesson = teacher.read(tokens, shape.taps)
-        if lesson.taps is None:
+        lesson = teacher.read(tokens, shape.aux_hidden)
+        if lesson.aux_hidden is None:
             given = torch.cat([teacher.embedded(tokens[:, 1:]), lesson.hidden[:, :-1]], -1)
         else:
-            given = lesson.taps[:, :-1]
+            given = lesson.aux_hidden[:, :-1]
         known, wanted = given.flatten(0, 1).double(), lesson.hidden[:, 1:].flatten(0, 1).double()
         squares += known.T @ known
         products += known.T @ (wanted / gain if third else wanted)

@@ -19,7 +19,7 @@ class Lesson(NamedTuple):
     those that enter the tapped layers side by side [B, T, taps · H], or None."""
 
     hidden: torch.Tensor
-    taps: torch.Tensor | None
+    aux_hidden: torch.Tensor | None
 
 
 class Teacher:
@@ -39,10 +39,14 @@ class Teacher:
         return self._model.state_dict()
 
     @torch.no_grad()
-    def read(self, tokens: torch.Tensor, taps: tuple[int, ...]) -> Lesson:
+    def read(self, tokens: torch.Tensor, aux_hidden: tuple[int, ...]) -> Lesson:
         """Run rows of tokens int64 [B, T]."""
-        out = self._model.model(tokens, use_cache=False, output_hidden_states=bool(taps))
-        side = torch.cat([out.hidden_states[layer] for layer in taps], -1) if taps else None
+        out = self._model.model(tokens, use_cache=False, output_hidden_states=bool(aux_hidden))
+        side = (
+            torch.cat([out.hidden_states[layer] for layer in aux_hidden], -1)
+            if aux_hidden
+            else None
+        )
         return Lesson(out.last_hidden_state, side)
 
     def read_with(

@@ -1,6 +1,6 @@
-"""The coordinator's draft tree of one request: guesses below the newest certain token.
+"""The coordinator's draft tree of one request: guesses below the newest committed token.
 
-Nodes get ids that only grow. The tree holds only live nodes: the root (newest certain token) and
+Nodes get ids that only grow. The tree holds only live nodes: the root (newest committed token) and
 its descendants. A node is unsent, then sent round the ring, then verified: its verdict is the
 base model's next token behind it.
 """
@@ -20,7 +20,7 @@ from edgespec.tree.ledger import Rows
 
 @dataclass(slots=True)
 class Node:
-    """One guessed (or, at the root, certain) token at an absolute position.
+    """One guessed (or, at the root, committed) token at an absolute position.
 
     `drafted`: its own natural-log score as the draft source gave it, if it came of an expansion.
     `rank`: how many guesses of that expansion were better, 0 for the best. `expanded`: its children
@@ -44,7 +44,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What verification made certain: new tokens, the nodes passed on the way, hit or miss.
+    """What verification committed: new tokens, the nodes passed on the way, hit or miss.
 
     `passed` are the ids whose verdicts were used, in order; the i-th gave `tokens[i]`.
     `missed`: the last token was not in the tree, so that nothing else of it is left. `outcomes`:
@@ -63,7 +63,7 @@ class Advance:
 
 
 class DraftTree:
-    """A tree of guesses rooted at the newest certain token."""
+    """A tree of guesses rooted at the newest committed token."""
 
     def __init__(self, first_id: int, parent: int, token: int, position: int) -> None:
         """A tree of the root alone: `token` at `position`, its row hanging from row `parent`."""
@@ -101,7 +101,7 @@ class DraftTree:
     ) -> int:
         """Add guesses whose token path is not in the tree yet; return how many were added.
 
-        `since` are the tokens that became certain after the root below which `drafted` grew (none
+        `since` are the tokens that became committed after the root below which `drafted` grew (none
         if that is still the root): guesses off that path are stale and are left out (FlowSpec
         §3.4, context-aware merge: a guess is new if its path is). The `keep` best-scored guesses
         are taken; with `only_new` those already here do not count among them (§3.4, score-aware).
@@ -222,7 +222,7 @@ class DraftTree:
     ) -> int:
         """Add the `keep` best of `children`, guessed below nodes `ids`; return how many are new.
 
-        `calibrated` are the children's own scores as they shall count (see policy.experience).
+        `calibrated` are the children's own scores as they shall count (see policy.estimates).
         Parents that are no longer here, and guesses behind `last_position`, are left out. A guess
         that is already here keeps its place and its score.
         """

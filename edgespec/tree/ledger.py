@@ -1,6 +1,6 @@
 """Row ledger: which rows of one request a stage's KV cache holds, in which slot, and who sees whom.
 
-The cache has two regions: committed rows (certain tokens, contiguous positions) and behind them
+The cache has two regions: committed rows (committed tokens, contiguous positions) and behind them
 speculative rows (guesses). The ledger is the bookkeeping alone; the tensors live in the model room.
 Stages, draft models and the coordinator's checks all run this one ledger.
 
@@ -66,7 +66,7 @@ class Rows:
 class RetainSet:
     """What to keep (FlowSpec §3.3, I_retain = I_acc ∪ I_pr).
 
-    `accepted`: ids of the certain path, in order; rows named here become committed.
+    `accepted`: ids of the committed path, in order; rows named here become committed.
     `retained`: ids of the live draft tree. `watermark`: the newest id when this set was made;
     rows above it are untouched, rows at or below it and in neither list are dropped.
     `epoch` grows with every set of a request; a later one wins.
@@ -85,7 +85,7 @@ class RetainSet:
 
 
 class RowLedger:
-    """Slots of one request's rows: `committed` certain rows, then speculative rows in order."""
+    """Slots of one request's rows: `committed` committed rows, then speculative rows in order."""
 
     def __init__(self) -> None:
         self.committed = 0
@@ -105,18 +105,18 @@ class RowLedger:
         return self.committed + len(self._ids)
 
     def commit(self, rows: Rows) -> None:
-        """Append rows that are certain from the start (prefill) to the committed region.
+        """Append rows that are committed from the start (prefill) to the committed region.
 
         Raises RemoteProtocolError, changing nothing, if they do not continue it.
         """
         first, ids = self.committed, rows.ids.tolist()
         before = [self.last_committed, *ids]
         if self._ids:
-            raise RemoteProtocolError("a certain row arrived behind speculative rows")
+            raise RemoteProtocolError("a committed row arrived behind speculative rows")
         if rows.positions.tolist() != list(range(first, first + len(rows))):
-            raise RemoteProtocolError(f"certain rows do not continue at position {first}")
+            raise RemoteProtocolError(f"committed rows do not continue at position {first}")
         if rows.parents.tolist() != before[:-1] or before != sorted(set(before)):
-            raise RemoteProtocolError(f"certain rows do not continue behind row {before[0]}")
+            raise RemoteProtocolError(f"committed rows do not continue behind row {before[0]}")
         self.committed += len(rows)
         self.last_committed = before[-1]
 

@@ -65,7 +65,7 @@ class Sampling:
         _check_integer("seed", self.seed, "an integer from 0 to 2**64 - 1", 1 << 64)
 
     @property
-    def shape(self) -> Sampling:
+    def without_seed(self) -> Sampling:
         """The same without its seed: how peaked guesses are depends on this alone."""
         return replace(self, seed=0)
 

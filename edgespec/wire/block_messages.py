@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.wire.tensor import Tensor
+from edgespec.types.tensor import Tensor
 
 # --- block transfer: receiver → sender ------------------------------------------------------------
 

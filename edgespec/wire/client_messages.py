@@ -49,7 +49,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Newly certain tokens and the text that they finished; never taken back or repeated.
+    """Newly committed tokens and the text that they finished; never taken back or repeated.
 
     `log_probs`: if they were asked for, a JSON list with an object a token: "id", "token" (its
     text), "bytes" (a list, or null if it is no whole character and its bytes are not known),

@@ -19,20 +19,20 @@ import msgpack
 import numpy as np
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
+from edgespec.types.tensor import ITEM_SIZES, IntArray, Layers, Tensor
 from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import NodeStatus, SourceFigures
 from edgespec.wire.messages import TAGS, Health, Message, Ready, Segment, StageTime
-from edgespec.wire.scenes import (
+from edgespec.wire.snapshots import (
     MOST_RUNS,
-    Observe,
-    Ran,
-    Scene,
-    SceneNode,
-    SceneSegment,
+    Snapshot,
+    SnapshotNode,
+    SnapshotSegment,
+    StageActivity,
     StageRun,
-    Watch,
+    Subscribe,
+    SubscribeActivity,
 )
-from edgespec.wire.tensor import ITEM_SIZES, IntArray, Layers, Tensor
 
 MAGIC = "edgespec"
 VERSION = 7
@@ -145,9 +145,9 @@ def _decode(frames: Sequence[Frame], limits: Limits) -> Message:
             _check_piece_request(message)
         case Piece():
             _check_piece(message)
-        case Ran(runs) | Scene(runs=runs):
+        case StageActivity(runs) | Snapshot(runs=runs):
             _check_runs(runs)
-        case Watch(seconds) | Observe(seconds):
+        case Subscribe(seconds) | SubscribeActivity(seconds):
             _need(0.0 <= seconds < math.inf, "a time that cannot be")
         case Ready(seconds):
             _need(0.0 <= seconds <= LONGEST_S, "a time that cannot be")
@@ -191,10 +191,15 @@ def _check_segment(segment: Segment, limits: Limits) -> None:
         shape = segment.hidden.shape
         _need(len(shape) == 2 and shape[0] == rows, "hidden is not one vector a row")
         _need(len(segment.tokens) in (0, rows), "tokens and ids differ in length")
-    if segment.taps is not None:
-        taps = segment.taps
-        _need(taps.dtype == "uint8" and len(taps.shape) == 2, "taps are no bytes of rows")
-        _need(taps.shape[0] == rows and bool(segment.tapped), "taps are not one vector a row")
+    if segment.aux_hidden is not None:
+        aux_hidden = segment.aux_hidden
+        _need(
+            aux_hidden.dtype == "uint8" and len(aux_hidden.shape) == 2, "taps are no bytes of rows"
+        )
+        _need(
+            aux_hidden.shape[0] == rows and bool(segment.aux_layers),
+            "taps are not one vector a row",
+        )
     if segment.prompts is not None:
         shape = segment.prompts.shape
         _need(len(shape) == 2 and shape[0] <= limits.rows, "prompts are no list of vectors")
@@ -427,8 +432,8 @@ _KINDS: dict[Any, _Kind] = {
     tuple[SourceFigures, ...]: _records(SourceFigures),
     tuple[StageRun, ...]: _records(StageRun),
     tuple[StageTime, ...]: _records(StageTime),
-    tuple[SceneNode, ...]: _records(SceneNode),
-    tuple[SceneSegment, ...]: _records(SceneSegment),
+    tuple[SnapshotNode, ...]: _records(SnapshotNode),
+    tuple[SnapshotSegment, ...]: _records(SnapshotSegment),
     tuple[int, ...]: _Kind(_pack_numbers, _read_numbers),
     IntArray: _Kind(_pack_array, _read_array),
     Layers: _Kind(_pack_layers, _read_layers),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.types.tensor import NO_LAYERS, IntArray, Layers, Tensor
 from edgespec.wire.block_messages import (
     BlockOffer,
     BlockPreparing,
@@ -28,8 +29,7 @@ from edgespec.wire.client_messages import (
     Submit,
     Tokens,
 )
-from edgespec.wire.scenes import Observe, Ran, Scene, Watch
-from edgespec.wire.tensor import NO_LAYERS, IntArray, Layers, Tensor
+from edgespec.wire.snapshots import Snapshot, StageActivity, Subscribe, SubscribeActivity
 
 NO_RING = 0
 """The number of an Assign's ring that is only planned."""
@@ -49,7 +49,7 @@ class StageTime:
 class Segment:
     """Rows that go round the ring together (FlowSpec §3.2, a draft segment).
 
-    `seq` numbers the segments of a ring in sending order. `certain` rows (prefill) enter the
+    `seq` numbers the segments of a ring in sending order. `committed` rows (prefill) enter the
     committed region at once. `reserve` > 0 opens the request with room for that many rows; with
     `base` > 0 it opens with rows of that one, which is over: those that had the ids `base_ids`
     there, in the order of their positions. `wanted`: how many of the last rows the coordinator
@@ -63,15 +63,16 @@ class Segment:
     of them, -2 for the second, …; they travel to the first stage only. An emptied segment still
     travels, so that credits stay right.
 
-    `tapped`: layers of which a draft source wants the rows that enter them (EAGLE-3). Each stage
-    that owns some puts them, packed (see model.taps), behind the columns of `taps` uint8 [R, ...];
-    None as long as no tapped layer was met, and always if none is wanted.
+    `aux_layers`: layers of which a draft source wants the rows that enter them (EAGLE-3). Each
+    stage that owns some puts them, packed (see model.aux_hidden), behind the columns of
+    `aux_hidden` uint8 [R, ...]; None as long as no tapped layer was met, and always if none is
+    wanted.
     """
 
     request: int
     seq: int
     epoch: int
-    certain: bool
+    committed: bool
     reserve: int
     wanted: int
     ids: IntArray
@@ -82,8 +83,8 @@ class Segment:
     ran: tuple[StageTime, ...] = ()
     base: int = 0
     base_ids: tuple[int, ...] = ()
-    tapped: Layers = NO_LAYERS
-    taps: Tensor | None = None
+    aux_layers: Layers = NO_LAYERS
+    aux_hidden: Tensor | None = None
     prompts: Tensor | None = None
 
 
@@ -102,7 +103,7 @@ class Retain:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class CloseRequest:
     """The request is over (finished, cancelled or failed): free all that it holds."""
 
     request: int
@@ -304,7 +305,7 @@ class Removed:
 Message = (
     Segment
     | Retain
-    | End
+    | CloseRequest
     | Assign
     | Connect
     | StandBy
@@ -330,10 +331,10 @@ Message = (
     | Failed
     | StatusRequest
     | Status
-    | Watch
-    | Scene
-    | Observe
-    | Ran
+    | Subscribe
+    | Snapshot
+    | SubscribeActivity
+    | StageActivity
     | BlockRequest
     | PieceRequest
     | BlockPreparing
@@ -345,13 +346,13 @@ Message = (
 TAGS: dict[int, type[Message]] = {
     1: Segment,
     2: Retain,
-    3: End,
+    3: CloseRequest,
     4: Assign,
     5: Connect,
     6: Refuse,
     7: Goodbye,
     8: StandBy,
-    9: Observe,
+    9: SubscribeActivity,
     20: Join,
     21: Loading,
     22: Ready,
@@ -359,7 +360,7 @@ TAGS: dict[int, type[Message]] = {
     24: Heartbeat,
     25: Credit,
     26: Health,
-    27: Ran,
+    27: StageActivity,
     28: Connected,
     30: Enrol,
     31: Enrolled,
@@ -373,8 +374,8 @@ TAGS: dict[int, type[Message]] = {
     45: Failed,
     46: StatusRequest,
     47: Status,
-    48: Watch,
-    49: Scene,
+    48: Subscribe,
+    49: Snapshot,
     60: BlockRequest,
     61: PieceRequest,
     62: BlockPreparing,

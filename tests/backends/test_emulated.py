@@ -20,8 +20,8 @@ from edgespec.machines.events import BlockDone, Event
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import ring_costs
 from edgespec.tree.ledger import Rows
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.tensor import Tensor
 
 LAYERS = 4
 CHARGED = 0.4

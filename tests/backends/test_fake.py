@@ -11,8 +11,8 @@ from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.drafted import FROM_ROOT
 from edgespec.tree.ledger import BoolArray, Rows
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.tensor import Tensor
 
 
 def never() -> bool:

@@ -25,8 +25,8 @@ from edgespec.machines.effects import (
 from edgespec.planning.cost_model import DraftPass, cost_model_named
 from edgespec.planning.costs import ring_costs
 from edgespec.tree.ledger import Rows
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.tensor import Tensor
 
 RING = ring_costs([profile_named("jetson-orin-nano-8gb")] * 5, cost_model_named("llama-2-13b"))
 STAGE, D0 = RING.stages[0], RING.coordinator

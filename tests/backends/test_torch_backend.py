@@ -23,14 +23,14 @@ from edgespec.drafting.grower import TreeDraft
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
+from edgespec.model.aux_hidden import unpacked
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
-from edgespec.model.taps import unpacked
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.tree.ledger import RetainSet, RowLedger, Rows
+from edgespec.types.tensor import Layers, Tensor
 from edgespec.verify.sampling import Sampling, choose
-from edgespec.wire.tensor import Layers, Tensor
 
 NONE = np.zeros(0, np.int64)
 
@@ -91,7 +91,7 @@ def test_what_enters_tapped_layers_is_handed_out(
     assert second is not None
     found = unpacked(first.beside(second), 3)
     exact = model.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    for index, layer in enumerate(job.tapped):
+    for index, layer in enumerate(job.aux_layers):
         wanted = exact[layer][0].float()
         # Half a step of 127 to either side.
         most = wanted.abs().amax(1, keepdim=True) / 127 * 0.501

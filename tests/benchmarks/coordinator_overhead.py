@@ -22,8 +22,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from edgespec.machines.admission import Ring
-from edgespec.machines.coordinator import CoordinatorMachine
+from edgespec.decoding.admission import Ring
+from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     Effect,
     EncodePrompt,
@@ -38,11 +38,11 @@ from edgespec.policy.flowspec import FlowSpec
 from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import FROM_ROOT, DraftedTree
 from edgespec.tree.ledger import RowLedger, Rows
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice
 from edgespec.wire.client_messages import Submit
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Segment
-from edgespec.wire.tensor import Tensor
 
 LIMIT_MS = 1.0
 STAGES = 4
@@ -115,7 +115,7 @@ def back(segment: Segment) -> Segment:
         segment.request,
         segment.seq,
         segment.epoch,
-        segment.certain,
+        segment.committed,
         segment.reserve,
         segment.wanted,
         segment.ids[first:],

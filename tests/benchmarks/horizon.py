@@ -2,9 +2,10 @@
 
     python tests/benchmarks/horizon.py [--depth 12] [--every 4] [--new-tokens 64] [--sources A,B]
 
-The bundled base answers the bundled prompts at temperatures 0 and 1. At every fourth certain token
-each source guesses behind the tokens that really came, level by level: how often is the next one
-its first guess, and among its first 8? At temperature 1 guesses are ranked with the shared noise.
+The bundled base answers the bundled prompts at temperatures 0 and 1. At every fourth committed
+token each source guesses behind the tokens that really came, level by level: how often is the next
+one its first guess, and among its first 8? At temperature 1 guesses are ranked with the shared
+noise.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from edgespec.daemon.bundled import bundled
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.choice import SOURCES
 from edgespec.drafting.registry import BUILDERS, BaseParts
-from edgespec.machines.features import NO_FEATURES, Features, tapped
+from edgespec.model.aux_hidden import packed
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
-from edgespec.model.taps import packed
 from edgespec.model.tensors import from_torch
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.teacher import Teacher
+from edgespec.types.features import NO_FEATURES, Features, aux_layers
 from edgespec.verify.sampling import Sampling
 
 RANKS = (1, 8)
@@ -74,15 +75,15 @@ def guesser_of(source: str) -> Guesser:
 
 def features(guesser: Guesser, text: Text, first: int, end: int) -> Features:
     """What the base gives for these rows."""
-    layers = tapped(guesser.needs)
+    layers = aux_layers(guesser.needs)
     if not guesser.needs or end <= first:
         return NO_FEATURES
     lesson = teacher().read(torch.tensor([text.tokens]), layers)
     if not layers:
         return Features(from_torch(lesson.hidden[0, first:end].contiguous()))
-    assert lesson.taps is not None
-    taps = lesson.taps[0, first:end].chunk(len(layers), -1)
-    return Features(taps=packed(list(taps)), tapped=layers)
+    assert lesson.aux_hidden is not None
+    aux_hidden = lesson.aux_hidden[0, first:end].chunk(len(layers), -1)
+    return Features(aux_hidden=packed(list(aux_hidden)), aux_layers=layers)
 
 
 def right(source: str, whole: Sequence[Text], depth: int, every: int) -> np.ndarray:

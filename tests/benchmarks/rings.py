@@ -46,16 +46,16 @@ from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ranking import Ranking, best_columns
 from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.machines.effects import RunBlock
-from edgespec.machines.features import NO_FEATURES
 from edgespec.model.loader import Checkpoint
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.sim.faults import SlowStage
 from edgespec.sim.world import CoordinatorParts
 from edgespec.tree.drafted import Children
 from edgespec.tree.ledger import IntArray
-from edgespec.verify.alternatives import Alternatives
+from edgespec.types.features import NO_FEATURES
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Logits, Sampling, guess_log_scores
-from edgespec.wire.tensor import Tensor
+from edgespec.verify.top_logprobs import TopLogprobs
 
 NANO, NX = "jetson-orin-nano-8gb", "jetson-orin-nx-16gb"
 MOST_CHILDREN = 16  # of a path that any policy asks for
@@ -193,7 +193,7 @@ class Script:
         head.lengths = self._lengths
         world = ring_world(setup, cast("LoadedBase", self._loaded), parts, block, faults)
         played = play_in(world, setup, policy, head.answered)
-        return played, world.coordinator.experience_of(policy)
+        return played, world.coordinator.estimates_of(policy)
 
 
 class ScriptedHead:
@@ -210,7 +210,7 @@ class ScriptedHead:
 
     def choose(
         self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
-    ) -> tuple[Choice, Alternatives | None]:
+    ) -> tuple[Choice, TopLogprobs | None]:
         """See Head."""
         tokens = [self._script.token(self.text, at) for at in positions.tolist()]
         zeros = np.zeros(len(tokens))
@@ -285,7 +285,7 @@ class ScriptedRanking(Ranking):
         found = self._script.children(self._head.text, context, paths, state.sharpness)
         cut = [(tokens[:width], scores[:width]) for tokens, scores in found]
         if state.sharpness is not None:
-            state.judged.said(paths, cut)
+            state.note_choice.said(paths, cut)
         parents = np.repeat(np.arange(len(cut)), [len(tokens) for tokens, _ in cut])
         tokens, scores = (np.concatenate([one[part] for one in cut]) for part in (0, 1))
         return Children(parents, tokens, scores)
@@ -309,7 +309,7 @@ class ScriptedGuesser(WholeModelGuesser[GuessCache]):
         self._ranking = ScriptedRanking(script, head)
 
 
-def learnt_against_charged(setup: Setup, case: RingCase, experience: Any, seen: int) -> str:
+def learnt_against_charged(setup: Setup, case: RingCase, estimates: Any, seen: int) -> str:
     """Seconds of the slowest stage by rows, and the spread, each learnt over charged."""
     slowness = [2.0 if number == case.slow else 1.0 for number in range(1, setup.stages + 1)]
 
@@ -319,10 +319,10 @@ def learnt_against_charged(setup: Setup, case: RingCase, experience: Any, seen: 
 
     words = []
     for rows in (1, 2, 4, 8, 16, 32):
-        learnt = experience.step.seconds(rows)
+        learnt = estimates.step.seconds(rows)
         words.append(f"{rows}: {learnt * 1e3:.1f}/{max(each(rows)) * 1e3:.1f}")
     spread = sum(each(4)) / max(each(4))
-    return f"ms by rows {', '.join(words)}; spread {experience.spread:.2f}/{spread:.2f}"
+    return f"ms by rows {', '.join(words)}; spread {estimates.spread:.2f}/{spread:.2f}"
 
 
 def main() -> int:
@@ -355,11 +355,11 @@ def _row(script: Script, name: str, first: Setup, policies: Sequence[str], *, ch
     speeds = {}
     learnt = ""
     for policy in policies:
-        played, experience = script.play(setup, policy, case.slow)
+        played, estimates = script.play(setup, policy, case.slow)
         speeds[policy] = played.speed
         if policy == "adaptive":
             seen = sum(a.prompt_tokens + a.new_tokens // 2 for a in played.answers)
-            learnt = learnt_against_charged(setup, case, experience, seen // len(played.answers))
+            learnt = learnt_against_charged(setup, case, estimates, seen // len(played.answers))
         if check and not case.slow:
             assert play(setup, policy).speed == played.speed, f"{policy} on {name} is not the same"
     others = max((speeds[p] for p in policies if p != "adaptive"), default=0.0)

@@ -31,7 +31,7 @@ from edgespec.daemon.registry import LOOK_EVERY_S, Registry
 from edgespec.errors import AccessRefused
 from edgespec.net.keys import KeyPair, Token, short
 from edgespec.net.zmq_transport import ZmqTransport
-from edgespec.runtime.registrar import CLIENT, STAGE, admits
+from edgespec.runtime.access_policy import CLIENT, STAGE, admits
 
 Here = Callable[..., Done]
 HOST = "127.0.0.1"

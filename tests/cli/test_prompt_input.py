@@ -14,7 +14,7 @@ from support.nodes import NodeRing
 from support.rings import submit
 
 from edgespec.net.keys import Token
-from edgespec.runtime.registrar import TOKEN
+from edgespec.runtime.access_policy import TOKEN
 
 Here = Callable[..., Done]
 

@@ -14,8 +14,8 @@ from support.worlds import CALM
 
 from edgespec.cli.simulate import charged_model, parse_link, ring_of
 from edgespec.daemon.profiles import profile_named
+from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.errors import ConfigError
-from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import Effect, SendPeer
 from edgespec.machines.events import Event
 from edgespec.sim import campaign, replay

@@ -16,7 +16,7 @@ from support.rings import submit
 
 from edgespec.cli import status as module
 from edgespec.daemon.cluster import ClusterFolder
-from edgespec.runtime.registrar import CLIENT
+from edgespec.runtime.access_policy import CLIENT
 from edgespec.wire.client_messages import NodeStatus, Status
 from edgespec.wire.messages import Health
 

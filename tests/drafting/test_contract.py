@@ -28,12 +28,12 @@ from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
 from edgespec.drafting.ppd.format import PromptTokens
 from edgespec.drafting.ppd.guesser import PromptGuesser
-from edgespec.machines.features import NO_FEATURES, Features, tapped
+from edgespec.model.aux_hidden import packed
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
-from edgespec.model.taps import packed
 from edgespec.model.tensors import from_torch
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
+from edgespec.types.features import NO_FEATURES, Features, aux_layers
 from edgespec.verify.sampling import Sampling
 
 CONTEXT = [5, 1, 30, 2, 5, 1, 7, 5]
@@ -47,7 +47,7 @@ LEVEL_BY_LEVEL = ("eagle", "eagle3")
 
 
 class Fed(TreeDraft):
-    """A head's tree, given the features of all certain tokens but the newest."""
+    """A head's tree, given the features of all committed tokens but the newest."""
 
     def __init__(self, kind: Kind, head: Path, base: Path) -> None:
         source = Checkpoint(base)
@@ -73,17 +73,17 @@ class Fed(TreeDraft):
         self._given[request] = max(first, end)
         if first >= end:
             return NO_FEATURES
-        layers = tapped(self.needs)
+        layers = aux_layers(self.needs)
         rows = [
             torch.randn((32, 1 + len(layers)), generator=torch.Generator().manual_seed(place))
             for place in range(first, end)
         ]
-        final, *taps = torch.stack(rows).unbind(-1)
-        return Features(from_torch(final), packed(taps) if layers else None, layers)
+        final, *aux_hidden = torch.stack(rows).unbind(-1)
+        return Features(from_torch(final), packed(aux_hidden) if layers else None, layers)
 
 
 class Chained(TreeDraft):
-    """Prompt tokens' tree, given a chain below the last token whose next one is certain."""
+    """Prompt tokens' tree, given a chain below the last token whose next one is committed."""
 
     def __init__(self, base: Path) -> None:
         head = OutputHead(Checkpoint(base))

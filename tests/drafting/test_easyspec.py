@@ -17,10 +17,10 @@ from edgespec.drafting.easyspec.guesser import EasySpecGuesser, FuzzyRows, level
 from edgespec.drafting.easyspec.model import GroupedModel
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import ModelError
-from edgespec.machines.features import NO_FEATURES
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.source import QuantisingSource
+from edgespec.types.features import NO_FEATURES
 from edgespec.verify.sampling import Sampling
 
 KINDS = ["llama", "llama-rope", "llama-biases", "qwen2", "qwen3"]

@@ -318,7 +318,7 @@ def test_any_order_of_calls_gives_what_calls_from_scratch_give(
     loaded.open(1, sampling)
     told: _Told | None = None
     told_root = 0  # length of the context when the tree grew
-    certain = 0  # length of the context that the draft source took last
+    committed = 0  # length of the context that the draft source took last
     pool: list[list[int]] = [[]]  # paths behind the context that were run, or nearly
 
     def grow(news: list[int]) -> None:
@@ -331,14 +331,14 @@ def test_any_order_of_calls_gives_what_calls_from_scratch_give(
         if step == "r":
             told, told_root = _Told(list(context), depth, width), len(context)
             tree = loaded.refresh(1, context, depth, width)
-            certain = len(context) if len(context) <= ROOM else certain
+            committed = len(context) if len(context) <= ROOM else committed
             assert_same(tree, told.afresh(loaded, sampling))
             grown: list[list[int]] = []
             for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
                 grown.append([*([] if parent == FROM_ROOT else grown[parent]), token])
             pool += grown
         elif step == "d":
-            if told is not None and told_root == certain:
+            if told is not None and told_root == committed:
                 told.deepens.append((depth, width))
             tree = loaded.deepen(1, depth, width)
             assert_same(
@@ -347,7 +347,7 @@ def test_any_order_of_calls_gives_what_calls_from_scratch_give(
         elif step == "e":
             paths = [_path_near(pool, random) for _ in range(int(random.integers(0, 6)))]
             children = loaded.expand(1, context, paths, width)
-            certain = len(context) if len(context) <= ROOM else certain
+            committed = len(context) if len(context) <= ROOM else committed
             assert_same(children, plain_children(model, context, paths, width, sampling))
             pool += paths
         elif step == "g":

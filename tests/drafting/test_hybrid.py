@@ -11,11 +11,11 @@ import pytest
 
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.hybrid import LEAST, PAUSE, HybridGuesser
-from edgespec.machines.features import FINAL_HIDDEN, NO_FEATURES, Features
 from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
+from edgespec.types.features import FINAL_HIDDEN, NO_FEATURES, Features
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.tensor import Tensor
 
 
 class Scripted:
@@ -91,14 +91,14 @@ def hybrid(*members: Scripted) -> HybridGuesser:
 
 
 def row(value: int) -> Features:
-    """Those of one certain row."""
+    """Those of one committed row."""
     return Features(Tensor("float64", (1, 1), np.float64(value).tobytes()))
 
 
 def follow(
     made: HybridGuesser, right: Callable[[int], int], count: int, rows: bool = False
 ) -> list[bool]:
-    """So many certain tokens, each guessed before: whether it was among the guesses. `rows`: with
+    """So many committed tokens, each guessed before: whether it was among the guesses. `rows`: with
     features, counted from 0."""
     hits = []
     context = made._requests[1].context

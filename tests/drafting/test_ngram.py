@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.drafting.ngram import PRIORS, NgramGuesser
-from edgespec.machines.features import NO_FEATURES
+from edgespec.types.features import NO_FEATURES
 from edgespec.verify.noise import gumbel
 from edgespec.verify.sampling import Sampling
 

@@ -15,14 +15,13 @@ from support.torch_rings import BASE, CONTEXT, prompts, request, tokenizer, tran
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
+from edgespec.decoding.admission import Ring
+from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import TreeDraft
 from edgespec.drafting.ppd.format import PromptTokens, read_prompts, write_prompts
 from edgespec.drafting.ppd.guesser import PromptGuesser
 from edgespec.errors import ModelError
-from edgespec.machines.admission import Ring
-from edgespec.machines.coordinator import CoordinatorMachine
-from edgespec.machines.features import Features
-from edgespec.machines.stage import StageMachine
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
@@ -30,6 +29,7 @@ from edgespec.model.tensors import from_torch
 from edgespec.planning.partition import split_layers
 from edgespec.runtime.local import LocalRing
 from edgespec.tree.drafted import Children
+from edgespec.types.features import Features
 from edgespec.verify.sampling import Sampling
 
 HIDDEN = 256

@@ -57,6 +57,6 @@ def test_a_request_keeps_the_sharpness_that_it_began_with() -> None:
 def test_what_was_said_is_judged_along_the_certain_path_and_forgotten_beside_it() -> None:
     judged = Judged[str]()
     judged.said([(), (1,), (2,), (1, 4), (1, 4, 5)], ["root", "one", "two", "four", "five"])
-    assert list(judged.certain([1, 4])) == [("root", 1), ("one", 4)]
-    assert list(judged.certain([5, 6, 7])) == [("four", 5), ("five", 6)]
-    assert list(judged.certain([8])) == []
+    assert list(judged.committed([1, 4])) == [("root", 1), ("one", 4)]
+    assert list(judged.committed([5, 6, 7])) == [("four", 5), ("five", 6)]
+    assert list(judged.committed([8])) == []

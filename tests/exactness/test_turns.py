@@ -29,7 +29,7 @@ def said(ring: LocalRing, monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
 
 def read(sent: list[Segment]) -> int:
     """Rows of prompts in these segments."""
-    return sum(len(segment.ids) for segment in sent if segment.certain)
+    return sum(len(segment.ids) for segment in sent if segment.committed)
 
 
 @pytest.mark.slow

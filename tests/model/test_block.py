@@ -110,7 +110,7 @@ def test_a_stopped_segment_leaves_slots_that_a_retain_drops(pipeline: Pipeline) 
         inputs = torch.tensor([1, 2])
     else:
         inputs = torch.zeros(2, 32, dtype=torch.float64)
-    positions = torch.full((2,), len(grower.certain))
+    positions = torch.full((2,), len(grower.committed))
     layers = stage.block.end - stage.block.first
     for allowed in range(layers):
         length = stage.cache.length
@@ -135,7 +135,7 @@ def test_rows_behind_garbage_are_untouched_by_it(pipeline: Pipeline) -> None:
         pipeline.take_ids(2),
         np.array([grower.root] * 2),
         np.array([5, 6]),
-        np.array([len(grower.certain)] * 2),
+        np.array([len(grower.committed)] * 2),
     )
     for stage in pipeline.stages:
         stage.ledger.append(rows)

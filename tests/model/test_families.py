@@ -153,11 +153,11 @@ class Twins:
     """Two speculative chains below one root, whose rows lie in turn: the slots of neither are in
     the order of its positions without gaps."""
 
-    def __init__(self, pipeline: Pipeline, certain: int, depth: int) -> None:
+    def __init__(self, pipeline: Pipeline, committed: int, depth: int) -> None:
         pipeline.reset()
         self.pipeline, self.depth = pipeline, depth
-        self.certain = random_tokens(1, certain)
-        pipeline.prefill(self.certain)
+        self.committed = random_tokens(1, committed)
+        pipeline.prefill(self.committed)
         self.chains = [random_tokens(2, depth), random_tokens(3, depth)]
 
     def run(self, size: int) -> torch.Tensor:
@@ -171,15 +171,15 @@ class Twins:
                 ids,
                 np.maximum(ids - 2, root),
                 np.array([chain[at] for at in levels for chain in self.chains]),
-                np.array([len(self.certain) + at for at in levels for _ in self.chains]),
+                np.array([len(self.committed) + at for at in levels for _ in self.chains]),
             )
             parts.append(self.pipeline.guess(rows))
         return torch.cat(parts)
 
     def exact(self) -> torch.Tensor:
         """What the two paths alone give, in the same order."""
-        model, start = self.pipeline.model, len(self.certain)
-        rows = [plain_hidden(model, self.certain + chain)[start:] for chain in self.chains]
+        model, start = self.pipeline.model, len(self.committed)
+        rows = [plain_hidden(model, self.committed + chain)[start:] for chain in self.chains]
         return torch.stack(rows, dim=1).flatten(0, 1)
 
 
@@ -189,7 +189,7 @@ def test_the_windows_border_crosses_from_committed_to_speculative_rows(
     zoo: Zoo, name: str, size: int
 ) -> None:
     # The first rows look back beyond the root, the last see nothing that is committed.
-    twins = Twins(zoo.pipeline(name, 2), certain=WINDOW + 2, depth=2 * WINDOW)
+    twins = Twins(zoo.pipeline(name, 2), committed=WINDOW + 2, depth=2 * WINDOW)
     assert difference(twins.run(size), twins.exact()) < TOLERANCE
 
 
@@ -200,7 +200,7 @@ def test_slot_numbers_would_not_do_for_positions(zoo: Zoo, monkeypatch: pytest.M
         return torch.arange(len(original(self, positions)))
 
     monkeypatch.setattr(TwoRegionCache, "place", numbered)
-    twins = Twins(zoo.pipeline("mistral", 2), certain=WINDOW + 2, depth=2 * WINDOW)
+    twins = Twins(zoo.pipeline("mistral", 2), committed=WINDOW + 2, depth=2 * WINDOW)
     assert difference(twins.run(3), twins.exact()) > VISIBLE
 
 

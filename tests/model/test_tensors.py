@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from edgespec.model.tensors import TORCH_DTYPES, from_torch, to_torch
-from edgespec.wire.tensor import Tensor
+from edgespec.types.tensor import Tensor
 
 
 @pytest.mark.parametrize("name", sorted(TORCH_DTYPES))

@@ -18,6 +18,7 @@ from support.block_site import DATA, Site, member
 from support.keys import OWN, everybody
 from support.sockets import DEVICE, HOST, PATIENCE_S, BareSockets
 
+from edgespec.blocks.transfer import TransferProgress
 from edgespec.config import Address
 from edgespec.errors import (
     AccessRefused,
@@ -28,7 +29,6 @@ from edgespec.errors import (
     PeerLost,
     RemoteProtocolError,
 )
-from edgespec.machines.transfer import TransferProgress
 from edgespec.net import block_transfer
 from edgespec.net.block_server import CHUNK_BYTES, BlockServer, ServedBlock
 from edgespec.net.block_transfer import FetchedBlock

@@ -18,7 +18,7 @@ from edgespec.net.emulated_link import LinkPace, PacedTransport, Stamped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.planning.costs import LinkCosts
 from edgespec.wire.codec import encode
-from edgespec.wire.messages import End, Heartbeat, Message, Retain, Segment
+from edgespec.wire.messages import CloseRequest, Heartbeat, Message, Retain, Segment
 
 LATENCY = 0.05
 SENDING = 0.02  # of a segment with one row
@@ -84,9 +84,9 @@ def test_control_messages_of_a_request_take_their_time_and_others_none(
     near.happened_at = lambda: begin
     near.send_control(hello.peer, Retain(1, 1, 4, (2,), (3,)))
     near.send_control(hello.peer, Heartbeat())
-    near.send_control(hello.peer, End(1))
+    near.send_control(hello.peer, CloseRequest(1))
     came = taken(far, 3)
-    assert [type(incoming.message) for _, incoming in came] == [Heartbeat, Retain, End]
+    assert [type(incoming.message) for _, incoming in came] == [Heartbeat, Retain, CloseRequest]
     assert all(at >= begin + PACE.control for at, _ in came[1:])
     assert not isinstance(came[0][1], Stamped)
 
@@ -117,10 +117,10 @@ def test_without_a_pace_stamped_messages_are_taken_as_they_come(
     near: PacedTransport, far: PacedTransport
 ) -> None:
     far.pace = PACE
-    far.send_control(b"", End(1))
+    far.send_control(b"", CloseRequest(1))
     ((_, incoming),) = taken(near, 1)
     assert type(incoming) is Incoming
-    assert incoming.message == End(1)
+    assert incoming.message == CloseRequest(1)
 
 
 @pytest.mark.parametrize("due", [float("nan"), float("inf"), -1e300, 1e300])
@@ -130,10 +130,10 @@ def test_a_stamp_that_is_not_of_this_machine_counts_for_nothing(
     near.pace = PACE
     with BareSockets() as bare:
         member = bare.connect(zmq.DEALER, near.control_port, DEVICE.own)
-        member.send_multipart([*encode(End(1)), struct.pack(">8sd", b"due at: ", due)])
+        member.send_multipart([*encode(CloseRequest(1)), struct.pack(">8sd", b"due at: ", due)])
         ((_, incoming),) = taken(near, 1)
     assert type(incoming) is Incoming
-    assert incoming.message == End(1)
+    assert incoming.message == CloseRequest(1)
 
 
 def test_what_belongs_to_requests_is_counted(near: PacedTransport, far: PacedTransport) -> None:
@@ -145,9 +145,9 @@ def test_what_belongs_to_requests_is_counted(near: PacedTransport, far: PacedTra
     near.on_sent = far.on_sent = note
     far.send_control(b"", Heartbeat())
     near.send_ring(segment(1, 3))
-    far.send_control(b"", End(1))
+    far.send_control(b"", CloseRequest(1))
     near.pace = PACE
     near.send_ring(segment(2, 3))
     real = sum(len(frame) for frame in encode(segment(1, 3)))
-    end = sum(len(frame) for frame in encode(End(1)))
+    end = sum(len(frame) for frame in encode(CloseRequest(1)))
     assert sent == [("Segment", real), ("End", end), ("Segment", 60)]

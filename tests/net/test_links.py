@@ -16,9 +16,9 @@ from edgespec.config import Address
 from edgespec.errors import LocalProtocolError
 from edgespec.net.inproc import InprocLink
 from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Submit
 from edgespec.wire.messages import Heartbeat, Message, Retain, Segment
-from edgespec.wire.tensor import Tensor
 
 
 class Link(Protocol):

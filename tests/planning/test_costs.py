@@ -20,9 +20,9 @@ from edgespec.planning.cost_model import (
 )
 from edgespec.planning.costs import LinkCosts, NodeCosts, RingCosts, ring_costs
 from edgespec.planning.profile import Figure
+from edgespec.types.tensor import Tensor
 from edgespec.wire.codec import encode
 from edgespec.wire.messages import Segment, StageTime
-from edgespec.wire.tensor import Tensor
 
 NANO = profile_named("jetson-orin-nano-8gb")
 MODEL = cost_model_named("llama-2-13b")

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon.profiles import profile_named
-from edgespec.machines import request
+from edgespec.decoding import request
 from edgespec.planning.cost_model import ARCHITECTURES, COST_MODELS
 from edgespec.planning.memory import (
     GIB,

@@ -13,7 +13,7 @@ from support.rounds import NOBODYS_TOKEN, Round, grown, learnt, sent, view
 
 from edgespec.policy.adaptive import LEAST_SHARE, Adaptive
 from edgespec.policy.base import Expand, Send, View
-from edgespec.policy.experience import Experience
+from edgespec.policy.estimates import RingEstimates
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.drafted import Children
 
@@ -41,7 +41,7 @@ def test_nothing_else_leaves_while_the_first_stage_is_busy_or_the_window_is_full
     for busy in ({"queued": 1}, {"in_flight": Adaptive().window(4)}):
         assert sent(Adaptive().decide(view(fan(), **busy))) == []
     known = learnt({1: 1.0, 101: 11.0}, spread=4.0)
-    assert sent(Adaptive().decide(view(fan(), in_flight=4, experience=known))) != []
+    assert sent(Adaptive().decide(view(fan(), in_flight=4, estimates=known))) != []
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_nothing_else_leaves_while_the_first_stage_is_busy_or_the_window_is_full
 def test_no_more_is_in_flight_than_keeps_the_slowest_stage_busy(spread: float, room: int) -> None:
     """The first stage is free: it is a later one that they would pile up before."""
     known = learnt({1: 1.0, 101: 11.0}, spread=spread)
-    assert sent(Adaptive().decide(view(fan(), in_flight=room - 1, experience=known))) != []
-    assert sent(Adaptive().decide(view(fan(), in_flight=room, experience=known))) == []
+    assert sent(Adaptive().decide(view(fan(), in_flight=room - 1, estimates=known))) != []
+    assert sent(Adaptive().decide(view(fan(), in_flight=room, estimates=known))) == []
 
 
 def test_a_new_root_leaves_at_once_whatever_is_in_flight() -> None:
     known = learnt({1: 1.0, 101: 11.0}, spread=2.0)
-    assert sent(Adaptive().decide(view(DraftTree(0, -1, 7, 3), in_flight=9, experience=known)))
+    assert sent(Adaptive().decide(view(DraftTree(0, -1, 7, 3), in_flight=9, estimates=known)))
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_rows_leave_as_long_as_their_gain_covers_their_cost(
     ahead: int, spread: float, rows: int
 ) -> None:
     tree = fan()
-    experience = learnt({1: 1.0, 101: 11.0}, spread=spread)
-    decided = sent(Adaptive().decide(view(tree, ahead=ahead, experience=experience)))
+    estimates = learnt({1: 1.0, 101: 11.0}, spread=spread)
+    decided = sent(Adaptive().decide(view(tree, ahead=ahead, estimates=estimates)))
     assert decided == [tree.unsent(rows)]
 
 
@@ -83,7 +83,7 @@ def test_rows_leave_in_descending_share() -> None:
     tree = fan((0.4, 0.6))
     below = grown(tree, [1, 2], [[0.9], [0.5]])
     free = learnt({1: 1.0, 64: 1.0})
-    (rows,) = sent(Adaptive().decide(view(tree, experience=free)))
+    (rows,) = sent(Adaptive().decide(view(tree, estimates=free)))
     assert list(rows) == sorted(rows, key=lambda i: (-tree.score(i), i))
     assert set(rows) == {1, 2, *below}
 
@@ -91,8 +91,8 @@ def test_rows_leave_in_descending_share() -> None:
 def test_where_a_row_costs_next_to_nothing_all_leave_and_where_time_stands_still() -> None:
     tree = fan((0.01,) * 50)
     for cost in ({1: 1.0, 64: 1.0 + 1e-6}, {1: 0.0}, {1: 0.0, 64: 0.0}):
-        experience = learnt(cost, cost)
-        (rows,) = sent(Adaptive().decide(view(tree, experience=experience)))
+        estimates = learnt(cost, cost)
+        (rows,) = sent(Adaptive().decide(view(tree, estimates=estimates)))
         assert len(rows) == 50
 
 
@@ -100,17 +100,17 @@ def test_a_segment_is_not_worth_sending_for_what_will_not_be() -> None:
     """All its rows together count."""
     cheap = learnt({1: 1.0, 64: 1.0})
     hopeless, many = fan((LEAST_SHARE / 4,) * 3), fan((LEAST_SHARE / 4,) * 5)
-    assert sent(Adaptive().decide(view(hopeless, experience=cheap))) == []
-    assert len(sent(Adaptive().decide(view(many, experience=cheap)))[0]) == 5
+    assert sent(Adaptive().decide(view(hopeless, estimates=cheap))) == []
+    assert len(sent(Adaptive().decide(view(many, estimates=cheap)))[0]) == 5
 
 
 def test_expansions_take_the_best_nodes_as_long_as_they_pay() -> None:
     tree = fan()
     dear = learnt({1: 1.0, 64: 1.0}, {1: 0.5, 101: 19.5})  # a row more: 0.19 s of the draft
-    asked = [d for d in Adaptive().decide(view(tree, experience=dear)) if isinstance(d, Expand)]
+    asked = [d for d in Adaptive().decide(view(tree, estimates=dear)) if isinstance(d, Expand)]
     assert asked == [Expand((1, 2, 3), 10, 30)], "0.5, 0.3, 0.2 s gained, 0.19 s spent"
     none = fan((LEAST_SHARE / 2,))
-    assert Adaptive().decide(view(none, experience=dear)) == []
+    assert Adaptive().decide(view(none, estimates=dear)) == []
 
 
 def test_expansions_end_with_the_answer() -> None:
@@ -124,7 +124,7 @@ class Wrong(OracleDraft):
     """A draft that is never right, and sure of itself."""
 
     def expand(self, request: int, context: object, paths: object, width: int) -> Children:
-        """Three guesses of which the first is all but certain."""
+        """Three guesses of which the first is all but committed."""
         count = len(paths)  # type: ignore[arg-type]
         parents = np.repeat(np.arange(count), 3)
         tokens = np.tile(np.array([50, 51, 52]), count)
@@ -137,9 +137,9 @@ def linear(rows: int) -> float:
     return 1.0 + 0.05 * rows
 
 
-def play(oracle: OracleDraft, tokens: int, experience: Experience | None = None) -> Round:
+def play(oracle: OracleDraft, tokens: int, estimates: RingEstimates | None = None) -> Round:
     """An answer of that many tokens."""
-    known = experience or learnt({16: linear(16)}, {16: linear(16) / 2}, spread=3.0)
+    known = estimates or learnt({16: linear(16)}, {16: linear(16) / 2}, spread=3.0)
     rng = random.Random(1)
     game = Round(Adaptive(), rng, 3, tokens, oracle, known, linear)
     game.play(most=100_000)

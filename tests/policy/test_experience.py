@@ -17,13 +17,13 @@ from support.worlds import submit, toy_world
 from edgespec.daemon.profiles import profile_named
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import RingCosts, ring_costs
-from edgespec.policy.experience import (
+from edgespec.policy.estimates import (
     FADE,
     MOST_CALIBRATIONS,
     PRIOR_WEIGHT,
     RAREST,
     Calibration,
-    Experience,
+    RingEstimates,
     RowTimes,
 )
 from edgespec.policy.registry import POLICIES
@@ -162,47 +162,47 @@ def test_guesses_of_one_class_still_differ_as_the_draft_had_it() -> None:
 
 
 def test_segments_tell_what_a_step_takes_and_how_it_spreads() -> None:
-    experience = Experience()
-    experience.segment([], 4)  # emptied at the first stage: it tells nothing
-    assert not experience.step.known
-    assert experience.spread == 0.0
-    experience.segment([(8, 1.0)] * 4, 4)
-    assert (experience.step.seconds(8), experience.spread) == (1.0, 4.0)
-    experience.segment([(8, 3.0), (8, 1.0), (8, 1.0), (8, 1.0)], 4)
-    assert (experience.step.seconds(8), experience.spread) == (2.0, 2.5)
+    estimates = RingEstimates()
+    estimates.segment([], 4)  # emptied at the first stage: it tells nothing
+    assert not estimates.step.known
+    assert estimates.spread == 0.0
+    estimates.segment([(8, 1.0)] * 4, 4)
+    assert (estimates.step.seconds(8), estimates.spread) == (1.0, 4.0)
+    estimates.segment([(8, 3.0), (8, 1.0), (8, 1.0), (8, 1.0)], 4)
+    assert (estimates.step.seconds(8), estimates.spread) == (2.0, 2.5)
 
 
 def test_a_segment_that_was_emptied_on_its_way_teaches_the_stages_that_ran_it() -> None:
-    experience = Experience()
-    experience.segment([(8, 1.0), (8, 2.0)], 2)
+    estimates = RingEstimates()
+    estimates.segment([(8, 1.0), (8, 2.0)], 2)
     for _ in range(50):
-        experience.segment([(1, 0.9)], 2)
-    assert experience.step.seconds(8) == 2.0
-    assert experience.step.seconds(1) == pytest.approx(1.8), "twice the first stage's time"
-    assert experience.spread == pytest.approx(1.5)
-    assert experience.reach == pytest.approx(1.0, abs=0.01), "but few come so far"
+        estimates.segment([(1, 0.9)], 2)
+    assert estimates.step.seconds(8) == 2.0
+    assert estimates.step.seconds(1) == pytest.approx(1.8), "twice the first stage's time"
+    assert estimates.spread == pytest.approx(1.5)
+    assert estimates.reach == pytest.approx(1.0, abs=0.01), "but few come so far"
 
 
 def test_a_ring_of_another_length_is_learnt_anew() -> None:
-    experience = Experience()
-    experience.segment([(8, 1.0)] * 4, 4)
-    experience.segment([], 2)
-    assert experience.step.seconds(8) == 1.0, "until it tells something"
-    experience.segment([(8, 2.0)] * 2, 2)
-    assert (experience.step.seconds(8), experience.spread) == (2.0, 2.0)
+    estimates = RingEstimates()
+    estimates.segment([(8, 1.0)] * 4, 4)
+    estimates.segment([], 2)
+    assert estimates.step.seconds(8) == 1.0, "until it tells something"
+    estimates.segment([(8, 2.0)] * 2, 2)
+    assert (estimates.step.seconds(8), estimates.spread) == (2.0, 2.0)
 
 
 @given(st.lists(st.lists(st.tuples(ROWS, st.floats(0.0, 1e308)), max_size=6), max_size=30))
 def test_whatever_stages_say_the_ratios_are_those_of_a_ring(
     reports: list[list[tuple[int, float]]],
 ) -> None:
-    experience = Experience()
+    estimates = RingEstimates()
     for ran in reports:
-        experience.segment(ran, 4)
-        for ratio in (experience.spread, experience.reach):
+        estimates.segment(ran, 4)
+        for ratio in (estimates.spread, estimates.reach):
             assert ratio == 0.0 or 1.0 - 1e-9 <= ratio <= 4.0 + 1e-9
-        if experience.step.known:
-            seconds = [experience.step.seconds(rows) for rows in range(1, 70)]
+        if estimates.step.known:
+            seconds = [estimates.step.seconds(rows) for rows in range(1, 70)]
             assert all(0.0 <= one < 1e9 for one in seconds)
             assert all(a <= b + 1e-9 * (1 + b) for a, b in pairwise(seconds))
 
@@ -221,13 +221,13 @@ def ring_named(name: str) -> RingCosts:
     return ring_costs(profiles, cost_model_named("llama-2-13b"), split)
 
 
-def check(experience: Experience, costs: RingCosts, seen: int, rows: Collection[int]) -> None:
+def check(estimates: RingEstimates, costs: RingCosts, seen: int, rows: Collection[int]) -> None:
     """Of all these numbers of rows the time learnt is about the one charged; so is the spread."""
     for each in rows:
         charged = [stage.block_seconds(each, seen) for stage in costs.stages]
-        assert experience.step.seconds(each) == pytest.approx(max(charged), rel=0.1), each
+        assert estimates.step.seconds(each) == pytest.approx(max(charged), rel=0.1), each
     one = [stage.block_seconds(1, seen) for stage in costs.stages]
-    assert experience.spread == pytest.approx(sum(one) / max(one), rel=0.1)
+    assert estimates.spread == pytest.approx(sum(one) / max(one), rel=0.1)
 
 
 def passing(most: int) -> st.SearchStrategy[list[int]]:
@@ -247,12 +247,12 @@ def test_times_and_spread_are_those_charged_in_whatever_order_segments_come(
     ring: str, segments: list[list[int]], prompt: int, place: int
 ) -> None:
     """The prompt alone has been everywhere."""
-    costs, experience = ring_named(ring), Experience()
+    costs, estimates = ring_named(ring), RingEstimates()
     segments = [*segments[:place], [prompt] * 4, *segments[place:]]
     for rows in segments:
         stages = zip(rows, costs.stages, strict=False)
-        experience.segment([(n, stage.block_seconds(n, 200)) for n, stage in stages], 4)
-    check(experience, costs, 200, {n for rows in segments for n in rows})
+        estimates.segment([(n, stage.block_seconds(n, 200)) for n, stage in stages], 4)
+    check(estimates, costs, 200, {n for rows in segments for n in rows})
 
 
 @pytest.mark.parametrize("prompt", [1, 20, 300])
@@ -270,17 +270,17 @@ def test_times_and_spread_are_those_charged_after_a_hundred_segments(
     assert world.spans is not None
     ran = [span for span in world.spans if span.kind == "RunBlock" and not span.stopped]
     assert sum(span.node == 1 for span in ran) >= 100
-    experience = world.coordinator.experience_of("adaptive")
+    estimates = world.coordinator.estimates_of("adaptive")
     rows = {span.rows for span in ran}
-    check(experience, costs, prompt + 30, rows)
+    check(estimates, costs, prompt + 30, rows)
 
 
 def test_a_ring_whose_time_stands_still_is_known_too() -> None:
     """A policy may rely on costs once a prompt was round, whatever the clock's grain."""
-    experience = Experience()
-    experience.segment([(5, 0.0)], 1)
-    assert experience.step.known
-    assert experience.step.seconds(64) == 0.0
+    estimates = RingEstimates()
+    estimates.segment([(5, 0.0)], 1)
+    assert estimates.step.known
+    assert estimates.step.seconds(64) == 0.0
 
 
 @pytest.mark.parametrize("policy", sorted(name for name, p in POLICIES.items() if p.drafts))
@@ -289,35 +289,35 @@ def test_costs_are_known_before_the_first_token(policy: str) -> None:
     fake.ring.submit(ask_of(1, "hello", 5, policy))
     request = fake.coordinator.accepts(1)
     assert request is not None
-    experience = request.experience
+    estimates = request.estimates
     while fake.take_turns(1) and fake.coordinator.accepts(1):
         if request.answer.token_ids:
-            assert experience.step.known
-            assert experience.draft.known or request.draft is not None
+            assert estimates.step.known
+            assert estimates.draft.known or request.draft is not None
 
 
 @given(st.lists(st.none() | st.integers(0, 70), min_size=1, max_size=50))
 def test_hit_share_is_the_share_of_levels_that_held_the_token(ranks: list[int | None]) -> None:
-    experience = Experience()
-    experience.ranks.update(ranks)
-    assert experience.levels == len(ranks)
+    estimates = RingEstimates()
+    estimates.ranks.update(ranks)
+    assert estimates.levels == len(ranks)
     for width in (1, 4, 8, 64, 71):
         held = sum(rank is not None and rank < width for rank in ranks)
-        assert experience.hit_share(width) == pytest.approx(held / len(ranks))
+        assert estimates.hit_share(width) == pytest.approx(held / len(ranks))
 
 
 def test_ways_of_sampling_are_calibrated_apart() -> None:
-    experience = Experience()
+    estimates = RingEstimates()
     for _ in range(100):
-        experience.calibration("greedy").learn(math.log(0.5), True)
-    assert experience.calibration("hot").score(math.log(0.5)) == pytest.approx(math.log(0.5))
-    assert experience.calibration("greedy").score(math.log(0.5)) > math.log(0.9)
+        estimates.calibration("greedy").learn(math.log(0.5), True)
+    assert estimates.calibration("hot").score(math.log(0.5)) == pytest.approx(math.log(0.5))
+    assert estimates.calibration("greedy").score(math.log(0.5)) > math.log(0.9)
 
 
 def test_of_many_ways_of_sampling_those_used_last_are_remembered() -> None:
-    experience = Experience()
-    kept = experience.calibration("often")
+    estimates = RingEstimates()
+    kept = estimates.calibration("often")
     for number in range(10 * MOST_CALIBRATIONS):
-        experience.calibration(number)
-        assert experience.calibration("often") is kept
-    assert len(experience.calibrations) == MOST_CALIBRATIONS
+        estimates.calibration(number)
+        assert estimates.calibration("often") is kept
+    assert len(estimates.calibrations) == MOST_CALIBRATIONS

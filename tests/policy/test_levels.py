@@ -126,21 +126,21 @@ def fed(tree: DraftTree, stages: int, **changes: object) -> int:
     ],
 )
 def test_specpipe_eq_2_chooses_the_width(stages: int, width: int) -> None:
-    assert fed(wide(), stages, experience=learnt(STEP, ranks=RANKS)) == width
+    assert fed(wide(), stages, estimates=learnt(STEP, ranks=RANKS)) == width
 
 
 def test_specpipe_eq_2_goes_by_what_a_step_takes_here() -> None:
     free = dict.fromkeys(STEP, 1.0)
-    assert fed(wide(), 4, experience=learnt(free, ranks=RANKS)) == 32, "ties go to the narrower"
+    assert fed(wide(), 4, estimates=learnt(free, ranks=RANKS)) == 32, "ties go to the narrower"
     dear = {rows: float(rows) for rows in STEP}
-    assert fed(wide(), 4, experience=learnt(dear, ranks=RANKS)) == 4
+    assert fed(wide(), 4, estimates=learnt(dear, ranks=RANKS)) == 4
 
 
 def test_specpipe_has_the_papers_width_until_enough_levels_were_seen() -> None:
     few: dict[int | None, int] = {0: ENOUGH - 1}
-    assert fed(wide(), 4, experience=learnt(STEP, ranks=few)) == 64
-    assert fed(wide(), 4, experience=learnt(STEP, ranks={**few, None: 1})) == 4
-    assert fed(wide(20), 4, experience=learnt(STEP, ranks=few)) == 20
+    assert fed(wide(), 4, estimates=learnt(STEP, ranks=few)) == 64
+    assert fed(wide(), 4, estimates=learnt(STEP, ranks={**few, None: 1})) == 4
+    assert fed(wide(20), 4, estimates=learnt(STEP, ranks=few)) == 20
 
 
 def test_specpipe_3_3_3_a_level_has_the_best_by_cumulative_score() -> None:
@@ -148,8 +148,8 @@ def test_specpipe_3_3_3_a_level_has_the_best_by_cumulative_score() -> None:
     above = grown(tree, [0], [[0.7, 0.3]])
     tree.send(above)
     below = grown(tree, above, [[0.2] * 6, [0.9, 0.1]])
-    experience = learnt(STEP, ranks={0: 32})
-    (level,) = sent(SpecPipe().decide(view(tree, 4, in_flight=2, experience=experience)))
+    estimates = learnt(STEP, ranks={0: 32})
+    (level,) = sent(SpecPipe().decide(view(tree, 4, in_flight=2, estimates=estimates)))
     assert level == (below[0], *below[1:4])
     assert [round(math.exp(tree.score(i)), 2) for i in level] == [0.27, 0.14, 0.14, 0.14]
 

@@ -12,7 +12,7 @@ from support.rounds import Round
 from edgespec.errors import ConfigError
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.base import Policy
-from edgespec.policy.experience import Experience
+from edgespec.policy.estimates import RingEstimates
 from edgespec.policy.flowspec import FlowSpec
 from edgespec.policy.naive_tree import NaiveTree
 from edgespec.policy.pipedec import PipeDec
@@ -49,24 +49,24 @@ def random_cost(rng: random.Random) -> Callable[[int], float]:
 
 def random_experience(
     rng: random.Random, cost: Callable[[int], float], stages: int, knows_draft: bool
-) -> Experience:
+) -> RingEstimates:
     """A prompt has been round the ring, and maybe much else, which need not make sense."""
-    experience = Experience()
+    estimates = RingEstimates()
     prompt = rng.randint(1, 100)
-    experience.segment([(prompt, cost(prompt))] * stages, stages)
+    estimates.segment([(prompt, cost(prompt))] * stages, stages)
     if knows_draft:
-        experience.draft.record(prompt, cost(prompt) / 2)
+        estimates.draft.record(prompt, cost(prompt) / 2)
     if rng.random() < 0.5:
         for _ in range(rng.randint(1, 30)):
             seconds = rng.choice((0.0, 1e-6, rng.random(), 100.0))
             met = rng.randint(0, stages)
             ran = [(rng.randint(1, 80), seconds * rng.random()) for _ in range(met)]
-            experience.segment(ran, stages)
+            estimates.segment(ran, stages)
             if knows_draft:
-                experience.draft.record(rng.randint(1, 80), rng.random())
+                estimates.draft.record(rng.randint(1, 80), rng.random())
         places = [None, *range(64)]
-        experience.ranks.update(rng.choice(places) for _ in range(rng.choice((5, 31, 32, 200))))
-    return experience
+        estimates.ranks.update(rng.choice(places) for _ in range(rng.choice((5, 31, 32, 200))))
+    return estimates
 
 
 def rounds(policy: Policy, runs: int) -> Iterator[Round]:
@@ -76,10 +76,10 @@ def rounds(policy: Policy, runs: int) -> Iterator[Round]:
         stages = rng.choice((1, 2, 3, 4, 8))
         cost = random_cost(rng)
         reads_prompt = rng.random() < 0.5
-        experience = random_experience(rng, cost, stages, knows_draft=not reads_prompt)
+        estimates = random_experience(rng, cost, stages, knows_draft=not reads_prompt)
         oracle = OracleDraft(rng, rng.choice((0.0, 0.5, 0.8, 1.0)))
         depth = rng.randint(0, 25)
-        yield Round(policy, rng, stages, depth, oracle, experience, cost, reads_prompt)
+        yield Round(policy, rng, stages, depth, oracle, estimates, cost, reads_prompt)
 
 
 def test_the_contract_holds_and_every_answer_ends(policy: Policy) -> None:

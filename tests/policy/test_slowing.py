@@ -10,7 +10,7 @@ import pytest
 from support.worlds import FixedDurations, submit, toy_world
 
 from edgespec.machines.effects import Effect, RunBlock
-from edgespec.policy.experience import Experience
+from edgespec.policy.estimates import RingEstimates
 from edgespec.sim.faults import SlowStage
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import ToyCodec, plain_answer
@@ -57,13 +57,13 @@ def play(seed: int, slow_stage: int, *, learning: bool) -> Outcome:
     )
     world.submit(ask)
     world.run(until=MIDDLE_S)
-    experience = world.coordinator.experience_of("adaptive")
-    step, spread = experience.step.seconds(4), experience.spread
+    estimates = world.coordinator.estimates_of("adaptive")
+    step, spread = estimates.step.seconds(4), estimates.spread
     early = sum(len(r.message.token_ids) for r in world.replies if isinstance(r.message, Tokens))
     assert 10 < early < TOKENS - 30, "it is in the middle"
     with pytest.MonkeyPatch.context() as patch:
         if not learning:
-            patch.setattr(Experience, "segment", lambda *_: None)
+            patch.setattr(RingEstimates, "segment", lambda *_: None)
         world.run()
     end = world.replies[-1]
     assert isinstance(end.message, Finished)
@@ -71,9 +71,9 @@ def play(seed: int, slow_stage: int, *, learning: bool) -> Outcome:
     return Outcome(
         (TOKENS - early) / (end.at - MIDDLE_S),
         step,
-        experience.step.seconds(4),
+        estimates.step.seconds(4),
         spread,
-        experience.spread,
+        estimates.spread,
     )
 
 

@@ -21,7 +21,8 @@ from edgespec.machines.events import Event, MessageArrived
 from edgespec.net import access
 from edgespec.net.keys import Identity, KeyPair
 from edgespec.net.zmq_transport import ZmqTransport
-from edgespec.runtime.registrar import CLIENT, MAY_SEND, OWNER, STAGE, TOKEN, admits
+from edgespec.runtime.access_policy import CLIENT, MAY_SEND, OWNER, STAGE, TOKEN, admits
+from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import (
     BlockOffer,
     BlockPreparing,
@@ -42,10 +43,10 @@ from edgespec.wire.client_messages import (
 from edgespec.wire.messages import (
     TAGS,
     Assign,
+    CloseRequest,
     Connect,
     Connected,
     Credit,
-    End,
     Enrol,
     Enrolled,
     Fault,
@@ -63,21 +64,20 @@ from edgespec.wire.messages import (
     Segment,
     StandBy,
 )
-from edgespec.wire.scenes import Observe, Ran, Scene, Watch
-from edgespec.wire.tensor import Tensor
+from edgespec.wire.snapshots import Snapshot, StageActivity, Subscribe, SubscribeActivity
 
 HASH = "0" * 64
 IDS = np.arange(2, dtype=np.int64)
 SENT: list[Message] = [
     Segment(1, 1, 0, False, 0, 2, IDS, IDS, IDS, IDS, None),
     Retain(1, 1, 4, (2,), (3,)),
-    End(1),
+    CloseRequest(1),
     Assign(1, 1, 0, 1, "m", "f", "float32", "none", 1, 7, "x"),
     Connect(HOST, 1, OWN.public),
     Refuse("x"),
     Goodbye("x"),
     StandBy("x"),
-    Observe(1.0),
+    SubscribeActivity(1.0),
     Join(1, "x", 1, HOST, 9, OWN.public),
     Loading("x"),
     Ready(1.0),
@@ -85,7 +85,7 @@ SENT: list[Message] = [
     Heartbeat(),
     Credit(1),
     Health(40.0, 90.0, 1, 1, 1.0, False, "x"),
-    Ran(()),
+    StageActivity(()),
     Connected(1),
     Enrol(OWN.public, "x"),
     Enrolled("x"),
@@ -99,8 +99,8 @@ SENT: list[Message] = [
     Failed(1, "x"),
     StatusRequest(),
     Status(True, ("stage 1: ready",)),
-    Watch(1.0),
-    Scene("idle", 0, "", 0, 0.0, -1, (), (), ()),
+    Subscribe(1.0),
+    Snapshot("idle", 0, "", 0, 0.0, -1, (), (), ()),
     BlockRequest(1),
     PieceRequest(HASH, 0, 1, 0),
     BlockPreparing("x"),
@@ -199,8 +199,8 @@ def test_a_role_may_say_what_it_may_and_nothing_else(door: Door, role: str, numb
 
 def test_the_table_is_what_the_design_says() -> None:
     """Told again in full, so that a slip in one place shows."""
-    asking = {Cancel, Heartbeat, StatusRequest, Watch, type(submit())}
-    serving = {Join, Loading, Ready, Connected, Fault, Credit, Health, Ran, Goodbye}
+    asking = {Cancel, Heartbeat, StatusRequest, Subscribe, type(submit())}
+    serving = {Join, Loading, Ready, Connected, Fault, Credit, Health, StageActivity, Goodbye}
     assert {
         OWNER: asking | serving,
         STAGE: asking | serving | {Leave},

@@ -18,8 +18,8 @@ from edgespec.errors import AccessRefused, PeerLost, RequestFailed
 from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.runtime import async_client
+from edgespec.runtime.access_policy import CLIENT, admits
 from edgespec.runtime.async_client import AsyncClient, with_pauses
-from edgespec.runtime.registrar import CLIENT, admits
 from edgespec.wire.client_messages import (
     Cancel,
     Failed,

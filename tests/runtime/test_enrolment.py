@@ -14,9 +14,9 @@ from support.rings import submit
 from edgespec.config import Address
 from edgespec.errors import AccessRefused, PeerLost
 from edgespec.net.keys import Identity, KeyPair, Token
+from edgespec.runtime.access_policy import CLIENT, STAGE, TOKEN
 from edgespec.runtime.client import Client
 from edgespec.runtime.enrolment import enrol, leave
-from edgespec.runtime.registrar import CLIENT, STAGE, TOKEN
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from edgespec.net.block_server import ServedBlock
 from edgespec.net.control import CONTROL_BYTES
 from edgespec.net.keys import KeyPair
 from edgespec.net.zmq_transport import CONTROL_WAITING, ZmqTransport
-from edgespec.runtime.registrar import CLIENT
+from edgespec.runtime.access_policy import CLIENT
 from edgespec.wire.block_messages import BlockOffer, BlockRequest
 from edgespec.wire.client_messages import Finished, Status, StatusRequest, Submit
 from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
@@ -95,7 +95,7 @@ class OneBlock(Site):
 
 
 @dataclass
-class Scene:
+class Snapshot:
     """A ring at work, a block server beside it, and what attackers know of them."""
 
     ring: NodeRing
@@ -121,9 +121,9 @@ class Scene:
 
 
 @contextmanager
-def scene(folder: Path) -> Iterator[Scene]:
+def scene(folder: Path) -> Iterator[Snapshot]:
     """Everything is up, and a real handshake and real messages are recorded."""
-    made = Scene(NodeRing(2, timing=CALM), OneBlock(folder))
+    made = Snapshot(NodeRing(2, timing=CALM), OneBlock(folder))
     with made.ring as ring:
         made.site.server.start()
         try:
@@ -134,15 +134,15 @@ def scene(folder: Path) -> Iterator[Scene]:
             made.site.server.stop()
 
 
-def _record(made: Scene) -> None:
+def _record(made: Snapshot) -> None:
     """A stage's connection, as bytes; all control messages of an answer, as frames."""
     ring = made.ring
-    with Tap(ring.address.port) as tap:
-        client = ZmqTransport.client(Address(HOST, tap.port), ring.keys.add("recorded"))
+    with Tap(ring.address.port) as aux_layer:
+        client = ZmqTransport.client(Address(HOST, aux_layer.port), ring.keys.add("recorded"))
         client.send_control(b"", StatusRequest())
         until(lambda: any(isinstance(i.message, Status) for i in client.poll(0.1)))
         client.close()
-    made.handshake = base64.b64encode(tap.said).decode()
+    made.handshake = base64.b64encode(aux_layer.said).decode()
     node = ring.threads[0].node
     admit = node.admit
 
@@ -159,7 +159,7 @@ def _record(made: Scene) -> None:
     assert len(made.recorded) > 20
 
 
-def attack(made: Scene, kinds: dict[str, tuple[str, str]], seconds: float) -> Counter[str]:
+def attack(made: Snapshot, kinds: dict[str, tuple[str, str]], seconds: float) -> Counter[str]:
     """Let them all loose; `kinds`: of each the words for its key, and the coordinator expected."""
     attackers = [
         start(made.target(kind.partition(" ")[0], seconds, *how)) for kind, how in kinds.items()
@@ -189,7 +189,7 @@ ATTACKERS = {
 }
 
 
-def check(made: Scene, lines: Lines, kinds: dict[str, tuple[str, str]], seconds: float) -> int:
+def check(made: Snapshot, lines: Lines, kinds: dict[str, tuple[str, str]], seconds: float) -> int:
     """An answer that runs all the while is right, and everybody lives; returns how many frames."""
     print(f"\nattacked with seed {SEED}; EDGESPEC_FUZZ_SEED={SEED} repeats it")
     ring, process = made.ring, psutil.Process()
@@ -240,7 +240,7 @@ def check(made: Scene, lines: Lines, kinds: dict[str, tuple[str, str]], seconds:
     return frames
 
 
-def assert_served(made: Scene) -> None:
+def assert_served(made: Snapshot) -> None:
     """The block server still serves."""
     with BareSockets() as bare:
         asking = bare.connect(zmq.DEALER, made.site.server.port, DEVICE.own)

@@ -15,16 +15,16 @@ from support.rings import submit
 from edgespec.backends.fake import FakeBlock
 from edgespec.errors import CapacityError
 from edgespec.machines.effects import RunBlock
-from edgespec.machines.member import MemberMachine
-from edgespec.machines.membership import MembershipMachine
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.planning.partition import split_layers
+from edgespec.ring.member import MemberMachine
+from edgespec.ring.membership import MembershipMachine
 from edgespec.runtime import stage_node
 from edgespec.runtime.client import Client
 from edgespec.runtime.stage_node import StageNode
+from edgespec.types.tensor import IntArray, Tensor
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
 from edgespec.wire.messages import Assign, Join
-from edgespec.wire.tensor import IntArray, Tensor
 
 STAGES = 3
 RECOVERY = 40.0

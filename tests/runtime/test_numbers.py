@@ -18,14 +18,15 @@ from edgespec.errors import RemoteProtocolError
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import Event, SegmentArrived, Tick
 from edgespec.policy.registry import POLICIES
+from edgespec.runtime.access_policy import CLIENT, MAY_SEND, STAGE
 from edgespec.runtime.node import BUG, RENEW_S
-from edgespec.runtime.registrar import CLIENT, MAY_SEND, STAGE
+from edgespec.types.tensor import IntArray
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import (
     Assign,
+    CloseRequest,
     Connect,
-    End,
     Fault,
     Goodbye,
     Heartbeat,
@@ -35,8 +36,7 @@ from edgespec.wire.messages import (
     Segment,
     StageTime,
 )
-from edgespec.wire.scenes import Observe, Watch
-from edgespec.wire.tensor import IntArray
+from edgespec.wire.snapshots import Subscribe, SubscribeActivity
 
 INTS = st.integers(-(2**63), 2**64 - 1) | st.sampled_from(
     [0, 1, 2, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1]
@@ -68,7 +68,7 @@ SENDERS: dict[str, list[type[Message]]] = {
     "client": sorted(MAY_SEND[CLIENT], key=lambda kind: kind.__name__),
     "stage 1": sorted(MAY_SEND[STAGE] - {Leave}, key=lambda kind: kind.__name__),
     "stage 2": [Segment],
-    "coordinator": [Segment, Retain, End, Assign, Connect, Observe, Heartbeat],
+    "coordinator": [Segment, Retain, CloseRequest, Assign, Connect, SubscribeActivity, Heartbeat],
 }
 WAYS = [(who, kind) for who, kinds in SENDERS.items() for kind in kinds if numbers_of(kind)]
 
@@ -160,7 +160,7 @@ def test_no_number_of_a_peer_is_a_bug(
 
 def _lied_to(ring: MemoryRing, liar: Liar, policy: str) -> None:
     assert ring.until(lambda: ring.membership.status().ready, 100)
-    ring.hand_in("client", Watch(5.0))
+    ring.hand_in("client", Subscribe(5.0))
     ring.alter = liar.alter
     ring.ask(submit(MINE, "what is this", 12, policy))
     for _ in range(6):

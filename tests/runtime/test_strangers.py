@@ -14,14 +14,15 @@ from support.rings import submit
 from support.sockets import BareSockets
 
 from edgespec.net.keys import KeyPair
-from edgespec.runtime.registrar import CLIENT
+from edgespec.runtime.access_policy import CLIENT
+from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Cancel
 from edgespec.wire.codec import encode
 from edgespec.wire.messages import (
     Assign,
+    CloseRequest,
     Connect,
     Credit,
-    End,
     Enrol,
     Fault,
     Goodbye,
@@ -36,7 +37,6 @@ from edgespec.wire.messages import (
     Retain,
     Segment,
 )
-from edgespec.wire.tensor import Tensor
 
 
 def forged(seq: int, request: int = 1) -> Segment:
@@ -57,7 +57,7 @@ STRANGE: list[Message] = [
     Credit(1),
     Health(99.0, 90.0, 1, 1, 1.0, True, "forged"),
     Retain(1, 2**40, 2**40, (), ()),
-    End(1),
+    CloseRequest(1),
     Cancel(1),
     Connect("10.9.9.9", 1, THIEF.public),
     Refuse("forged"),

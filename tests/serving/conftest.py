@@ -9,7 +9,7 @@ import pytest
 from support.apis import api
 from support.nodes import NodeRing
 
-from edgespec.runtime.registrar import CLIENT
+from edgespec.runtime.access_policy import CLIENT
 
 
 @pytest.fixture(scope="module")

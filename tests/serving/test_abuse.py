@@ -24,7 +24,7 @@ from support.nodes import PATIENCE_S, NodeRing, until
 from support.rings import submit
 
 from edgespec.config import Timing
-from edgespec.runtime.registrar import CLIENT
+from edgespec.runtime.access_policy import CLIENT
 from edgespec.serving.limits import Limits
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from support.apis import api
 from support.nodes import CONTEXT, NodeRing, until
 from support.rings import submit
 
-from edgespec.runtime.registrar import CLIENT
+from edgespec.runtime.access_policy import CLIENT
 from edgespec.serving.limits import Limits
 from edgespec.wire.client_messages import Submit
 

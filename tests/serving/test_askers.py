@@ -13,8 +13,8 @@ from support.nodes import NodeRing
 from support.rings import submit
 
 from edgespec.net.keys import Identity
+from edgespec.runtime.access_policy import CLIENT
 from edgespec.runtime.async_client import AsyncClient
-from edgespec.runtime.registrar import CLIENT
 from edgespec.wire.client_messages import Finished, Submit
 
 PROMPT = "a question of some length, which nobody else is to find out"

@@ -18,12 +18,12 @@ from edgespec.serving.app import _on_problem
 from edgespec.serving.events import HEADERS, MOST_UNREAD, MOST_VIEWERS, Theatre, Viewer, routes
 from edgespec.serving.problems import ApiProblem
 from edgespec.wire.client_messages import NodeStatus, Status
-from edgespec.wire.scenes import Scene, SceneNode, SceneSegment, StageRun
+from edgespec.wire.snapshots import Snapshot, SnapshotNode, SnapshotSegment, StageRun
 
 STATUS = Status(True, ("x",), (NodeStatus(1, 0, 4, name="<b>v1</b>"),), 1, 3, 9.5, 1, 2, "m", 99)
-NODE = SceneNode(7, 6, "</script>\n", "sent", 0.33333333, "expansion", True)
-SCENE = Scene(
-    "answering", 4, "adaptive", 5, 2.5, 6, (NODE,), (SceneSegment(9, 8, 3),),
+NODE = SnapshotNode(7, 6, "</script>\n", "sent", 0.33333333, "expansion", True)
+SCENE = Snapshot(
+    "answering", 4, "adaptive", 5, 2.5, 6, (NODE,), (SnapshotSegment(9, 8, 3),),
     (StageRun(2, 4, 9, 0.125, 0.25, 8, 3),),
 )  # fmt: skip
 
@@ -35,7 +35,7 @@ class Played:
         self.problem: PeerLost | None = None
         self.asked = 0
         self.watches: list[float] = []
-        self.see: Callable[[Scene], None] = lambda scene: None
+        self.see: Callable[[Snapshot], None] = lambda scene: None
 
     async def status(self, age: float = 0.0) -> Status:
         self.asked += 1
@@ -43,7 +43,7 @@ class Played:
             raise self.problem
         return STATUS
 
-    def watch(self, seconds: float, see: Callable[[Scene], None]) -> None:
+    def watch(self, seconds: float, see: Callable[[Snapshot], None]) -> None:
         if self.problem is not None:
             raise self.problem
         self.watches.append(seconds)

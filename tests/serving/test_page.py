@@ -20,7 +20,7 @@ from support.rings import submit
 
 from edgespec.config import Timing
 from edgespec.errors import ConfigError
-from edgespec.runtime.registrar import CLIENT
+from edgespec.runtime.access_policy import CLIENT
 
 STAGES = 3
 DELAY_S = 0.02

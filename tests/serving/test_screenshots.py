@@ -13,7 +13,7 @@ from support.apis import api
 from support.boards_in_threads import PATIENT, TorchNodeRing
 from support.pages import CHROMIUM, FLAGS, require_chromium
 
-from edgespec.runtime.registrar import CLIENT
+from edgespec.runtime.access_policy import CLIENT
 
 QUESTION = (
     "Question: A farmer has 12 hens. Each hen lays 5 eggs a week. He eats 10 eggs and sells the "

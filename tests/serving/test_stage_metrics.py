@@ -15,8 +15,8 @@ from support.nodes import HOST, NodeRing, until
 from support.rings import submit
 
 from edgespec.config import Address
+from edgespec.decoding.stage_stats import ROW_CLASSES
 from edgespec.errors import AddressUnavailable
-from edgespec.machines.tally import ROW_CLASSES
 from edgespec.serving.stage_metrics import LIMITS, StageMetrics
 from edgespec.wire.client_messages import Finished
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from support.worlds import CALM, CALM_ASK
 
+from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.errors import ConfigError
-from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import Effect, SendPeer
 from edgespec.machines.events import Event
-from edgespec.machines.features import PROMPT_ROWS, PromptTable
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.campaign import (
     Parts,
@@ -32,8 +31,9 @@ from edgespec.sim.plain_json import from_json, to_json
 from edgespec.sim.replay import replay
 from edgespec.sim.scenario import Scenario, Setting, draw, policies_of
 from edgespec.sim.trace import read_trace
+from edgespec.types.features import PPD_TOKENS, PPDTable
+from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Finished, Tokens
-from edgespec.wire.tensor import Tensor
 
 RUNS = 300
 CRASHES = 25
@@ -50,8 +50,8 @@ def test_random_scenarios_keep_every_promise(first: int, tmp_path: Path) -> None
 class Prompted(Oracle):
     """An oracle whose guesses carry prompt rows."""
 
-    needs = frozenset({PROMPT_ROWS})
-    prompts = PromptTable(3, 2, Tensor("uint64", (6, 1), bytes(range(48))))
+    needs = frozenset({PPD_TOKENS})
+    prompts = PPDTable(3, 2, Tensor("uint64", (6, 1), bytes(range(48))))
 
 
 def test_random_scenarios_with_prompt_rows_keep_every_promise() -> None:

@@ -13,11 +13,11 @@ from support.worlds import CALM, CALM_ASK
 
 import edgespec.sim.checks
 from edgespec.backends.fake import FakeBlock
+from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.stage import StageMachine
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import Effect, GatherRows, RunBlock, SendPeer, SendRing
 from edgespec.machines.events import BlockDone, Event, MessageArrived, SegmentArrived
-from edgespec.machines.stage import StageMachine
 from edgespec.sim.campaign import Parts, play
 from edgespec.sim.checks import InvariantViolated
 from edgespec.sim.faults import LoseRetain
@@ -25,7 +25,7 @@ from edgespec.sim.oracle import Oracle
 from edgespec.sim.scenario import Scenario
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Failed, Finished, Tokens
-from edgespec.wire.messages import End, Retain
+from edgespec.wire.messages import CloseRequest, Retain
 
 # --- coordinators -------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class SkipsSets(Stage):
 
 class KeepsEndedRequests(StageMachine):
     def handle(self, event: Event, now: float) -> list[Effect]:
-        if isinstance(event, MessageArrived) and isinstance(event.message, End):
+        if isinstance(event, MessageArrived) and isinstance(event.message, CloseRequest):
             return []
         return super().handle(event, now)
 
@@ -291,7 +291,7 @@ def test_a_draft_with_a_wrong_context_is_found() -> None:
         def refresh(self, request: int, context: Any, *more: Any) -> Any:
             return super().refresh(request, [*context[:-1], 39], *more)
 
-    with pytest.raises(InvariantViolated, match="is no certain text"):
+    with pytest.raises(InvariantViolated, match="is no committed text"):
         play(CALM, parts=Parts(draft=Deceived))
 
 

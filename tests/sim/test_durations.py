@@ -16,9 +16,9 @@ from edgespec.planning.costs import LinkCosts, ring_costs
 from edgespec.sim.durations import CostDurations, RandomDurations, network_of
 from edgespec.sim.links import LinkSpec
 from edgespec.tree.ledger import Rows
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import End, Segment
-from edgespec.wire.tensor import Tensor
+from edgespec.wire.messages import CloseRequest, Segment
 
 NANO, NX = profile_named("jetson-orin-nano-8gb"), profile_named("jetson-orin-nx-16gb")
 COSTS = ring_costs([NX, NX, NANO, NANO, NANO], cost_model_named("llama-2-7b"))
@@ -49,7 +49,7 @@ def test_segments_are_charged_as_the_charged_model_s() -> None:
     durations = CostDurations(COSTS)
     assert durations.message_bytes(segment(None), 7) == COSTS.segment_bytes(3, hidden=False)
     assert durations.message_bytes(segment(HIDDEN), 7) == COSTS.segment_bytes(3, hidden=True)
-    assert durations.message_bytes(End(1), 7) == 7
+    assert durations.message_bytes(CloseRequest(1), 7) == 7
 
 
 def test_links_are_those_of_the_costs_and_control_takes_the_slowest_latency() -> None:

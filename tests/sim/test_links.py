@@ -11,7 +11,7 @@ from edgespec.sim.clock import Clock
 from edgespec.sim.faults import Delay, Dice, Duplicate, LateRetain, LoseRetain, SlowStage
 from edgespec.sim.links import Link, LinkSpec, Network
 from edgespec.wire.client_messages import Submit
-from edgespec.wire.messages import End, Retain
+from edgespec.wire.messages import CloseRequest, Retain
 
 RETAIN = Retain(1, 1, 5, (), ())
 
@@ -94,14 +94,14 @@ def test_a_network_has_one_more_ring_link_than_stages() -> None:
 def test_only_retained_sets_are_lost_or_late() -> None:
     dice = Dice((LoseRetain(1.0), LateRetain(1.0, 1.0)), random.Random(0))
     assert dice.loses(RETAIN)
-    assert not dice.loses(End(1))
+    assert not dice.loses(CloseRequest(1))
     assert 0 < dice.lateness(RETAIN) <= 1
-    assert dice.lateness(End(1)) == 0
+    assert dice.lateness(CloseRequest(1)) == 0
 
 
 def test_what_the_protocol_tolerates_twice_comes_twice() -> None:
     dice = Dice((Duplicate(1.0, 2.0),), random.Random(0))
-    for message in (RETAIN, End(1)):
+    for message in (RETAIN, CloseRequest(1)):
         (after,) = dice.repeats(message)
         assert 0 <= after <= 2
     assert dice.repeats(Submit(0, "", 1, 0, 0, 1, 0, 0, (), "")) == []

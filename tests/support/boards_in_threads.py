@@ -14,22 +14,22 @@ from support.torch_rings import BASE, CONTEXT, DRAFT, tokenizer
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import Timing
+from edgespec.decoding.admission import Ring
+from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.drafting.grower import TreeDraft
 from edgespec.drafting.independent import IndependentGuesser
-from edgespec.machines.admission import Ring
-from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import RunBlock
-from edgespec.machines.member import MemberMachine
-from edgespec.machines.membership import MembershipMachine
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.planning.partition import split_layers
+from edgespec.ring.member import MemberMachine
+from edgespec.ring.membership import MembershipMachine
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.stage_node import StageNode
+from edgespec.types.tensor import Tensor
 from edgespec.wire.messages import Assign, Connect, Health, Join
-from edgespec.wire.tensor import Tensor
 
 PATIENT = Timing(beat=0.25, silence=8.0, answer_silence=15.0, client_silence=15.0, retry=0.2)
 

@@ -16,11 +16,19 @@ import msgpack
 import numpy as np
 
 from edgespec.errors import RemoteProtocolError
+from edgespec.types.tensor import ITEM_SIZES, NO_LAYERS, IntArray, Layers, Tensor
 from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
 from edgespec.wire.codec import CHUNK_STEP, MAGIC, VERSION, decode, encode
 from edgespec.wire.messages import TAGS, Health, Message, Ready, Segment, StageTime
-from edgespec.wire.scenes import Observe, Ran, Scene, SceneNode, SceneSegment, StageRun, Watch
-from edgespec.wire.tensor import ITEM_SIZES, NO_LAYERS, IntArray, Layers, Tensor
+from edgespec.wire.snapshots import (
+    Snapshot,
+    SnapshotNode,
+    SnapshotSegment,
+    StageActivity,
+    StageRun,
+    Subscribe,
+    SubscribeActivity,
+)
 
 Frames = list[bytes]
 
@@ -103,10 +111,10 @@ class Fuzzer:
             Segment: self._segment,
             Health: self._health,
             Ready: lambda: Ready(2.5, self._random.choice(INTS)),
-            Watch: lambda: Watch(5.0),
-            Observe: lambda: Observe(5.0),
-            Ran: lambda: Ran(self._runs()),
-            Scene: self._scene,
+            Subscribe: lambda: Subscribe(5.0),
+            SubscribeActivity: lambda: SubscribeActivity(5.0),
+            StageActivity: lambda: StageActivity(self._runs()),
+            Snapshot: self._scene,
             BlockOffer: self._offer,
             PieceRequest: self._piece_request,
             Piece: self._piece,
@@ -176,7 +184,7 @@ class Fuzzer:
             self._array(0 if hidden is not None and dice.random() < 0.5 else rows),
             hidden,
             self._times(),
-            tapped=dice.choice((NO_LAYERS, Layers((0, 3)))),
+            aux_layers=dice.choice((NO_LAYERS, Layers((0, 3)))),
         )
 
     def _health(self) -> Health:
@@ -187,10 +195,10 @@ class Fuzzer:
         run = StageRun(2, 1, self._whole(), 0.25, 0.5, 7, self._random.randrange(8))
         return (run,) * self._random.randrange(4)
 
-    def _scene(self) -> Scene:
-        nodes = tuple(self._any(SceneNode) for _ in range(self._random.randrange(4)))
-        segments = tuple(self._any(SceneSegment) for _ in range(self._random.randrange(4)))
-        return Scene("answering", 1, "adaptive", 5, 2.5, 7, nodes, segments, self._runs())
+    def _scene(self) -> Snapshot:
+        nodes = tuple(self._any(SnapshotNode) for _ in range(self._random.randrange(4)))
+        segments = tuple(self._any(SnapshotSegment) for _ in range(self._random.randrange(4)))
+        return Snapshot("answering", 1, "adaptive", 5, 2.5, 7, nodes, segments, self._runs())
 
     def _sha256(self) -> str:
         return self._random.randbytes(32).hex()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgespec.errors import AccessRefused
 from edgespec.net.keys import Identity, KeyPair
-from edgespec.runtime.registrar import OWNER, STAGE, TOKEN
+from edgespec.runtime.access_policy import OWNER, STAGE, TOKEN
 
 OWN = KeyPair.from_words("the coordinator of the tests")
 OWNER_IDENTITY = Identity.of_coordinator(OWN)

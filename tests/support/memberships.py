@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import replace
 
 from edgespec.config import Timing
-from edgespec.machines.effects import Effect, SendPeer, Tell
+from edgespec.machines.effects import Effect, Forward, SendPeer
 from edgespec.machines.events import MessageArrived, RingDown, RingReached, RingUp, Tick
-from edgespec.machines.membership import MembershipMachine
+from edgespec.ring.membership import MembershipMachine
 from edgespec.wire.client_messages import Submit
 from edgespec.wire.messages import Assign, Connect, Connected, Heartbeat, Join, Message, Ready
 
@@ -95,10 +95,10 @@ def to(effects: list[Effect], peer: bytes) -> list[Message]:
 
 def goes_up(effects: list[Effect]) -> bool:
     """Whether the ring is up from now on."""
-    return any(isinstance(e, Tell) and isinstance(e.event, RingUp) for e in effects)
+    return any(isinstance(e, Forward) and isinstance(e.event, RingUp) for e in effects)
 
 
 def why_down(effects: list[Effect]) -> list[str]:
     """Why the ring was lost, each time."""
-    told = (e.event for e in effects if isinstance(e, Tell))
+    told = (e.event for e in effects if isinstance(e, Forward))
     return [event.reason for event in told if isinstance(event, RingDown)]

@@ -17,17 +17,17 @@ from support.rings import VOCABULARY, ToyCodec, plain_answer
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead
 from edgespec.config import Address, Timing
+from edgespec.decoding.admission import Ring
+from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.errors import PeerLost, RemoteProtocolError
-from edgespec.machines.admission import Ring
-from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.effects import Effect
-from edgespec.machines.member import MemberMachine
-from edgespec.machines.membership import MembershipMachine
 from edgespec.net.zmq_transport import Incoming
+from edgespec.ring.member import MemberMachine
+from edgespec.ring.membership import MembershipMachine
 from edgespec.runtime import coordinator_node, node, stage_node
+from edgespec.runtime.access_policy import CLIENT
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.node import Node
-from edgespec.runtime.registrar import CLIENT
 from edgespec.runtime.stage_node import StageNode
 from edgespec.runtime.worker import Worker
 from edgespec.wire.client_messages import Failed, Finished, Submit

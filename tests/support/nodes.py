@@ -15,21 +15,21 @@ from support.rings import VOCABULARY, ToyCodec, plain_answer
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead
 from edgespec.config import Address, Timing
-from edgespec.machines.admission import Ring
-from edgespec.machines.coordinator import CoordinatorMachine
+from edgespec.decoding.admission import Ring
+from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.machines.effects import RunBlock, Stop
-from edgespec.machines.member import MemberMachine
-from edgespec.machines.membership import MembershipMachine
 from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.ring.member import MemberMachine
+from edgespec.ring.membership import MembershipMachine
+from edgespec.runtime.access_policy import CLIENT, admits
 from edgespec.runtime.client import Client
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.node import Node
-from edgespec.runtime.registrar import CLIENT, admits
 from edgespec.runtime.stage_node import StageNode
+from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Finished, Submit
 from edgespec.wire.messages import Assign, Connect, Join
-from edgespec.wire.tensor import Tensor
 
 HOST = "127.0.0.1"
 CONTEXT = 400

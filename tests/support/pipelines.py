@@ -118,8 +118,8 @@ class Grower:
         self.pipeline = pipeline
         self.chain = chain
         pipeline.reset()
-        self.certain: list[int] = random_tokens(seed, int(self.random.integers(1, 12)))
-        pipeline.prefill(self.certain)
+        self.committed: list[int] = random_tokens(seed, int(self.random.integers(1, 12)))
+        pipeline.prefill(self.committed)
         self.root = pipeline.next_id - 1
         self.tokens: dict[int, int] = {}
         self.parent: dict[int, int] = {}
@@ -132,7 +132,7 @@ class Grower:
         while row != self.root:
             tokens.append(self.tokens[row])
             row = self.parent[row]
-        return self.certain + tokens[::-1]
+        return self.committed + tokens[::-1]
 
     def grow(self, count: int) -> float:
         """Add a segment of random rows; the largest difference from the plain model."""
@@ -168,7 +168,7 @@ class Grower:
                 break
             self.root = int(self.random.choice(children))
             accepted.append(self.root)
-        self.certain += [self.tokens[row] for row in accepted]
+        self.committed += [self.tokens[row] for row in accepted]
         kept: set[int] = {self.root}
         for row in self.live:  # parents come first
             if self.parent[row] in kept and self.random.random() < 0.8:

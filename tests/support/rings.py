@@ -10,15 +10,15 @@ import numpy as np
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead, toy_next
+from edgespec.decoding.admission import Ring
+from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.base import DraftSource, prompts_of
-from edgespec.machines.admission import Ring
-from edgespec.machines.coordinator import CoordinatorMachine
 from edgespec.machines.events import Event
-from edgespec.machines.features import NO_FEATURES, Features
-from edgespec.machines.stage import StageMachine
 from edgespec.planning.cost_model import DraftPass
 from edgespec.runtime.local import LocalRing, Step
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
+from edgespec.types.features import NO_FEATURES, Features
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
 from edgespec.wire.messages import Message, Retain

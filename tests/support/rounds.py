@@ -13,7 +13,7 @@ import numpy as np
 from support.rings import VOCABULARY, OracleDraft
 
 from edgespec.policy.base import Decision, Deepen, Expand, Grow, Policy, Send, View
-from edgespec.policy.experience import Calibration, Experience
+from edgespec.policy.estimates import Calibration, RingEstimates
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.verify.sampling import Sampling
@@ -26,16 +26,16 @@ def learnt(
     draft: dict[int, float] | None = None,
     spread: float = 1.0,
     ranks: dict[int | None, int] | None = None,
-) -> Experience:
+) -> RingEstimates:
     """What was learnt: seconds by rows, and how often the model's token had which rank."""
-    experience = Experience()
+    estimates = RingEstimates()
     for rows, seconds in (step or {8: 1.0}).items():
         stages = ring_of(spread, seconds)
-        experience.segment([(rows, each) for each in stages], len(stages))
+        estimates.segment([(rows, each) for each in stages], len(stages))
     for rows, seconds in (draft or {8: 0.5}).items():
-        experience.draft.record(rows, seconds)
-    experience.ranks.update(ranks or {})
-    return experience
+        estimates.draft.record(rows, seconds)
+    estimates.ranks.update(ranks or {})
+    return estimates
 
 
 def ring_of(spread: float, seconds: float) -> list[float]:
@@ -55,7 +55,7 @@ def view(tree: DraftTree, stages: int = 4, **changes: object) -> View:
         "depth_left": 100,
         "queued": 0,
         "ahead": 0,
-        "experience": learnt(),
+        "estimates": learnt(),
     }
     return View(tree=tree, stages=stages, **{**values, **changes})  # type: ignore[arg-type]
 
@@ -119,7 +119,7 @@ class Round:
     """A policy at work on one request: drafts, credits and segments that end in any order.
 
     `cost`: seconds of the busiest stage by rows; the draft source takes half of it. `guessed`: for
-    every segment, certain tokens when it left, and how many of its rows were guesses.
+    every segment, committed tokens when it left, and how many of its rows were guesses.
     """
 
     policy: Policy
@@ -127,7 +127,7 @@ class Round:
     stages: int
     depth_left: int
     oracle: OracleDraft
-    experience: Experience
+    estimates: RingEstimates
     cost: Callable[[int], float]
     reads_prompt: bool = False
     tokens: list[int] = field(default_factory=list)
@@ -165,7 +165,7 @@ class Round:
             depth_left=self.last_position - root.position,
             queued=self.queued,
             ahead=self.ahead if root.sent else 0,
-            experience=self.experience,
+            estimates=self.estimates,
         )
 
     @property
@@ -268,7 +268,7 @@ class Round:
         ids = self.flying.pop(0)
         self.queued = min(self.queued, len(self.flying))
         busiest = self.cost(len(ids))
-        self.experience.segment([(len(ids), busiest)] * self.stages, self.stages)
+        self.estimates.segment([(len(ids), busiest)] * self.stages, self.stages)
         self.verifying.append(ids)
 
     def _verify(self, ids: tuple[int, ...]) -> None:
@@ -284,7 +284,7 @@ class Round:
         step = self.tree.advance()
         for score, was_right in step.outcomes:
             self.calibration.learn(score, was_right)
-        self.experience.ranks.update(step.ranks)
+        self.estimates.ranks.update(step.ranks)
         if step.missed:
             self.ahead = 0
         self.tokens += step.tokens
@@ -295,7 +295,7 @@ class Round:
         draft, self.draft = self.draft, None
         wanted, context = draft.wanted, self.tokens[: draft.length]
         if wanted is None:
-            self.experience.draft.record(draft.length, self.cost(draft.length) / 2)
+            self.estimates.draft.record(draft.length, self.cost(draft.length) / 2)
             return
         if isinstance(wanted, Expand):
             self._expanded(wanted, context, draft.paths)
@@ -313,7 +313,7 @@ class Round:
     def _expanded(
         self, wanted: Expand, context: list[int], paths: tuple[tuple[int, ...], ...]
     ) -> None:
-        self.experience.draft.record(len(paths), self.cost(len(paths)) / 2)
+        self.estimates.draft.record(len(paths), self.cost(len(paths)) / 2)
         children = self.oracle.expand(1, context, paths, wanted.width)
         scores = children.scores.tolist()
         if self.policy.calibrates:
@@ -323,7 +323,7 @@ class Round:
 
 def everything(seen: View) -> object:
     """All that a view shows, as something that compares."""
-    tree, learnt_so_far = seen.tree, seen.experience
+    tree, learnt_so_far = seen.tree, seen.estimates
     nodes = {i: tree[i] for i in tree.ids}
     stages = [stage._classes for stage in learnt_so_far.step._stages]
     times = (stages, learnt_so_far.draft._classes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgespec.decoding.stage import StageMachine
 from edgespec.machines.effects import Effect, RunBlock, SendCoordinator, SendRing
 from edgespec.machines.events import (
     BlockDone,
@@ -12,9 +13,8 @@ from edgespec.machines.events import (
     MessageArrived,
     SegmentArrived,
 )
-from edgespec.machines.stage import StageMachine
-from edgespec.wire.messages import End, Fault, Retain, Segment
-from edgespec.wire.tensor import IntArray, Tensor
+from edgespec.types.tensor import IntArray, Tensor
+from edgespec.wire.messages import CloseRequest, Fault, Retain, Segment
 
 REQUEST = 7
 
@@ -79,7 +79,7 @@ class Stage:
         return self.tell(MessageArrived(b"", Retain(REQUEST, epoch, mark, accepted, retained)))
 
     def end(self, request: int = REQUEST) -> list[Effect]:
-        return self.tell(MessageArrived(b"", End(request)))
+        return self.tell(MessageArrived(b"", CloseRequest(request)))
 
     def done(self, *, aborted: bool = False, after: float = 0.0) -> list[Effect]:
         self.now += after

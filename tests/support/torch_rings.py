@@ -13,12 +13,12 @@ from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import Quantisation
 from edgespec.daemon.bundled import bundled
+from edgespec.decoding.admission import Ring
+from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.base import prompts_of
 from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.registry import BaseParts, build_draft
-from edgespec.machines.admission import Ring
-from edgespec.machines.coordinator import CoordinatorMachine
-from edgespec.machines.stage import StageMachine
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint

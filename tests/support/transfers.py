@@ -6,9 +6,7 @@ import hashlib
 import random
 from dataclasses import replace
 
-from edgespec.errors import EdgespecError
-from edgespec.machines.events import Tick
-from edgespec.machines.transfer import (
+from edgespec.blocks.transfer import (
     WINDOW,
     Ask,
     BlockReceiver,
@@ -26,9 +24,11 @@ from edgespec.machines.transfer import (
     Truncate,
     Write,
 )
+from edgespec.errors import EdgespecError
+from edgespec.machines.events import Tick
+from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import BlockOffer, BlockRequest, Piece, PieceRequest
 from edgespec.wire.messages import Message
-from edgespec.wire.tensor import Tensor
 
 CHUNK = 1 << 16
 PIECE = CHUNK // WINDOW

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from support.rings import ToyCodec, submit
 
-from edgespec.machines.admission import Ring
-from edgespec.machines.coordinator import CoordinatorMachine
+from edgespec.decoding.admission import Ring
+from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.request import Request
 from edgespec.machines.effects import (
     DeepenDraft,
     Effect,
@@ -29,13 +30,12 @@ from edgespec.machines.events import (
     RingUp,
     SegmentArrived,
 )
-from edgespec.machines.request import Request
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.drafted import Children, DraftedTree
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice
 from edgespec.wire.client_messages import Submit
-from edgespec.wire.messages import Credit, End, Message, Retain, Segment
-from edgespec.wire.tensor import Tensor
+from edgespec.wire.messages import CloseRequest, Credit, Message, Retain, Segment
 
 
 class Wire:
@@ -66,7 +66,7 @@ class Wire:
                     self.drafts.append(effect)
                 case SendStages(Retain() as retain):
                     self.retains.append(retain)
-                case SendStages(End(request)):
+                case SendStages(CloseRequest(request)):
                     self.ends.append(request)
                 case SendPeer(_, message):
                     self.replies.append(message)
@@ -76,7 +76,7 @@ class Wire:
 
     def back(self, segment: Segment, **changes: object) -> None:
         """A segment comes back from the ring with the last `wanted` rows."""
-        rows = segment.wanted if segment.certain else len(segment.ids)
+        rows = segment.wanted if segment.committed else len(segment.ids)
         first = len(segment.ids) - rows
         result = replace(
             segment,

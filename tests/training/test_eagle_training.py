@@ -16,10 +16,9 @@ from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.rows import PairRows
 from edgespec.drafting.eagle.shape import HeadShape, Kind
 from edgespec.errors import ConfigError, ModelError
-from edgespec.machines.features import Features, Layers
+from edgespec.model.aux_hidden import packed as taps_of
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
-from edgespec.model.taps import packed as taps_of
 from edgespec.model.tensors import from_torch
 from edgespec.training.eagle_run import Plan, train
 from edgespec.training.loop import Settings
@@ -28,6 +27,7 @@ from edgespec.training.start import shape_for
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import documents, packed
 from edgespec.training.unrolled import unrolled
+from edgespec.types.features import Features, Layers
 from edgespec.verify.sampling import Sampling
 
 CPU = torch.device("cpu")
@@ -69,9 +69,9 @@ def test_unrolled_steps_are_what_a_guesser_runs() -> None:
         for row in range(3, 7):
             for step in range(4):
                 rows = PairRows(head, lambda t: table[t], shape.ropes[0], torch.float64, CPU)
-                certain = row + 1 - step
-                rows.add(given[0, :certain], tokens[:certain])
-                out = rows.behind([tokens[certain : row + 1]])
+                committed = row + 1 - step
+                rows.add(given[0, :committed], tokens[:committed])
+                out = rows.behind([tokens[committed : row + 1]])
                 np.testing.assert_allclose(out[0], steps[step][0, row], rtol=0, atol=1e-6)
 
 
@@ -106,9 +106,9 @@ def test_a_run_that_was_stopped_goes_on_and_its_head_guesses(
     draft.open(1, Sampling())
     features = Features(final=from_torch(torch.randn(2, 32)))
     if kind == "eagle3":
-        taps = taps_of([torch.randn(2, 32) for _ in range(2)])
-        features = Features(taps=taps, tapped=Layers((2, 2)))
-        assert one.shape.taps == (2, 2, 2)
+        aux_hidden = taps_of([torch.randn(2, 32) for _ in range(2)])
+        features = Features(aux_hidden=aux_hidden, aux_layers=Layers((2, 2)))
+        assert one.shape.aux_hidden == (2, 2, 2)
     assert draft.read(1, [4, 5, 6], features)
     assert len(draft.guess(1, [[]], 3)) == 3
 
@@ -150,10 +150,10 @@ def test_rows_are_packed_without_losing_a_short_document() -> None:
 def test_the_teachers_rows_are_those_that_enter_the_layers(base: Path) -> None:
     teacher = Teacher(base, CPU, torch.float32)
     lesson = teacher.read(torch.tensor([[1, 2, 3]]), (0, 2))
-    assert lesson.taps is not None
-    assert torch.equal(lesson.taps[..., :32], teacher.embedded(torch.tensor([[1, 2, 3]])))
+    assert lesson.aux_hidden is not None
+    assert torch.equal(lesson.aux_hidden[..., :32], teacher.embedded(torch.tensor([[1, 2, 3]])))
     assert lesson.hidden.shape == (1, 3, 32)
-    assert shape_for("eagle3", teacher.config, 420).taps == (2, 2, 2)
+    assert shape_for("eagle3", teacher.config, 420).aux_hidden == (2, 2, 2)
 
 
 def test_orthogonal_steps() -> None:

@@ -208,7 +208,7 @@ def test_accepted_rows_committed_before_are_passed_over() -> None:
 
 
 def _grown() -> RowLedger:
-    """0 certain; 1 below it; 2 and 3 below 1; 4 below 2."""
+    """0 committed; 1 below it; 2 and 3 below 1; 4 below 2."""
     ledger = RowLedger()
     ledger.commit(rows((0, NO_PARENT, 0)))
     ledger.append(rows((1, 0, 1), (2, 1, 2), (3, 1, 2), (4, 2, 3)))
@@ -223,7 +223,7 @@ def _retain(
 
 MALFORMED: dict[str, Callable[[RowLedger], object]] = {
     "unknown parent": lambda x: x.append(rows((5, 99, 3))),
-    "parent is a certain row before the last": lambda x: x.append(rows((5, NO_PARENT, 0))),
+    "parent is a committed row before the last": lambda x: x.append(rows((5, NO_PARENT, 0))),
     "repeated id": lambda x: x.append(rows((4, 2, 3))),
     "repeated id in one segment": lambda x: x.append(rows((5, 2, 3), (5, 2, 3))),
     "child before its parent": lambda x: x.append(rows((6, 5, 4), (5, 2, 3))),
@@ -233,7 +233,7 @@ MALFORMED: dict[str, Callable[[RowLedger], object]] = {
     "position of the parent": lambda x: x.append(rows((5, 2, 2))),
     "negative position": lambda x: x.append(rows((5, 0, -1))),
     "good row, then a bad one": lambda x: x.append(rows((5, 2, 3), (6, 5, 9))),
-    "certain behind speculative": lambda x: x.commit(rows((5, 0, 1))),
+    "committed behind speculative": lambda x: x.commit(rows((5, 0, 1))),
     "accepts a path with a gap": _retain((2,), set()),
     "accepts siblings": _retain((1, 2, 3), set()),
     "accepts a row twice": _retain((1, 1), set()),

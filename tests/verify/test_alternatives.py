@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.verify.alternatives import MOST, alternatives
+from edgespec.verify.top_logprobs import MOST, top_logprobs
 
 
 def plainly(row: list[float]) -> list[float]:
@@ -36,7 +36,7 @@ def test_they_are_the_distributions_own(
     """Few different values, so that ties are common: the smaller id comes first."""
     wide = len(rows[0])
     taken = [data.draw(st.integers(0, wide - 1)) for _ in rows]
-    found = alternatives(np.array(rows), np.array(taken), count)
+    found = top_logprobs(np.array(rows), np.array(taken), count)
     assert found.top.shape == found.top_log_probs.shape == (len(rows), min(count, wide))
     for number, row in enumerate(rows):
         right = plainly(row)
@@ -50,7 +50,7 @@ def test_they_are_the_distributions_own(
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_large_logits_and_excluded_tokens_are_no_trouble(dtype: type[np.floating]) -> None:
     logits = np.array([[1e4, -np.inf, 1e4 - 1.0, -1e4]], dtype)
-    found = alternatives(logits, np.array([1]), 4)
+    found = top_logprobs(logits, np.array([1]), 4)
     assert found.log_probs[0] == -np.inf
     assert found.top[0].tolist() == [0, 2, 3, 1]
     assert np.exp(found.top_log_probs[0, :2]).sum() == pytest.approx(1.0)
@@ -60,5 +60,5 @@ def test_large_logits_and_excluded_tokens_are_no_trouble(dtype: type[np.floating
 def test_a_large_vocabulary_is_not_sorted_whole() -> None:
     rng = np.random.default_rng(3)
     logits = rng.normal(size=(4, 150_000))
-    found = alternatives(logits, np.zeros(4, np.int64), MOST)
+    found = top_logprobs(logits, np.zeros(4, np.int64), MOST)
     assert (found.top == np.argsort(-logits, axis=-1)[:, :MOST]).all()

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
+from edgespec.types.tensor import ITEM_SIZES, IntArray, Layers, Tensor
 from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import NodeStatus, Progress, SourceFigures, Status, Submit
 from edgespec.wire.codec import (
@@ -41,8 +42,13 @@ from edgespec.wire.messages import (
     Segment,
     StageTime,
 )
-from edgespec.wire.scenes import Observe, SceneNode, SceneSegment, StageRun, Watch
-from edgespec.wire.tensor import ITEM_SIZES, IntArray, Layers, Tensor
+from edgespec.wire.snapshots import (
+    SnapshotNode,
+    SnapshotSegment,
+    StageRun,
+    Subscribe,
+    SubscribeActivity,
+)
 
 # --- strategies from the messages' own field types ------------------------------------------------
 
@@ -87,8 +93,10 @@ def made_of_values(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 VALUES[tuple[NodeStatus, ...]] = st.lists(made_of_values(NodeStatus), max_size=3).map(tuple)
 VALUES[tuple[SourceFigures, ...]] = st.lists(made_of_values(SourceFigures), max_size=3).map(tuple)
-VALUES[tuple[SceneNode, ...]] = st.lists(made_of_values(SceneNode), max_size=3).map(tuple)
-VALUES[tuple[SceneSegment, ...]] = st.lists(made_of_values(SceneSegment), max_size=3).map(tuple)
+VALUES[tuple[SnapshotNode, ...]] = st.lists(made_of_values(SnapshotNode), max_size=3).map(tuple)
+VALUES[tuple[SnapshotSegment, ...]] = st.lists(made_of_values(SnapshotSegment), max_size=3).map(
+    tuple
+)
 
 
 def stage_times() -> st.SearchStrategy[StageTime]:
@@ -102,8 +110,8 @@ def segments(draw: st.DrawFn) -> Segment:
     rows = draw(st.integers(0, 5))
     whole = st.integers(0, 2**63)
     hidden = draw(st.none() | tensors(rows))
-    tapped = sorted(draw(st.sets(st.integers(0, 200), max_size=3)))
-    columns = draw(st.none() | st.integers(0, 4)) if tapped else None
+    aux_layers = sorted(draw(st.sets(st.integers(0, 200), max_size=3)))
+    columns = draw(st.none() | st.integers(0, 4)) if aux_layers else None
     return Segment(
         draw(whole),
         draw(whole),
@@ -117,8 +125,8 @@ def segments(draw: st.DrawFn) -> Segment:
         draw(arrays(0 if hidden is not None and draw(st.booleans()) else rows)),
         hidden,
         draw(st.lists(stage_times(), max_size=3).map(tuple)),
-        tapped=Layers(tuple(tapped)),
-        taps=None if columns is None else raw_bytes(bytes(rows * columns), rows, columns),
+        aux_layers=Layers(tuple(aux_layers)),
+        aux_hidden=None if columns is None else raw_bytes(bytes(rows * columns), rows, columns),
     )
 
 
@@ -178,8 +186,8 @@ CHECKED: dict[type[Message], st.SearchStrategy[Any]] = {
     Segment: segments(),
     BlockOffer: offers(),
     Health: healths(),
-    Watch: st.builds(Watch, SECONDS),
-    Observe: st.builds(Observe, SECONDS),
+    Subscribe: st.builds(Subscribe, SECONDS),
+    SubscribeActivity: st.builds(SubscribeActivity, SECONDS),
     Ready: st.builds(Ready, st.floats(0.0, 1e9), VALUES[int]),
     PieceRequest: st.builds(PieceRequest, SHA256, WHOLE, st.integers(0, LARGEST_CHUNK), WHOLE),
     Piece: st.builds(Piece, SHA256, WHOLE, st.binary(min_size=1, max_size=99).map(raw_bytes)),
@@ -654,15 +662,15 @@ def test_all_rows_of_a_tensor_are_the_tensor() -> None:
 @pytest.mark.parametrize(
     ("changed", "fits"),
     [
-        ({"tapped": Layers((0, 5)), "taps": Tensor("uint8", (2, 3), b"aaabbb")}, True),
-        ({"tapped": Layers((0, 5))}, True),
-        ({"taps": Tensor("uint8", (2, 3), b"aaabbb")}, False),
-        ({"tapped": Layers((5,)), "taps": Tensor("uint8", (1, 3), b"aaa")}, False),
-        ({"tapped": Layers((5,)), "taps": Tensor("uint64", (2, 1), bytes(16))}, False),
-        ({"tapped": Layers((5,)), "taps": Tensor("uint8", (2,), b"ab")}, False),
-        ({"tapped": Layers((5, 5))}, False),
-        ({"tapped": Layers((-1,))}, False),
-        ({"tapped": Layers(tuple(range(17)))}, False),
+        ({"aux_layers": Layers((0, 5)), "aux_hidden": Tensor("uint8", (2, 3), b"aaabbb")}, True),
+        ({"aux_layers": Layers((0, 5))}, True),
+        ({"aux_hidden": Tensor("uint8", (2, 3), b"aaabbb")}, False),
+        ({"aux_layers": Layers((5,)), "aux_hidden": Tensor("uint8", (1, 3), b"aaa")}, False),
+        ({"aux_layers": Layers((5,)), "aux_hidden": Tensor("uint64", (2, 1), bytes(16))}, False),
+        ({"aux_layers": Layers((5,)), "aux_hidden": Tensor("uint8", (2,), b"ab")}, False),
+        ({"aux_layers": Layers((5, 5))}, False),
+        ({"aux_layers": Layers((-1,))}, False),
+        ({"aux_layers": Layers(tuple(range(17)))}, False),
     ],
 )
 def test_taps_travel_beside_the_rows(changed: dict[str, Any], fits: bool) -> None:
@@ -677,7 +685,7 @@ def test_taps_travel_beside_the_rows(changed: dict[str, Any], fits: bool) -> Non
         return
     again = decode(encode(segment))
     assert isinstance(again, Segment)
-    assert (again.tapped, again.taps) == (segment.tapped, segment.taps)
+    assert (again.aux_layers, again.aux_hidden) == (segment.aux_layers, segment.aux_hidden)
 
 
 @pytest.mark.parametrize("seconds", [5e-324, 1e-10, 1e10, 1e308])

@@ -1,1 +1,1 @@
-"""EAGLE heads: one layer that guesses the base's next features from those of certain rows."""
+"""EAGLE heads: one layer that guesses the base's next features from those of committed rows."""

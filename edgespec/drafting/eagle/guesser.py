@@ -1,4 +1,4 @@
-"""EAGLE guesser: guesses by a head that reads the base's own features of certain rows."""
+"""EAGLE guesser: guesses by a head that reads the base's own features of committed rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from edgespec.drafting.eagle.shape import Kind, Rope
 from edgespec.drafting.eagle.weights import filled_head
 from edgespec.drafting.ranking import Ranking
 from edgespec.errors import ModelError
-from edgespec.machines.features import FINAL_HIDDEN, Features, tap
+from edgespec.model.aux_hidden import unpacked
 from edgespec.model.block import compute_dtype
 from edgespec.model.ends import InputEmbedding, OutputHead
 from edgespec.model.source import TensorSource
-from edgespec.model.taps import unpacked
 from edgespec.model.tensors import to_torch
 from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
+from edgespec.types.features import FINAL_HIDDEN, Features, aux_layer
 from edgespec.verify.sampling import Sampling
 
 log = logging.getLogger(__name__)
@@ -40,10 +40,11 @@ TESTED_ROWS = 200
 
 @dataclass(slots=True)
 class _Request:
-    """One request: its certain tokens, and the rows of its pairs.
+    """One request: its committed tokens, and the rows of its pairs.
 
-    `features`: of all certain rows that came, from the first on, in parts [n, hidden]; `unpaired`:
-    of the last of them, whose pairs lack their token. `broken`: some rows never will come.
+    `features`: of all committed rows that came, from the first on, in parts [n, hidden];
+    `unpaired`: of the last of them, whose pairs lack their token. `broken`: some rows never will
+    come.
     """
 
     pairs: PairRows
@@ -92,8 +93,8 @@ class EagleGuesser:
     @property
     def needs(self) -> frozenset[str]:
         """The base's features."""
-        taps = self._shape.taps
-        return frozenset(map(tap, taps)) if taps else frozenset({FINAL_HIDDEN})
+        aux_hidden = self._shape.aux_hidden
+        return frozenset(map(aux_layer, aux_hidden)) if aux_hidden else frozenset({FINAL_HIDDEN})
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request; its guesses are ranked with the request's shared noise."""
@@ -112,11 +113,11 @@ class EagleGuesser:
         # A pair is of a row's features and the next token: of the last row's that is another one.
         state.pairs = old.pairs
         state.pairs.rewind(rows - 1)
-        state.unpaired = known[state.pairs.certain :]
+        state.unpaired = known[state.pairs.committed :]
 
     @torch.inference_mode()
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
-        """Take features and certain tokens; False as long as the features of any but the newest
+        """Take features and committed tokens; False as long as the features of any but the newest
         are not here (those of a prompt come with its chunks): to imitate so many of them would take
         as many passes."""
         state = self._requests[request]
@@ -128,7 +129,7 @@ class EagleGuesser:
         if given is not None:
             state.features.append(self._head.features(given))
             state.unpaired = torch.cat([state.unpaired, state.features[-1]])
-        first = state.pairs.certain
+        first = state.pairs.committed
         count = min(len(state.unpaired), len(context) - 1 - first)
         if count > 0:
             fresh, state.unpaired = state.unpaired[:count], state.unpaired[count:]
@@ -136,7 +137,7 @@ class EagleGuesser:
             if len(self._ropes) > 1 and first + count >= TESTED_ROWS:
                 self._try(state, torch.cat(state.features)[: first + count])
             self._note_work(state)
-        return 0 < state.pairs.certain == len(context) - 1
+        return 0 < state.pairs.committed == len(context) - 1
 
     @torch.inference_mode()
     def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
@@ -179,9 +180,9 @@ class EagleGuesser:
         """What the head takes of the features, [n, width], in its dtype."""
         if self._shape.kind == "eagle3":
             rows = None
-            if features.taps is not None:
-                by_layer = unpacked(features.taps, len(features.tapped))
-                at = [features.tapped.index(layer) for layer in self._shape.taps]
+            if features.aux_hidden is not None:
+                by_layer = unpacked(features.aux_hidden, len(features.aux_layers))
+                at = [features.aux_layers.index(layer) for layer in self._shape.aux_hidden]
                 rows = by_layer[:, at].flatten(1)
         else:
             rows = None if features.final is None else to_torch(features.final)

@@ -1,4 +1,4 @@
-"""Pair rows: what an EAGLE head ran for one request, certain pairs first, then guesses."""
+"""Pair rows: what an EAGLE head ran for one request, committed pairs first, then guesses."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Embed = Callable[[torch.Tensor], torch.Tensor]
 class PairRows:
     """Rows of pairs (features at p, token at p + 1) behind each other, and the trees below them.
 
-    A certain pair is of true features; a guess's are what its parent gave out, an imitation.
+    A committed pair is of true features; a guess's are what its parent gave out, an imitation.
     Guesses that come true are run again with the true ones, in the same pass as the next guesses
     below them: those see the true rows, and go on from what their parents gave out before. What was
     run between them stays at first, though it saw imitations of imitations: to run it all anew
-    would take a pass for every level of the tree after every certain token. Instead the truth moves
-    down with the passes that are made anyway, a level with each: a guess whose parent is nearer to
-    the truth than it was runs again with the next one below it.
+    would take a pass for every level of the tree after every committed token. Instead the truth
+    moves down with the passes that are made anyway, a level with each: a guess whose parent is
+    nearer to the truth than it was runs again with the next one below it.
     """
 
     def __init__(
@@ -48,22 +48,24 @@ class PairRows:
         )
         self._device = device
         self.work: list[int] = []
-        self._held = 0  # certain pairs in the cache
-        # The newest certain pairs, while they wait for the next pass: features [n, hidden], tokens.
+        self._held = 0  # committed pairs in the cache
+        # The newest committed pairs, while they wait for the next pass: features [n, hidden],
+        # tokens.
         self._waiting = torch.zeros((0, shape.hidden), dtype=dtype, device=device)
         self._waiting_tokens: list[int] = []
-        # Guesses in the order of their slots: [1 + guesses, hidden] that came out, the last certain
-        # pair's first (while that waits, what it gave out as a guess); for each its ancestors'
-        # slots with its own, and how many imitations lie between the truth and what it read; and
-        # where they are, by (slot of the row before, token). Slot 0 is the last certain pair.
+        # Guesses in the order of their slots: [1 + guesses, hidden] that came out, the last
+        # committed pair's first (while that waits, what it gave out as a guess); for each its
+        # ancestors' slots with its own, and how many imitations lie between the truth and what it
+        # read; and where they are, by (slot of the row before, token). Slot 0 is the last committed
+        # pair.
         self._out = torch.zeros((1, shape.hidden), dtype=dtype, device=device)
         self._lines: list[list[int]] = [[]]
         self._imitated: list[int] = [0]
         self._slot_behind: dict[tuple[int, int], int] = {}
 
     @property
-    def certain(self) -> int:
-        """How many certain pairs there are."""
+    def committed(self) -> int:
+        """How many committed pairs there are."""
         return self._held + len(self._waiting_tokens)
 
     def add(self, features: torch.Tensor, tokens: Sequence[int]) -> None:
@@ -82,14 +84,15 @@ class PairRows:
             self._waiting, self._waiting_tokens = waiting
 
     def rewind(self, pairs: int) -> None:
-        """Keep the first `pairs` certain pairs at most, as far as they were run, and no guesses."""
+        """Keep the first `pairs` committed pairs at most, as far as they were run, and no
+        guesses."""
         self._waiting, self._waiting_tokens = self._waiting[:0], []
         self._held = min(pairs, self._held)
         self._drop_guesses()
 
     @torch.inference_mode()
     def read(self, features: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
-        """Run certain pairs, none of which may wait, and drop all guesses; what comes out
+        """Run committed pairs, none of which may wait, and drop all guesses; what comes out
         [n, hidden]."""
         self._drop_guesses()
         parts = range(0, len(tokens), _CHUNK)
@@ -99,9 +102,9 @@ class PairRows:
 
     @torch.inference_mode()
     def behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
-        """What comes out [n, hidden] for the last token of each path behind the certain pairs.
+        """What comes out [n, hidden] for the last token of each path behind the committed pairs.
 
-        The empty path stands for the last certain pair; there must be one. A guess needs what its
+        The empty path stands for the last committed pair; there must be one. A guess needs what its
         parent gave: each pass runs all that is missing below what was run.
         """
         if not all(paths):
@@ -117,7 +120,7 @@ class PairRows:
         for path in paths:
             slot, depth = self._followed(path)
             if depth < len(path):
-                missing[slot, path[depth]] = self.certain + depth
+                missing[slot, path[depth]] = self.committed + depth
         return missing
 
     def _stale(self, paths: Sequence[TokenPath]) -> dict[tuple[int, int], int]:
@@ -131,7 +134,7 @@ class PairRows:
                 if (known := self._slot_behind.get(place)) is None:
                     break
                 if self._imitated[known] > max(_FAITHFUL, self._imitated[slot] + 1):
-                    stale[place] = self.certain + depth
+                    stale[place] = self.committed + depth
                 slot = known
         return stale
 
@@ -176,8 +179,8 @@ class PairRows:
     def _pass(
         self, features: torch.Tensor, tokens: Sequence[int], places: dict[tuple[int, int], int]
     ) -> torch.Tensor:
-        """Run certain pairs, and guesses at these places, new ones or once more; what comes out of
-        the pairs."""
+        """Run committed pairs, and guesses at these places, new ones or once more; what comes out
+        of the pairs."""
         held, pairs, first = self._held, len(tokens), len(self._lines)
         before = held + first - 1  # columns of the cache; those of this pass come next
         sees = torch.zeros((pairs + len(places), before + pairs + len(places)), dtype=torch.bool)

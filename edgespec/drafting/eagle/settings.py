@@ -83,7 +83,7 @@ def read_settings(
         own_embedding=hidden != base_hidden if third else "embed_tokens.weight" in tensors,
         own_head=own_head,
         residual_normed=bool(settings.get("norm_before_residual", False)),
-        taps=_taps(settings, base_layers, file) if third else (),
+        aux_hidden=_taps(settings, base_layers, file) if third else (),
     )
 
 
@@ -169,10 +169,10 @@ def _taps(settings: dict[str, Any], layers: int, file: Path) -> tuple[int, ...]:
     if later == usual_taps(layers):
         return later
     leaving = _SPECULATORS not in settings and tuple(said) != usual_taps(layers)
-    taps = later if leaving else tuple(said)
-    if not all(0 <= layer < layers for layer in taps):
+    aux_hidden = later if leaving else tuple(said)
+    if not all(0 <= layer < layers for layer in aux_hidden):
         raise ModelError(
             f"{name} in {file} names a layer that the base's {layers} do not have; use the head "
             "that was trained for this base"
         )
-    return taps
+    return aux_hidden

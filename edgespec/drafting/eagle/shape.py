@@ -29,9 +29,9 @@ class HeadShape:
     that the head scores: the base's, or for EAGLE-3 a part of them. `fc_bias`, `qkv_bias` and
     `o_bias` say which biases there are; `own_embedding` and `own_head` whether the head brings its
     own matrices or borrows the base's. `residual_normed`: the residual stream of EAGLE-3 starts
-    behind `hidden_norm`, not before it (speculators' norm_before_residual). `taps`: the base's
-    layers whose incoming rows EAGLE-3 reads, low to high (none for "eagle"). `ropes`: what may be
-    meant, the likeliest first; more than one only where the published settings are in doubt.
+    behind `hidden_norm`, not before it (speculators' norm_before_residual). `aux_hidden`: the
+    base's layers whose incoming rows EAGLE-3 reads, low to high (none for "eagle"). `ropes`: what
+    may be meant, the likeliest first; more than one only where the published settings are in doubt.
     """
 
     kind: Kind
@@ -50,12 +50,12 @@ class HeadShape:
     own_embedding: bool = False
     own_head: bool = False
     residual_normed: bool = False
-    taps: tuple[int, ...] = ()
+    aux_hidden: tuple[int, ...] = ()
 
     @property
     def fused_width(self) -> int:
         """What `fc` takes in a row."""
-        return len(self.taps) * self.base_hidden if self.kind == "eagle3" else 2 * self.hidden
+        return len(self.aux_hidden) * self.base_hidden if self.kind == "eagle3" else 2 * self.hidden
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Names, as EagleHead has them, and shapes of all tensors of the layer and its ends."""

@@ -18,10 +18,10 @@ _CHUNK = 256  # rows of a prefill that run together: bounds the mask and the act
 
 
 class FuzzyRows:
-    """One request's rows: certain ones, run precisely, and behind them guesses, run fuzzily.
+    """One request's rows: committed ones, run precisely, and behind them guesses, run fuzzily.
 
     After every verification all fuzzy keys and values are thrown away, right guesses' too, and the
-    new certain tokens run precisely, in one pass: errors do not add up, and the first level below
+    new committed tokens run precisely, in one pass: errors do not add up, and the first level below
     them is precise (EasySpec §3.2, bonus calibration).
     """
 
@@ -32,10 +32,10 @@ class FuzzyRows:
         self._work = work
         self._cache = model.new_cache()
         self._slot_of: dict[tuple[int, ...], int] = {}  # of guesses, by their paths
-        self._hidden = torch.empty(0)  # [1 + guesses, H]: of the last certain row, of the guesses
+        self._hidden = torch.empty(0)  # [1 + guesses, H]: of the last committed row, of the guesses
 
     def catch_up(self, news: Sequence[int]) -> None:
-        """Take new certain tokens."""
+        """Take new committed tokens."""
         if not news:
             return
         self._cache.length = len(self.context)

@@ -11,21 +11,21 @@ from edgespec.drafting.base import TokenPath
 from edgespec.drafting.ppd.format import PromptTokens
 from edgespec.drafting.ranking import Ranking
 from edgespec.errors import RemoteProtocolError
-from edgespec.machines.features import PROMPT_ROWS, Features, PromptTable
 from edgespec.model.block import compute_dtype
 from edgespec.model.ends import OutputHead
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
 from edgespec.tree.ledger import IntArray
+from edgespec.types.features import PPD_TOKENS, Features, PPDTable
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Logits, Sampling
-from edgespec.wire.tensor import Tensor
 
 
 @dataclass(slots=True)
 class _Request:
-    """One request: how many tokens are certain, and what its newest chain says: `logits` [k, V] of
-    the tokens at positions `first`, `first` + 1, …"""
+    """One request: how many tokens are committed, and what its newest chain says: `logits` [k, V]
+    of the tokens at positions `first`, `first` + 1, …"""
 
     length: int = 0
     first: int = 0
@@ -34,7 +34,7 @@ class _Request:
 
 class PromptGuesser:
     """A Guesser (see drafting.base) without a model: prompt rows ran on the ring, below a row whose
-    next token is certain by now. Only the base's output matrix is left to be applied to them.
+    next token is committed by now. Only the base's output matrix is left to be applied to them.
 
     What is guessed for a position is the same whatever guesses lie before it, so that a tree of
     them is the product of its levels (as Medusa's; PPD §4.1).
@@ -42,13 +42,13 @@ class PromptGuesser:
 
     name = "ppd"
     sources = ("ppd",)
-    needs = frozenset({PROMPT_ROWS})
+    needs = frozenset({PPD_TOKENS})
 
     def __init__(self, prompts: PromptTokens, head: OutputHead) -> None:
         """`prompts`: for the base that `head` is of (see drafting.ppd.format)."""
         dtype = compute_dtype(str(head.dtype).removeprefix("torch."), head.device)
         table = from_torch(prompts.table.to(dtype).contiguous())
-        self.prompts = PromptTable(prompts.depth, prompts.copies, table)
+        self.prompts = PPDTable(prompts.depth, prompts.copies, table)
         self._head = head
         self._ranking = Ranking()
         self._requests: dict[int, _Request] = {}

@@ -17,14 +17,14 @@ from edgespec.drafting.eagle.format import read_head
 from edgespec.drafting.eagle.guesser import EagleGuesser, load_eagle
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.errors import ModelError
-from edgespec.machines.features import Features
+from edgespec.model.aux_hidden import packed, unpacked
 from edgespec.model.ends import InputEmbedding, OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
-from edgespec.model.taps import packed, unpacked
 from edgespec.model.tensors import from_torch
+from edgespec.types.features import Features
+from edgespec.types.tensor import Layers
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.tensor import Layers
 
 CONTEXT = [5, 9, 90, 33, 7, 61, 2]
 PATHS = [[], [4], [8], [4, 77], [8, 8, 50], [4, 77, 3]]
@@ -120,19 +120,21 @@ class Reference:
 
 
 def given_rows(form: Form, count: int, seed: int = 1) -> tuple[torch.Tensor, Features]:
-    """Features of `count` certain rows, as the reference and as the guesser take them."""
+    """Features of `count` committed rows, as the reference and as the guesser take them."""
     random = torch.Generator().manual_seed(seed)
     rows = [torch.randn((count, HIDDEN), generator=random) for _ in range(3)]
     if not form.third:
         return rows[0].double(), Features(from_torch(rows[0].double()))
-    taps = packed(rows)
+    aux_hidden = packed(rows)
     said = form.settings.get("eagle_aux_hidden_state_layer_ids")
     layers = (2, 4, 5) if said is None else tuple(layer + 1 for layer in said)
     # They come from the ring in the order of the layers, and with others behind them.
-    tapped = Layers((*sorted(layers), 7))
-    taps = packed([*(rows[layers.index(layer)] for layer in tapped[:3]), rows[0]])
-    at = [tapped.index(layer) for layer in layers]
-    return unpacked(taps, 4)[:, at].flatten(1).double(), Features(taps=taps, tapped=tapped)
+    aux_layers = Layers((*sorted(layers), 7))
+    aux_hidden = packed([*(rows[layers.index(layer)] for layer in aux_layers[:3]), rows[0]])
+    at = [aux_layers.index(layer) for layer in layers]
+    return unpacked(aux_hidden, 4)[:, at].flatten(1).double(), Features(
+        aux_hidden=aux_hidden, aux_layers=aux_layers
+    )
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -164,11 +166,11 @@ def test_how_the_rows_came_makes_no_difference(name: str, base: Path, tmp_path: 
     draft.open(2, Sampling())
     draft.read(1, CONTEXT, features)
     assert not draft.read(2, CONTEXT[:1], Features())
-    whole = features.final or features.taps
+    whole = features.final or features.aux_hidden
     assert whole is not None
     for end in range(2, len(CONTEXT) + 1):
         one = whole.take(np.array([end - 2]))
-        part = replace(features, **{"final" if features.final else "taps": one})
+        part = replace(features, **{"final" if features.final else "aux_hidden": one})
         assert draft.read(2, CONTEXT[:end], part)
         draft.guess(2, PATHS, 4)
     np.testing.assert_allclose(
@@ -238,7 +240,7 @@ def test_what_was_run_below_a_guess_that_came_true_stays(base: Path, tmp_path: P
     for index, path in enumerate((3, 5)):
         mine, old = after.parents == index, before.parents == path
         assert after.tokens[mine].tolist() == before.tokens[old].tolist()
-    # The next guess runs with the pair that is certain now: it sees that one's true row, but goes
+    # The next guess runs with the pair that is committed now: it sees that one's true row, but goes
     # on from what its parent gave out before.
     asked = draft.guess(1, [[77, 50]], 1)
     assert rows_of(draft) == (2,)
@@ -273,13 +275,13 @@ def test_the_truth_moves_down_with_the_passes_that_are_made(
     tensors = write_eagle(tmp_path, form)
     draft = guesser(base, tmp_path, form)
     rows, features = given_rows(form, len(CONTEXT))
-    whole = features.taps
+    whole = features.aux_hidden
     assert whole is not None
     draft.open(1, Sampling())
-    assert draft.read(1, CONTEXT, replace(features, taps=whole.take(np.arange(6))))
+    assert draft.read(1, CONTEXT, replace(features, aux_hidden=whole.take(np.arange(6))))
     draft.guess(1, [[4, 77, 3, 8]], 1)
     context, path = [*CONTEXT, 4], [77, 3, 8]
-    assert draft.read(1, context, replace(features, taps=whole.take(np.array([6]))))
+    assert draft.read(1, context, replace(features, aux_hidden=whole.take(np.array([6]))))
     reference = Reference(form, tensors, base)
     rows_of(draft)
     far = []

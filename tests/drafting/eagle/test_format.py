@@ -110,7 +110,7 @@ def test_a_pickle_that_is_more_than_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "said", "taps"),
+    ("layers", "said", "aux_hidden"),
     [
         (32, None, (2, 16, 29)),
         (32, [2, 16, 29], (2, 16, 29)),  # by what enters them
@@ -119,12 +119,12 @@ def test_a_pickle_that_is_more_than_tensors(tmp_path: Path) -> None:
     ],
 )
 def test_tapped_layers(
-    layers: int, said: list[int] | None, taps: tuple[int, ...], tmp_path: Path
+    layers: int, said: list[int] | None, aux_hidden: tuple[int, ...], tmp_path: Path
 ) -> None:
     write_eagle(tmp_path, FORMS["eagle3-official"])
     if said:
         settings(tmp_path, eagle_config={"eagle_aux_hidden_state_layer_ids": said})
-    assert read(tmp_path, layers=layers).shape.taps == taps
+    assert read(tmp_path, layers=layers).shape.aux_hidden == aux_hidden
 
 
 @pytest.mark.parametrize("name", ["eagle-llama3", "eagle3-official"])

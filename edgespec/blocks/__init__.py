@@ -1,0 +1,1 @@
+"""Blocks of layers on their way from the coordinator to the stages."""

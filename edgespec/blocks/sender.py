@@ -1,0 +1,118 @@
+"""Piece sender: whose piece of a block file leaves next, and how it leaves the link to the ring."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edgespec.blocks.transfer import WINDOW
+from edgespec.wire.block_messages import PieceRequest
+
+SHARE = 0.2
+"""Of the time of a link that a transfer may take while the ring is busy."""
+
+LONGEST_TURN_S = 5.0
+"""A piece that has not arrived after this is waited for no longer."""
+
+MOST_PEERS = 256
+"""Receivers that may wait at one sender."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceAsked:
+    """A receiver asks for a piece of a file that is there."""
+
+    peer: bytes
+    request: PieceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLeft:
+    """A receiver is gone."""
+
+    peer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RingIs:
+    """Whether the ring works on a request now."""
+
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendPiece:
+    """Read this piece and send it."""
+
+    peer: bytes
+    request: PieceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """The latest piece that left to a receiver: where it ends in the file, when it left."""
+
+    sha256: str
+    end: int
+    left: float
+
+
+class PieceSender:
+    """Whose piece leaves next, and when. Receivers take turns, a piece each.
+
+    While the ring is busy, one piece is on its way at a time; when it has arrived, nothing is sent
+    for as long as keeps the time on the link below SHARE, however fast the link is.
+    """
+
+    def __init__(self) -> None:
+        self._busy = False
+        self._waiting: dict[bytes, dict[int, PieceRequest]] = {}
+        self._flights: dict[bytes, _Flight] = {}
+        self._rest_until = -math.inf
+
+    def deadline(self) -> float | None:
+        """When to call next, if nothing happens; None: not before something does."""
+        if not self._waiting:
+            return None
+        landing = [flight.left + LONGEST_TURN_S for flight in self._flights.values()]
+        return max([self._rest_until, *landing])
+
+    def handle(self, event: PieceAsked | PeerLeft | RingIs, now: float) -> list[SendPiece]:
+        """React to one event: the pieces that may leave now, in order."""
+        match event:
+            case PieceAsked(peer, request):
+                self._on_asked(peer, request, now)
+            case PeerLeft(peer):
+                self._waiting.pop(peer, None)
+                self._flights.pop(peer, None)
+            case RingIs(busy):
+                self._busy = busy
+        return self._leaving(now)
+
+    def _on_asked(self, peer: bytes, request: PieceRequest, now: float) -> None:
+        flight = self._flights.get(peer)
+        if flight and flight.sha256 == request.sha256 and flight.end <= request.have:
+            del self._flights[peer]
+            self._rest_until = max(
+                self._rest_until, now + (now - flight.left) * (1.0 - SHARE) / SHARE
+            )
+        if not request.length or (peer not in self._waiting and len(self._waiting) >= MOST_PEERS):
+            return
+        queue = self._waiting.setdefault(peer, {})
+        if len(queue) < 2 * WINDOW:  # an honest receiver's window; a repeated one takes no place
+            queue[request.offset] = request
+
+    def _leaving(self, now: float) -> list[SendPiece]:
+        for peer, flight in list(self._flights.items()):
+            if now - flight.left >= LONGEST_TURN_S:
+                del self._flights[peer]
+        leaving = []
+        while self._waiting and not (self._busy and (self._flights or now < self._rest_until)):
+            peer = next(iter(self._waiting))
+            queue = self._waiting.pop(peer)
+            request = queue.pop(next(iter(queue)))
+            if queue:
+                self._waiting[peer] = queue  # behind all others
+            self._flights[peer] = _Flight(request.sha256, request.offset + request.length, now)
+            leaving.append(SendPiece(peer, request))
+        return leaving

@@ -1,0 +1,153 @@
+"""Admission: turns a client's Submit into a request, or says why it cannot be served.
+
+What costs no time is said at once; the prompt is encoded beside the I/O loop (EncodePrompt).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from edgespec.decoding.answer import Answer, TextCodec
+from edgespec.decoding.request import Request
+from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost, QueueFull
+from edgespec.machines.effects import EncodePrompt
+from edgespec.machines.events import PromptEncoded
+from edgespec.policy.base import Policy
+from edgespec.policy.registry import policy_named
+from edgespec.types.features import PPDTable
+from edgespec.verify.sampling import Sampling
+from edgespec.verify.top_logprobs import MOST
+from edgespec.wire.client_messages import Submit
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """What the coordinator knows of its ring and model.
+
+    `context_length`: tokens that the base model can hold. `prefill_chunk`: prompt rows that travel
+    together at most; several chunks follow each other round the ring. `draft`: the draft source's
+    name, "" if there is none. `queue_limit`: requests that may wait. `recovery`: seconds that a
+    request waits for a ring that was lost; with 0 it fails at once. `kept_rows`: cache rows that
+    answered requests, whose conversations may go on, and the running one may take up together; with
+    0 nothing is kept. `needs`: which of types.features the draft source must be given;
+    `prompts`: the vectors of the prompt rows that it needs. `sources`: the names of its members, in
+    the order of the bits of their guesses.
+    """
+
+    stages: int
+    context_length: int
+    draft: str
+    prefill_chunk: int = 64
+    queue_limit: int = 64
+    recovery: float = 60.0
+    kept_rows: int = 0
+    needs: frozenset[str] = frozenset()
+    sources: tuple[str, ...] = ()
+    prompts: PPDTable | None = None
+
+
+def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit) -> Request:
+    """The request that `submit` asks for, its prompt not encoded yet.
+
+    Raises ConfigError, or CapacityError for a prompt that is surely too long, fit for the user.
+    """
+    policy = _checked_policy(ring, submit.policy)
+    sampling = Sampling(submit.temperature, submit.top_k, submit.top_p, submit.min_p, submit.seed)
+    if not -1 <= submit.top <= MOST:
+        raise ConfigError(f"top_logprobs is {submit.top}; it must be from 0 to {MOST}")
+    if submit.max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens is {submit.max_new_tokens}; it must be at least 1")
+    if not submit.messages:
+        if not submit.prompt:
+            raise ConfigError("the prompt is empty; give at least one character")
+        codec.check_length(submit.prompt, most_tokens(ring))
+    answer = Answer(codec, submit.stop, submit.max_new_tokens)
+    needs = ring.needs if policy.drafts else frozenset()
+    return Request(number, peer, submit, sampling, policy, answer, ring.stages, needs)
+
+
+def most_tokens(ring: Ring) -> int:
+    """Tokens of the longest prompt that can be answered."""
+    return ring.context_length - 1
+
+
+def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
+    """Carry out that effect; it touches nothing but the tokenizer, in whatever thread."""
+    try:
+        if effect.messages:
+            tokens = codec.encode_chat(_conversation(effect.messages), effect.most)
+        else:
+            tokens = codec.encode(effect.prompt)
+    except EdgespecError as problem:
+        return PromptEncoded(effect.request, (), str(problem), kind_of(problem))
+    return PromptEncoded(effect.request, tuple(tokens))
+
+
+def _conversation(text: str) -> list[dict[str, str]]:
+    try:
+        messages = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError("messages is no JSON") from None
+    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
+        raise ConfigError('messages must be a list of {"role": ..., "content": ...}, not empty')
+    return [{"role": one["role"], "content": one["content"] or ""} for one in messages]
+
+
+def _is_message(one: object) -> bool:
+    """An assistant that called a tool or refused may have said nothing: its content is null, as
+    OpenAI's clients send it, and templates get an empty one, which they can all add to a text."""
+    if not isinstance(one, dict) or not isinstance(one.get("role"), str) or not one["role"]:
+        return False
+    role: str = one["role"]
+    content = one.get("content", 0)
+    if content is None:
+        return role == "assistant"
+    return isinstance(content, str) and _is_text(content + role)
+
+
+def _is_text(text: str) -> bool:
+    """Whether no half of a character is in it, as JSON can spell it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def kind_of(problem: EdgespecError) -> str:
+    """What a request that is not admitted fails with (see the message Failed)."""
+    kinds = (
+        (QueueFull, "queue"),
+        (CapacityError, "context"),
+        (PeerLost, "lost"),
+        (ConfigError, "invalid"),
+    )
+    return next((kind for of, kind in kinds if isinstance(problem, of)), "")
+
+
+def _checked_policy(ring: Ring, name: str) -> Policy:
+    """The policy of that name; the best one that this ring can run if the name is empty."""
+    policy = policy_named(name or ("adaptive" if ring.draft else "autoregressive"))
+    if policy.drafts and not ring.draft:
+        raise ConfigError(
+            f"policy {policy.name} needs a draft model and this coordinator has none; start it "
+            "with --draft, or use --policy autoregressive"
+        )
+    return policy
+
+
+def fitting(ring: Ring, prompt_tokens: int, max_new_tokens: int) -> int:
+    """How many new tokens fit behind the prompt, at most those asked for.
+
+    Raises ConfigError, or CapacityError if none does.
+    """
+    if prompt_tokens == 0:
+        raise ConfigError("the prompt has no tokens; give at least one character")
+    room = ring.context_length - prompt_tokens
+    if room < 1:
+        raise CapacityError(
+            f"the prompt has {prompt_tokens} tokens and the model's context is "
+            f"{ring.context_length}, of which one must be left for the answer; shorten the prompt"
+        )
+    return min(max_new_tokens, room)

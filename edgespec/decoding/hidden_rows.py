@@ -1,0 +1,69 @@
+"""Hidden rows: keeps what came back of one request until it is committed and handed over."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.types.features import FINAL_HIDDEN, NO_FEATURES, Features, aux_layers, concatenated
+from edgespec.types.tensor import Tensor
+
+
+class HiddenRows:
+    """The hidden rows of one request on one ring: kept until they are committed and handed over."""
+
+    def __init__(self, prefix: range, needs: frozenset[str]) -> None:
+        """The rows with the ids `prefix` are committed from the start, none before are wanted."""
+        self._final, self._tapped = FINAL_HIDDEN in needs, aux_layers(needs)
+        self._rows: dict[int, tuple[_Arrived, int]] = {}
+        self._kind: tuple[object, ...] | None = None
+        self._certain = deque(prefix)
+
+    def arrived(self, ids: Sequence[int], hidden: Tensor, aux_hidden: Tensor | None = None) -> None:
+        """Rows came back from the ring; `hidden` [len(ids), H], `aux_hidden` [len(ids), ...].
+
+        Rows without the taps that are wanted, or of other widths than the first ones, are passed
+        over: then nothing is handed over any more, and nothing guessed.
+        """
+        came = _Arrived(hidden if self._final else None, aux_hidden if self._tapped else None)
+        if self._kind is None:
+            self._kind = came.kind
+        if came.kind != self._kind or (self._tapped and aux_hidden is None):
+            return
+        self._rows.update((row, (came, at)) for at, row in enumerate(ids))
+
+    def passed(self, ids: Iterable[int], newest: int) -> None:
+        """The guesses `ids` became committed, in order; up to row `newest` no other is alive."""
+        self._certain.extend(ids)
+        wanted = set(self._certain)
+        self._rows = {i: row for i, row in self._rows.items() if i > newest or i in wanted}
+
+    def take(self) -> Features:
+        """What was not handed over yet, as far as it is here without a gap."""
+        parts: list[tuple[_Arrived, list[int]]] = []
+        while self._certain and self._certain[0] in self._rows:
+            came, at = self._rows.pop(self._certain.popleft())
+            if not parts or parts[-1][0] is not came:
+                parts.append((came, []))
+            parts[-1][1].append(at)
+        if not parts:
+            return NO_FEATURES
+        final = [came.final and came.final.take(np.array(at)) for came, at in parts]
+        aux_hidden = [came.aux_hidden and came.aux_hidden.take(np.array(at)) for came, at in parts]
+        return Features(concatenated(final), concatenated(aux_hidden), self._tapped)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arrived:
+    """What is wanted of the rows of one result."""
+
+    final: Tensor | None
+    aux_hidden: Tensor | None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What must be the same for rows to be put behind each other."""
+        return tuple(t and (t.dtype, t.shape[1:]) for t in (self.final, self.aux_hidden))

@@ -1,0 +1,283 @@
+"""Scene: what whoever watches is told of the running request; costs nothing if nobody does.
+
+The coordinator machine has a `SnapshotKeeper`, a stage machine a `RunLog`. Both have a look at what
+happens anyway, and neither changes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from heapq import nlargest
+from operator import attrgetter
+
+from edgespec.decoding.answer import TextCodec
+from edgespec.decoding.flights import InFlight
+from edgespec.decoding.request import Request
+from edgespec.machines.effects import Effect, SendCoordinator, SendPeer, SendStages
+from edgespec.tree.draft_tree import Advance, DraftTree, Node
+from edgespec.wire.snapshots import (
+    MOST_NODES,
+    MOST_RUNS,
+    MOST_SEGMENTS,
+    Snapshot,
+    SnapshotNode,
+    SnapshotSegment,
+    StageActivity,
+    StageRun,
+    SubscribeActivity,
+)
+
+SNAPSHOT_S = 1 / 8
+"""Seconds between two scenes."""
+
+RAN_S = 1 / 4
+"""Seconds between two messages in which a stage tells its runs."""
+
+LONGEST_WATCH_S = 30.0
+"""A watch counts so many seconds at most, so that who is gone costs nothing for long."""
+
+MOST_WATCHERS = 8
+"""Who would be one more sees nothing: a page's visitors share one watch."""
+
+TRUNK, LEFT = 12, 32
+"""Accepted and pruned nodes that a scene still shows."""
+
+TEXT_CHARS = 40
+"""Characters of a token that are shown."""
+
+MOST_TEXTS = 8_192
+"""Tokens whose texts are remembered."""
+
+
+@dataclass(slots=True)
+class RunLog:
+    """A stage's runs, as long as the coordinator observes them."""
+
+    _until: float = float("-inf")
+    _next: float = float("-inf")
+    _runs: deque[tuple[float, StageRun]] = field(default_factory=lambda: deque(maxlen=MOST_RUNS))
+
+    def observe(self, seconds: float, now: float) -> None:
+        """Tell runs for so long."""
+        self._until = now + min(seconds, LONGEST_WATCH_S)
+
+    def ended(self, request: int, seq: int, since: float, rows: int, kept: int, now: float) -> None:
+        """The stage has computed `rows` since then, of which `kept` are wanted still."""
+        if now < self._until:
+            run = StageRun(0, request, seq, 0.0, max(now - since, 0.0), rows, rows - kept)
+            self._runs.append((now, run))
+
+    def deadline(self) -> float | None:
+        """When there is something to be told."""
+        return self._next if self._runs else None
+
+    def tell(self, now: float) -> list[Effect]:
+        """The runs, if it is time for them."""
+        if not self._runs or now < self._next:
+            return []
+        self._next = now + RAN_S
+        runs = _aged(self._runs, now)
+        self._runs.clear()
+        return [SendCoordinator(StageActivity(runs))]
+
+
+class SnapshotKeeper:
+    """Who watches, and what they see."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._texts: dict[int, str] = {}
+        self._watchers: dict[bytes, float] = {}  # until when
+        self._observed = self._next = float("-inf")
+        self._news = False  # something that no watcher was told of, while no request runs
+        self._runs: deque[tuple[float, StageRun]] = deque(maxlen=MOST_RUNS)
+        self._forget_tree()
+
+    def _forget_tree(self, request: int = 0) -> None:
+        self._request = request
+        self._trunk: deque[SnapshotNode] = deque(maxlen=TRUNK)
+        self._pruned: deque[SnapshotNode] = deque(maxlen=LEFT)
+        self._unguessed: deque[int] = deque(maxlen=TRUNK + 1)
+
+    # --- who watches --------------------------------------------------------------------------
+
+    def watch(self, peer: bytes, seconds: float, now: float) -> list[Effect]:
+        """Show this peer scenes for so many seconds; 0 ends it."""
+        self._drop_late(now)
+        if seconds <= 0:
+            self.forget(peer)
+        elif peer in self._watchers or len(self._watchers) < MOST_WATCHERS:
+            self._news = self._news or peer not in self._watchers
+            self._watchers[peer] = now + min(seconds, LONGEST_WATCH_S)
+        else:
+            return []
+        wanted = max(self._watchers.values(), default=now)
+        # Not for every renewal: a client that renews without end shall not flood the stages.
+        return self.observe(now) if wanted > self._observed + LONGEST_WATCH_S / 8 else []
+
+    def forget(self, peer: bytes) -> None:
+        """This peer is gone."""
+        self._watchers.pop(peer, None)
+
+    def observe(self, now: float) -> list[Effect]:
+        """Have the stages tell their runs as long as anybody watches; those of a new ring too."""
+        until = max(self._watchers.values(), default=now)
+        if until <= now:
+            return []
+        self._observed = until
+        return [SendStages(SubscribeActivity(until - now))]
+
+    def _drop_late(self, now: float) -> None:
+        self._watchers = {peer: until for peer, until in self._watchers.items() if until > now}
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def ran(self, runs: Iterable[StageRun], now: float) -> None:
+        """A stage tells its runs."""
+        if self._watchers:
+            self._news = True
+            self._runs += [(now - run.ago, run) for run in runs]
+
+    def ended(self) -> None:
+        """A request is over, or paused: that is shown though nothing else happens."""
+        self._news = True
+
+    def advance(self, request: Request) -> Advance:
+        """The tree's walk; while anybody watches, what leaves the tree with it is kept."""
+        tree = request.tree
+        assert tree is not None
+        if not self._watchers:
+            return tree.advance()
+        if request.number != self._request:
+            self._forget_tree(request.number)
+        before, score = [tree[i] for i in tree.ids], tree[tree.root].score
+        step = tree.advance()
+        if step.passed:
+            self._left(request, before, score, step)
+        return step
+
+    def _left(self, request: Request, before: list[Node], score: float, step: Advance) -> None:
+        assert request.tree is not None
+        passed = frozenset(step.passed)
+        gone: list[Node] = []
+        is_over = False
+        for node in before:
+            if node.id in passed:
+                # The token that ends an answer is none of its text, and nothing is behind it.
+                is_over = is_over or node.token in self._codec.eos_ids
+                if not is_over:
+                    self._trunk.append(self._node(request, node, "accepted", score))
+            elif node.id not in request.tree and (node.sent or node.parent in passed):
+                gone.append(node)  # what was never sent, and far from the answer, tells nobody much
+        for node in gone[-LEFT:]:
+            self._pruned.append(self._node(request, node, "pruned", score))
+        if step.missed:
+            self._unguessed.append(request.tree.root)
+
+    # --- what is shown ------------------------------------------------------------------------
+
+    def deadline(self, is_busy: bool) -> float | None:
+        """When the next scene is due, if there is anybody to see it."""
+        return self._next if self._watchers and (is_busy or self._news) else None
+
+    def show(
+        self,
+        request: Request | None,
+        flying: Mapping[int, InFlight],
+        paused: bool,
+        now: float,
+    ) -> list[Effect]:
+        """A scene for everybody who watches, if it is time for it."""
+        if not self._watchers or now < self._next or not (request or self._news):
+            return []
+        self._drop_late(now)
+        self._next, self._news = now + SNAPSHOT_S, False
+        scene = self._scene(request, flying, paused, now)
+        self._runs.clear()
+        return [SendPeer(peer, scene) for peer in self._watchers]
+
+    def _scene(
+        self, request: Request | None, flying: Mapping[int, InFlight], paused: bool, now: float
+    ) -> Snapshot:
+        if request is not None and request.number != self._request:
+            self._forget_tree(request.number)
+        tree = None if request is None or paused else request.tree
+        return Snapshot(
+            state="paused" if paused else _state(request),
+            request=request.number if request else 0,
+            policy=request.policy.name if request else "",
+            tokens=len(request.answer.token_ids) if request else 0,
+            trips=request.clock.answer_trips if request else 0.0,
+            root=tree.root if tree else -1,
+            nodes=self._nodes(request, tree),
+            segments=_segments(tree, self._request, flying),
+            runs=_aged(self._runs, now),
+        )
+
+    def _nodes(self, request: Request | None, tree: DraftTree | None) -> tuple[SnapshotNode, ...]:
+        """The tree's best, what was accepted before its root, and what was pruned last."""
+        live: list[SnapshotNode] = []
+        if request is not None and tree is not None:
+            score = tree[tree.root].score
+            nodes = [tree[i] for i in tree.ids]
+            # A parent stands in front of its children; scores that were refreshed apart may leave
+            # a child above it all the same, which is then not drawn.
+            nodes = nlargest(MOST_NODES - TRUNK - LEFT, nodes, key=attrgetter("score"))
+            for node in nodes:
+                state = "sent" if node.sent else "waiting"
+                if node.id == tree.root:
+                    state = "accepted"
+                live.append(self._node(request, node, state, score))
+        room = MOST_NODES - len(live) - len(self._trunk)
+        pruned = list(self._pruned)[-room:] if room > 0 else []
+        return tuple(sorted([*self._trunk, *live, *pruned], key=lambda node: node.id))
+
+    def _node(self, request: Request, node: Node, state: str, score: float) -> SnapshotNode:
+        """`score`: the root's."""
+        probability = min(math.exp(node.score - score), 1.0) if node.score < score else 1.0
+        text = self._text(node.token)
+        source = self._source(request, node)
+        return SnapshotNode(node.id, node.parent, text, state, probability, source, node.sent)
+
+    def _source(self, request: Request, node: Node) -> str:
+        if node.id < len(request.prefix):
+            return "prompt"
+        if node.id in self._unguessed:
+            return "model"
+        return "levels" if node.drafted is None else "expansion"
+
+    def _text(self, token: int) -> str:
+        text = self._texts.get(token)
+        if text is None:
+            if len(self._texts) >= MOST_TEXTS:
+                self._texts.clear()
+            text = self._texts[token] = self._codec.token(token)[0][:TEXT_CHARS]
+        return text
+
+
+def _state(request: Request | None) -> str:
+    if request is None:
+        return "idle"
+    return "reading" if request.opening else "answering"
+
+
+def _segments(
+    tree: DraftTree | None, request: int, flying: Mapping[int, InFlight]
+) -> tuple[SnapshotSegment, ...]:
+    """What is on the ring, the newest last; rows of a request that is over are all dead."""
+    found = []
+    for seq, one in list(flying.items())[-MOST_SEGMENTS:]:
+        dead = 0
+        if tree is None or one.request != request:
+            dead = 0 if one.committed and one.request == request else one.rows
+        elif not one.committed:
+            dead = sum(i not in tree for i in one.wanted)
+        found.append(SnapshotSegment(seq, one.rows, dead))
+    return tuple(found)
+
+
+def _aged(runs: Iterable[tuple[float, StageRun]], now: float) -> tuple[StageRun, ...]:
+    return tuple(replace(run, ago=max(now - ended, 0.0)) for ended, run in runs)

@@ -1,0 +1,303 @@
+"""Experience: what a coordinator has learnt of its ring and its draft source, for policies.
+
+Times come from what the stages report and from when drafts come back, shares from which guesses
+turned out right. Nothing here is set by hand for a device or a model, and nothing is read from a
+profile: the ring that runs is the one that is measured.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edgespec.tree.draft_tree import Advance
+
+FADE = 0.1
+"""Weight of a new time against the mean of the old ones, once there are some: contexts grow, and
+devices heat up."""
+
+
+LONGEST_S = 3600.0
+"""No stage is believed to take longer than this for a segment, whatever it says."""
+
+Points = list[tuple[float, float]]
+"""Seconds by rows, both ascending; straight lines lie between them."""
+
+
+class RowTimes:
+    """Learnt seconds of something that is done to rows, by their number.
+
+    Times are averaged in classes 1, 2, 3-4, 5-8, 9-16, … and joined by straight lines; they never
+    fall with more rows.
+    """
+
+    def __init__(self) -> None:
+        self._classes: dict[int, tuple[float, float, int]] = {}  # mean rows, mean seconds, count
+        self._line: Points = []
+
+    def record(self, rows: int, seconds: float) -> None:
+        """`rows` rows took so long; rows >= 1."""
+        key = (rows - 1).bit_length()
+        mean_rows, mean_seconds, count = self._classes.get(key, (0.0, 0.0, 0))
+        weight = max(1 / (count + 1), FADE)
+        self._classes[key] = (
+            mean_rows + weight * (rows - mean_rows),
+            mean_seconds + weight * (seconds - mean_seconds),
+            count + 1,
+        )
+        self._line = []
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was recorded."""
+        return bool(self._classes)
+
+    @property
+    def sloped(self) -> bool:
+        """Whether more than one class is known, so that what a row adds is more than a guess."""
+        return len(self._classes) > 1
+
+    def seconds(self, rows: float) -> float:
+        """Expected seconds; raises ValueError while nothing is known.
+
+        Below the smallest known number of rows the time is that of the smallest, but with one
+        class alone known it is taken as proportional: what a row cost there is all there is to go
+        by. Beyond the largest the last slope goes on.
+        """
+        if not self._line:
+            self._line = _rising(means[:2] for means in self._classes.values())
+        return _at(self._line, rows)
+
+    @property
+    def classes(self) -> Iterable[int]:
+        """The classes in which something was recorded."""
+        return self._classes
+
+    def filled(self, others: Mapping[int, RowTimes]) -> Points:
+        """The line of what is recorded here, and in classes that are not of what one of `others`
+        knows: in proportion to the nearest class that both do, or as it is if there is none."""
+        points = [means[:2] for means in self._classes.values()]
+        for key, other in others.items():
+            if key not in self._classes:
+                rows, seconds, _ = other._classes[key]
+                points.append((rows, min(seconds * self._slowness(other, key), LONGEST_S)))
+        return _rising(points)
+
+    def _slowness(self, other: RowTimes, key: int) -> float:
+        """How many times as long rows take as in `other`, by the class nearest to that one."""
+        common = self._classes.keys() & other._classes.keys()
+        if not common:
+            return 1.0
+        rows, seconds, _ = self._classes[min(common, key=lambda known: (abs(known - key), known))]
+        there = other.seconds(rows)
+        return min(seconds / there, LONGEST_S) if there else 1.0  # finite, whatever was told
+
+
+def _rising(points: Iterable[tuple[float, float]]) -> Points:
+    """The points in order, none below one before it."""
+    line: Points = []
+    highest = 0.0
+    for rows, seconds in sorted(points):
+        highest = max(highest, seconds)
+        line.append((rows, highest))
+    return line
+
+
+def _at(line: Points, rows: float) -> float:
+    if not line:
+        raise ValueError("no times are known")
+    if len(line) == 1:
+        return line[0][1] * rows / line[0][0]
+    if rows <= line[0][0]:
+        return line[0][1]
+    right = min(bisect_left(line, (rows,)), len(line) - 1)
+    (r0, t0), (r1, t1) = line[right - 1], line[right]
+    return t0 + (t1 - t0) * (rows - r0) / (r1 - r0)
+
+
+class StepTimes:
+    """Learnt seconds of a ring's slowest stage, by the rows of a segment.
+
+    Each stage is learnt by itself: guesses are dropped on their way, so that a segment has another
+    number of rows at each stage, and none behind the one that emptied it. Which stage took longest
+    for a segment says therefore little of which is the slowest for as many rows. Late stages hardly
+    ever compute many rows: what one of them has not computed yet is taken from an earlier one
+    (RowTimes.filled).
+    """
+
+    def __init__(self) -> None:
+        self._stages: list[RowTimes] = []
+        self._line: Points = []
+        self._spread = 0.0
+
+    def record(self, ran: Sequence[tuple[int, float]], stages: int) -> None:
+        """Rows and seconds of a segment at each stage that computed it, of `stages` in all; those
+        of a ring of another length are forgotten."""
+        if not ran:
+            return
+        if len(self._stages) != stages:
+            self._stages = [RowTimes() for _ in range(stages)]
+        for stage, (rows, seconds) in zip(self._stages, ran, strict=False):
+            stage.record(rows, seconds)
+        self._line = []
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was recorded."""
+        return bool(self._stages)
+
+    @property
+    def sloped(self) -> bool:
+        """Whether more than one class of rows is known of the first stage."""
+        return self.known and self._stages[0].sloped
+
+    def seconds(self, rows: float) -> float:
+        """Expected seconds of the slowest stage; see RowTimes.seconds."""
+        return _at(self._learnt(), rows)
+
+    @property
+    def spread(self) -> float:
+        """Seconds of one row on all stages together, in times of the slowest: from 1 to the number
+        of stages; 0 if nothing is known, or takes no time. Stages of which nothing is known count
+        as the mean of the others."""
+        self._learnt()
+        return self._spread
+
+    def _learnt(self) -> Points:
+        """The slowest stage's line; it keeps the spread, too."""
+        if not self._line and self.known:
+            known = [stage for stage in self._stages if stage.known]
+            widest = {key: stage for stage in reversed(known) for key in stage.classes}
+            lines = [stage.filled(widest) for stage in known]
+            ends = sorted({rows for rows, _ in lines[0]})
+            self._line = [(rows, max(_at(line, rows) for line in lines)) for rows in ends]
+            lowest = [_at(line, ends[0]) for line in lines]
+            slowest, count = max(lowest), len(self._stages)
+            usual = sum(lowest) / len(lowest)
+            self._spread = min(max(count * (usual / slowest), 1.0), count) if slowest else 0.0
+        return self._line
+
+
+PRIOR_WEIGHT = 8.0
+"""How many observations a draft source's own word counts for in a class of scores."""
+
+RAREST = 1e-4
+"""Shares below this, and those as near to 1, are not told apart."""
+
+
+class Calibration:
+    """How often guesses of a committed score turned out right, given that their parent was.
+
+    Scores fall into classes of one unit of log-odds. In each, the share that was right, against
+    what the draft had expected, says how far the log-odds of its guesses are off; the draft's own
+    word counts for PRIOR_WEIGHT observations. So guesses of one class still differ as they did.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, int, float]] = {}  # class: guesses, right, expected to be
+
+    def learn(self, score: float, was_right: bool) -> None:
+        """A guess with that own natural-log score was, or was not, the model's token."""
+        expected = _share(score)
+        guesses, right, total = self._seen.get(_class_of(expected), (0, 0, 0.0))
+        self._seen[_class_of(expected)] = (guesses + 1, right + was_right, total + expected)
+
+    def score(self, score: float) -> float:
+        """The natural log of the calibrated probability; never above 0."""
+        expected = _share(score)
+        guesses, right, total = self._seen.get(_class_of(expected), (0, 0, 0.0))
+        weight = guesses + PRIOR_WEIGHT
+        found = (right + PRIOR_WEIGHT * expected) / weight
+        usual = (total + PRIOR_WEIGHT * expected) / weight
+        odds = _odds(expected) * _odds(found) / _odds(usual)
+        return math.log(odds / (1.0 + odds))
+
+
+def _share(score: float) -> float:
+    """The probability that a natural-log score stands for."""
+    return min(max(math.exp(score), RAREST), 1.0 - RAREST)
+
+
+def _odds(share: float) -> float:
+    return share / (1.0 - share)
+
+
+def _class_of(share: float) -> int:
+    return round(math.log(_odds(share)))
+
+
+MOST_CALIBRATIONS = 64
+"""Ways of sampling that are told apart: clients may choose any temperature."""
+
+
+@dataclass(slots=True)
+class RingEstimates:
+    """All that is learnt; it outlives the requests that it was learnt from.
+
+    `step`: seconds of the slowest stage by rows of a segment. `reach`: seconds of a segment on all
+    stages that computed it, in times of its longest; below `spread`, as segments lose rows on their
+    way, or all of them. `draft`: seconds of one forward pass of the draft source by rows. `ranks`:
+    how often the model's token had which rank among the guesses of its level (None: it was not
+    there). `calibrations`: one for each way of sampling, as scores are ranked differently for each;
+    of MOST_CALIBRATIONS ways, those that were used last.
+    """
+
+    step: StepTimes = field(default_factory=StepTimes)
+    draft: RowTimes = field(default_factory=RowTimes)
+    reach: float = 0.0
+    ranks: Counter[int | None] = field(default_factory=Counter)
+    calibrations: dict[object, Calibration] = field(default_factory=dict)
+
+    @property
+    def spread(self) -> float:
+        """What a way round the ring takes in steps of its slowest stage (see StepTimes.spread)."""
+        return self.step.spread
+
+    def segment(self, ran: Sequence[tuple[int, float]], stages: int) -> None:
+        """A segment came back; rows and seconds at each of the `stages` that computed it."""
+        bounded = [(rows, min(seconds, LONGEST_S)) for rows, seconds in ran[:stages]]
+        self.step.record(bounded, stages)
+        longest = max((seconds for _, seconds in bounded), default=0.0)
+        if longest <= 0.0:
+            return  # too quick for the clock, or a ring whose time stands still: no ratio
+        ratio = sum(seconds / longest for _, seconds in bounded)
+        self.reach = self.reach + FADE * (ratio - self.reach) if self.reach else ratio
+
+    def chunk(self, rows: int, most: int, stages: int) -> int:
+        """Rows of a prompt that should travel together: `most`, or a half, a quarter … of it.
+
+        Short chunks overlap along the ring, long ones cost less a row: of C chunks the last is
+        back after stages + C - 1 steps.
+        """
+        sizes = [most >> halvings for halvings in range(4) if most >> halvings]
+        if not self.step.sloped:
+            return most
+        return min(sizes, key=lambda c: (stages - 1 - rows // -c) * self.step.seconds(c))
+
+    @property
+    def levels(self) -> int:
+        """How many levels were checked."""
+        return self.ranks.total()
+
+    def hit_share(self, width: int) -> float:
+        """Share of levels whose best `width` guesses held the model's token."""
+        hits = sum(n for rank, n in self.ranks.items() if rank is not None and rank < width)
+        return hits / self.levels
+
+    def verified(self, sampling: object, step: Advance) -> None:
+        """Guesses that were asked for with that way of sampling turned out right or wrong."""
+        calibration = self.calibration(sampling)
+        for score, was_right in step.outcomes:
+            calibration.learn(score, was_right)
+        self.ranks.update(step.ranks)
+
+    def calibration(self, sampling: object) -> Calibration:
+        """The calibration for that way of sampling."""
+        found = self.calibrations.pop(sampling, None) or Calibration()
+        self.calibrations[sampling] = found  # the newest stands last
+        if len(self.calibrations) > MOST_CALIBRATIONS:
+            del self.calibrations[next(iter(self.calibrations))]
+        return found

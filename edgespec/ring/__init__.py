@@ -1,0 +1,1 @@
+"""Who is in the ring: members, which layers each holds, how they are."""

@@ -1,0 +1,335 @@
+"""Health: whether the devices of a ring are hot, throttled or slow; said once, and when it is over.
+
+The coordinator judges what the devices say of themselves, one by one and against each other. What
+lasts for a few seconds only is worth nobody's attention and is not said.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from edgespec.machines.effects import Effect, Report
+from edgespec.ring.assignment import Member
+from edgespec.wire.client_messages import NodeStatus
+from edgespec.wire.messages import Health, Heartbeat
+
+HEALTH_S = 2.0
+"""Seconds between two Health messages of a stage."""
+
+STALE_S = 3 * HEALTH_S
+"""What a device said longer ago than this is no longer how it is: it is neither shown nor compared
+with what others say."""
+
+TEXT_CHARS = 120
+"""Of a device's name, and of how it says that it is, that are shown."""
+
+REASON_CHARS = 400
+"""Of the reason of a loss: errors say what to do."""
+
+NEAR_LIMIT = 5.0
+"""°C below its own limit at which a device counts as hot."""
+
+HOT = 85.0
+"""°C from which a device counts as hot that does not tell its limit: small boards (a Raspberry Pi
+at 80 to 85) lower their clocks about there, and no device runs for long far above it."""
+
+COOLED = 3.0
+"""°C below the temperature that counts as hot at which it no longer does."""
+
+SLOW, NOT_SLOW = 1.5, 1.3
+"""Times its own best time from which a stage is slow, and up to which it is not any more."""
+
+IDLE_S = 60.0
+"""Seconds without a block behind which nobody knows whether a stage is slow still."""
+
+FAR_SLOWER, NOT_FAR_SLOWER = 2.0, 1.6
+"""The same against the others' time a layer."""
+
+HOLDS_UP = 1.25
+"""Times as long as any other's that a stage must take for a whole segment to be worth a word: one
+that is slow but has few layers holds nobody up."""
+
+
+def printable(text: str, most: int = TEXT_CHARS) -> str:
+    """What another node says, as one short line that a terminal can show."""
+    return "".join(c if c.isprintable() else " " for c in text[:most])
+
+
+# --- alarms ---------------------------------------------------------------------------------------
+
+LEAST_TIMES = 3
+"""How often in a row something must have been seen to be said."""
+
+
+@dataclass(slots=True)
+class _Alarm:
+    """Something that is said once it has lasted, and that it is over once that has lasted."""
+
+    lasts: float  # seconds until it is said
+    over_lasts: float
+    is_on: bool = False
+    since: float | None = None  # when what would change it was seen first, of those in a row
+    times: int = 0
+
+    def seen(self, bad: bool, good: bool, now: float) -> bool:
+        """How it looks now; neither bad nor good leaves it as it is. Returns whether it changed."""
+        if not (good if self.is_on else bad):
+            self.since = None
+            return False
+        if self.since is None:
+            self.since, self.times = now, 0
+        self.times += 1
+        lasts = self.over_lasts if self.is_on else self.lasts
+        if now - self.since < lasts or self.times < LEAST_TIMES:
+            return False
+        self.is_on, self.since = not self.is_on, None
+        return True
+
+    def end(self) -> None:
+        """Nothing is known any more that would keep it on."""
+        self.is_on, self.since = False, None
+
+
+@dataclass(slots=True)
+class _Device:
+    """What is known of one device; `layers` 0: it stands by."""
+
+    layers: int = 0
+    at: float = 0.0
+    health: Health | None = None
+    why_throttled: str = ""
+    slowdown: float = 0.0  # when it computed last
+    hot: _Alarm = field(default_factory=lambda: _Alarm(4.0, 10.0))
+    # Governors throttle and let go by turns: that it is over takes longer to say.
+    throttled: _Alarm = field(default_factory=lambda: _Alarm(4.0, 20.0))
+    computed_at: float = 0.0
+    slow: _Alarm = field(default_factory=lambda: _Alarm(10.0, 10.0))
+    slowest: _Alarm = field(default_factory=lambda: _Alarm(10.0, 10.0))
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether it was slow, and is still slower than what would not be called so."""
+        return self.slow.is_on and self.slowdown >= NOT_SLOW
+
+
+class HealthWatch:
+    """What devices say of themselves, by the address that their messages come from."""
+
+    def __init__(self) -> None:
+        self._devices: dict[bytes, _Device] = {}
+
+    def of(self, peer: bytes, now: float) -> Health | None:
+        """What that device said last; None if it said nothing, or nothing lately."""
+        device = self._devices.get(peer)
+        return device.health if device and now - device.at <= STALE_S else None
+
+    def forget(self, peer: bytes) -> None:
+        """It is gone, or has another place, whose times are others."""
+        self._devices.pop(peer, None)
+
+    def warning(self, peer: bytes, now: float) -> str:
+        """What is wrong with a device, in a few words; "" if nothing is known to be."""
+        device = self._devices.get(peer)
+        if device is None or self.of(peer, now) is None:
+            return ""
+        alarms = {
+            "hot": device.hot.is_on,
+            f"throttled ({device.why_throttled})": device.throttled.is_on,
+            f"{device.slowdown:.1f} times as slow as it was": device.is_slower,
+            "the slowest": device.slowest.is_on,
+        }
+        return ", ".join(words for words, is_on in alarms.items() if is_on)
+
+    def heard(self, peer: bytes, who: str, layers: int, health: Health, now: float) -> list[Effect]:
+        """A device said how it is; returns what people should be told. `layers` 0: a spare."""
+        device = self._devices.setdefault(peer, _Device())
+        device.layers, device.at = layers, now
+        device.health = health = replace(health, text=printable(health.text))
+        texts = [
+            _temperature_news(device, health, now),
+            _throttle_news(device, health, now),
+            _slow_news(device, health, now),
+            self._slowest_news(peer, device, now),
+        ]
+        return [Report(f"{who} {text}") for text in texts if text]
+
+    def _slowest_news(self, peer: bytes, device: _Device, now: float) -> str:
+        """Against the other stages, on segments of the same size, which all have computed."""
+        found = self._compared(peer, device, now)
+        if found is None:
+            return ""
+        ratio, holds_up = found
+        bad = ratio > FAR_SLOWER and holds_up > HOLDS_UP
+        good = ratio < NOT_FAR_SLOWER or holds_up < 1.0
+        if not device.slowest.seen(bad, good, now):
+            return ""
+        if not device.slowest.is_on:
+            return "is no longer slower than the others by far"
+        cure = "give it fewer layers (--layers)" if device.layers > 1 else "a faster one would help"
+        return f"is the slowest: {ratio:.1f} times the others' time a layer; {cure}"
+
+    def _compared(self, peer: bytes, device: _Device, now: float) -> tuple[float, float] | None:
+        """A stage's time in times of the others': a layer against their median, and all its layers
+        against the longest. None if there is nothing to compare."""
+        others = [
+            other
+            for address, other in self._devices.items()
+            if address != peer and other.layers and now - other.at <= STALE_S
+        ]
+        own = device.health
+        if own is None or not device.layers:
+            return None
+        for size in ("one_row", "few_rows"):
+            times = [(getattr(other.health, size), other.layers) for other in others]
+            mine = getattr(own, size)
+            if mine and times and all(seconds for seconds, _ in times):
+                usual = median(seconds / layers for seconds, layers in times)
+                return mine / device.layers / usual, mine / max(seconds for seconds, _ in times)
+        return None
+
+
+def _hot_from(health: Health) -> float:
+    return health.limit - NEAR_LIMIT if health.limit else HOT
+
+
+def _temperature_news(device: _Device, health: Health, now: float) -> str:
+    if not health.temperature:
+        return ""
+    hot_from = _hot_from(health)
+    bad = health.temperature >= hot_from
+    if not device.hot.seen(bad, health.temperature <= hot_from - COOLED, now):
+        return ""
+    if not device.hot.is_on:
+        return f"has cooled down to {health.temperature:.0f} °C"
+    limit = f" and slows down at {health.limit:.0f}" if health.limit else ""
+    return f"is hot: it has {health.temperature:.0f} °C{limit}; cool it (fan, heat sink, shade)"
+
+
+def _throttle_news(device: _Device, health: Health, now: float) -> str:
+    if health.throttled:
+        device.why_throttled = health.text or "it does not say why"
+    if not device.throttled.seen(health.throttled, not health.throttled, now):
+        return ""
+    if not device.throttled.is_on:
+        return "is no longer throttled"
+    return f"is throttled: {device.why_throttled}; cool it, or look at its power supply"
+
+
+def _slow_news(device: _Device, health: Health, now: float) -> str:
+    if not health.slowdown:  # it computed nothing lately
+        if not device.slow.is_on or now - device.computed_at < IDLE_S:
+            return ""
+        device.slow.end()
+        return "computes nothing now: whether it is still slow is not known"
+    device.slowdown, device.computed_at = health.slowdown, now
+    bad, good = health.slowdown > SLOW, health.slowdown < NOT_SLOW
+    if not device.slow.seen(bad, good, now):
+        return ""
+    if not device.slow.is_on:
+        return "computes as fast as it did again"
+    return f"computes {health.slowdown:.1f} times as slow as it did{_why_slow(device, health)}"
+
+
+def _why_slow(device: _Device, health: Health) -> str:
+    if device.hot.is_on:
+        return f", and is hot ({health.temperature:.0f} °C): cool it"
+    if device.throttled.is_on:
+        return f", and is throttled: {device.why_throttled}"
+    return ", for a reason that it does not know: look for other programs on it"
+
+
+# --- how far away, and how often lost -------------------------------------------------------------
+
+TRIPS = 5
+"""Round trips whose shortest one is told: the others waited for a loop that was busy."""
+
+
+@dataclass(slots=True)
+class _Trips:
+    """Of one device: the number that was sent last and when, and the last that came back."""
+
+    sent: float
+    number: int = 0
+    returned: int = 0
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=TRIPS))
+
+
+class TripWatch:
+    """How long a control message takes to a device and back."""
+
+    def __init__(self) -> None:
+        self._trips: dict[bytes, _Trips] = {}
+
+    def beat(self, peer: bytes, now: float) -> Heartbeat:
+        """The heartbeat that is sent now; with a number if it is time to measure again."""
+        trips = self._trips.setdefault(peer, _Trips(now))
+        if now - trips.sent < HEALTH_S:
+            return Heartbeat()
+        trips.number, trips.sent = trips.number + 1, now
+        return Heartbeat(trips.number)
+
+    def back(self, peer: bytes, number: int, now: float) -> None:
+        """A heartbeat with that number came; only the newest that was sent counts, and once."""
+        trips = self._trips.get(peer)
+        if trips is not None and number == trips.number and trips.returned < number:
+            trips.returned = number
+            trips.latest.append(now - trips.sent)
+
+    def seconds(self, peer: bytes) -> float:
+        """The shortest of the latest trips; 0 if there was none."""
+        trips = self._trips.get(peer)
+        return min(trips.latest, default=0.0) if trips else 0.0
+
+    def forget(self, peer: bytes) -> None:
+        """It is gone."""
+        self._trips.pop(peer, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Losses:
+    """Of a place: how often whoever had it was lost, and the last cause, with its time."""
+
+    count: int = 0
+    cause: str = ""
+    at: float = 0.0
+
+
+class DeviceWatch:
+    """All that a coordinator knows of its devices beside their places."""
+
+    def __init__(self) -> None:
+        self.health = HealthWatch()
+        self.trips = TripWatch()
+        self._losses: dict[int, _Losses] = {}
+
+    def lost(self, peer: bytes, place: int, cause: str, now: float) -> None:
+        """A device is gone, and with it the holder of that place, or a spare (`place` 0)."""
+        self.health.forget(peer)
+        self.trips.forget(peer)
+        if place:
+            count = self._losses.get(place, _Losses()).count + 1
+            self._losses[place] = _Losses(count, printable(cause, REASON_CHARS), now)
+
+    def described(self, node: NodeStatus, member: Member | None, now: float) -> NodeStatus:
+        """With what is known of the place, and of the device that holds it."""
+        losses = self._losses.get(node.stage, _Losses())
+        ago = now - losses.at if losses.count else 0.0
+        node = replace(node, losses=losses.count, last_loss=losses.cause, lost_ago=ago)
+        if member is None:
+            return node
+        warning, trip = self.health.warning(member.peer, now), self.trips.seconds(member.peer)
+        node = replace(node, warning=warning, trip=trip)
+        said = self.health.of(member.peer, now)
+        if said is None:
+            return node
+        return replace(
+            node,
+            temperature=said.temperature,
+            limit=said.limit,
+            memory=said.memory or node.memory,
+            free=said.free,
+            busy=said.busy,
+            throttled=said.throttled,
+        )

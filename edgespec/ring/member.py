@@ -1,0 +1,252 @@
+"""Member machine: a stage's way into the ring and back into it, and its watch over the coordinator.
+
+It asks for a place until it gets one, loads, connects. When the coordinator is gone, or has given
+it up, it keeps its block and asks again, for ever.
+"""
+
+from __future__ import annotations
+
+from edgespec.config import Timing
+from edgespec.errors import LocalProtocolError
+from edgespec.machines.effects import (
+    CloseRing,
+    ConnectRing,
+    Effect,
+    FetchBlock,
+    LoadBlock,
+    OpenRing,
+    Report,
+    ResetStage,
+    SendCoordinator,
+    Stop,
+)
+from edgespec.machines.events import (
+    BlockFetched,
+    BlockLoaded,
+    BlockLoading,
+    Event,
+    LoadFailed,
+    MessageArrived,
+    RingBroke,
+    RingReached,
+    Tick,
+)
+from edgespec.ring.membership import ALL_REQUESTS
+from edgespec.wire.messages import (
+    NO_RING,
+    Assign,
+    Connect,
+    Connected,
+    Fault,
+    Goodbye,
+    Heartbeat,
+    Join,
+    Loading,
+    Ready,
+    Refuse,
+    StandBy,
+)
+
+REPORT_S = 2.0
+"""Seconds between two notes about how far a long wait is."""
+
+LONG_REPORT_S = 60.0
+"""The same once it has waited for longer than that."""
+
+
+class MemberMachine:
+    """Asks for a place until it gets one, loads, connects; asks again when it has lost it."""
+
+    def __init__(self, join: Join, coordinator: str, wait: float, timing: Timing) -> None:
+        """`wait`: seconds to keep asking a coordinator that has never answered."""
+        self._join = join
+        self._coordinator = coordinator
+        self._wait = wait
+        self._timing = timing
+        self._asking_since: float | None = None  # None before the first Tick, and with a place
+        self._heard: float | None = None  # the coordinator, ever
+        self._next = 0.0
+        self._reported = float("-inf")
+        self._place: Assign | None = None  # the newest one, also while it asks again
+        self._was_placed = False
+        self._block: object = None  # what is, or is being, loaded
+        self._fetching: object = None  # the block that is fetched for a ring that is planned
+        self._loading = 0  # blocks that are being loaded: all but the last for nobody
+        self._started = False
+
+    @property
+    def place(self) -> Assign | None:
+        """The newest one, also while it asks for another; None as a spare."""
+        return None if self._is_spare else self._place
+
+    @property
+    def _is_spare(self) -> bool:
+        """Also one that prepares for a place."""
+        return self._place is None or self._place.ring == NO_RING
+
+    def deadline(self) -> float | None:
+        """When to call with Tick next."""
+        return self._next
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """React to one event; the first Tick starts it."""
+        match event:
+            case Tick():
+                return self._on_tick(now)
+            case MessageArrived(_, message):
+                if self._heard is None:
+                    self._next = now  # from now on it beats, or asks in another tone
+                self._heard = now
+                return self._on_message(message, now)
+            case BlockLoading(text):
+                return self._on_loading(text, now)
+            case BlockLoaded(seconds):
+                return self._on_loaded(seconds)
+            case BlockFetched(seconds):
+                self._fetching = None
+                return [SendCoordinator(Ready(seconds, NO_RING))]
+            case LoadFailed(reason):
+                return self._on_load_failed(reason)
+            case RingReached():
+                assert self._place is not None, "a connection comes with a place"
+                connected = SendCoordinator(Connected(self._place.ring))
+                return [connected, Report("the ring is up")]
+            case RingBroke(why):
+                lost = [SendCoordinator(Fault(ALL_REQUESTS, why))]
+                return [*lost, *self._ask_again(why, now)]
+            case _:
+                raise LocalProtocolError(f"a member cannot handle {type(event).__name__}")
+
+    @property
+    def _asks(self) -> bool:
+        return self._asking_since is not None
+
+    def _on_message(self, message: object, now: float) -> list[Effect]:
+        match message:
+            case Assign(ring=number) if number == NO_RING and not self._is_spare:
+                return self._on_plan(message)
+            case Assign():
+                return self._on_assign(message, now)
+            case StandBy(text):
+                self._asking_since, self._was_placed, self._next = None, True, now
+                self._place = None
+                return [*self._fetch_nothing(), CloseRing(), Report(text)]
+            case Connect(host, port, key):
+                return [ConnectRing(host, port, key)]
+            case Refuse(reason) if not self._was_placed:
+                return [Stop(f"the coordinator refused: {reason}", failed=True)]
+            case Refuse(reason):
+                return self._ask_again(
+                    f"the coordinator refused: {reason}", now, self._timing.retry
+                )
+            case Goodbye(reason) if self._was_placed:
+                return self._ask_again(f"the coordinator let it go: {reason}", now)
+        return []
+
+    # --- a place and its block ----------------------------------------------------------------
+
+    def _on_assign(self, assign: Assign, now: float) -> list[Effect]:
+        self._asking_since, self._was_placed, self._next = None, True, now
+        before, self._place = self._place, assign
+        if before == assign:  # the coordinator was missed for a while, and is back
+            return [] if self._loading else [SendCoordinator(Ready(0.0, assign.ring))]
+        place = f"stage {assign.stage} of {assign.stages}"
+        text = f"shall be {place}" if self._is_spare else f"joined as {place}"
+        effects: list[Effect] = [*self._fetch_nothing(), OpenRing(assign.ring_key)]
+        if self._block == assign.block:
+            if self._loading:
+                return effects
+            again = f"{text}: layers {assign.first} to {assign.end - 1} are loaded already"
+            ready = SendCoordinator(Ready(0.0, assign.ring))
+            return [*effects, ResetStage(assign), ready, Report(again)]
+        self._block = assign.block
+        self._loading += 1
+        self._reported = now
+        loads = f"{text}: loading layers {assign.first} to {assign.end - 1}"
+        return [Report(loads), *effects, LoadBlock(assign)]
+
+    def _on_plan(self, assign: Assign) -> list[Effect]:
+        """Of another block: it runs the one that it has until the ring of that one begins."""
+        if self._fetching == assign.block:
+            return []
+        if self._block == assign.block:
+            return [*self._fetch_nothing(), SendCoordinator(Ready(0.0, NO_RING))]
+        self._fetching = assign.block
+        layers = f"layers {assign.first} to {assign.end - 1}"
+        place = f"stage {assign.stage} of {assign.stages}"
+        return [Report(f"shall be {place}: fetching {layers} meanwhile"), FetchBlock(assign)]
+
+    def _fetch_nothing(self) -> list[Effect]:
+        if self._fetching is None:
+            return []
+        self._fetching = None
+        return [FetchBlock(None)]
+
+    def _on_loading(self, text: str, now: float) -> list[Effect]:
+        effects: list[Effect] = [SendCoordinator(Loading(text))]
+        if now - self._reported >= REPORT_S:
+            self._reported = now
+            effects.append(Report(text))
+        return effects
+
+    def _on_loaded(self, seconds: float) -> list[Effect]:
+        self._loading -= 1
+        if self._loading:
+            return []  # a block that was wanted before this one
+        loaded = f"layers loaded in {seconds:.1f} s; waiting for the other stages"
+        if self._place is None:
+            return [Report(loaded)]  # it stands by
+        # It may have got another place for the same block meanwhile, or another ring.
+        ready = [] if self._asks else [SendCoordinator(Ready(seconds, self._place.ring))]
+        return [ResetStage(self._place), *ready, Report(loaded)]
+
+    def _on_load_failed(self, reason: str) -> list[Effect]:
+        self._loading -= 1
+        if self._loading:
+            return []
+        return [SendCoordinator(Fault(ALL_REQUESTS, reason)), Stop(reason, failed=True)]
+
+    # --- without a place ----------------------------------------------------------------------
+
+    def _ask_again(self, why: str, now: float, after: float = 0.0) -> list[Effect]:
+        """The ring may end, this daemon does not: it keeps its block and asks for its place."""
+        first = not self._asks
+        if first:
+            self._asking_since = self._reported = now
+        self._next = now + after
+        return [Report(f"{why}; asking for a place again")] if first else []
+
+    def _on_tick(self, now: float) -> list[Effect]:
+        if not self._started:
+            self._started = True
+            self._asking_since = self._next = now
+        if now < self._next:
+            return []
+        if self._asking_since is not None:
+            return self._ask(now, now - self._asking_since)
+        assert self._heard is not None, "a place comes with a message"
+        self._next = now + self._timing.beat
+        silent = now - self._heard
+        if silent > self._timing.silence:
+            silence = f"the coordinator at {self._coordinator} has been silent for {silent:.1f} s"
+            return self._ask_again(silence, now)
+        return [SendCoordinator(Heartbeat())]
+
+    def _ask(self, now: float, waited: float) -> list[Effect]:
+        if self._heard is None and waited > self._wait:
+            return [
+                Stop(
+                    f"no coordinator answered at {self._coordinator} within {self._wait:.0f} s; "
+                    "is `edgespec serve` running there, has it finished loading, and is the port "
+                    "open?",
+                    failed=True,
+                )
+            ]
+        self._next = now + self._timing.retry
+        effects: list[Effect] = [SendCoordinator(self._join)]
+        pause = REPORT_S if waited < LONG_REPORT_S else LONG_REPORT_S
+        if waited >= self._timing.retry and now - self._reported >= pause:
+            self._reported = now
+            text = f"waiting for the coordinator at {self._coordinator} ({waited:.0f} s)"
+            effects.append(Report(text))
+        return effects

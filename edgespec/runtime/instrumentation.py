@@ -1,0 +1,46 @@
+"""Equipment: what a node can have beside its work: another device's pace, and a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgespec.backends.emulated import Emulated, Prices
+from edgespec.net.emulated_link import LinkPace, PacedTransport
+from edgespec.runtime.node import Node
+from edgespec.runtime.trace import Trace
+from edgespec.runtime.worker import Perform
+from edgespec.wire.messages import Assign
+
+
+@dataclass(frozen=True, slots=True)
+class NodePace:
+    """What a node's compute and its outgoing links are held to."""
+
+    prices: Prices
+    links: LinkPace
+
+
+@dataclass(frozen=True, slots=True)
+class Instrumentation:
+    """Of one node. `pace(place)`: what it is held to (`place` None: the coordinator)."""
+
+    transport: PacedTransport
+    pace: Callable[[Assign | None], NodePace] | None = None
+    trace: Trace | None = None
+
+    def equip(self, place: Assign | None, perform: Perform, node: Node) -> Perform:
+        """Prepare the transport; returns what this node's worker shall do for an effect."""
+        emulated: Emulated | None = None
+        if self.pace is not None:
+            pace = self.pace(place)
+            self.transport.pace = pace.links
+            self.transport.happened_at = lambda: node.happened_at
+            emulated = held = Emulated(perform, pace.prices, lambda: node.worker.asked_at)
+            node.worker.ended_at = lambda: held.free_at
+            perform = held.perform
+        if self.trace is not None:
+            self.trace.node = place.stage if place else 0
+            self.transport.on_sent = self.trace.sent
+            perform = self.trace.around(perform, emulated)
+        return perform

@@ -1,0 +1,1 @@
+"""Plain values that several rooms exchange, free of torch."""

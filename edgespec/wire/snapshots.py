@@ -1,0 +1,109 @@
+"""Scenes: what whoever watches is shown of the running request, and how it is asked for.
+
+Nobody pays for what nobody watches: a Watch counts for some seconds, and while one counts, the
+stages tell their runs and the coordinator its tree. Times are ages at the moment of sending, so
+that no two machines need the same clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST_NODES = 120
+"""Nodes of a tree that a Scene holds at most."""
+
+MOST_RUNS = 200
+"""Runs that a Scene or a Ran holds at most."""
+
+MOST_SEGMENTS = 64
+"""Segments that a Scene holds at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """A client wants Scenes for so many seconds from now on; 0: none any more."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeActivity:
+    """The coordinator wants the stages' runs for so many seconds from now on; answered by Ran."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """A segment that a stage computed: `rows` in `seconds`, which ended `ago` seconds ago.
+
+    `wasted`: how many of the rows were pruned by the time that it ended. `stage` is 0 where a stage
+    tells of itself; the coordinator knows whom it is.
+    """
+
+    stage: int
+    request: int
+    seq: int
+    ago: float
+    seconds: float
+    rows: int
+    wasted: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageActivity:
+    """The runs of a stage since its last Ran, oldest first."""
+
+    runs: tuple[StageRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotNode:
+    """A token of the draft tree.
+
+    `state`: "waiting" (to be sent), "sent" (on the ring), "accepted" (committed) or "pruned"
+    (out of the tree). `probability`: of the path to it, as the draft has it, from the root that was
+    there when it was last in the tree. `source`: "prompt" or "model" (the base model's own token,
+    which nobody had guessed), or what guessed it: "levels" (the draft model grew the tree level by
+    level) or "expansion" (it was asked for the children of chosen nodes). `sent`: whether its row
+    went round the ring, so that with "pruned" it was wasted.
+    """
+
+    id: int
+    parent: int
+    text: str
+    state: str
+    probability: float
+    source: str
+    sent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSegment:
+    """A segment on the ring: its rows, and how many of them are pruned already."""
+
+    seq: int
+    rows: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the running request looks like now, to whoever sent a Watch.
+
+    `state`: "idle", "reading" (the prompt), "answering" or "paused" (the ring is lost). `request`:
+    its number, which a lost ring changes, 0 if none runs. `tokens` are committed, made in `trips`
+    round the ring, the prompt's being one. `root`: the newest committed node. `nodes`: the newest
+    accepted ones and all that hangs from them, by id. `runs`: the stages' newest since the last
+    Scene, oldest first.
+    """
+
+    state: str
+    request: int
+    policy: str
+    tokens: int
+    trips: float
+    root: int
+    nodes: tuple[SnapshotNode, ...]
+    segments: tuple[SnapshotSegment, ...]
+    runs: tuple[StageRun, ...]

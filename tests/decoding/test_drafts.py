@@ -1,0 +1,233 @@
+"""Draft jobs: what is asked of the draft source, and what becomes of what comes back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from support.rings import submit
+from support.wires import Wire
+
+from edgespec.decoding import drafts
+from edgespec.errors import LocalProtocolError
+from edgespec.machines.effects import ExpandDraft
+from edgespec.machines.events import Drafted, Expanded, MessageArrived
+from edgespec.policy.base import Decision, Deepen, Expand, Send, View
+from edgespec.policy.registry import POLICIES
+from edgespec.tree.drafted import Children, DraftedTree
+from edgespec.types.features import FINAL_HIDDEN
+from edgespec.wire.client_messages import Cancel
+from edgespec.wire.messages import StageTime
+
+COST = {"ran": (StageTime(5, 1.0), StageTime(5, 1.0))}
+NOTHING = Children(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Expands all that it may and sends all that it has, whatever that costs."""
+
+    calibrates: bool = True
+    name: str = "greedy"
+    drafts: bool = True
+    verifies_each_result: bool = True
+    drafts_in_step: bool = False
+    waits_for_credit: bool = True
+    starts_with_prompt: bool = False
+
+    def window(self, stages: int) -> int:
+        """No limit."""
+        return 1_000
+
+    def decide(self, view: View) -> list[Decision]:
+        """Everything at once."""
+        rows = view.tree.unsent(100)
+        ids = () if view.drafting else view.tree.frontier(100, view.depth_left)
+        sends: list[Decision] = [Send(rows)] if rows else []
+        return [*sends, Expand(ids, 3, 100)] if ids else sends
+
+
+@pytest.fixture(autouse=True)
+def _greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "greedy", Greedy())
+    monkeypatch.setitem(POLICIES, "greedy_plain", Greedy(calibrates=False))
+
+
+def rooted(policy: str = "greedy", tokens: int = 50) -> Wire:
+    """A request whose root was sent and is being expanded; a second has passed."""
+    wire = Wire()
+    wire.submit(submit(1, "hello", tokens, policy))
+    wire.now = 1.0
+    wire.take_draft_of_the_prompt()
+    wire.back(wire.segments.pop(), **COST)
+    wire.head(7)
+    return wire
+
+
+def asked(wire: Wire) -> ExpandDraft:
+    """The one expansion that is at work."""
+    (job,) = wire.drafts
+    assert isinstance(job, ExpandDraft)
+    return job
+
+
+def prompt_of(wire: Wire) -> tuple[int, ...]:
+    """The prompt's tokens."""
+    return wire.request.prompt
+
+
+def test_an_expansion_names_paths_behind_the_certain_text() -> None:
+    wire = rooted()
+    assert (asked(wire).context, asked(wire).paths) == ((*prompt_of(wire), 7), ((),))
+    assert wire.tree[wire.tree.root].expanded, "asked once"
+    wire.expanded((0, 11, -0.1), (0, 12, -0.2))
+    assert asked(wire).paths == ((11,), (12,))
+    wire.back(wire.segments[0])
+    wire.head(11)
+    wire.expanded((0, 13, -0.1))
+    assert asked(wire).context == (*prompt_of(wire), 7, 11)
+    assert asked(wire).paths == ((13,),)
+
+
+def test_guesses_come_below_the_nodes_that_they_were_asked_for() -> None:
+    wire = rooted()
+    wire.expanded((0, 11, -0.1), (0, 12, -0.2))
+    wire.expanded((0, 21, -0.1), (1, 22, -0.1))
+    paths = {wire.tree.path(i) for i in wire.tree.ids}
+    assert paths == {(), (11,), (12,), (11, 21), (12, 22)}
+
+
+def test_guesses_below_what_is_gone_are_left_out() -> None:
+    wire = rooted()
+    wire.expanded((0, 11, -0.1), (0, 12, -0.2))
+    wire.back(wire.segments[0])
+    wire.head(12)
+    wire.expanded((0, 21, -0.1), (1, 22, -0.1))
+    assert {wire.tree.path(i) for i in wire.tree.ids} == {(), (22,)}
+
+
+def test_after_a_miss_nothing_of_an_old_draft_is_left_and_the_new_root_is_asked_for() -> None:
+    wire = rooted()
+    wire.expanded((0, 11, -0.1))
+    wire.back(wire.segments[0])
+    wire.head(30)
+    wire.expanded((0, 21, -0.1))
+    assert len(wire.tree) == 1
+    assert (asked(wire).context, asked(wire).paths) == ((*prompt_of(wire), 7, 30), ((),))
+
+
+def test_guesses_keep_within_the_answer() -> None:
+    wire = rooted(tokens=3)  # after the first one two are left, of which the last is never run
+    wire.expanded((0, 11, -0.1))
+    assert len(wire.tree) == 2
+    assert not wire.drafts, "what follows would be of no use"
+
+
+def test_the_rows_of_a_prompt_are_read_as_its_chunks_come() -> None:
+    """Not all of them before the first guess: the draft has nothing else to do meanwhile."""
+    wire = Wire(needs=frozenset({FINAL_HIDDEN}), prefill_chunk=2)
+    wire.submit(submit(1, "hello", 50, "greedy"))
+    chunks = wire.segments[:]
+    given = []
+    for chunk in chunks:
+        given.append(wire.drafts[0].features.rows)
+        wire.take_draft_of_the_prompt()
+        wire.back(chunk)
+    given.append(wire.drafts[0].features.rows)
+    assert given == [0, *(len(chunk.ids) for chunk in chunks)]
+    wire.take_draft_of_the_prompt()
+    wire.head(7)
+    assert (asked(wire).paths, asked(wire).features.rows) == (((),), 0)
+    wire.expanded((0, 11, -0.1))
+    wire.back(wire.segments[len(chunks)])
+    wire.head(11)
+    wire.now += 0.5
+    wire.expanded((0, 12, -0.1))
+    assert asked(wire).features.rows == 1
+    wire.now += 0.25
+    wire.expanded((0, 13, -0.1))
+    # A row was read and a guess was run; two chunks of as many rows had taken no time.
+    assert wire.request.estimates.draft.seconds(2) == pytest.approx(0.25 / 3)
+
+
+def test_one_draft_at_a_time() -> None:
+    wire = rooted()
+    for token in range(11, 30):
+        assert len(wire.drafts) == 1
+        wire.credit(wire.segments[-1].seq)
+        assert len(wire.drafts) == 1
+        wire.expanded((0, token, -0.01))
+
+
+def test_a_draft_that_nobody_waits_for_is_ignored() -> None:
+    wire = rooted()
+    job = asked(wire).job
+    assert wire.machine.handle(Expanded(job + 100, NOTHING), 2.0) == []
+    wire.take(wire.machine.handle(MessageArrived(b"client", Cancel(1)), 2.0))
+    assert wire.machine.handle(Expanded(job, NOTHING), 2.0) == []
+    assert wire.machine.handle(Drafted(job, DraftedTree.empty()), 2.0) == []
+
+
+def test_an_expansion_that_gives_nothing_is_not_asked_again() -> None:
+    wire = rooted()
+    wire.expanded()
+    assert not wire.drafts
+    assert len(wire.tree) == 1
+
+
+def test_there_must_be_a_tree_to_deepen() -> None:
+    wire = rooted()
+    wire.request.grown = None
+    with pytest.raises(LocalProtocolError, match="no drafted tree"):
+        drafts.ask(wire.request, Deepen(1, 1, 1), 99, 0.0)
+
+
+# --- what they take -------------------------------------------------------------------------------
+
+
+def test_drafting_is_timed() -> None:
+    wire = rooted()
+    known = wire.request.estimates.draft
+    assert known.seconds(5) == pytest.approx(1.0), "reading the prompt"
+    wire.now += 0.25
+    wire.expanded((0, 11, -0.1), (0, 12, -0.2))
+    assert known.seconds(1) == pytest.approx(0.25)
+    wire.now += 0.5
+    wire.expanded((0, 21, -0.1), (1, 22, -0.1))
+    assert known.seconds(2) == pytest.approx(0.5)
+
+
+def test_a_draft_that_shared_its_time_with_the_head_tells_no_time() -> None:
+    """Both take turns on the coordinator's device."""
+    wire = rooted()
+    wire.now += 0.25
+    wire.expanded((0, 11, -0.1))
+    wire.back(wire.segments[0])  # the head begins while 11 is expanded
+    wire.now += 100.0
+    wire.expanded((0, 12, -0.1))
+    wire.now += 100.0
+    wire.head(11)  # and ends while 12 is
+    wire.expanded((0, 13, -0.1))
+    assert wire.request.estimates.draft.seconds(1) == pytest.approx(0.25)
+    wire.now += 0.25
+    wire.expanded((0, 14, -0.1))
+    assert wire.request.estimates.draft.seconds(1) == pytest.approx(0.25)
+
+
+# --- how they count -------------------------------------------------------------------------------
+
+
+def test_a_policy_that_calibrates_counts_guesses_for_what_they_are_worth() -> None:
+    for policy, calibrates in (("greedy", True), ("greedy_plain", False)):
+        wire = rooted(policy)
+        shape = wire.request.sampling.without_seed
+        for _ in range(1_000):
+            wire.request.estimates.calibration(shape).learn(math.log(0.5), False)
+        wire.expanded((0, 11, math.log(0.5)))
+        (guess,) = [i for i in wire.tree.ids if i != wire.tree.root]
+        share = math.exp(wire.tree.score(guess))
+        assert share < 0.01 if calibrates else share == pytest.approx(0.5)
+        drafted = wire.tree[guess].drafted
+        assert drafted == pytest.approx(math.log(0.5)), "learnt from by its own word"

@@ -1,0 +1,343 @@
+"""A stage's way into the ring: asking, loading, connecting, and noticing that it is alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edgespec.config import Timing
+from edgespec.errors import LocalProtocolError
+from edgespec.machines.effects import (
+    ConnectRing,
+    Effect,
+    LoadBlock,
+    OpenRing,
+    Report,
+    ResetStage,
+    SendCoordinator,
+    Stop,
+)
+from edgespec.machines.events import (
+    BlockLoaded,
+    BlockLoading,
+    LoadFailed,
+    MessageArrived,
+    RingBroke,
+    RingReached,
+    Tick,
+)
+from edgespec.machines.events import RingUp as Unexpected
+from edgespec.ring.member import REPORT_S, MemberMachine
+from edgespec.ring.membership import ALL_REQUESTS
+from edgespec.wire.messages import (
+    Assign,
+    CloseRequest,
+    Connect,
+    Connected,
+    Fault,
+    Goodbye,
+    Heartbeat,
+    Join,
+    Loading,
+    Message,
+    Ready,
+    Refuse,
+    StandBy,
+)
+
+TIMING = Timing(beat=0.5, silence=4.0, retry=1.0)
+JOIN = Join(2, "board", 7, "10.0.0.2", 5002, "key of V2")
+PLACE = Assign(2, 3, 4, 8, "/models/big", "mark", "bfloat16", "int4", 4096, 7, "key")
+SECOND = replace(PLACE, ring=2, ring_key="key of the second")
+WAIT = 10.0
+
+
+class Member:
+    """The machine with a clock that a test turns."""
+
+    def __init__(self, now: float = 50.0) -> None:
+        self.machine = MemberMachine(JOIN, "d0:7430", WAIT, TIMING)
+        self.now = now
+
+    def tick(self) -> list[Effect]:
+        """The deadline comes."""
+        deadline = self.machine.deadline()
+        assert deadline is not None
+        self.now = max(self.now, deadline)
+        return self.machine.handle(Tick(), self.now)
+
+    def load(self) -> None:
+        """It has its place and its block."""
+        self.tick()
+        self.hear(PLACE)
+        self.machine.handle(BlockLoaded(2.5), self.now)
+
+    def hear(self, message: Message) -> list[Effect]:
+        """The coordinator says something."""
+        return self.machine.handle(MessageArrived(b"", message), self.now)
+
+
+def sent(effects: list[Effect]) -> list[Message]:
+    """What goes to the coordinator."""
+    return [e.message for e in effects if isinstance(e, SendCoordinator)]
+
+
+def reports(effects: list[Effect]) -> list[str]:
+    """What the person at the terminal reads."""
+    return [e.text for e in effects if isinstance(e, Report)]
+
+
+# --- asking ---------------------------------------------------------------------------------------
+
+
+def test_it_asks_at_once() -> None:
+    member = Member()
+    assert member.tick() == [SendCoordinator(JOIN)]
+
+
+def test_it_asks_again_and_says_that_it_waits() -> None:
+    member = Member()
+    begun, asked, said = member.now, 0, []
+    while not isinstance((effects := member.tick())[0], Stop):
+        assert sent(effects) == [JOIN]
+        asked += 1
+        said += reports(effects)
+    assert asked == WAIT / TIMING.retry + 1
+    assert said[0] == "waiting for the coordinator at d0:7430 (1 s)"
+    assert len(said) == WAIT / REPORT_S
+    assert WAIT < member.now - begun <= WAIT + TIMING.retry
+    (stop,) = effects
+    assert isinstance(stop, Stop)
+    assert stop.failed
+    assert "no coordinator answered at d0:7430 within 10 s" in stop.reason
+
+
+def test_a_tick_before_its_time_does_nothing() -> None:
+    member = Member()
+    member.tick()
+    assert member.machine.handle(Tick(), member.now + TIMING.retry / 2) == []
+
+
+def test_an_answer_ends_the_asking() -> None:
+    member = Member()
+    member.tick()
+    member.hear(PLACE)
+    for _ in range(6):
+        assert sent(member.tick()) == [Heartbeat()]
+
+
+def test_it_beats_from_its_first_answer_however_long_it_waits_between_asking() -> None:
+    member = Member()
+    member.tick()
+    member.now += 0.01
+    member.hear(PLACE)
+    assert member.machine.deadline() == member.now
+    assert sent(member.tick()) == [Heartbeat()]
+    assert member.machine.deadline() == member.now + TIMING.beat
+
+
+def test_refused_it_ends_with_the_reason() -> None:
+    member = Member()
+    member.tick()
+    (stop,) = member.hear(Refuse("stage 2 is taken"))
+    assert stop == Stop("the coordinator refused: stage 2 is taken", failed=True)
+
+
+# --- its place ------------------------------------------------------------------------------------
+
+
+def test_a_place_is_loaded_once_however_often_it_comes() -> None:
+    member = Member()
+    member.tick()
+    effects = member.hear(PLACE)
+    assert effects[1:] == [OpenRing("key"), LoadBlock(PLACE)]
+    assert "stage 2 of 3" in reports(effects)[0]
+    assert "layers 4 to 7" in reports(effects)[0]
+    assert member.hear(PLACE) == []
+    assert member.hear(SECOND) == [OpenRing("key of the second")]
+    effects = member.machine.handle(BlockLoaded(2.0), member.now)
+    assert effects[:2] == [ResetStage(SECOND), SendCoordinator(Ready(2.0, 2))]
+
+
+def test_another_block_is_loaded_behind_the_one_that_is_and_that_one_is_for_nobody() -> None:
+    member = Member()
+    member.tick()
+    member.hear(PLACE)
+    other = replace(PLACE, first=0)
+    assert LoadBlock(other) in member.hear(other)
+    assert member.machine.handle(BlockLoaded(1.0), member.now) == []
+    effects = member.machine.handle(BlockLoaded(2.0), member.now)
+    assert effects[:2] == [ResetStage(other), SendCoordinator(Ready(2.0))]
+    member.hear(PLACE)
+    member.hear(other)
+    assert member.machine.handle(LoadFailed("too large"), member.now) == []
+
+
+def test_in_the_next_ring_it_is_ready_at_once() -> None:
+    member = Member()
+    member.load()
+    again = replace(SECOND, stage=1, stages=2)
+    effects = member.hear(again)
+    assert effects[:3] == [
+        OpenRing("key of the second"),
+        ResetStage(again),
+        SendCoordinator(Ready(0.0, 2)),
+    ]
+
+
+def test_loading_is_told_to_the_coordinator_always_and_to_the_person_now_and_then() -> None:
+    member = Member()
+    member.tick()
+    member.hear(PLACE)
+    said = []
+    for done in range(1, 101):
+        member.now += REPORT_S / 10
+        effects = member.machine.handle(BlockLoading(f"loading {done} of 100 layers"), member.now)
+        assert sent(effects) == [Loading(f"loading {done} of 100 layers")]
+        said += reports(effects)
+    assert 9 <= len(said) <= 10
+    assert said[0] == "loading 10 of 100 layers"
+
+
+def test_loaded_it_says_ready() -> None:
+    member = Member()
+    member.tick()
+    member.hear(PLACE)
+    effects = member.machine.handle(BlockLoaded(2.5), member.now)
+    assert effects[:2] == [ResetStage(PLACE), SendCoordinator(Ready(2.5))]
+    assert "2.5 s" in reports(effects)[0]
+
+
+def test_if_it_cannot_load_it_tells_the_coordinator_and_ends() -> None:
+    member = Member()
+    member.tick()
+    member.hear(PLACE)
+    effects = member.machine.handle(LoadFailed("another model"), member.now)
+    assert effects == [
+        SendCoordinator(Fault(ALL_REQUESTS, "another model")),
+        Stop("another model", failed=True),
+    ]
+
+
+@pytest.mark.parametrize("host", ["10.0.0.3", ""])
+def test_told_where_to_push_it_connects(host: str) -> None:
+    member = Member()
+    member.tick()
+    member.hear(PLACE)
+    assert ConnectRing(host, 5003, "its key") in member.hear(Connect(host, 5003, "its key"))
+
+
+# --- alone ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_loading", [False, True])
+def test_a_silent_coordinator_is_asked_again_after_the_silence_and_not_before(
+    is_loading: bool,
+) -> None:
+    member = Member()
+    member.tick()
+    member.hear(PLACE)
+    begun = member.now
+    while True:
+        if is_loading:  # its own progress is no sign of life of the coordinator
+            member.machine.handle(BlockLoading("loading 1 of 9 layers"), member.now)
+        effects = member.tick()
+        if reports(effects):
+            break
+        assert member.now - begun <= TIMING.silence
+        assert sent(effects) == [Heartbeat()]
+    assert member.now - begun <= TIMING.silence + TIMING.beat
+    assert reports(effects)[0].startswith("the coordinator at d0:7430 has been silent for 4.")
+    for _ in range(500):  # for ever, and without a flood of words
+        effects = member.tick()
+        assert sent(effects) == [JOIN]
+        assert not any(isinstance(e, Stop) for e in effects)
+    assert reports(effects) == []
+
+
+def test_a_coordinator_that_was_missed_for_a_while_finds_it_as_it_was() -> None:
+    member = Member()
+    member.load()
+    member.now += TIMING.silence + 1.0
+    assert reports(member.tick())
+    assert sent(member.tick()) == [JOIN]
+    assert member.hear(PLACE) == [SendCoordinator(Ready(0.0))], "the ring may well go on"
+    assert sent(member.tick()) == [Heartbeat()]
+
+
+def test_a_block_that_is_loaded_meanwhile_is_kept() -> None:
+    member = Member()
+    member.tick()
+    member.hear(PLACE)
+    member.hear(Goodbye("it ends"))
+    effects = member.machine.handle(BlockLoaded(2.5), member.now)
+    assert ResetStage(PLACE) in effects
+    assert sent(effects) == []
+    assert sent(member.hear(PLACE)) == [Ready(0.0)]
+
+
+def test_once_it_had_a_place_a_refusal_is_no_end() -> None:
+    member = Member()
+    member.load()
+    member.hear(Goodbye("silent"))
+    assert sent(member.tick()) == [JOIN]
+    assert not any(isinstance(e, Stop) for e in member.hear(Refuse("stage 2 is taken")))
+    assert member.machine.deadline() == member.now + TIMING.retry
+    assert sent(member.tick()) == [JOIN]
+
+
+def test_a_spare_waits_for_its_place_and_beats() -> None:
+    member = Member()
+    member.tick()
+    assert reports(member.hear(StandBy("standing by as a spare"))) == ["standing by as a spare"]
+    assert sent(member.tick()) == [Heartbeat()]
+    assert LoadBlock(PLACE) in member.hear(PLACE)
+
+
+def test_a_stage_that_became_a_spare_keeps_its_block() -> None:
+    member = Member()
+    member.load()
+    member.hear(Goodbye("silent"))
+    member.hear(StandBy("standing by"))
+    later = replace(PLACE, ring=5)
+    assert sent(member.hear(later)) == [Ready(0.0, 5)]
+
+
+def test_that_it_has_reached_the_next_node_is_told_with_the_ring() -> None:
+    member = Member()
+    member.load()
+    assert sent(member.machine.handle(RingReached(), member.now)) == [Connected(PLACE.ring)]
+
+
+def test_a_broken_connection_is_told_and_it_asks_again() -> None:
+    member = Member()
+    member.load()
+    (fault,) = sent(member.machine.handle(RingBroke("its cable broke"), member.now))
+    assert fault == Fault(ALL_REQUESTS, "its cable broke")
+    assert sent(member.tick()) == [JOIN]
+
+
+@pytest.mark.parametrize("message", [Heartbeat(), Connect("", 1, "key"), PLACE, CloseRequest(1)])
+def test_whatever_the_coordinator_says_shows_that_it_lives(message: Message) -> None:
+    member = Member()
+    member.tick()
+    member.hear(PLACE)
+    for _ in range(20):
+        member.now += TIMING.silence - 0.1
+        member.hear(message)
+        assert not any(isinstance(e, Stop) for e in member.tick())
+
+
+def test_goodbye_lets_it_ask_again_with_the_coordinators_reason() -> None:
+    member = Member()
+    member.load()
+    effects = member.hear(Goodbye("stage 2 (a, process 3) has been silent for 4.1 s"))
+    assert "stage 2 (a, process 3) has been silent" in reports(effects)[0]
+    assert sent(member.tick()) == [JOIN]
+    assert member.hear(Goodbye("again")) == []
+
+
+def test_it_handles_no_other_events() -> None:
+    with pytest.raises(LocalProtocolError, match="RingUp"):
+        Member().machine.handle(Unexpected(), 0.0)

@@ -1,0 +1,363 @@
+"""Membership: who gets a place, when the ring is up, and what happens when somebody is gone."""
+
+from __future__ import annotations
+
+import pytest
+from support.memberships import (
+    ASK,
+    HOME,
+    TIMING,
+    Membership,
+    address,
+    asks,
+    goes_up,
+    ring_key,
+    to,
+    why_down,
+)
+
+from edgespec.errors import LocalProtocolError
+from edgespec.machines.effects import ConnectRing, Forward, OpenRing, Report, SendPeer
+from edgespec.machines.events import (
+    PeerGone,
+    RingBroke,
+    RingReached,
+    RingUp,
+    Tick,
+)
+from edgespec.ring.membership import ALL_REQUESTS
+from edgespec.wire.client_messages import Cancel, Status, StatusRequest
+from edgespec.wire.messages import (
+    CloseRequest,
+    Connect,
+    Connected,
+    Fault,
+    Goodbye,
+    Heartbeat,
+    Loading,
+    Message,
+    Ready,
+    Refuse,
+    Retain,
+)
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+def test_a_stage_that_asks_gets_its_place() -> None:
+    ring = Membership(3)
+    effects = ring.join(2)
+    assert to(effects, address(2)) == [ring.place(2, 1)]
+    assert Report("stage 2 (board2, process 72) joined, 1 of 3") in effects
+
+
+def test_a_stage_that_asks_twice_gets_the_same_place_again() -> None:
+    ring = Membership(2)
+    ring.join(1)
+    again = ring.join(1)
+    assert to(again, address(1)) == [ring.place(1, 1)]
+    assert again == [SendPeer(address(1), ring.place(1, 1))], "and it is no news"
+
+
+@pytest.mark.parametrize("stage", [-1, 4, 2**40])
+def test_a_stage_that_does_not_exist_is_refused(stage: int) -> None:
+    ring = Membership(3)
+    (refusal,) = to(ring.say(b"x", asks(stage)), b"x")
+    assert isinstance(refusal, Refuse)
+    assert f"no stage {stage}" in refusal.reason
+    assert "3 stage(s)" in refusal.reason
+    assert ring.machine.stage_peers == []
+
+
+def test_a_second_daemon_for_a_stage_is_refused_and_the_first_goes_on() -> None:
+    ring = Membership(2)
+    ring.join(1)
+    late = asks(1, pid=5, port=9)
+    assert ring.say(b"late", late) == [], "the first one may be dead"
+    ring.now += TIMING.beat * 1.5
+    ring.say(address(1), Heartbeat())
+    (refusal,) = to(ring.say(b"late", late), b"late")
+    assert isinstance(refusal, Refuse)
+    assert "taken by process 71 on board1" in refusal.reason
+    assert ring.machine.stage_peers == [address(1)]
+
+
+def test_one_daemon_holds_one_stage() -> None:
+    ring = Membership(2)
+    ring.join(1)
+    (refusal,) = to(ring.say(address(1), asks(2)), address(1))
+    assert isinstance(refusal, Refuse)
+    assert "is stage 1" in refusal.reason
+    assert ring.machine.stage_peers == [address(1)]
+
+
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [("", 1), ("a.b.c", 1), ("::1%lo", 1), ("10.0.0.1", 0), ("10.0.0.1", 65536), ("10.0.0.1\n", 1)],
+)
+def test_an_address_that_nobody_can_connect_to_is_refused(host: str, port: int) -> None:
+    ring = Membership(1)
+    (refusal,) = to(ring.join(1, host=host, port=port), address(1))
+    assert isinstance(refusal, Refuse)
+    assert "is no address for others" in refusal.reason
+
+
+def test_the_ring_is_up_when_all_are_ready_and_each_pushes_to_the_next() -> None:
+    ring = Membership(3)
+    for stage in (3, 1, 2):
+        ring.join(stage)
+    for stage in (2, 3):
+        assert not goes_up(ring.say(address(stage), Ready(1.0)))
+        assert not ring.machine.status().ready
+    effects = ring.say(address(1), Ready(1.0))
+    assert effects[1:3] == [OpenRing(ring_key(1)), ConnectRing("10.0.0.1", 5001, "key of V1")]
+    assert to(effects, address(1)) == [Connect("10.0.0.2", 5002, "key of V2")]
+    assert to(effects, address(2)) == [Connect("10.0.0.3", 5003, "key of V3")]
+    assert to(effects, address(3)) == [HOME]
+    for stage in (3, 1):
+        assert not goes_up(ring.say(address(stage), Connected(1)))
+    assert not goes_up(ring.machine.handle(RingReached(), ring.now))
+    assert not ring.machine.status().ready
+    assert goes_up(ring.say(address(2), Connected(1)))
+    assert ring.machine.status().ready
+
+
+def test_a_ring_is_not_up_while_one_node_does_not_reach_the_next() -> None:
+    ring = Membership(2)
+    ring.bring_up()
+    ring.join(2)  # by a connection that it made anew: another ring
+    ring.machine.handle(RingBroke("it cannot reach it"), ring.now)
+    for stage in (1, 2):
+        ring.say(address(stage), Ready(0.0, 2))
+    ring.say(address(1), Connected(2))
+    ring.say(address(2), Connected(1))  # of the ring before
+    assert not goes_up(ring.machine.handle(RingReached(), ring.now))
+    down = ring.say(address(2), Fault(ALL_REQUESTS, "it cannot reach the next node"))
+    (why,) = why_down(down)
+    assert why == "stage 2 (board2, process 72) cannot go on: it cannot reach the next node"
+    assert not goes_up(ring.say(address(1), Connected(2)))
+
+
+def test_a_ring_of_one_stage_leads_back_to_the_coordinator() -> None:
+    effects = Membership(1).bring_up()
+    assert ConnectRing("10.0.0.1", 5001, "key of V1") in effects
+    assert to(effects, address(1)) == [HOME]
+
+
+def test_ready_twice_changes_nothing() -> None:
+    ring = Membership(2)
+    ring.bring_up()
+    assert ring.say(address(1), Ready(1.0)) == []
+
+
+def test_status_tells_who_is_missing_loading_and_ready() -> None:
+    ring = Membership(3)
+    ring.join(1)
+    ring.join(2)
+    ring.say(address(1), Ready(1.0))
+    ring.say(address(2), Loading("loading 3 of 8 layers"))
+    (status,) = to(ring.say(b"client", StatusRequest()), b"client")
+    assert isinstance(status, Status)
+    assert status.lines == (
+        "stage 1: layers 0 to 0: board1 ready",
+        "stage 2: layers 1 to 1: board2 loading 3 of 8 layers",
+        "stage 3: layers 2 to 2: missing",
+    )
+
+
+def test_what_a_stage_says_about_itself_is_one_short_line() -> None:
+    ring = Membership(1)
+    ring.join(1)
+    ring.say(address(1), Loading("\x1b[2J\n" + "x" * 5000))
+    (line,) = ring.machine.status().lines
+    assert line.isprintable()
+    assert len(line) < 200
+
+
+# --- stages go ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_when_a_stage_is_lost_the_others_begin_the_next_ring(lost: int) -> None:
+    ring = Membership(3)
+    ring.bring_up()
+    effects = ring.say(address(lost), Goodbye("stopped by SIGTERM"))
+    reason = f"stage {lost} (board{lost}, process {70 + lost}) left: stopped by SIGTERM"
+    assert why_down(effects) == [reason]
+    assert Report(reason) in effects
+    for stage in {1, 2, 3} - {lost}:
+        assert to(effects, address(stage)) == [ring.place(stage, 2)]
+    assert to(effects, address(lost)) == []
+    assert not ring.machine.status().ready
+    assert to(ring.join(lost), address(lost)) == [ring.place(lost, 2)]
+    assert ring.all_ready(1) == [], "that is of the ring before"
+    effects = ring.all_ready(2)
+    assert goes_up(effects)
+    assert OpenRing(ring_key(2)) in effects
+    assert ring.machine.status().ready
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_stage_lost_before_the_ring_is_up_is_named_and_the_others_go_on(lost: int) -> None:
+    ring = Membership(3)
+    for stage in (1, 2, 3):
+        ring.join(stage)
+    effects = ring.say(address(lost), Fault(ALL_REQUESTS, "the model is another one"))
+    (reason,) = why_down(effects)
+    assert reason == (
+        f"stage {lost} (board{lost}, process {70 + lost}) cannot go on: the model is another one"
+    )
+    assert not any(isinstance(e, SendPeer) for e in effects)
+    ring.join(lost)
+    assert goes_up(ring.all_ready(1))
+
+
+def test_a_ring_whose_connection_broke_is_made_anew() -> None:
+    ring = Membership(2)
+    ring.bring_up()
+    effects = ring.machine.handle(RingBroke("its connection broke"), ring.now)
+    assert why_down(effects) == ["the coordinator cannot go on: its connection broke"]
+    assert goes_up(ring.all_ready(2))
+
+
+def test_a_fault_of_one_request_is_not_the_end_of_the_ring() -> None:
+    ring = Membership(2)
+    ring.bring_up()
+    assert ring.say(address(1), Fault(7, "out of memory")) == []
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_silent_stage_is_lost_after_the_silence_and_not_before(lost: int) -> None:
+    ring = Membership(3)
+    ring.bring_up()
+    begun = ring.now
+    while True:
+        ring.all_beat(lost)
+        effects = ring.tick()
+        if why_down(effects):
+            break
+        assert ring.now - begun <= TIMING.silence
+        beats = [to(effects, address(s)) for s in (1, 2, 3)]
+        assert [[type(beat) for beat in each] for each in beats] == [[Heartbeat]] * 3
+    assert ring.now - begun <= TIMING.silence + TIMING.beat
+    (reason,) = why_down(effects)
+    assert reason.startswith(f"stage {lost} (board{lost}, process {70 + lost}) has been silent for")
+    assert isinstance(to(effects, address(lost))[0], Goodbye), "should it go on, it knows at once"
+
+
+def test_a_stage_that_loads_may_be_silent_for_longer() -> None:
+    ring = Membership(1)
+    ring.join(1)
+    begun = ring.now
+    while not why_down(ring.tick()):
+        assert ring.now - begun <= TIMING.loading_silence
+    assert ring.now - begun > TIMING.loading_silence
+
+
+@pytest.mark.parametrize(
+    "message", [Heartbeat(), Loading("x"), asks(1), Fault(3, "x"), StatusRequest()]
+)
+def test_whatever_a_stage_says_shows_that_it_lives(message: Message) -> None:
+    ring = Membership(1)
+    ring.bring_up()
+    for _ in range(20):
+        ring.now += TIMING.silence - 0.5
+        ring.say(address(1), message)
+        assert not why_down(ring.tick())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ready(1.0),
+        Goodbye("bye"),
+        Loading("x"),
+        Fault(ALL_REQUESTS, "dead"),
+        Fault(1, "dead"),
+        Heartbeat(),
+        CloseRequest(1),
+        Retain(1, 1, 1, (), ()),
+        Connect("10.0.0.1", 1, "key"),
+        Refuse("no"),
+    ],
+)
+def test_a_stranger_changes_nothing_and_gets_nothing(message: Message) -> None:
+    ring = Membership(2)
+    ring.bring_up()
+    before = ring.machine.status()
+    assert ring.say(b"stranger", message) == []
+    assert ring.machine.status() == before
+    assert ring.machine.stage_of(b"stranger") is None
+    ring.now += TIMING.beat
+    assert to(ring.tick(), b"stranger") == []
+
+
+def test_stages_are_named_by_where_their_messages_come_from() -> None:
+    ring = Membership(2)
+    ring.bring_up()
+    assert ring.machine.stage_of(address(2)) == "stage 2 (board2, process 72)"
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hello", [ASK, Cancel(1)])
+def test_a_client_gets_its_heartbeats_answered(hello: Message) -> None:
+    ring = Membership(1)
+    assert ring.say(b"client", Heartbeat()) == [], "not before it wants something"
+    assert ring.say(b"client", hello) == []
+    assert ring.say(b"client", Heartbeat()) == [SendPeer(b"client", Heartbeat())]
+
+
+def test_a_silent_client_is_given_up_after_its_silence_and_not_before() -> None:
+    ring = Membership(1)
+    ring.bring_up()
+    ring.say(b"client", ASK)
+    begun = ring.now
+    while (effects := ring.tick()) and Forward(PeerGone(b"client")) not in effects:
+        ring.say(address(1), Heartbeat())
+        assert ring.now - begun <= TIMING.client_silence
+    assert ring.now - begun <= TIMING.client_silence + TIMING.beat
+    assert not why_down(effects), "a client is no stage"
+    assert ring.say(b"client", Heartbeat()) == [], "it shall notice that it was given up"
+
+
+def test_a_client_that_says_heartbeat_is_kept() -> None:
+    ring = Membership(1)
+    ring.say(b"client", ASK)
+    for _ in range(30):
+        ring.say(b"client", Heartbeat())
+        assert ring.tick() == []
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def test_there_is_no_deadline_while_nobody_is_there() -> None:
+    ring = Membership(1)
+    assert ring.machine.deadline() is None
+    ring.say(b"stranger", Heartbeat())
+    assert ring.machine.deadline() is None
+    ring.join(1)
+    assert ring.machine.deadline() == ring.now + TIMING.beat
+
+
+def test_a_tick_before_its_time_does_nothing() -> None:
+    ring = Membership(1)
+    ring.join(1)
+    assert ring.machine.handle(Tick(), ring.now + TIMING.beat / 2) == []
+
+
+def test_a_first_client_long_after_the_last_beat_is_not_silent_at_once() -> None:
+    ring = Membership(1)
+    ring.say(b"first", ASK)
+    while ring.machine.deadline() is not None:
+        ring.tick()
+    ring.now += 1000.0
+    ring.say(b"second", ASK)
+    assert ring.tick() == []
+
+
+def test_it_handles_no_other_events() -> None:
+    with pytest.raises(LocalProtocolError, match="RingUp"):
+        Membership(1).machine.handle(RingUp(), 0.0)
