@@ -1,5 +1,7 @@
 # `make demo` and `make test` need nothing but Python 3.10 or newer: each sets up .venv first.
 #
+#   make TORCH=cpu demo             torch for the CPU; TORCH=default: that of the package index, with
+#                                   CUDA on most machines; else it depends on whether there is a GPU
 #   make PYTHON=python3.12 test     another interpreter
 #   make PROMPT="2 + 2 =" demo      another prompt
 #   make PIP_FLAGS="..." demo       extra arguments for pip, for instance another package index
@@ -11,6 +13,7 @@ SHELL := /bin/bash
 .PHONY: help demo test test-all lint clean
 
 PYTHON ?=
+TORCH ?= auto
 PIP_FLAGS ?=
 TEST_WORKERS ?= 2
 STAGES ?= 3
@@ -18,15 +21,13 @@ PROMPT ?= Question: A farmer has 12 hens. Each hen lays 5 eggs a week. He eats 1
 for 2 dollars each. How many dollars does he make in a week?
 
 export PROMPT  # reaches the recipe through the environment, so that quotes in it are only text
+export PYTHON TORCH  # read by tools/install.sh
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-by-make
+DEMO_STAMP := $(VENV)/.installed-for-demo
 TYPES := build/types
-
-# Usable means: recent enough, and able to make a virtual environment with pip in it. 3.11 comes
-# first because every pin of constraints.txt exists for it.
-CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3 python3.12 python3.13 python3.10)
 
 help:
 	@echo "make demo      set up, then answer one question on a ring of $(STAGES) stages on this machine"
@@ -35,31 +36,16 @@ help:
 	@echo "make lint      set up, then check style and types"
 	@echo "make clean     remove everything that these made"
 
-# One install serves every target, so that a second target starts at once. torch goes first: it
-# alone decides which build (CPU or CUDA) the rest is installed beside.
+# What `make demo` installs is enough for a user; the other targets add the tools for tests.
 $(STAMP): setup.cfg pyproject.toml constraints.txt
-	@for candidate in $(CANDIDATES); do \
-	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' \
-	      2>/dev/null; then python="$$candidate"; break; fi; \
-	done; \
-	if [ -z "$${python:-}" ]; then \
-	  echo "edgespec needs Python 3.10 or newer that can make virtual environments." >&2; \
-	  echo "Tried: $(CANDIDATES)" >&2; \
-	  echo "On Debian, Ubuntu and JetPack: sudo apt-get install python3 python3-venv" >&2; \
-	  echo "Or name one: make PYTHON=/path/to/python3 ..." >&2; \
-	  exit 1; \
-	fi; \
-	if [ ! -x $(BIN)/python ]; then \
-	  echo "Making $(VENV) with $$python"; "$$python" -m venv $(VENV); \
-	fi
-	@echo "Installing into $(VENV); the first time takes some minutes"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
-	  -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
-	  -c constraints.txt -e '.[test]'
+	@tools/install.sh $(VENV) '.[test]' $(PIP_FLAGS)
 	@touch $@
 
-demo: $(STAMP)
+$(DEMO_STAMP): setup.cfg pyproject.toml constraints.txt
+	@tools/install.sh $(VENV) . $(PIP_FLAGS)
+	@touch $@
+
+demo: $(or $(wildcard $(STAMP)),$(DEMO_STAMP))
 	@$(BIN)/edgespec demo --stages $(STAGES) --prompt "$$PROMPT"
 
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadscope
