@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint clean
+.PHONY: help demo test test-all lint hooks clean
 
 PYTHON ?=
 TORCH ?= auto
@@ -34,6 +34,7 @@ help:
 	@echo "make test      set up, then run the quick tests: every promise, in about three minutes"
 	@echo "make test-all  set up, then run all tests but the slow ones"
 	@echo "make lint      set up, then check style and types"
+	@echo "make hooks     let git check commit messages by the rules of CONTRIBUTING.md"
 	@echo "make clean     remove everything that these made"
 
 # What `make demo` installs is enough for a user; the other targets add the tools for tests.
@@ -65,6 +66,21 @@ lint: $(STAMP)
 	@cd $(TYPES) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg \
 	  --cache-dir $(CURDIR)/.mypy_cache -p edgespec \
 	  | sed -E 's,^edgespec/(daemon|cli)/,\1/,'
+
+# A hook that is there stays, and so do those of core.hooksPath, which other clones may share.
+HOOK := tools/commit_msg.py
+hooks:
+	@hook="$$(git rev-parse --git-path hooks/commit-msg)"; \
+	if [ "$$hook" -ef $(HOOK) ]; then \
+	  echo "git checks commit messages already: $$hook"; \
+	elif [ -e "$$hook" ] || [ -L "$$hook" ] || git config core.hooksPath >/dev/null; then \
+	  echo "Nothing was changed: $$hook is there, or core.hooksPath is set." >&2; \
+	  echo "Let your own commit-msg hook call $(CURDIR)/$(HOOK) \"\$$1\"" >&2; \
+	  exit 1; \
+	else \
+	  mkdir -p "$$(dirname "$$hook")"; ln -s "$(CURDIR)/$(HOOK)" "$$hook"; \
+	  echo "git checks commit messages from now on: $$hook"; \
+	fi
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
