@@ -11,21 +11,15 @@ from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.messages import Message, Segment
 
 
-class Event:
-    """Base of all events: each room has its own."""
-
-    __slots__ = ()
-
-
 @dataclass(frozen=True, slots=True)
-class SegmentArrived(Event):
+class SegmentArrived:
     """A segment came along the data ring."""
 
     segment: Segment
 
 
 @dataclass(frozen=True, slots=True)
-class MessageArrived(Event):
+class MessageArrived:
     """A control message came; `peer` is the sender's address (empty: the coordinator).
 
     `key`: the public key that it has proved to the coordinator; "" elsewhere.
@@ -37,7 +31,7 @@ class MessageArrived(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockDone(Event):
+class BlockDone:
     """RunBlock ended: hidden rows [R, H], or None if it was aborted.
 
     `aux_hidden` uint8 [R, ...]: what entered the tapped layers of this block; None if it has none.
@@ -49,7 +43,7 @@ class BlockDone(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class PromptEncoded(Event):
+class PromptEncoded:
     """EncodePrompt ended: the prompt's tokens; or none and the `problem`, fit for a user, of a
     `kind` that the message Failed knows."""
 
@@ -60,7 +54,7 @@ class PromptEncoded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class HeadDone(Event):
+class HeadDone:
     """RunHead ended: the token behind each row, and what else was asked for."""
 
     job: int
@@ -69,7 +63,7 @@ class HeadDone(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted(Event):
+class Drafted:
     """RunDraft or DeepenDraft ended: the whole drafted tree below the root it was asked for."""
 
     job: int
@@ -77,7 +71,7 @@ class Drafted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Expanded(Event):
+class Expanded:
     """ExpandDraft ended: the children of every path that it named."""
 
     job: int
@@ -89,7 +83,7 @@ NO_JOB = -1
 
 
 @dataclass(frozen=True, slots=True)
-class ComputeFailed(Event):
+class ComputeFailed:
     """A compute effect raised; the reason is fit for a user."""
 
     job: int
@@ -98,14 +92,14 @@ class ComputeFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RingUp(Event):
+class RingUp:
     """Every stage is ready and connected; `stages`: how many there are, 0 for as many as before."""
 
     stages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class RingDown(Event):
+class RingDown:
     """There is no ring until the next RingUp; the reason names the stage and the cause.
 
     `lost`: nobody knows whether there will be one; else its devices only get other layers.
@@ -116,7 +110,7 @@ class RingDown(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Hold(Event):
+class Hold:
     """No further request shall begin, for that reason, until the next RingUp; or, with "", now
     again."""
 
@@ -124,19 +118,92 @@ class Hold(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RingEnded(Event):
+class RingEnded:
     """There will be no other ring: the coordinator ends; the reason is fit for a user."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class PeerGone(Event):
+class RingReached:
+    """This node's connection to the next one of the ring stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingBroke:
+    """This node's connection to the next one of the ring does not stand, or not any more: segments
+    may have been lost. `why` is a clause whose subject is the node."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRemoved:
+    """The cluster's owner, or the device itself, has this public key admitted no more."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
     """A client can no longer be reached."""
 
     peer: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Tick(Event):
+class BlockLoaded:
+    """A stage's block is in memory after `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoading:
+    """How far a stage's block is, in words: "loading 3 of 10 layers"."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFetched:
+    """The block is on this device's disk."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """A stage's block could not be loaded; the reason is fit for a user."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
     """The machine's deadline has come."""
+
+
+Event = (
+    SegmentArrived
+    | MessageArrived
+    | BlockDone
+    | PromptEncoded
+    | HeadDone
+    | Drafted
+    | Expanded
+    | ComputeFailed
+    | RingUp
+    | RingDown
+    | Hold
+    | RingEnded
+    | RingReached
+    | RingBroke
+    | KeyRemoved
+    | PeerGone
+    | BlockLoaded
+    | BlockFetched
+    | BlockLoading
+    | LoadFailed
+    | Tick
+)

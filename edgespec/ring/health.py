@@ -10,9 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from edgespec.machines.effects import Effect
+from edgespec.machines.effects import Effect, Report
 from edgespec.ring.assignment import Member
-from edgespec.ring.effects import Log
 from edgespec.wire.client_messages import NodeStatus
 from edgespec.wire.messages import Health, Heartbeat
 
@@ -154,7 +153,7 @@ class HealthWatch:
             _slow_news(device, health, now),
             self._slowest_news(peer, device, now),
         ]
-        return [Log(f"{who} {text}") for text in texts if text]
+        return [Report(f"{who} {text}") for text in texts if text]
 
     def _slowest_news(self, peer: bytes, device: _Device, now: float) -> str:
         """Against the other stages, on segments of the same size, which all have computed."""

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 from edgespec.config import Timing
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import Effect, SendCoordinator
-from edgespec.machines.events import Event, MessageArrived, Tick
-from edgespec.ring.effects import (
+from edgespec.machines.effects import (
     CloseRing,
     ConnectRing,
+    Effect,
     FetchBlock,
     LoadBlock,
-    Log,
     OpenRing,
+    Report,
     ResetStage,
+    SendCoordinator,
     Stop,
 )
-from edgespec.ring.events import (
+from edgespec.machines.events import (
     BlockFetched,
     BlockLoaded,
     BlockLoading,
+    Event,
     LoadFailed,
+    MessageArrived,
     RingBroke,
     RingReached,
+    Tick,
 )
 from edgespec.ring.membership import ALL_REQUESTS
 from edgespec.wire.messages import (
@@ -107,7 +110,7 @@ class MemberMachine:
             case RingReached():
                 assert self._place is not None, "a connection comes with a place"
                 connected = SendCoordinator(Connected(self._place.ring))
-                return [connected, Log("the ring is up")]
+                return [connected, Report("the ring is up")]
             case RingBroke(why):
                 lost = [SendCoordinator(Fault(ALL_REQUESTS, why))]
                 return [*lost, *self._ask_again(why, now)]
@@ -127,7 +130,7 @@ class MemberMachine:
             case StandBy(text):
                 self._asking_since, self._was_placed, self._next = None, True, now
                 self._place = None
-                return [*self._fetch_nothing(), CloseRing(), Log(text)]
+                return [*self._fetch_nothing(), CloseRing(), Report(text)]
             case Connect(host, port, key):
                 return [ConnectRing(host, port, key)]
             case Refuse(reason) if not self._was_placed:
@@ -155,12 +158,12 @@ class MemberMachine:
                 return effects
             again = f"{text}: layers {assign.first} to {assign.end - 1} are loaded already"
             ready = SendCoordinator(Ready(0.0, assign.ring))
-            return [*effects, ResetStage(assign), ready, Log(again)]
+            return [*effects, ResetStage(assign), ready, Report(again)]
         self._block = assign.block
         self._loading += 1
         self._reported = now
         loads = f"{text}: loading layers {assign.first} to {assign.end - 1}"
-        return [Log(loads), *effects, LoadBlock(assign)]
+        return [Report(loads), *effects, LoadBlock(assign)]
 
     def _on_plan(self, assign: Assign) -> list[Effect]:
         """Of another block: it runs the one that it has until the ring of that one begins."""
@@ -171,7 +174,7 @@ class MemberMachine:
         self._fetching = assign.block
         layers = f"layers {assign.first} to {assign.end - 1}"
         place = f"stage {assign.stage} of {assign.stages}"
-        return [Log(f"shall be {place}: fetching {layers} meanwhile"), FetchBlock(assign)]
+        return [Report(f"shall be {place}: fetching {layers} meanwhile"), FetchBlock(assign)]
 
     def _fetch_nothing(self) -> list[Effect]:
         if self._fetching is None:
@@ -183,7 +186,7 @@ class MemberMachine:
         effects: list[Effect] = [SendCoordinator(Loading(text))]
         if now - self._reported >= REPORT_S:
             self._reported = now
-            effects.append(Log(text))
+            effects.append(Report(text))
         return effects
 
     def _on_loaded(self, seconds: float) -> list[Effect]:
@@ -192,10 +195,10 @@ class MemberMachine:
             return []  # a block that was wanted before this one
         loaded = f"layers loaded in {seconds:.1f} s; waiting for the other stages"
         if self._place is None:
-            return [Log(loaded)]  # it stands by
+            return [Report(loaded)]  # it stands by
         # It may have got another place for the same block meanwhile, or another ring.
         ready = [] if self._asks else [SendCoordinator(Ready(seconds, self._place.ring))]
-        return [ResetStage(self._place), *ready, Log(loaded)]
+        return [ResetStage(self._place), *ready, Report(loaded)]
 
     def _on_load_failed(self, reason: str) -> list[Effect]:
         self._loading -= 1
@@ -211,7 +214,7 @@ class MemberMachine:
         if first:
             self._asking_since = self._reported = now
         self._next = now + after
-        return [Log(f"{why}; asking for a place again")] if first else []
+        return [Report(f"{why}; asking for a place again")] if first else []
 
     def _on_tick(self, now: float) -> list[Effect]:
         if not self._started:
@@ -245,5 +248,5 @@ class MemberMachine:
         if waited >= self._timing.retry and now - self._reported >= pause:
             self._reported = now
             text = f"waiting for the coordinator at {self._coordinator} ({waited:.0f} s)"
-            effects.append(Log(text))
+            effects.append(Report(text))
         return effects

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from support.cases import case
 from support.rings import ToyCodec, assert_one_end, submit
 
 from edgespec.decoding.admission import Ring
@@ -282,9 +283,14 @@ def test_others_must_say_something_and_in_whole_characters(talk: object) -> None
     assert end.kind == "invalid"
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_whatever_happens_meanwhile_each_request_ends_once(seed: int) -> None:
-    rng = random.Random(seed)
+def test_whatever_happens_meanwhile_each_request_ends_once() -> None:
+    for seed in range(100):
+        with case("seed", seed):
+            play_at_random(random.Random(seed))
+
+
+def play_at_random(rng: random.Random) -> None:
+    """Requests, cancels and a ring that comes and goes: in the end each request has ended once."""
     desk = Desk(queue_limit=4, recovery=rng.choice((0.0, 60.0)))
     tags = 0
     gone = False

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.cases import case
 from support.checkpoints import write_checkpoint
 from support.eagle_heads import FORMS, write_eagle
 from support.passes import rows_of
@@ -187,15 +189,16 @@ def assert_children(children: Children, paths: int, width: int, least: int = 1) 
         assert (np.diff(scores[own]) <= 0).all()
 
 
-@pytest.mark.parametrize("width", [1, 3, 10, VOCABULARY + 5])
-@pytest.mark.parametrize("paths", [PATHS, [()], [(1, 2)], []], ids=len)
-def test_children_are_well_formed(
-    draft: DraftSource, paths: list[tuple[int, ...]], width: int
-) -> None:
+def test_children_are_well_formed(draft: DraftSource) -> None:
     least = 0 if draft.name in QUIET else 1
-    assert_children(draft.expand(1, CONTEXT, paths, width), len(paths), width, least)
-    grown = [*CONTEXT, 3]
-    assert_children(draft.expand(1, grown, paths, width), len(paths), width, least)
+    every: list[list[tuple[int, ...]]] = [PATHS, [()], [(1, 2)], []]
+    for request, (paths, width) in enumerate(product(every, (1, 3, 10, VOCABULARY + 5)), start=2):
+        draft.open(request, Sampling())
+        for context in (CONTEXT, [*CONTEXT, 3]):
+            with case(context, paths, width):
+                children = draft.expand(request, context, paths, width)
+                assert_children(children, len(paths), width, least)
+        draft.close(request)
 
 
 def assert_tree(tree: DraftedTree) -> None:

@@ -28,22 +28,26 @@ from edgespec.policy.registry import POLICIES as ALL
 STAGES = (1, 2, 3, 4, 8)
 POLICIES = tuple(sorted(ALL))
 PROMPTS = {"flowspec": 20, "autoregressive": 8, "naive_tree": 6, "adaptive": 6}
-"""How many prompts each policy answers by default, others a few; `adaptive` at every stage count,
-the others at some. All of it is marked slow."""
+"""How many prompts each policy answers in `make test-all`, others a few; `adaptive` at every stage
+count, the others at some. All of it is marked slow."""
 FEW_PROMPTS = 4
 NEW_TOKENS = 24
 SMALLEST_CLEAR_MARGIN = 1e-3  # in logits; float32 rounding through eight layers is some 1e-5
 
 
 def cases(stages: tuple[int, ...], everywhere: Collection[str]) -> list[Any]:
-    """Every policy and stage count; by default those of `stages` or of a policy in `everywhere`."""
+    """Every policy and stage count: thorough where `stages` or `everywhere` has it, else slow."""
+    tiers = {True: pytest.mark.thorough, False: pytest.mark.slow}
     return [
-        pytest.param(
-            count, policy, marks=() if policy in everywhere or count in stages else pytest.mark.slow
-        )
+        pytest.param(count, policy, marks=tiers[policy in everywhere or count in stages])
         for policy in POLICIES
         for count in STAGES
     ]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_three_stages_give_what_transformers_generates(policy: str) -> None:
+    _greedy(3, policy, 2)
 
 
 @pytest.mark.parametrize(("stages", "policy"), cases((1, 3, 8), ("adaptive",)))
@@ -71,18 +75,31 @@ def _greedy(stages: int, policy: str, count: int) -> None:
 SAMPLED = ("gsm8k-test-3", "help-1", "code-3")
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_three_stages_sample_what_one_does(policy: str) -> None:
+    _sampled(3, policy, (2**40 + 7,), SAMPLED[:2])
+
+
 @pytest.mark.parametrize(("stages", "policy"), cases((3,), ("flowspec",)))
 def test_sampled_tokens_depend_on_seed_and_prompt_alone(stages: int, policy: str) -> None:
+    answers = _sampled(stages, policy, (0, 1, 2**40 + 7), SAMPLED)
+    assert len(answers) > len(SAMPLED), "different seeds gave the same text everywhere"
+
+
+def _sampled(
+    stages: int, policy: str, seeds: tuple[int, ...], names: tuple[str, ...]
+) -> set[tuple[str, tuple[int, ...]]]:
+    """Compare the answers with plain decoding's; what came out."""
     ring = torch_ring(stages)
     answers = set()
-    for seed in (0, 1, 2**40 + 7):
-        for name in SAMPLED:
+    for seed in seeds:
+        for name in names:
             expected = _plainly_sampled(name, seed)
             ring.replies.clear()
             asked = request(prompts()[name], policy, 16, temperature=0.8, seed=seed)
             assert ring.ask(asked).token_ids == expected, (name, seed)
             answers.add((name, expected))
-    assert len(answers) > len(SAMPLED), "different seeds gave the same text everywhere"
+    return answers
 
 
 @cache
@@ -93,9 +110,13 @@ def _plainly_sampled(name: str, seed: int) -> tuple[int, ...]:
     return ring.ask(asked).token_ids
 
 
-def test_default_dtype_differs_at_near_ties_only() -> None:
+FEW_OR_ALL = [3, pytest.param(20, marks=pytest.mark.thorough)]
+
+
+@pytest.mark.parametrize("count", FEW_OR_ALL)
+def test_default_dtype_differs_at_near_ties_only(count: int) -> None:
     ring = torch_ring(3, "float32")
-    for tag, (name, prompt) in enumerate(prompts().items()):
+    for tag, (name, prompt) in enumerate(list(prompts().items())[:count]):
         ring.replies.clear()
         got = ring.ask(request(prompt, "flowspec", NEW_TOKENS, tag=tag)).token_ids
         wanted = generated(prompt, NEW_TOKENS)
@@ -113,31 +134,37 @@ def _margin(prompt: str, answer: tuple[int, ...]) -> float:
     return float(best[0] - best[1])
 
 
-def test_an_answer_may_fill_the_context() -> None:
+ONE_OR_EACH = [
+    pytest.param(policy, marks=() if policy == "flowspec" else pytest.mark.thorough)
+    for policy in PROMPTS
+]
+
+
+@pytest.mark.parametrize("policy", ONE_OR_EACH)
+def test_an_answer_may_fill_the_context(policy: str) -> None:
     filler = tokenizer().decode([300] * (CONTEXT - 12))
     room = CONTEXT - len(tokenizer().encode(filler))
     assert 0 < room < 64
     expected = generated(filler, room)
-    for policy in PROMPTS:
-        ring = torch_ring(2)
-        ring.replies.clear()
-        answer = ring.ask(request(filler, policy, 4 * room))
-        assert answer.token_ids == expected[: len(answer.token_ids)]
-        assert answer.new_tokens == room or answer.finish_reason == "stop"
+    ring = torch_ring(2)
+    ring.replies.clear()
+    answer = ring.ask(request(filler, policy, 4 * room))
+    assert answer.token_ids == expected[: len(answer.token_ids)]
+    assert answer.new_tokens == room or answer.finish_reason == "stop"
 
 
-def test_an_end_token_ends_the_answer_at_once() -> None:
+@pytest.mark.parametrize("policy", ONE_OR_EACH)
+def test_an_end_token_ends_the_answer_at_once(policy: str) -> None:
     prompt = "Question: Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many "
     prompt += "pencils does he have left?\nAnswer:"
     wanted = generated(prompt, 128)
     assert wanted[-1] in tokenizer().eos_ids, "the example no longer ends by itself"
-    for policy in PROMPTS:
-        ring = torch_ring(3)
-        ring.replies.clear()
-        answer = ring.ask(request(prompt, policy, 128))
-        assert answer.token_ids == wanted
-        assert answer.finish_reason == "stop"
-        assert answer.text == tokenizer().decode(wanted)
+    ring = torch_ring(3)
+    ring.replies.clear()
+    answer = ring.ask(request(prompt, policy, 128))
+    assert answer.token_ids == wanted
+    assert answer.finish_reason == "stop"
+    assert answer.text == tokenizer().decode(wanted)
 
 
 def test_stop_string_ends_at_once_whatever_the_policy() -> None:
@@ -156,12 +183,13 @@ def test_stop_string_ends_at_once_whatever_the_policy() -> None:
     assert ends[0] == generated(prompt, NEW_TOKENS)[: len(ends[0])]
 
 
-def test_flowspec_needs_fewer_trips_than_naive_tree_than_autoregressive() -> None:
+@pytest.mark.parametrize("count", FEW_OR_ALL)
+def test_flowspec_needs_fewer_trips_than_naive_tree_than_autoregressive(count: int) -> None:
     trips = {}
     for policy in ("autoregressive", "naive_tree", "flowspec"):
         ring = torch_ring(3)
         total = tokens = 0.0
-        for tag, prompt in enumerate(prompts().values()):
+        for tag, prompt in enumerate(list(prompts().values())[:count]):
             ring.replies.clear()
             answer = ring.ask(request(prompt, policy, NEW_TOKENS, tag=tag))
             total += answer.trips

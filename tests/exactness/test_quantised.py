@@ -14,15 +14,19 @@ PROMPTS = 4
 NEW_TOKENS = 24
 
 
-QUICK = {("int4", 3), ("nf4", 3), ("int8", 1)}
-"""What runs by default; all of it is marked slow."""
+BY_DEFAULT = {("int4", 3), ("nf4", 3), ("int8", 1)}
+"""What is not marked slow."""
+THOROUGH = [
+    pytest.param(policy, marks=pytest.mark.thorough)
+    for policy in ("autoregressive", "naive_tree", "flowspec")
+]
 
 
-@pytest.mark.parametrize("policy", ["autoregressive", "naive_tree", "flowspec", "adaptive"])
+@pytest.mark.parametrize("policy", [*THOROUGH, "adaptive"])
 @pytest.mark.parametrize(
     ("quant", "stages"),
     [
-        pytest.param(quant, stages, marks=() if (quant, stages) in QUICK else pytest.mark.slow)
+        pytest.param(quant, stages, marks=() if (quant, stages) in BY_DEFAULT else pytest.mark.slow)
         for quant in ("int4", "int4-g32", "int8", "nf4", "nf4-dq")
         for stages in (1, 3)
     ],

@@ -29,7 +29,9 @@ matrix = [
 ]
 few = [  # test_exactness.py has the independent draft
     pytest.mark.parametrize("draft", [d for d in DRAFTS if d not in ("independent", "easyspec")]),
-    pytest.mark.parametrize("policy", ["adaptive", "flowspec"]),
+    pytest.mark.parametrize(
+        "policy", ["adaptive", pytest.param("flowspec", marks=pytest.mark.thorough)]
+    ),
 ]
 
 

@@ -164,16 +164,17 @@ def test_marks_that_a_message_has_already_are_not_used(tmp_path: Path) -> None:
         say(one, every + "</s>")
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_whatever_is_said_no_control_token_comes_of_it(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
+@pytest.mark.parametrize("cut", ["bytes", "metaspace"])
+def test_whatever_is_said_no_control_token_comes_of_it(tmp_path: Path, cut: str) -> None:
     parts = [*CONTROL, "</think>", " ", "\n", "a", "<|im_", "end|>", "<", "\U000f0000", "é", "👩‍👧"]
-    one = chatting(tmp_path, cut=rng.choice(("bytes", "metaspace")))
-    contents = ["".join(rng.choices(parts, k=rng.randint(0, 8))) for _ in range(3)]
-    ids = say(one, *contents)
-    assert control_of(one, ids) == [*TURN * 3, "<|im_start|>"], contents
-    right = "".join(f"<|im_start|>user\n{text}<|im_end|>\n" for text in contents)
-    assert written(one, ids) == right + "<|im_start|>assistant\n"
+    one = chatting(tmp_path, cut=cut)
+    for seed in range(20):
+        rng = random.Random(seed)
+        contents = ["".join(rng.choices(parts, k=rng.randint(0, 8))) for _ in range(3)]
+        ids = say(one, *contents)
+        assert control_of(one, ids) == [*TURN * 3, "<|im_start|>"], contents
+        right = "".join(f"<|im_start|>user\n{text}<|im_end|>\n" for text in contents)
+        assert written(one, ids) == right + "<|im_start|>assistant\n", contents
 
 
 def test_the_bundled_tokenizer() -> None:

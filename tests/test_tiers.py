@@ -1,0 +1,75 @@
+"""The tiers: what `make test` leaves out has a cheaper case in it, so that no promise slips out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.drafting.choice import HYBRID, SOURCES
+from edgespec.policy.registry import POLICIES
+
+HERE = Path(__file__).parent
+EXPENSIVE = ("slow", "thorough")
+BY_HAND = {  # files without a quick test, and where `make test` has their promise instead
+    "cli/test_losses.py": "cli/test_ring.py",
+    "model/test_big_block.py": "model/test_block.py",
+    "policy/test_slowing.py": "policy/test_experience.py",
+    "serving/test_big_prompts.py": "decoding/test_prompts.py",
+    "serving/test_screenshots.py": "serving/test_page.py",
+    "test_install.py": "test_package.py",
+}
+
+
+@pytest.fixture
+def quick(request: pytest.FixtureRequest) -> list[pytest.Function]:
+    """The tests of the quick tier. Only a run that collected every file knows them."""
+    config = request.config
+    whole = [Path(argument).resolve() for argument in config.args] == [HERE]
+    if not whole or config.option.keyword or config.option.deselect:
+        pytest.skip("only part of the tests was collected")
+    return [
+        item
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and not any(map(item.get_closest_marker, EXPENSIVE))
+    ]
+
+
+def test_every_file_has_a_quick_test(quick: list[pytest.Function]) -> None:
+    files = {str(path.relative_to(HERE)) for path in HERE.rglob("test_*.py")}
+    covered = {str(item.path.relative_to(HERE)) for item in quick}
+    assert files - covered == set(BY_HAND)
+    assert set(BY_HAND.values()) <= covered
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "test_three_stages_give_what_transformers_generates",
+        "test_three_stages_sample_what_one_does",
+    ],
+)
+def test_every_policy_is_shown_to_be_exact(quick: list[pytest.Function], test: str) -> None:
+    assert shown(quick, "test_exactness.py", test, "policy") == set(POLICIES)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "test_greedy_is_what_transformers_generates",
+        "test_sampled_tokens_depend_on_seed_and_prompt_alone",
+    ],
+)
+def test_every_draft_source_is_shown_to_be_exact(quick: list[pytest.Function], test: str) -> None:
+    choices = shown(quick, "test_sources.py", test, "draft")
+    named = {choice.partition(":")[0] for choice in choices}
+    assert named | {"independent"} == {*SOURCES, HYBRID}  # test_exactness.py has that one
+
+
+def shown(quick: list[pytest.Function], file: str, test: str, parameter: str) -> set[str]:
+    """The values of a parameter that the quick cases of a test of exactness have."""
+    return {
+        item.callspec.params[parameter]
+        for item in quick
+        if item.path == HERE / "exactness" / file and item.originalname == test
+    }
