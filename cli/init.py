@@ -18,7 +18,7 @@ from edgespec.cli.token import with_cluster
 from edgespec.config import DEFAULT_PORT, Address
 from edgespec.daemon.bundled import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, folder_of
-from edgespec.daemon.planning import asked_model, chosen_context, devices_of, speculative_speed
+from edgespec.daemon.planning import chosen_context, devices_of, model_to_plan, speculative_speed
 from edgespec.daemon.registry import Registry
 from edgespec.daemon.registry_book import clean_name
 from edgespec.daemon.settings import (
@@ -222,7 +222,7 @@ def _planned(
 ) -> _Planned:
     base = model or bundled("base")
     chosen = chosen_draft(draft, model)
-    asked = asked_model(base, quant, str(chosen) or NONE, draft_quant)
+    asked = model_to_plan(base, quant, str(chosen) or NONE, draft_quant)
     coordinator, others = devices_of(devices)
     problem = Problem(asked.model, coordinator, others, chosen_context(asked, context))
     return _Planned(make_plan(problem), base, str(chosen), draft_quant)

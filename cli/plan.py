@@ -17,11 +17,11 @@ from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
 from edgespec.daemon.planning import (
-    Asked,
-    asked_model,
+    ModelToPlan,
     chosen_context,
     devices_of,
     measured_share,
+    model_to_plan,
     speculative_speed,
 )
 from edgespec.planning.memory import GIB
@@ -82,7 +82,7 @@ def plan(
     that would not help, and says what is measured and what is estimated. docs/planning.md has the
     problem and the formula.
     """
-    asked = asked_model(model, quant, draft, draft_quant)
+    asked = model_to_plan(model, quant, draft, draft_quant)
     coordinator, others = devices_of(devices)
     problem = Problem(asked.model, coordinator, others, chosen_context(asked, context), requests)
     made = make_plan(problem)
@@ -163,7 +163,7 @@ def _sureness(made: Plan) -> Iterator[str]:
         yield f"figures of {name}: {measured} of {all_of_them} measured on a device{rest}"
 
 
-def _other_cut(asked: Asked, made: Plan) -> Iterator[str]:
+def _other_cut(asked: ModelToPlan, made: Plan) -> Iterator[str]:
     if asked.split and asked.split != made.split:
         yield (
             f"the block files are cut into {_joined(asked.split)} layers; for this plan make them "

@@ -13,7 +13,7 @@ from edgespec.daemon.api_process import served_http
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.coordinator import run_coordinator
 from edgespec.daemon.process import end_with_parent, leave, start_logging
-from edgespec.daemon.settings import Asked, served_config
+from edgespec.daemon.settings import ServeOptions, served_config
 
 
 def serve(
@@ -67,7 +67,9 @@ def serve(
     emulation = Emulation.parse(emulate, cost_model)
     timing = Timing(recovery=recovery)
     folder = ClusterFolder.open(folder_of(cluster))
-    asked = Asked(model, draft, stages, dtype, quant, draft_quant, layers, context, host, port)
+    asked = ServeOptions(
+        model, draft, stages, dtype, quant, draft_quant, layers, context, host, port
+    )
     config = served_config(
         folder.settings, asked, emulation=emulation, trace=trace, cache=cache, timing=timing
     )

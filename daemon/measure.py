@@ -355,7 +355,7 @@ def _tidy(value: float) -> float:
 
 
 def _row_table(seconds: Iterable[float], origin: str) -> RowTable:
-    return RowTable(tuple(map(_tidy, seconds)), origin)
+    return RowTable.of(map(_tidy, seconds), origin)
 
 
 def _called(name: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, structs
 
 from edgespec.config import Quantisation
 from edgespec.daemon.bundled import bundled
@@ -27,15 +29,23 @@ from edgespec.planning.cost_model import (
 from edgespec.planning.memory import Device, PlannedModel
 from edgespec.planning.plan import Plan
 from edgespec.planning.profile import Figure, Profile, RowTable
+from edgespec.schema import FileStruct, Text, as_type, parse_json
 
 DEFAULT_QUANTISATION = "int4"
 DEFAULT_CONTEXT = 4096
 
-_KEYS = ("name", "profile", "memory_bytes", "coordinator")
+
+class _DeviceEntry(FileStruct, frozen=True):
+    """One device in a devices file."""
+
+    name: Text
+    profile: Text
+    memory_bytes: Annotated[int, Meta(gt=0, lt=2**60)] | None = None
+    coordinator: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ModelToPlan:
     """A model as asked for. `context`: the most that it takes, 0 if nobody knows.
 
     `split`: layers of the stages that a folder of block files is cut into, () for other models.
@@ -46,7 +56,7 @@ class Asked:
     split: tuple[int, ...]
 
 
-def asked_model(model: str, quant: str, draft: str, draft_quant: str) -> Asked:
+def model_to_plan(model: str, quant: str, draft: str, draft_quant: str) -> ModelToPlan:
     """A model folder, a folder of block files or the name of a cost model, with its draft.
 
     `quant` "": as the block files have it, or int4. `draft`: see drafting.choice; "": none, or that
@@ -60,7 +70,7 @@ def asked_model(model: str, quant: str, draft: str, draft_quant: str) -> Asked:
     return replace(asked, model=replace(asked.model, draft=costs, sources=_names(choice)))
 
 
-def _base(model: str, quant: str) -> Asked:
+def _base(model: str, quant: str) -> ModelToPlan:
     if Path(model).is_dir():
         return _folder(Path(model), quant)
     if model not in COST_MODELS:
@@ -71,10 +81,10 @@ def _base(model: str, quant: str) -> Asked:
     of = ARCHITECTURES[model.removesuffix("-eagle")]
     quantisation = Quantisation.parse(quant or DEFAULT_QUANTISATION)
     published = COST_MODELS[model].draft
-    return Asked(PlannedModel(model, of, quantisation, published), 0, ())
+    return ModelToPlan(PlannedModel(model, of, quantisation, published), 0, ())
 
 
-def chosen_context(asked: Asked, context: int) -> int:
+def chosen_context(asked: ModelToPlan, context: int) -> int:
     """`context`, or the default for 0. Raises ConfigError for more than the model takes."""
     if asked.context and context > asked.context:
         raise ConfigError(
@@ -99,7 +109,7 @@ def measured_share(profile: Profile) -> tuple[int, int]:
     """How many of a profile's figures were measured on a device, of how many."""
     figures = [
         entry
-        for entry in (getattr(profile, name) for name in profile.__slots__)
+        for entry in (getattr(profile, name) for name in profile.__struct_fields__)
         if isinstance(entry, Figure | RowTable)
     ]
     return sum(figure.origin.startswith("measured") for figure in figures), len(figures)
@@ -151,7 +161,7 @@ QUESTIONS = (
 # --- models -------------------------------------------------------------------------------------
 
 
-def _folder(folder: Path, quant: str) -> Asked:
+def _folder(folder: Path, quant: str) -> ModelToPlan:
     of, config, where = _architecture(folder)
     made = manifest_of(folder)
     if made is not None and quant and quant != made.quantisation.name:
@@ -163,7 +173,7 @@ def _folder(folder: Path, quant: str) -> Asked:
     split = made.layers_of_stages if made else ()
     name = folder.resolve().name
     model = PlannedModel(name, of, quantisation)
-    return Asked(model, longest_context(config, where), split)
+    return ModelToPlan(model, longest_context(config, where), split)
 
 
 def _names(choice: DraftChoice) -> str:
@@ -215,11 +225,10 @@ def _read_object(file: Path) -> dict[str, object]:
 
 def _read_json(file: Path) -> object:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        content = file.read_bytes()
     except OSError as problem:
         raise ConfigError(f"cannot read {file}: {problem.strerror}") from None
-    except (ValueError, RecursionError) as problem:
-        raise ConfigError(f"{file} is not JSON in UTF-8: {problem}") from None
+    return parse_json(content, str(file))
 
 
 # --- devices ------------------------------------------------------------------------------------
@@ -274,26 +283,10 @@ def _described(listed: list[object], file: str) -> tuple[list[Device], int]:
     return devices, coordinators[0] if coordinators else 0
 
 
-def _device(entry: object, where: str) -> tuple[Device, bool]:
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{where} is {entry!r}; it must be an object with: {', '.join(_KEYS)}")
-    unknown = [repr(key) for key in entry if key not in _KEYS]
-    if unknown:
-        raise ConfigError(
-            f"{where} has unknown keys: {', '.join(unknown)}; known ones: {', '.join(_KEYS)}"
-        )
-    for key in ("name", "profile"):
-        if not isinstance(entry.get(key), str) or not entry[key].strip():
-            raise ConfigError(f"{where}: {key} is {entry.get(key)!r}; it must be a text")
-    coordinator = entry.get("coordinator", False)
-    if not isinstance(coordinator, bool):
-        raise ConfigError(f"{where}: coordinator is {coordinator!r}; it must be true or false")
-    profile = profile_named(entry["profile"])
-    if "memory_bytes" in entry:
-        memory = entry["memory_bytes"]
-        if not isinstance(memory, int) or isinstance(memory, bool) or not 0 < memory < 2**60:
-            raise ConfigError(
-                f"{where}: memory_bytes is {memory!r}; it must be a whole number of bytes"
-            )
-        profile = replace(profile, memory_bytes=Figure(memory, f"given in {where}"))
-    return Device(entry["name"], profile), coordinator
+def _device(content: object, where: str) -> tuple[Device, bool]:
+    entry = as_type(_DeviceEntry, content, where)
+    profile = profile_named(entry.profile)
+    if entry.memory_bytes is not None:
+        memory = Figure(entry.memory_bytes, f"given in {where}")
+        profile = structs.replace(profile, memory_bytes=memory)
+    return Device(entry.name, profile), entry.coordinator

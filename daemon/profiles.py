@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from importlib import resources
 from pathlib import Path
 
 from edgespec.errors import ConfigError
 from edgespec.planning.profile import Profile
+from edgespec.schema import parse_json
 
 _PACKAGE = "edgespec.profiles"
 _SUFFIX = ".json"
@@ -35,9 +35,7 @@ def profile_named(name_or_path: str) -> Profile:
             "or give the path of a JSON file"
         )
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = Path(path).read_bytes()
     except OSError as problem:
         raise ConfigError(f"cannot read the profile {path}: {problem.strerror}") from None
-    except (ValueError, RecursionError) as problem:
-        raise ConfigError(f"the profile {path} is not JSON in UTF-8: {problem}") from None
-    return Profile.from_dict(data, path)
+    return Profile.from_dict(parse_json(content, path), path)

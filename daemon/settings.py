@@ -29,7 +29,7 @@ Value = TypeVar("Value", str, int, tuple[int, ...])
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ServeOptions:
     """What `edgespec serve` was told; what it was not told is empty (port: None)."""
 
     model: str
@@ -51,7 +51,7 @@ class Asked:
 
 def served_config(
     settings: ClusterSettings,
-    asked: Asked,
+    asked: ServeOptions,
     *,
     emulation: Emulation | None,
     trace: str,
@@ -60,7 +60,7 @@ def served_config(
 ) -> CoordinatorConfig:
     """The ring that was asked for, or else that of the cluster. Raises ConfigError."""
     usual = asked.describes_ring
-    ring: Asked | ClusterSettings = asked if usual else settings
+    ring: ServeOptions | ClusterSettings = asked if usual else settings
     host = asked.host or (LOOPBACK if usual else settings.host)
     port = asked.port if asked.port is not None else DEFAULT_PORT if usual else settings.port
     config = coordinator_config(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.config import CoordinatorConfig
-from edgespec.daemon.planning import asked_model
+from edgespec.daemon.planning import model_to_plan
 from edgespec.errors import ConfigError
 from edgespec.planning.memory import Needs
 from edgespec.planning.partition import blocks_of, fitted_split
@@ -81,7 +81,7 @@ def needs_of(config: CoordinatorConfig, tokenizer: Path, context: int) -> Needs 
     None for a model whose sizes the planner cannot tell.
     """
     try:
-        asked = asked_model(str(tokenizer), config.quantisation.name, "", "none")
+        asked = model_to_plan(str(tokenizer), config.quantisation.name, "", "none")
     except ConfigError as problem:
         log.info("the ring cannot be shared out anew when a device is lost: %s", problem)
         return None

@@ -13,7 +13,7 @@ The picture, top to bottom; a room may import the rows below its own, never one 
     policy    verify
     tree      wire      planning
     types
-    config
+    config    schema
     errors
 
 Imports are found in the syntax tree, so a lazy one inside a function, a relative one, one under
@@ -32,7 +32,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 ROWS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"config"}),
+    frozenset({"config", "schema"}),
     frozenset({"types"}),
     frozenset({"tree", "wire", "planning"}),
     frozenset({"policy", "verify"}),

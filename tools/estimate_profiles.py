@@ -199,7 +199,7 @@ def tidy(value: float) -> float:
 
 def table(seconds: Callable[[int], float], origin: str) -> RowTable:
     """A row table of a function of the rows."""
-    return RowTable(tuple(tidy(seconds(rows)) for rows in ROWS), origin)
+    return RowTable.of((tidy(seconds(rows)) for rows in ROWS), origin)
 
 
 def roofline(board: Board, bits: int) -> RowTable:

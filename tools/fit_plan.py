@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec import structs
 
 from edgespec.bench.simulated import Setup, play
 from edgespec.bench.workloads import Prompt
@@ -44,7 +45,7 @@ def rings() -> Iterator[Ring]:
     """Nano boards alone, behind a larger D0, behind slow links, and mixed ones."""
     nano, plus, nx, agx = (
         # Memory does not matter here: a ring of one stage holds a model that no board could.
-        replace(profile_named(name), memory_bytes=Figure(1e12, "enough for any model"))
+        structs.replace(profile_named(name), memory_bytes=Figure(1e12, "enough for any model"))
         for name in (
             "jetson-orin-nano-8gb",
             "jetson-orin-nano-super-8gb",
@@ -52,7 +53,7 @@ def rings() -> Iterator[Ring]:
             "jetson-agx-orin-64gb",
         )
     )
-    slow = replace(
+    slow = structs.replace(
         nano,
         link_latency=Figure(0.005, "a slow network"),
         link_bandwidth=Figure(12e6, "a slow network"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from edgespec.config import QUANTISATIONS
 from edgespec.planning.cost_model import NO_DRAFT
 from edgespec.planning.memory import GIB, Device, gib
@@ -198,7 +200,7 @@ def _grown(problem: Problem, shortage: Shortage, tenths: int) -> Problem:
     """The problem with so many tenths of a GiB on the device that is short."""
     memory = Figure(tenths * GIB // 10, "the planner's advice")
     device = shortage.device
-    grown = replace(device, profile=replace(device.profile, memory_bytes=memory))
+    grown = replace(device, profile=structs.replace(device.profile, memory_bytes=memory))
     if shortage.index < 0:
         return replace(problem, coordinator=grown)
     others = list(problem.others)

@@ -415,7 +415,7 @@ def test_four_bit_is_charged_by_the_bytes_of_cost_models(tmp_path: Path) -> None
     table = measure._four_bit(session, shape, times, found, "int4")
     # 4.5 bits a weight are charged as 4.25.
     expected = [float(f"{seconds * 4.5 / 4.25:.4g}") for seconds in LINE.values()]
-    assert table.seconds == pytest.approx(expected)
+    assert list(table.seconds.values()) == pytest.approx(expected)
     assert "4.50 bits a weight where cost models charge 4.25" in table.origin
 
 

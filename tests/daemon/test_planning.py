@@ -15,10 +15,10 @@ from edgespec.daemon import planning
 from edgespec.daemon.bundled import bundled
 from edgespec.daemon.planning import (
     QUESTIONS,
-    asked_model,
     chosen_context,
     devices_of,
     measured_share,
+    model_to_plan,
     speculative_speed,
 )
 from edgespec.daemon.profiles import profile_named
@@ -43,7 +43,7 @@ def written(path: Path, content: object) -> str:
 def test_a_model_folder_needs_no_weights(tmp_path: Path) -> None:
     config = json.loads((Path(bundled("base")) / "config.json").read_text())
     written(tmp_path / "config.json", config)
-    asked = asked_model(str(tmp_path), "nf4", bundled("draft"), "none")
+    asked = model_to_plan(str(tmp_path), "nf4", bundled("draft"), "none")
     assert (asked.model.of.layers, asked.model.quantisation.name) == (8, "nf4")
     assert asked.model.draft.name == "draft"
     assert asked.model.draft.bits == 16
@@ -55,11 +55,11 @@ def test_a_model_folder_needs_no_weights(tmp_path: Path) -> None:
 
 
 def test_a_cost_model_has_its_published_draft() -> None:
-    asked = asked_model("llama-2-7b", "", "", "none")
+    asked = model_to_plan("llama-2-7b", "", "", "none")
     assert asked.model.quantisation.name == "int4"
     assert asked.model.draft == COST_MODELS["llama-2-7b"].draft
     assert chosen_context(asked, 0) == 4096
-    quantised = asked_model("llama-2-7b", "", bundled("draft"), "int4").model.draft
+    quantised = model_to_plan("llama-2-7b", "", bundled("draft"), "int4").model.draft
     assert (quantised.name, quantised.bits) == ("draft", 4)
 
 
@@ -71,10 +71,10 @@ def test_block_files_say_how_they_are_quantised_and_cut(tmp_path: Path) -> None:
     made = Manifest("base", mark, QUANTISATIONS["nf4"], "bfloat16", 8, blocks, None, (), "1")
     written(tmp_path / MANIFEST, made.to_dict())
     for quant in ("", "nf4"):
-        asked = asked_model(str(tmp_path), quant, "", "none")
+        asked = model_to_plan(str(tmp_path), quant, "", "none")
         assert (asked.model.quantisation.name, asked.split) == ("nf4", (5, 3))
     with pytest.raises(ConfigError, match="holds block files in nf4, not int4"):
-        asked_model(str(tmp_path), "int4", "", "none")
+        model_to_plan(str(tmp_path), "int4", "", "none")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_block_files_say_how_they_are_quantised_and_cut(tmp_path: Path) -> None:
 )
 def test_models_that_cannot_be_planned(arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        asked_model(*arguments)
+        model_to_plan(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_models_that_cannot_be_planned(arguments: tuple[str, ...], message: str)
 def test_a_config_that_says_nothing(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ConfigError, match=f"config.json.*{message}"):
-        asked_model(str(tmp_path), "", "", "none")
+        model_to_plan(str(tmp_path), "", "", "none")
 
 
 def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*config.json"):
-        asked_model(str(tmp_path), "", "", "none")
+        model_to_plan(str(tmp_path), "", "", "none")
 
 
 # --- devices ------------------------------------------------------------------------------------
@@ -149,10 +149,10 @@ def test_a_path_may_be_a_profile_too(tmp_path: Path) -> None:
     ("listed", "message"),
     [
         ([], "0 devices"),
-        ([3], "device 1 is 3; it must be an object"),
-        ([{"name": "a"}], "device 1: profile is None"),
+        ([3], "device 1: it is 3; it must be an object"),
+        ([{"name": "a"}], "device 1: the key 'profile' is missing"),
         ([{"name": " ", "profile": NANO}], "device 1: name is ' '"),
-        ([{"name": "a", "profile": NANO, "speed": 1}], "unknown keys: 'speed'; known ones: name"),
+        ([{"name": "a", "profile": NANO, "speed": 1}], "unknown key 'speed'; known: name"),
         ([{"name": "a", "profile": "no-such"}], "no profile 'no-such'"),
         ([{"name": "a", "profile": NANO}] * 2, "device 2: the name 'a' is taken"),
         ([{"name": "a", "profile": NANO, "memory_bytes": 1.5}], "memory_bytes is 1.5"),
@@ -193,7 +193,7 @@ def test_measured_figures_are_counted() -> None:
 
 
 def planned(devices: str) -> Plan:
-    asked = asked_model("llama-2-13b", "", "", "none")
+    asked = model_to_plan("llama-2-13b", "", "", "none")
     coordinator, others = devices_of(devices)
     return plan(Problem(asked.model, coordinator, others, 4096))
 

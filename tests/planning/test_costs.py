@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from edgespec.daemon.profiles import profile_named, profile_names
 from edgespec.errors import CapacityError, ConfigError
@@ -174,8 +173,8 @@ def test_the_layers_are_split_and_fit() -> None:
 
 
 def test_a_link_is_as_bad_as_its_worse_end() -> None:
-    far = replace(NANO, link_latency=Figure(0.02, "made up"))
-    thin = replace(NANO, link_bandwidth=Figure(1e6, "made up"))
+    far = structs.replace(NANO, link_latency=Figure(0.02, "made up"))
+    thin = structs.replace(NANO, link_bandwidth=Figure(1e6, "made up"))
     latency, bandwidth = NANO.link_latency.value, NANO.link_bandwidth.value
     assert ring_costs([NANO, NANO, far, thin], MODEL).links == (
         LinkCosts(latency, bandwidth),
@@ -200,8 +199,8 @@ def test_a_block_that_does_not_fit_is_refused_by_stage() -> None:
 
 def test_the_first_stage_holds_the_embedding_too() -> None:
     block = 40 * MODEL.layer_bytes
-    roomy = replace(NANO, memory_bytes=Figure(block + MODEL.head_bytes, "made up"))
-    tight = replace(NANO, memory_bytes=Figure(block + MODEL.head_bytes - 1, "made up"))
+    roomy = structs.replace(NANO, memory_bytes=Figure(block + MODEL.head_bytes, "made up"))
+    tight = structs.replace(NANO, memory_bytes=Figure(block + MODEL.head_bytes - 1, "made up"))
     ring_costs([NANO, roomy], MODEL)
     with pytest.raises(CapacityError, match="stage 1 "):
         ring_costs([NANO, tight], MODEL)

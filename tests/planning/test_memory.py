@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon.profiles import profile_named
@@ -33,7 +32,7 @@ NEEDS = Needs(MODEL, 4096, 1)
 
 
 def device(nbytes: float) -> Device:
-    return Device("d", replace(NANO, memory_bytes=Figure(nbytes, "made up")))
+    return Device("d", structs.replace(NANO, memory_bytes=Figure(nbytes, "made up")))
 
 
 def test_the_engine_s_own_reserve_is_counted() -> None:

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon.profiles import profile_named
@@ -23,7 +24,7 @@ from edgespec.planning.plan import (
     plan,
 )
 from edgespec.planning.problem import SEGMENT_ROWS, Problem
-from edgespec.planning.profile import Figure
+from edgespec.planning.profile import Figure, RowTable
 from edgespec.planning.refusal import remedies, shortages
 
 NANO = profile_named("jetson-orin-nano-8gb")
@@ -42,7 +43,7 @@ def nanos(count: int) -> tuple[Device, ...]:
 
 
 def with_memory(name: str, gibibytes: float) -> Device:
-    return Device(name, replace(NANO, memory_bytes=Figure(gibibytes * GIB, "made up")))
+    return Device(name, structs.replace(NANO, memory_bytes=Figure(gibibytes * GIB, "made up")))
 
 
 def problem(count: int = 4, **settings: int) -> Problem:
@@ -111,8 +112,8 @@ def test_more_devices_than_layers() -> None:
 
 
 def test_a_measured_table_of_the_quantisation_counts() -> None:
-    slower = replace(NANO.four_bit, seconds=tuple(9 * s for s in NANO.four_bit.seconds))
-    measured = replace(NANO, quantisations={"int4": slower})
+    slower = RowTable.of((9 * s for s in NANO.four_bit.seconds.values()), "made up")
+    measured = structs.replace(NANO, quantisations={"int4": slower})
     node = NodeCosts(measured, MODEL.costs, 1)
     usual = NodeCosts(NANO, MODEL.costs, 1)
     fixed = NANO.layer_seconds.value
@@ -122,7 +123,7 @@ def test_a_measured_table_of_the_quantisation_counts() -> None:
 
 
 def test_a_quantisation_that_a_device_cannot_run_is_refused() -> None:
-    unable = replace(NANO, unusable={"int4": "no kernel", "nf4": "no kernel"})
+    unable = structs.replace(NANO, unusable={"int4": "no kernel", "nf4": "no kernel"})
     with pytest.raises(
         ConfigError, match=r"nano-b cannot run int4 \(no kernel\); leave it out, or .* none or int8"
     ):
