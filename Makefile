@@ -1,5 +1,7 @@
 # `make demo` and `make test` need nothing but Python 3.10 or newer: each sets up .venv first.
 #
+#   make TORCH=cpu demo             torch for the CPU; TORCH=default: that of the package index, with
+#                                   CUDA on most machines; else it depends on whether there is a GPU
 #   make PYTHON=python3.12 test     another interpreter
 #   make PROMPT="2 + 2 =" demo      another prompt
 #   make PIP_FLAGS="..." demo       extra arguments for pip, for instance another package index
@@ -8,9 +10,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint clean
+.PHONY: help demo test test-all lint hooks clean
 
 PYTHON ?=
+TORCH ?= auto
 PIP_FLAGS ?=
 TEST_WORKERS ?= 2
 STAGES ?= 3
@@ -18,48 +21,32 @@ PROMPT ?= Question: A farmer has 12 hens. Each hen lays 5 eggs a week. He eats 1
 for 2 dollars each. How many dollars does he make in a week?
 
 export PROMPT  # reaches the recipe through the environment, so that quotes in it are only text
+export PYTHON TORCH  # read by tools/install.sh
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-by-make
+DEMO_STAMP := $(VENV)/.installed-for-demo
 TYPES := build/types
-
-# Usable means: recent enough, and able to make a virtual environment with pip in it. 3.11 comes
-# first because every pin of constraints.txt exists for it.
-CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3 python3.12 python3.13 python3.10)
 
 help:
 	@echo "make demo      set up, then answer one question on a ring of $(STAGES) stages on this machine"
 	@echo "make test      set up, then run the quick tests: every promise, in about three minutes"
 	@echo "make test-all  set up, then run all tests but the slow ones"
 	@echo "make lint      set up, then check style and types"
+	@echo "make hooks     let git check commit messages by the rules of CONTRIBUTING.md"
 	@echo "make clean     remove everything that these made"
 
-# One install serves every target, so that a second target starts at once. torch goes first: it
-# alone decides which build (CPU or CUDA) the rest is installed beside.
+# What `make demo` installs is enough for a user; the other targets add the tools for tests.
 $(STAMP): setup.cfg pyproject.toml constraints.txt
-	@for candidate in $(CANDIDATES); do \
-	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' \
-	      2>/dev/null; then python="$$candidate"; break; fi; \
-	done; \
-	if [ -z "$${python:-}" ]; then \
-	  echo "edgespec needs Python 3.10 or newer that can make virtual environments." >&2; \
-	  echo "Tried: $(CANDIDATES)" >&2; \
-	  echo "On Debian, Ubuntu and JetPack: sudo apt-get install python3 python3-venv" >&2; \
-	  echo "Or name one: make PYTHON=/path/to/python3 ..." >&2; \
-	  exit 1; \
-	fi; \
-	if [ ! -x $(BIN)/python ]; then \
-	  echo "Making $(VENV) with $$python"; "$$python" -m venv $(VENV); \
-	fi
-	@echo "Installing into $(VENV); the first time takes some minutes"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
-	  -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
-	  -c constraints.txt -e '.[test]'
+	@tools/install.sh $(VENV) '.[test]' $(PIP_FLAGS)
 	@touch $@
 
-demo: $(STAMP)
+$(DEMO_STAMP): setup.cfg pyproject.toml constraints.txt
+	@tools/install.sh $(VENV) . $(PIP_FLAGS)
+	@touch $@
+
+demo: $(or $(wildcard $(STAMP)),$(DEMO_STAMP))
 	@$(BIN)/edgespec demo --stages $(STAGES) --prompt "$$PROMPT"
 
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadscope
@@ -79,6 +66,21 @@ lint: $(STAMP)
 	@cd $(TYPES) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg \
 	  --cache-dir $(CURDIR)/.mypy_cache -p edgespec \
 	  | sed -E 's,^edgespec/(daemon|cli)/,\1/,'
+
+# A hook that is there stays, and so do those of core.hooksPath, which other clones may share.
+HOOK := tools/commit_msg.py
+hooks:
+	@hook="$$(git rev-parse --git-path hooks/commit-msg)"; \
+	if [ "$$hook" -ef $(HOOK) ]; then \
+	  echo "git checks commit messages already: $$hook"; \
+	elif [ -e "$$hook" ] || [ -L "$$hook" ] || git config core.hooksPath >/dev/null; then \
+	  echo "Nothing was changed: $$hook is there, or core.hooksPath is set." >&2; \
+	  echo "Let your own commit-msg hook call $(CURDIR)/$(HOOK) \"\$$1\"" >&2; \
+	  exit 1; \
+	else \
+	  mkdir -p "$$(dirname "$$hook")"; ln -s "$(CURDIR)/$(HOOK)" "$$hook"; \
+	  echo "git checks commit messages from now on: $$hook"; \
+	fi
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from edgespec.machines.effects import Stop
+from edgespec.ring.effects import Stop
 
 PARENT = "EDGESPEC_PARENT"
 """Environment variable: the process id that this daemon shall not outlive (set by `demo`)."""

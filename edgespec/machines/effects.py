@@ -9,32 +9,38 @@ from edgespec.tree.ledger import BoolArray, IntArray, Rows
 from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.tensor import NO_LAYERS, Layers, Tensor
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import Assign, Message, Segment
+from edgespec.wire.messages import Message, Segment
+
+
+class Effect:
+    """Base of all effects: each room has its own."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class SendRing:
+class SendRing(Effect):
     """Send a segment to the next node of the data ring."""
 
     segment: Segment
 
 
 @dataclass(frozen=True, slots=True)
-class SendStages:
+class SendStages(Effect):
     """Send a control message to every stage."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
-class SendCoordinator:
+class SendCoordinator(Effect):
     """Send a control message to the coordinator (from a stage)."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
-class SendPeer:
+class SendPeer(Effect):
     """Send a control message to one peer (by the address that its messages come from)."""
 
     peer: bytes
@@ -42,14 +48,14 @@ class SendPeer:
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(Effect):
     """Hand an event to the node's other machine."""
 
     event: RingUp | RingDown | Hold | PeerGone
 
 
 @dataclass(frozen=True, slots=True)
-class Renew:
+class Renew(Effect):
     """Have a new ring begun, in which nothing of this one counts; not at once if the last time was
     just before. `why` is a clause whose subject is the node."""
 
@@ -57,68 +63,7 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadBlock:
-    """Load the block that the coordinator assigned; comes back as BlockLoaded or LoadFailed."""
-
-    assign: Assign
-
-
-@dataclass(frozen=True, slots=True)
-class FetchBlock:
-    """Have that block on this device's disk, beside the one that runs; comes back as BlockFetched,
-    or not at all. With None, whatever is fetched is not wanted any more."""
-
-    assign: Assign | None
-
-
-@dataclass(frozen=True, slots=True)
-class ResetStage:
-    """A new ring begins, in which the stage's block has this place: forget the one before."""
-
-    assign: Assign
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRing:
-    """From now on, exchange segments with whoever shows this key; send none before ConnectRing."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectRing:
-    """From now on, push segments to this TCP address (empty host: the coordinator's).
-
-    `key`: the public key that the node there has to prove.
-    """
-
-    host: str
-    port: int
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class CloseRing:
-    """This node has no part in a ring: push to nobody."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Tell the person at the terminal how things stand."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End this node's program; `failed` says whether the reason is an error."""
-
-    reason: str
-    failed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OpenCache:
+class OpenCache(Effect):
     """Make an empty KV cache for a request with room for `reserve` rows."""
 
     request: int
@@ -126,7 +71,7 @@ class OpenCache:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveCache:
+class MoveCache(Effect):
     """A request takes over the KV cache of another one, which is over."""
 
     request: int
@@ -134,14 +79,14 @@ class MoveCache:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseCache:
+class CloseCache(Effect):
     """Free a request's KV cache."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
-class RunBlock:
+class RunBlock(Effect):
     """Run the stage's layers over `rows`; comes back as BlockDone.
 
     `hidden` [R, H] are the incoming rows (None on the first stage, which embeds `rows.tokens`).
@@ -162,14 +107,14 @@ class RunBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class AbortBlock:
+class AbortBlock(Effect):
     """Nothing of this running job is wanted any more: stop between two layers."""
 
     job: int
 
 
 @dataclass(frozen=True, slots=True)
-class GatherRows:
+class GatherRows(Effect):
     """Behind slot `start` of the request's cache keep the slots `start + order`, in that order."""
 
     request: int
@@ -178,7 +123,7 @@ class GatherRows:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodePrompt:
+class EncodePrompt(Effect):
     """Turn what a client asked into tokens; comes back as PromptEncoded.
 
     `prompt`: the text to continue; `messages`: instead of it, a conversation as JSON. `most`: how
@@ -193,7 +138,7 @@ class EncodePrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenDraft:
+class OpenDraft(Effect):
     """Start a request on the draft source; with a `base`, an answered request that ends with this,
     whose first `rows` tokens are its own too."""
 
@@ -204,14 +149,14 @@ class OpenDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseDraft:
+class CloseDraft(Effect):
     """Free a request on the draft source."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
-class RunDraft:
+class RunDraft(Effect):
     """Grow a fresh tree below the last token of `context`; comes back as Drafted.
 
     `features`: what the draft source needs of the committed rows, as far as it has not had it.
@@ -226,7 +171,7 @@ class RunDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class DeepenDraft:
+class DeepenDraft(Effect):
     """Grow the request's last drafted tree by `levels` more; comes back as Drafted."""
 
     job: int
@@ -236,7 +181,7 @@ class DeepenDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpandDraft:
+class ExpandDraft(Effect):
     """Guess `width` children of each path; comes back as Expanded.
 
     `paths` are tokens behind the last one of `context` (empty: behind the context itself).
@@ -252,7 +197,7 @@ class ExpandDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class RunHead:
+class RunHead(Effect):
     """Sample the token behind each hidden row [R, H]; comes back as HeadDone.
 
     `positions` int64 [R] are the positions of the tokens to be sampled. `top`: how many of the
@@ -265,34 +210,3 @@ class RunHead:
     positions: IntArray
     sampling: Sampling
     top: int = -1
-
-
-Effect = (
-    SendRing
-    | SendStages
-    | SendCoordinator
-    | SendPeer
-    | Forward
-    | LoadBlock
-    | FetchBlock
-    | ResetStage
-    | Renew
-    | OpenRing
-    | ConnectRing
-    | CloseRing
-    | Report
-    | Stop
-    | OpenCache
-    | MoveCache
-    | CloseCache
-    | RunBlock
-    | AbortBlock
-    | GatherRows
-    | EncodePrompt
-    | OpenDraft
-    | CloseDraft
-    | RunDraft
-    | DeepenDraft
-    | ExpandDraft
-    | RunHead
-)

@@ -11,15 +11,21 @@ from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.messages import Message, Segment
 
 
+class Event:
+    """Base of all events: each room has its own."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class SegmentArrived:
+class SegmentArrived(Event):
     """A segment came along the data ring."""
 
     segment: Segment
 
 
 @dataclass(frozen=True, slots=True)
-class MessageArrived:
+class MessageArrived(Event):
     """A control message came; `peer` is the sender's address (empty: the coordinator).
 
     `key`: the public key that it has proved to the coordinator; "" elsewhere.
@@ -31,7 +37,7 @@ class MessageArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockDone:
+class BlockDone(Event):
     """RunBlock ended: hidden rows [R, H], or None if it was aborted.
 
     `aux_hidden` uint8 [R, ...]: what entered the tapped layers of this block; None if it has none.
@@ -43,7 +49,7 @@ class BlockDone:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptEncoded:
+class PromptEncoded(Event):
     """EncodePrompt ended: the prompt's tokens; or none and the `problem`, fit for a user, of a
     `kind` that the message Failed knows."""
 
@@ -54,7 +60,7 @@ class PromptEncoded:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadDone:
+class HeadDone(Event):
     """RunHead ended: the token behind each row, and what else was asked for."""
 
     job: int
@@ -63,7 +69,7 @@ class HeadDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class Drafted(Event):
     """RunDraft or DeepenDraft ended: the whole drafted tree below the root it was asked for."""
 
     job: int
@@ -71,7 +77,7 @@ class Drafted:
 
 
 @dataclass(frozen=True, slots=True)
-class Expanded:
+class Expanded(Event):
     """ExpandDraft ended: the children of every path that it named."""
 
     job: int
@@ -83,7 +89,7 @@ NO_JOB = -1
 
 
 @dataclass(frozen=True, slots=True)
-class ComputeFailed:
+class ComputeFailed(Event):
     """A compute effect raised; the reason is fit for a user."""
 
     job: int
@@ -92,14 +98,14 @@ class ComputeFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class RingUp:
+class RingUp(Event):
     """Every stage is ready and connected; `stages`: how many there are, 0 for as many as before."""
 
     stages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class RingDown:
+class RingDown(Event):
     """There is no ring until the next RingUp; the reason names the stage and the cause.
 
     `lost`: nobody knows whether there will be one; else its devices only get other layers.
@@ -110,7 +116,7 @@ class RingDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Event):
     """No further request shall begin, for that reason, until the next RingUp; or, with "", now
     again."""
 
@@ -118,92 +124,19 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class RingEnded:
+class RingEnded(Event):
     """There will be no other ring: the coordinator ends; the reason is fit for a user."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class RingReached:
-    """This node's connection to the next one of the ring stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class RingBroke:
-    """This node's connection to the next one of the ring does not stand, or not any more: segments
-    may have been lost. `why` is a clause whose subject is the node."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRemoved:
-    """The cluster's owner, or the device itself, has this public key admitted no more."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class PeerGone:
+class PeerGone(Event):
     """A client can no longer be reached."""
 
     peer: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class BlockLoaded:
-    """A stage's block is in memory after `seconds`."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class BlockLoading:
-    """How far a stage's block is, in words: "loading 3 of 10 layers"."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class BlockFetched:
-    """The block is on this device's disk."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """A stage's block could not be loaded; the reason is fit for a user."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Event):
     """The machine's deadline has come."""
-
-
-Event = (
-    SegmentArrived
-    | MessageArrived
-    | BlockDone
-    | PromptEncoded
-    | HeadDone
-    | Drafted
-    | Expanded
-    | ComputeFailed
-    | RingUp
-    | RingDown
-    | Hold
-    | RingEnded
-    | RingReached
-    | RingBroke
-    | KeyRemoved
-    | PeerGone
-    | BlockLoaded
-    | BlockFetched
-    | BlockLoading
-    | LoadFailed
-    | Tick
-)

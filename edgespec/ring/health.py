@@ -10,8 +10,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from edgespec.machines.effects import Effect, Report
+from edgespec.machines.effects import Effect
 from edgespec.ring.assignment import Member
+from edgespec.ring.effects import Log
 from edgespec.wire.client_messages import NodeStatus
 from edgespec.wire.messages import Health, Heartbeat
 
@@ -153,7 +154,7 @@ class HealthWatch:
             _slow_news(device, health, now),
             self._slowest_news(peer, device, now),
         ]
-        return [Report(f"{who} {text}") for text in texts if text]
+        return [Log(f"{who} {text}") for text in texts if text]
 
     def _slowest_news(self, peer: bytes, device: _Device, now: float) -> str:
         """Against the other stages, on segments of the same size, which all have computed."""

@@ -8,28 +8,25 @@ from __future__ import annotations
 
 from edgespec.config import Timing
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import (
+from edgespec.machines.effects import Effect, SendCoordinator
+from edgespec.machines.events import Event, MessageArrived, Tick
+from edgespec.ring.effects import (
     CloseRing,
     ConnectRing,
-    Effect,
     FetchBlock,
     LoadBlock,
+    Log,
     OpenRing,
-    Report,
     ResetStage,
-    SendCoordinator,
     Stop,
 )
-from edgespec.machines.events import (
+from edgespec.ring.events import (
     BlockFetched,
     BlockLoaded,
     BlockLoading,
-    Event,
     LoadFailed,
-    MessageArrived,
     RingBroke,
     RingReached,
-    Tick,
 )
 from edgespec.ring.membership import ALL_REQUESTS
 from edgespec.wire.messages import (
@@ -110,7 +107,7 @@ class MemberMachine:
             case RingReached():
                 assert self._place is not None, "a connection comes with a place"
                 connected = SendCoordinator(Connected(self._place.ring))
-                return [connected, Report("the ring is up")]
+                return [connected, Log("the ring is up")]
             case RingBroke(why):
                 lost = [SendCoordinator(Fault(ALL_REQUESTS, why))]
                 return [*lost, *self._ask_again(why, now)]
@@ -130,7 +127,7 @@ class MemberMachine:
             case StandBy(text):
                 self._asking_since, self._was_placed, self._next = None, True, now
                 self._place = None
-                return [*self._fetch_nothing(), CloseRing(), Report(text)]
+                return [*self._fetch_nothing(), CloseRing(), Log(text)]
             case Connect(host, port, key):
                 return [ConnectRing(host, port, key)]
             case Refuse(reason) if not self._was_placed:
@@ -158,12 +155,12 @@ class MemberMachine:
                 return effects
             again = f"{text}: layers {assign.first} to {assign.end - 1} are loaded already"
             ready = SendCoordinator(Ready(0.0, assign.ring))
-            return [*effects, ResetStage(assign), ready, Report(again)]
+            return [*effects, ResetStage(assign), ready, Log(again)]
         self._block = assign.block
         self._loading += 1
         self._reported = now
         loads = f"{text}: loading layers {assign.first} to {assign.end - 1}"
-        return [Report(loads), *effects, LoadBlock(assign)]
+        return [Log(loads), *effects, LoadBlock(assign)]
 
     def _on_plan(self, assign: Assign) -> list[Effect]:
         """Of another block: it runs the one that it has until the ring of that one begins."""
@@ -174,7 +171,7 @@ class MemberMachine:
         self._fetching = assign.block
         layers = f"layers {assign.first} to {assign.end - 1}"
         place = f"stage {assign.stage} of {assign.stages}"
-        return [Report(f"shall be {place}: fetching {layers} meanwhile"), FetchBlock(assign)]
+        return [Log(f"shall be {place}: fetching {layers} meanwhile"), FetchBlock(assign)]
 
     def _fetch_nothing(self) -> list[Effect]:
         if self._fetching is None:
@@ -186,7 +183,7 @@ class MemberMachine:
         effects: list[Effect] = [SendCoordinator(Loading(text))]
         if now - self._reported >= REPORT_S:
             self._reported = now
-            effects.append(Report(text))
+            effects.append(Log(text))
         return effects
 
     def _on_loaded(self, seconds: float) -> list[Effect]:
@@ -195,10 +192,10 @@ class MemberMachine:
             return []  # a block that was wanted before this one
         loaded = f"layers loaded in {seconds:.1f} s; waiting for the other stages"
         if self._place is None:
-            return [Report(loaded)]  # it stands by
+            return [Log(loaded)]  # it stands by
         # It may have got another place for the same block meanwhile, or another ring.
         ready = [] if self._asks else [SendCoordinator(Ready(seconds, self._place.ring))]
-        return [ResetStage(self._place), *ready, Report(loaded)]
+        return [ResetStage(self._place), *ready, Log(loaded)]
 
     def _on_load_failed(self, reason: str) -> list[Effect]:
         self._loading -= 1
@@ -214,7 +211,7 @@ class MemberMachine:
         if first:
             self._asking_since = self._reported = now
         self._next = now + after
-        return [Report(f"{why}; asking for a place again")] if first else []
+        return [Log(f"{why}; asking for a place again")] if first else []
 
     def _on_tick(self, now: float) -> list[Effect]:
         if not self._started:
@@ -248,5 +245,5 @@ class MemberMachine:
         if waited >= self._timing.retry and now - self._reported >= pause:
             self._reported = now
             text = f"waiting for the coordinator at {self._coordinator} ({waited:.0f} s)"
-            effects.append(Report(text))
+            effects.append(Log(text))
         return effects

@@ -19,19 +19,8 @@ from pathlib import PurePath
 
 from edgespec.config import Timing
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import ConnectRing, Effect, Forward, OpenRing, Report, SendPeer
-from edgespec.machines.events import (
-    Event,
-    Hold,
-    KeyRemoved,
-    MessageArrived,
-    PeerGone,
-    RingBroke,
-    RingDown,
-    RingReached,
-    RingUp,
-    Tick,
-)
+from edgespec.machines.effects import Effect, Forward, SendPeer
+from edgespec.machines.events import Event, Hold, MessageArrived, PeerGone, RingDown, RingUp, Tick
 from edgespec.ring.assignment import (
     MOST_SHOWN,
     SPARE,
@@ -41,6 +30,8 @@ from edgespec.ring.assignment import (
     line_of,
     node_of,
 )
+from edgespec.ring.effects import ConnectRing, Log, OpenRing
+from edgespec.ring.events import KeyRemoved, RingBroke, RingReached
 from edgespec.ring.growth import (
     CALM_BEATS,
     MOST_WARY,
@@ -316,7 +307,7 @@ class MembershipMachine:
         if len(self._members) == len(self._places):
             self._missing_since = None
         text = f"{member} joined, {len(self._members)} of {len(self._places)}"
-        return [self._assign(member), Report(text)]
+        return [self._assign(member), Log(text)]
 
     def _assign(self, member: Member) -> Effect:
         return SendPeer(member.peer, self._places.assign(member.place))
@@ -325,7 +316,7 @@ class MembershipMachine:
         self._watch.health.forget(peer)
         member = self._spares[peer] = Member(peer, join, now, SPARE, "standing by")
         member.since = self._now
-        return [self._stand_by(member), Report(f"{member} stands by")]
+        return [self._stand_by(member), Log(f"{member} stands by")]
 
     def _stand_by(self, spare: Member) -> Effect:
         wish, why = spare.join.stage, ""
@@ -342,7 +333,7 @@ class MembershipMachine:
             return []  # of a ring before this one, or said twice
         effects: list[Effect] = []
         if not member.loaded:
-            effects.append(Report(f"{member} loaded its layers in {seconds:.1f} s"))
+            effects.append(Log(f"{member} loaded its layers in {seconds:.1f} s"))
         member.ready = member.loaded = True
         member.state = "ready"
         if not self._all_ready():
@@ -362,7 +353,7 @@ class MembershipMachine:
         self._retreat = self._changing_since = None
         if self._places.are_first:
             self._homes.note(self._members)
-        return [Forward(RingUp(len(self._places))), Report("the ring is up")]
+        return [Forward(RingUp(len(self._places))), Log("the ring is up")]
 
     def _all_ready(self) -> bool:
         return len(self._members) == len(self._places) and all(
@@ -399,7 +390,7 @@ class MembershipMachine:
         effects = self._call_off(lost)
         if lost.place == SPARE:
             gone = self._spares.pop(lost.peer, None)
-            return [*effects, Report(f"{lost} {cause}")] if gone else []
+            return [*effects, Log(f"{lost} {cause}")] if gone else []
         del self._members[lost.place]
         effects += self._give_up(f"{lost} {cause}")
         free = self._free
@@ -422,7 +413,7 @@ class MembershipMachine:
         self._why = reason
         if self._growth is not None and self._growth.since is not None:
             self._growth.since, self._growth.held = self._now, False
-        effects: list[Effect] = [Forward(RingDown(reason)), Report(reason)]
+        effects: list[Effect] = [Forward(RingDown(reason)), Log(reason)]
         if not self._is_linked:
             return effects  # nothing was sent in this ring yet
         self._is_up = self._is_linked = False
@@ -445,11 +436,11 @@ class MembershipMachine:
         here = [self._members[place] for place in sorted(self._members)]
         places = self._replan([member.join for member in here])
         if places is None:
-            return [Report("the devices that are left have no memory for the whole model")]
+            return [Log("the devices that are left have no memory for the whole model")]
         self._be_wary(missing_since)
         text = f"the model is shared out anew, over {len(places)} device(s)"
         lost = Forward(RingDown(f"{self._why}; {text}"))
-        return [lost, Report(text), *self._share_out(places, here)]
+        return [lost, Log(text), *self._share_out(places, here)]
 
     @property
     def _patience(self) -> float:
@@ -497,7 +488,7 @@ class MembershipMachine:
             f"the model will be shared out again, over {len(growth.places)} device(s): no further "
             "request begins before"
         )
-        return [Forward(Hold(text)), Report(text)]
+        return [Forward(Hold(text)), Log(text)]
 
     def _is_heard(self, member: Member, now: float) -> bool:
         return now - member.heard <= 2 * self._timing.beat
@@ -523,7 +514,7 @@ class MembershipMachine:
             places = self._replan([member.join for member in devices])
         if places is None or len(places) <= len(self._places):
             self._declined = {spare.peer for spare in fresh}
-            return [Report("the spares have no memory for a part of the model")]
+            return [Log("the spares have no memory for a part of the model")]
         self._growth = Growth(places, devices[: len(places)])
         text = (
             f"the model will be shared out again, over {len(places)} device(s), when they have "
@@ -533,12 +524,12 @@ class MembershipMachine:
             SendPeer(member.peer, in_no_ring(place))
             for place, member in zip(places, devices, strict=False)
         )
-        return [Report(text), *prepare]
+        return [Log(text), *prepare]
 
     def _on_prepared(self, member: Member) -> list[Effect]:
         member.state = "ready" if member.ready else "prepared; waits until no request runs"
         if self._growth is not None and self._growth.is_prepared(member, self._now):
-            return [Report("all are prepared for the places that they will have")]
+            return [Log("all are prepared for the places that they will have")]
         return []
 
     def _grow(self, growth: Growth) -> list[Effect]:
@@ -547,7 +538,7 @@ class MembershipMachine:
         self._growth, self._has_grown = None, True
         text = f"the model is shared out again, over {len(growth.places)} device(s)"
         down = Forward(RingDown(text, lost=False))
-        effects = [down, Report(text), *self._share_out(growth.places, growth.devices)]
+        effects = [down, Log(text), *self._share_out(growth.places, growth.devices)]
         self._changing_since = self._now
         return effects
 
@@ -561,7 +552,7 @@ class MembershipMachine:
         reason = f"{slow} was not ready within {limit:g} s"
         if self._retreat is not None:
             return self._go_back(reason)
-        return [Forward(RingDown(reason)), Report(reason)]
+        return [Forward(RingDown(reason)), Log(reason)]
 
     def _call_off(self, lost: Member) -> list[Effect]:
         """What was planned with a device that is lost."""
@@ -585,7 +576,7 @@ class MembershipMachine:
         text = f"{reason}; the model is shared out as before, over {len(retreat.places)} device(s)"
         self._why = reason
         is_lost = any(peer not in here for peer in retreat.peers)
-        effects: list[Effect] = [Forward(RingDown(text, lost=is_lost)), Report(text)]
+        effects: list[Effect] = [Forward(RingDown(text, lost=is_lost)), Log(text)]
         if not is_lost:
             effects += self._share_out(retreat.places, [here[p] for p in retreat.peers])
             self._changing_since = self._now

@@ -13,29 +13,20 @@ from edgespec.backends.compute import CoordinatorCompute
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.errors import EdgespecError, PeerLost
 from edgespec.machines.effects import (
-    ConnectRing,
     Effect,
     EncodePrompt,
     Forward,
-    OpenRing,
     Renew,
     SendPeer,
     SendRing,
     SendStages,
 )
-from edgespec.machines.events import (
-    Event,
-    KeyRemoved,
-    MessageArrived,
-    PeerGone,
-    RingBroke,
-    RingEnded,
-    RingReached,
-    Tick,
-)
+from edgespec.machines.events import Event, MessageArrived, PeerGone, RingEnded, Tick
 from edgespec.net.keys import short
 from edgespec.net.sockets import Dropped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
+from edgespec.ring.effects import ConnectRing, OpenRing
+from edgespec.ring.events import KeyRemoved, RingBroke, RingReached
 from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.ring.membership import MembershipMachine
 from edgespec.runtime.access_policy import CLIENT, MAY_SEND, OWNER, STAGE, AccessPolicy

@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from edgespec.backends.compute import COMPUTE
 from edgespec.config import Address
 from edgespec.errors import ConfigError, PeerLost
-from edgespec.machines.effects import AbortBlock, Effect, LoadBlock, Renew, Report, Stop
-from edgespec.machines.events import Event, MessageArrived, RingBroke, SegmentArrived, Tick
+from edgespec.machines.effects import AbortBlock, Effect, Renew
+from edgespec.machines.events import Event, MessageArrived, SegmentArrived, Tick
 from edgespec.net.emulated_link import Stamped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.net.zones import with_zone
+from edgespec.ring.effects import LoadBlock, Log, Stop
+from edgespec.ring.events import RingBroke
 from edgespec.runtime.supervisor import Nobody, Supervisor
 from edgespec.runtime.worker import Perform, Worker
 from edgespec.wire.messages import Segment
@@ -242,7 +244,7 @@ class Node(ABC):
             match effect:
                 case AbortBlock(job):
                     self.worker.abort(job)
-                case Report(text):
+                case Log(text):
                     if self._reports.may_say(text, now):
                         log.info(text)
                         self.supervisor.status(text)

@@ -12,37 +12,30 @@ from edgespec.backends.compute import StageCompute
 from edgespec.config import Address
 from edgespec.decoding.stage import StageMachine
 from edgespec.errors import AccessRefused, EdgespecError
-from edgespec.machines.effects import (
+from edgespec.machines.effects import Effect, Renew, RunBlock, SendCoordinator, SendRing
+from edgespec.machines.events import Event, MessageArrived, SegmentArrived, Tick
+from edgespec.net.zmq_transport import Incoming, ZmqTransport
+from edgespec.ring.effects import (
     CloseRing,
     ConnectRing,
-    Effect,
     FetchBlock,
     LoadBlock,
     OpenRing,
-    Renew,
     ResetStage,
-    RunBlock,
-    SendCoordinator,
-    SendRing,
 )
-from edgespec.machines.events import (
+from edgespec.ring.events import (
     BlockFetched,
     BlockLoaded,
     BlockLoading,
-    Event,
     LoadFailed,
-    MessageArrived,
     RingBroke,
     RingReached,
-    SegmentArrived,
-    Tick,
 )
-from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.ring.health import HEALTH_S
-from edgespec.ring.load import StageLoad
 from edgespec.ring.member import MemberMachine
 from edgespec.runtime.instrumentation import Instrumentation
 from edgespec.runtime.node import BUG, Node, ring_address
+from edgespec.runtime.stage_load import StageLoad
 from edgespec.runtime.worker import Perform
 from edgespec.wire.messages import (
     Assign,

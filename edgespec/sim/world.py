@@ -209,7 +209,7 @@ class World:
     def _computed(self, node: int, effect: Effect, event: Event | None) -> None:
         self._note(node, effect_words(effect))
         if node:
-            self.work[effect.request] -= 1  # type: ignore[union-attr]
+            self.work[effect.request] -= 1  # type: ignore[attr-defined]
         if event is None:
             self._look(node)
         else:

@@ -24,13 +24,7 @@ from edgespec.machines.effects import (
     SendPeer,
     SendRing,
 )
-from edgespec.machines.events import (
-    MessageArrived,
-    PeerGone,
-    RingDown,
-    RingEnded,
-    RingUp,
-)
+from edgespec.machines.events import MessageArrived, PeerGone, RingDown, RingEnded, RingUp
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.runtime.local import CLIENT

@@ -25,13 +25,7 @@ from support.stages import (
 
 from edgespec.decoding.stage import REMEMBERED_ENDS
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import (
-    AbortBlock,
-    CloseCache,
-    GatherRows,
-    OpenCache,
-    SendRing,
-)
+from edgespec.machines.effects import AbortBlock, CloseCache, GatherRows, OpenCache, SendRing
 from edgespec.machines.events import (
     NO_JOB,
     BlockDone,

@@ -11,29 +11,11 @@ import pytest
 from support.memberships import HOME, address, asks, goes_up, to
 
 from edgespec.config import Timing
-from edgespec.machines.effects import (
-    Effect,
-    FetchBlock,
-    Forward,
-    LoadBlock,
-    Report,
-    SendCoordinator,
-    SendPeer,
-    Stop,
-)
-from edgespec.machines.events import (
-    BlockFetched,
-    BlockLoaded,
-    Event,
-    Hold,
-    KeyRemoved,
-    MessageArrived,
-    RingBroke,
-    RingDown,
-    RingReached,
-    Tick,
-)
+from edgespec.machines.effects import Effect, Forward, SendCoordinator, SendPeer
+from edgespec.machines.events import Event, Hold, MessageArrived, RingDown, Tick
 from edgespec.planning.partition import split_layers
+from edgespec.ring.effects import FetchBlock, LoadBlock, Log, Stop
+from edgespec.ring.events import BlockFetched, BlockLoaded, KeyRemoved, RingBroke, RingReached
 from edgespec.ring.growth import SETTLED_BEATS
 from edgespec.ring.member import MemberMachine
 from edgespec.ring.membership import ALL_REQUESTS, MembershipMachine
@@ -422,7 +404,7 @@ def test_without_memory_the_spare_stays_one() -> None:
     cluster.start(7, memory=1)
     done = cluster.wait(3 * SETTLED_S)
     assert not downs(done)
-    assert done.count(Report("the spares have no memory for a part of the model")) == 1
+    assert done.count(Log("the spares have no memory for a part of the model")) == 1
 
 
 def test_a_ring_with_all_its_places_takes_nobody_in() -> None:

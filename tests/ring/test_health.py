@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.memberships import HOME, TIMING, Membership, address, asks, to
 
-from edgespec.machines.effects import Report
+from edgespec.ring.effects import Log
 from edgespec.ring.health import HEALTH_S, IDLE_S, STALE_S, HealthWatch, TripWatch, printable
 from edgespec.ring.membership import MembershipMachine
 from edgespec.wire.client_messages import NodeStatus, Status, StatusRequest
@@ -32,8 +32,8 @@ class Devices:
             is_last = number == len(self.layers)
             health = replace(FINE, **changes) if is_last else FINE  # type: ignore[arg-type]
             effects = self.watch.heard(b"%d" % number, f"board{number}", layers, health, self.now)
-            assert all(isinstance(effect, Report) for effect in effects)
-            self.said += [(self.now, e.text) for e in effects if isinstance(e, Report)]
+            assert all(isinstance(effect, Log) for effect in effects)
+            self.said += [(self.now, e.text) for e in effects if isinstance(e, Log)]
 
     def go_on(self, seconds: float, **changes: object) -> list[str]:
         """For so long; returns what was said meanwhile."""
@@ -344,7 +344,7 @@ def test_the_health_of_a_stage_is_reported_by_its_name_and_that_of_strangers_is_
         said += ring.say(address(1), replace(FINE, temperature=99.0))
         assert ring.say(b"stranger", replace(FINE, temperature=99.0)) == []
     (report,) = said
-    assert isinstance(report, Report)
+    assert isinstance(report, Log)
     assert report.text.startswith("stage 1 (board1, process 71) is hot")
     assert status_of(ring).nodes[0].warning == "hot"
 
@@ -352,7 +352,7 @@ def test_the_health_of_a_stage_is_reported_by_its_name_and_that_of_strangers_is_
 def test_names_of_devices_are_one_short_line() -> None:
     ring = Membership(1)
     effects = ring.say(address(1), asks(1, name="\x1b]0;title\x07" + "n" * 5000))
-    texts = [e.text for e in effects if isinstance(e, Report)]
+    texts = [e.text for e in effects if isinstance(e, Log)]
     assert texts
     assert all(text.isprintable() and len(text) < 200 for text in texts)
     status = status_of(ring)

@@ -8,26 +8,11 @@ import pytest
 
 from edgespec.config import Timing
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import (
-    ConnectRing,
-    Effect,
-    LoadBlock,
-    OpenRing,
-    Report,
-    ResetStage,
-    SendCoordinator,
-    Stop,
-)
-from edgespec.machines.events import (
-    BlockLoaded,
-    BlockLoading,
-    LoadFailed,
-    MessageArrived,
-    RingBroke,
-    RingReached,
-    Tick,
-)
+from edgespec.machines.effects import Effect, SendCoordinator
+from edgespec.machines.events import MessageArrived, Tick
 from edgespec.machines.events import RingUp as Unexpected
+from edgespec.ring.effects import ConnectRing, LoadBlock, Log, OpenRing, ResetStage, Stop
+from edgespec.ring.events import BlockLoaded, BlockLoading, LoadFailed, RingBroke, RingReached
 from edgespec.ring.member import REPORT_S, MemberMachine
 from edgespec.ring.membership import ALL_REQUESTS
 from edgespec.wire.messages import (
@@ -85,7 +70,7 @@ def sent(effects: list[Effect]) -> list[Message]:
 
 def reports(effects: list[Effect]) -> list[str]:
     """What the person at the terminal reads."""
-    return [e.text for e in effects if isinstance(e, Report)]
+    return [e.text for e in effects if isinstance(e, Log)]
 
 
 # --- asking ---------------------------------------------------------------------------------------

@@ -17,14 +17,10 @@ from support.memberships import (
 )
 
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import ConnectRing, Forward, OpenRing, Report, SendPeer
-from edgespec.machines.events import (
-    PeerGone,
-    RingBroke,
-    RingReached,
-    RingUp,
-    Tick,
-)
+from edgespec.machines.effects import Forward, SendPeer
+from edgespec.machines.events import PeerGone, RingUp, Tick
+from edgespec.ring.effects import ConnectRing, Log, OpenRing
+from edgespec.ring.events import RingBroke, RingReached
 from edgespec.ring.membership import ALL_REQUESTS
 from edgespec.wire.client_messages import Cancel, Status, StatusRequest
 from edgespec.wire.messages import (
@@ -48,7 +44,7 @@ def test_a_stage_that_asks_gets_its_place() -> None:
     ring = Membership(3)
     effects = ring.join(2)
     assert to(effects, address(2)) == [ring.place(2, 1)]
-    assert Report("stage 2 (board2, process 72) joined, 1 of 3") in effects
+    assert Log("stage 2 (board2, process 72) joined, 1 of 3") in effects
 
 
 def test_a_stage_that_asks_twice_gets_the_same_place_again() -> None:
@@ -184,7 +180,7 @@ def test_when_a_stage_is_lost_the_others_begin_the_next_ring(lost: int) -> None:
     effects = ring.say(address(lost), Goodbye("stopped by SIGTERM"))
     reason = f"stage {lost} (board{lost}, process {70 + lost}) left: stopped by SIGTERM"
     assert why_down(effects) == [reason]
-    assert Report(reason) in effects
+    assert Log(reason) in effects
     for stage in {1, 2, 3} - {lost}:
         assert to(effects, address(stage)) == [ring.place(stage, 2)]
     assert to(effects, address(lost)) == []

@@ -9,8 +9,8 @@ import pytest
 from support.memberships import HOME, Membership, address, asks, goes_up, to, why_down
 
 from edgespec.config import Timing
-from edgespec.machines.effects import Report
-from edgespec.machines.events import RingReached
+from edgespec.ring.effects import Log
+from edgespec.ring.events import RingReached
 from edgespec.ring.membership import MembershipMachine
 from edgespec.wire.messages import Assign, Connected, Join, Ready, StandBy
 
@@ -68,7 +68,7 @@ def test_nothing_is_shared_out_before_half_of_what_requests_wait() -> None:
     assert ring.asked == []
     effects = ring.wait(3)
     assert ring.asked == [("board1", "board3")]
-    assert Report("the model is shared out anew, over 2 device(s)") in effects
+    assert Log("the model is shared out anew, over 2 device(s)") in effects
     (why,) = why_down(effects)
     assert why.startswith("stage 2 (board2, process 72) has been silent for "), "who waits reads it"
     assert why.endswith("s; the model is shared out anew, over 2 device(s)")
@@ -109,7 +109,7 @@ def test_without_memory_for_it_the_place_stays_empty_and_it_is_tried_again() -> 
     ring.bring_up()
     ring.lose(2)
     effects = ring.wait(RECOVERY + 3)
-    assert Report("the devices that are left have no memory for the whole model") in effects
+    assert Log("the devices that are left have no memory for the whole model") in effects
     assert ring.asked == [("board1",)] * 2
     (assign,) = to(ring.join(2), address(2))
     assert isinstance(assign, Assign)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.memberships import TIMING, Membership, address, asks, goes_up, to, why_down
 
-from edgespec.machines.events import RingReached
+from edgespec.ring.events import RingReached
 from edgespec.wire.messages import Connected, Goodbye, Heartbeat, Ready, StandBy
 
 # --- coming back ----------------------------------------------------------------------------------

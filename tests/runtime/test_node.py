@@ -15,7 +15,7 @@ from support.rings import assert_one_end, submit
 from edgespec.backends.fake import FakeBlock
 from edgespec.config import Timing
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
-from edgespec.machines.effects import Stop
+from edgespec.ring.effects import Stop
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
 from edgespec.wire.messages import Assign, Message
 

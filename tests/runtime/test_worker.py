@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from edgespec.errors import CapacityError, ModelError
-from edgespec.machines.effects import CloseCache, Effect, LoadBlock, OpenCache, RunBlock
-from edgespec.machines.events import BlockDone, BlockLoading, ComputeFailed, Event, LoadFailed
+from edgespec.machines.effects import CloseCache, Effect, OpenCache, RunBlock
+from edgespec.machines.events import BlockDone, ComputeFailed, Event
+from edgespec.ring.effects import LoadBlock
+from edgespec.ring.events import BlockLoading, LoadFailed
 from edgespec.runtime.worker import Perform, Worker
 from edgespec.tree.ledger import Rows
 from edgespec.wire.messages import Assign

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from edgespec.config import Timing
 from edgespec.machines.effects import Effect, Forward, SendPeer
-from edgespec.machines.events import MessageArrived, RingDown, RingReached, RingUp, Tick
+from edgespec.machines.events import MessageArrived, RingDown, RingUp, Tick
+from edgespec.ring.events import RingReached
 from edgespec.ring.membership import MembershipMachine
 from edgespec.wire.client_messages import Submit
 from edgespec.wire.messages import Assign, Connect, Connected, Heartbeat, Join, Message, Ready

@@ -6,13 +6,7 @@ import numpy as np
 
 from edgespec.decoding.stage import StageMachine
 from edgespec.machines.effects import Effect, RunBlock, SendCoordinator, SendRing
-from edgespec.machines.events import (
-    BlockDone,
-    ComputeFailed,
-    Event,
-    MessageArrived,
-    SegmentArrived,
-)
+from edgespec.machines.events import BlockDone, ComputeFailed, Event, MessageArrived, SegmentArrived
 from edgespec.types.tensor import IntArray, Tensor
 from edgespec.wire.messages import CloseRequest, Fault, Retain, Segment
 

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.machines.effects import CloseCache, RunBlock
 from edgespec.machines.events import NO_JOB, BlockDone, ComputeFailed
-from edgespec.ring.load import WINDOW, StageLoad
+from edgespec.runtime.stage_load import WINDOW, StageLoad
 from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import Tensor
 from edgespec.wire.messages import Health

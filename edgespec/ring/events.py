@@ -1,0 +1,55 @@
+"""Events that the ring's machines alone have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.machines.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class RingReached(Event):
+    """This node's connection to the next one of the ring stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingBroke(Event):
+    """This node's connection to the next one of the ring does not stand, or not any more: segments
+    may have been lost. `why` is a clause whose subject is the node."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRemoved(Event):
+    """The cluster's owner, or the device itself, has this public key admitted no more."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoaded(Event):
+    """A stage's block is in memory after `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoading(Event):
+    """How far a stage's block is, in words: "loading 3 of 10 layers"."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFetched(Event):
+    """The block is on this device's disk."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed(Event):
+    """A stage's block could not be loaded; the reason is fit for a user."""
+
+    reason: str
