@@ -5,22 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgespec.backends.base import BlockBackend, Head
-from edgespec.drafting.base import DraftSource
-from edgespec.machines.effects import (
+from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
     DeepenDraft,
-    Effect,
     ExpandDraft,
     GatherRows,
     MoveCache,
     OpenCache,
     OpenDraft,
-    RunBlock,
     RunDraft,
     RunHead,
 )
-from edgespec.machines.events import BlockDone, Drafted, Event, Expanded, HeadDone
+from edgespec.decoding.events import (
+    Drafted,
+    Expanded,
+    HeadDone,
+)
+from edgespec.drafting.base import DraftSource
+from edgespec.machines.effects import (
+    Effect,
+    RunBlock,
+)
+from edgespec.machines.events import (
+    BlockDone,
+    Event,
+)
 
 STAGE_COMPUTE = (OpenCache, MoveCache, CloseCache, RunBlock, GatherRows)
 COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, RunDraft, DeepenDraft, ExpandDraft, RunHead)

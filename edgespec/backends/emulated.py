@@ -9,8 +9,13 @@ from typing import Protocol
 
 from edgespec.backends.timed import CoordinatorDurations
 from edgespec.drafting.base import DraftSource
-from edgespec.machines.effects import Effect, RunBlock
-from edgespec.machines.events import Event
+from edgespec.machines.effects import (
+    Effect,
+    RunBlock,
+)
+from edgespec.machines.events import (
+    Event,
+)
 
 Perform = Callable[[Effect, Callable[[], bool]], Event | None]
 

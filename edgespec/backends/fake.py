@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.machines.effects import RunBlock
+from edgespec.machines.effects import (
+    RunBlock,
+)
 from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.tree.ledger import IntArray

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.machines.effects import (
+from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
     DeepenDraft,
-    Effect,
     ExpandDraft,
     GatherRows,
     MoveCache,
     OpenCache,
     OpenDraft,
-    RunBlock,
     RunDraft,
     RunHead,
+)
+from edgespec.machines.effects import (
+    Effect,
+    RunBlock,
 )
 from edgespec.planning.cost_model import DraftPass
 from edgespec.planning.costs import NodeCosts

@@ -9,10 +9,14 @@ import json
 from dataclasses import dataclass
 
 from edgespec.decoding.answer import Answer, TextCodec
+from edgespec.decoding.effects import (
+    EncodePrompt,
+)
+from edgespec.decoding.events import (
+    PromptEncoded,
+)
 from edgespec.decoding.request import Request
 from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost, QueueFull
-from edgespec.machines.effects import EncodePrompt
-from edgespec.machines.events import PromptEncoded
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
 from edgespec.types.features import PPDTable

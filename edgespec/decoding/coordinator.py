@@ -15,6 +15,20 @@ import numpy as np
 from edgespec.decoding import drafts
 from edgespec.decoding.admission import Ring, admit, encode, fitting, kind_of, most_tokens
 from edgespec.decoding.answer import TextCodec
+from edgespec.decoding.effects import (
+    CloseDraft,
+    EncodePrompt,
+    OpenDraft,
+    Renew,
+    SendRing,
+)
+from edgespec.decoding.events import (
+    Drafted,
+    Expanded,
+    HeadDone,
+    PromptEncoded,
+    SegmentArrived,
+)
 from edgespec.decoding.flights import InFlight
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.decoding.prefix_cache import PrefixCache
@@ -24,29 +38,19 @@ from edgespec.decoding.request import HeadJob, Request, segment_of
 from edgespec.decoding.snapshot import SnapshotKeeper
 from edgespec.errors import ConfigError, EdgespecError, LocalProtocolError
 from edgespec.machines.effects import (
-    CloseDraft,
     Effect,
-    EncodePrompt,
-    OpenDraft,
-    Renew,
     SendPeer,
-    SendRing,
     SendStages,
 )
 from edgespec.machines.events import (
     ComputeFailed,
-    Drafted,
     Event,
-    Expanded,
-    HeadDone,
     Hold,
     MessageArrived,
     PeerGone,
-    PromptEncoded,
     RingDown,
     RingEnded,
     RingUp,
-    SegmentArrived,
     Tick,
 )
 from edgespec.policy.base import Deepen, Expand, Grow, Send

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from edgespec.decoding.effects import (
+    DeepenDraft,
+    ExpandDraft,
+    RunDraft,
+)
+from edgespec.decoding.events import (
+    Drafted,
+    Expanded,
+)
 from edgespec.decoding.request import DraftJob, Request
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import DeepenDraft, Effect, ExpandDraft, RunDraft
-from edgespec.machines.events import Drafted, Expanded
+from edgespec.machines.effects import (
+    Effect,
+)
 from edgespec.policy.base import Deepen, Expand, Grow
 
 READ_ONLY = Grow(depth=0, width=1, keep=0)

@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgespec.decoding.answer import Answer
+from edgespec.decoding.effects import (
+    RunHead,
+)
 from edgespec.decoding.figures import RequestStats, RingClock
 from edgespec.decoding.flights import InFlight
 from edgespec.decoding.hidden_rows import HiddenRows
@@ -17,7 +20,6 @@ from edgespec.decoding.logprobs import TokenLogprobs, token_logprobs
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.decoding.ppd_rows import PPDRows
 from edgespec.decoding.prefix_cache import CachedPrefix, ReusedPrefix
-from edgespec.machines.effects import RunHead
 from edgespec.policy.base import Policy, View
 from edgespec.policy.estimates import RingEstimates
 from edgespec.tree.draft_tree import Advance, DraftTree

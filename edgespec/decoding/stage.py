@@ -12,19 +12,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from edgespec.decoding.effects import (
+    AbortBlock,
+    CloseCache,
+    GatherRows,
+    MoveCache,
+    OpenCache,
+    SendRing,
+)
+from edgespec.decoding.events import (
+    SegmentArrived,
+)
 from edgespec.decoding.snapshot import RunLog
 from edgespec.decoding.stage_stats import StageStats
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import (
-    AbortBlock,
-    CloseCache,
     Effect,
-    GatherRows,
-    MoveCache,
-    OpenCache,
     RunBlock,
     SendCoordinator,
-    SendRing,
 )
 from edgespec.machines.events import (
     NO_JOB,
@@ -32,7 +37,6 @@ from edgespec.machines.events import (
     ComputeFailed,
     Event,
     MessageArrived,
-    SegmentArrived,
     Tick,
 )
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows

@@ -5,24 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.machines.events import Hold, PeerGone, RingDown, RingUp
-from edgespec.tree.ledger import BoolArray, IntArray, Rows
-from edgespec.types.features import NO_FEATURES, Features
+from edgespec.tree.ledger import BoolArray, Rows
 from edgespec.types.tensor import NO_LAYERS, Layers, Tensor
-from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import Message, Segment
+from edgespec.wire.messages import Message
 
 
 class Effect:
     """Base of all effects: each room has its own."""
 
     __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SendRing(Effect):
-    """Send a segment to the next node of the data ring."""
-
-    segment: Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,37 +46,6 @@ class Forward(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class Renew(Effect):
-    """Have a new ring begun, in which nothing of this one counts; not at once if the last time was
-    just before. `why` is a clause whose subject is the node."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class OpenCache(Effect):
-    """Make an empty KV cache for a request with room for `reserve` rows."""
-
-    request: int
-    reserve: int
-
-
-@dataclass(frozen=True, slots=True)
-class MoveCache(Effect):
-    """A request takes over the KV cache of another one, which is over."""
-
-    request: int
-    base: int
-
-
-@dataclass(frozen=True, slots=True)
-class CloseCache(Effect):
-    """Free a request's KV cache."""
-
-    request: int
-
-
-@dataclass(frozen=True, slots=True)
 class RunBlock(Effect):
     """Run the stage's layers over `rows`; comes back as BlockDone.
 
@@ -104,109 +64,3 @@ class RunBlock(Effect):
     sees: BoolArray
     aux_layers: Layers = NO_LAYERS
     prompts: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AbortBlock(Effect):
-    """Nothing of this running job is wanted any more: stop between two layers."""
-
-    job: int
-
-
-@dataclass(frozen=True, slots=True)
-class GatherRows(Effect):
-    """Behind slot `start` of the request's cache keep the slots `start + order`, in that order."""
-
-    request: int
-    start: int
-    order: IntArray
-
-
-@dataclass(frozen=True, slots=True)
-class EncodePrompt(Effect):
-    """Turn what a client asked into tokens; comes back as PromptEncoded.
-
-    `prompt`: the text to continue; `messages`: instead of it, a conversation as JSON. `most`: how
-    many tokens may fit. It takes long if the text is long, and it is for the model's chat template
-    to say what is done: not in the thread of the I/O loop, nor in front of the head's work.
-    """
-
-    request: int
-    prompt: str
-    messages: str
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
-class OpenDraft(Effect):
-    """Start a request on the draft source; with a `base`, an answered request that ends with this,
-    whose first `rows` tokens are its own too."""
-
-    request: int
-    sampling: Sampling
-    base: int = 0
-    rows: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CloseDraft(Effect):
-    """Free a request on the draft source."""
-
-    request: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunDraft(Effect):
-    """Grow a fresh tree below the last token of `context`; comes back as Drafted.
-
-    `features`: what the draft source needs of the committed rows, as far as it has not had it.
-    """
-
-    job: int
-    request: int
-    context: tuple[int, ...]
-    depth: int
-    width: int
-    features: Features = NO_FEATURES
-
-
-@dataclass(frozen=True, slots=True)
-class DeepenDraft(Effect):
-    """Grow the request's last drafted tree by `levels` more; comes back as Drafted."""
-
-    job: int
-    request: int
-    levels: int
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExpandDraft(Effect):
-    """Guess `width` children of each path; comes back as Expanded.
-
-    `paths` are tokens behind the last one of `context` (empty: behind the context itself).
-    `features`: as RunDraft has them.
-    """
-
-    job: int
-    request: int
-    context: tuple[int, ...]
-    paths: tuple[tuple[int, ...], ...]
-    width: int
-    features: Features = NO_FEATURES
-
-
-@dataclass(frozen=True, slots=True)
-class RunHead(Effect):
-    """Sample the token behind each hidden row [R, H]; comes back as HeadDone.
-
-    `positions` int64 [R] are the positions of the tokens to be sampled. `top`: how many of the
-    likeliest tokens are wanted beside them, -1 for none and no log-probabilities either.
-    """
-
-    job: int
-    request: int
-    hidden: Tensor
-    positions: IntArray
-    sampling: Sampling
-    top: int = -1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.machines.effects import Effect
+from edgespec.machines.effects import (
+    Effect,
+)
 from edgespec.wire.messages import Assign
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.machines.events import Event
+from edgespec.machines.events import (
+    Event,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,20 @@ from pathlib import PurePath
 
 from edgespec.config import Timing
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import Effect, Forward, SendPeer
-from edgespec.machines.events import Event, Hold, MessageArrived, PeerGone, RingDown, RingUp, Tick
+from edgespec.machines.effects import (
+    Effect,
+    Forward,
+    SendPeer,
+)
+from edgespec.machines.events import (
+    Event,
+    Hold,
+    MessageArrived,
+    PeerGone,
+    RingDown,
+    RingUp,
+    Tick,
+)
 from edgespec.ring.assignment import (
     MOST_SHOWN,
     SPARE,

@@ -14,16 +14,21 @@ from typing import Protocol
 
 from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
 from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.effects import (
+    AbortBlock,
+    EncodePrompt,
+    SendRing,
+)
+from edgespec.decoding.events import (
+    SegmentArrived,
+)
 from edgespec.decoding.stage import StageMachine
 from edgespec.errors import EdgespecError, RequestFailed
 from edgespec.machines.effects import (
-    AbortBlock,
     Effect,
-    EncodePrompt,
     RunBlock,
     SendCoordinator,
     SendPeer,
-    SendRing,
     SendStages,
 )
 from edgespec.machines.events import (
@@ -32,7 +37,6 @@ from edgespec.machines.events import (
     MessageArrived,
     RingDown,
     RingUp,
-    SegmentArrived,
 )
 from edgespec.net.inproc import InprocLink
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit

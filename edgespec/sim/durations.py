@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from edgespec.backends.timed import CoordinatorDurations, StageDurations
-from edgespec.machines.effects import Effect, RunBlock, RunHead
+from edgespec.decoding.effects import (
+    RunHead,
+)
+from edgespec.machines.effects import (
+    Effect,
+    RunBlock,
+)
 from edgespec.planning.cost_model import DraftPass
 from edgespec.planning.costs import RingCosts
 from edgespec.sim.links import LinkSpec, Network

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from edgespec.machines.effects import Effect
+from edgespec.machines.effects import (
+    Effect,
+)
 from edgespec.wire.messages import CloseRequest, Fault, Message, Retain, Segment
 
 LONGEST = 100_000

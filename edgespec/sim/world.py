@@ -15,16 +15,21 @@ from typing import Protocol
 from edgespec.backends.base import BlockBackend, Head
 from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
 from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.effects import (
+    AbortBlock,
+    EncodePrompt,
+    SendRing,
+)
+from edgespec.decoding.events import (
+    SegmentArrived,
+)
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.base import DraftSource
 from edgespec.machines.effects import (
-    AbortBlock,
     Effect,
-    EncodePrompt,
     RunBlock,
     SendCoordinator,
     SendPeer,
-    SendRing,
     SendStages,
 )
 from edgespec.machines.events import (
@@ -33,7 +38,6 @@ from edgespec.machines.events import (
     MessageArrived,
     RingDown,
     RingUp,
-    SegmentArrived,
     Tick,
 )
 from edgespec.sim.clock import Booking, Clock

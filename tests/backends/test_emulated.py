@@ -14,9 +14,20 @@ from edgespec.backends.emulated import CoordinatorPrices, Emulated
 from edgespec.backends.fake import FakeDraft, FakeHead
 from edgespec.backends.timed import CoordinatorDurations
 from edgespec.daemon.profiles import profile_named
+from edgespec.decoding.effects import (
+    GatherRows,
+    OpenDraft,
+    RunDraft,
+)
 from edgespec.errors import EdgespecError
-from edgespec.machines.effects import Effect, GatherRows, OpenDraft, RunBlock, RunDraft
-from edgespec.machines.events import BlockDone, Event
+from edgespec.machines.effects import (
+    Effect,
+    RunBlock,
+)
+from edgespec.machines.events import (
+    BlockDone,
+    Event,
+)
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import ring_costs
 from edgespec.tree.ledger import Rows

@@ -8,7 +8,9 @@ from support.rings import VOCABULARY
 
 from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead, toy_next
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.machines.effects import RunBlock
+from edgespec.machines.effects import (
+    RunBlock,
+)
 from edgespec.tree.drafted import FROM_ROOT
 from edgespec.tree.ledger import BoolArray, Rows
 from edgespec.types.tensor import Tensor

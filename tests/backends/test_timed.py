@@ -8,19 +8,21 @@ import pytest
 from edgespec.backends.compute import COORDINATOR_COMPUTE, STAGE_COMPUTE
 from edgespec.backends.timed import CoordinatorDurations, StageDurations
 from edgespec.daemon.profiles import profile_named
-from edgespec.machines.effects import (
+from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
     DeepenDraft,
-    Effect,
     ExpandDraft,
     GatherRows,
     MoveCache,
     OpenCache,
     OpenDraft,
-    RunBlock,
     RunDraft,
     RunHead,
+)
+from edgespec.machines.effects import (
+    Effect,
+    RunBlock,
 )
 from edgespec.planning.cost_model import DraftPass, cost_model_named
 from edgespec.planning.costs import ring_costs

@@ -22,7 +22,9 @@ from edgespec.drafting.base import DraftSource
 from edgespec.drafting.grower import TreeDraft
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.machines.effects import RunBlock
+from edgespec.machines.effects import (
+    RunBlock,
+)
 from edgespec.model.aux_hidden import unpacked
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead

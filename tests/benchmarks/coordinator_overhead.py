@@ -24,16 +24,26 @@ import numpy as np
 
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.machines.effects import (
-    Effect,
+from edgespec.decoding.effects import (
     EncodePrompt,
     RunDraft,
     RunHead,
-    SendPeer,
     SendRing,
+)
+from edgespec.decoding.events import (
+    Drafted,
+    HeadDone,
+    SegmentArrived,
+)
+from edgespec.machines.effects import (
+    Effect,
+    SendPeer,
     SendStages,
 )
-from edgespec.machines.events import Drafted, HeadDone, MessageArrived, RingUp, SegmentArrived
+from edgespec.machines.events import (
+    MessageArrived,
+    RingUp,
+)
 from edgespec.policy.flowspec import FlowSpec
 from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import FROM_ROOT, DraftedTree

@@ -45,7 +45,9 @@ from edgespec.drafting.guess_cache import GuessCache
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ranking import Ranking, best_columns
 from edgespec.drafting.whole_model import WholeModelGuesser
-from edgespec.machines.effects import RunBlock
+from edgespec.machines.effects import (
+    RunBlock,
+)
 from edgespec.model.loader import Checkpoint
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.sim.faults import SlowStage

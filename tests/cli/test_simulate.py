@@ -16,8 +16,13 @@ from edgespec.cli.simulate import charged_model, parse_link, ring_of
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.errors import ConfigError
-from edgespec.machines.effects import Effect, SendPeer
-from edgespec.machines.events import Event
+from edgespec.machines.effects import (
+    Effect,
+    SendPeer,
+)
+from edgespec.machines.events import (
+    Event,
+)
 from edgespec.sim import campaign, replay
 from edgespec.sim.campaign import Parts, ScenarioFailed, play_and_trace
 from edgespec.wire.client_messages import Tokens

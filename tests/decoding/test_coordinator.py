@@ -12,19 +12,27 @@ from support.rings import FakeRing, assert_one_end, submit
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.errors import ConfigError
-from edgespec.machines.effects import (
+from edgespec.decoding.effects import (
     DeepenDraft,
-    Effect,
     EncodePrompt,
     OpenDraft,
-    RunBlock,
     RunDraft,
     RunHead,
-    SendPeer,
     SendRing,
 )
-from edgespec.machines.events import MessageArrived, PeerGone, RingDown, RingEnded, RingUp
+from edgespec.errors import ConfigError
+from edgespec.machines.effects import (
+    Effect,
+    RunBlock,
+    SendPeer,
+)
+from edgespec.machines.events import (
+    MessageArrived,
+    PeerGone,
+    RingDown,
+    RingEnded,
+    RingUp,
+)
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.runtime.local import CLIENT

@@ -7,7 +7,11 @@ import pytest
 from support.rings import submit
 from support.wires import Wire
 
-from edgespec.machines.events import MessageArrived, RingDown, RingUp
+from edgespec.machines.events import (
+    MessageArrived,
+    RingDown,
+    RingUp,
+)
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import DraftedTree

@@ -11,9 +11,17 @@ from support.rings import submit
 from support.wires import Wire
 
 from edgespec.decoding import drafts
+from edgespec.decoding.effects import (
+    ExpandDraft,
+)
+from edgespec.decoding.events import (
+    Drafted,
+    Expanded,
+)
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import ExpandDraft
-from edgespec.machines.events import Drafted, Expanded, MessageArrived
+from edgespec.machines.events import (
+    MessageArrived,
+)
 from edgespec.policy.base import Decision, Deepen, Expand, Send, View
 from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import Children, DraftedTree

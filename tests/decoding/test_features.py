@@ -11,7 +11,9 @@ from support.rings import VOCABULARY, FakeRing, assert_one_end, submit
 
 from edgespec.backends.fake import FakeBlock, FakeDraft
 from edgespec.decoding.hidden_rows import HiddenRows
-from edgespec.machines.effects import RunBlock
+from edgespec.machines.effects import (
+    RunBlock,
+)
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import Children, DraftedTree

@@ -13,7 +13,9 @@ from support.rings import VOCABULARY, FakeRing, assert_one_end, submit
 
 from edgespec.backends.fake import FakeBlock, FakeDraft
 from edgespec.decoding.ppd_chains import MOST_ROWS, ChainValues
-from edgespec.machines.effects import RunBlock
+from edgespec.machines.effects import (
+    RunBlock,
+)
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.estimates import StepTimes
 from edgespec.policy.registry import POLICIES

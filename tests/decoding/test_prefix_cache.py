@@ -163,7 +163,9 @@ def sent(fake: FakeRing) -> list[Segment]:
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rings note what their coordinator sends."""
-    from edgespec.machines.effects import SendRing
+    from edgespec.decoding.effects import (
+        SendRing,
+    )
     from edgespec.runtime.local import LocalRing
 
     dispatch = LocalRing._dispatch

@@ -13,14 +13,24 @@ from support.rings import ToyCodec, assert_one_end, submit
 
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.effects import (
+    EncodePrompt,
+    OpenDraft,
+    SendRing,
+)
+from edgespec.decoding.events import (
+    PromptEncoded,
+)
 from edgespec.errors import CapacityError
-from edgespec.machines.effects import Effect, EncodePrompt, OpenDraft, SendPeer, SendRing
+from edgespec.machines.effects import (
+    Effect,
+    SendPeer,
+)
 from edgespec.machines.events import (
     ComputeFailed,
     Event,
     MessageArrived,
     PeerGone,
-    PromptEncoded,
     RingDown,
     RingEnded,
     RingUp,

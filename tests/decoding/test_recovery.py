@@ -8,13 +8,22 @@ from support.rings import FakeRing, assert_one_end, submit
 from support.stages import REQUEST, Stage, draft, opened, opening, runs, sent, with_tree
 from support.wires import Wire
 
+from edgespec.decoding.effects import (
+    AbortBlock,
+    CloseCache,
+    OpenCache,
+)
+from edgespec.decoding.events import (
+    Drafted,
+    HeadDone,
+)
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import AbortBlock, CloseCache, OpenCache, RunBlock
+from edgespec.machines.effects import (
+    RunBlock,
+)
 from edgespec.machines.events import (
     BlockDone,
     ComputeFailed,
-    Drafted,
-    HeadDone,
     Hold,
     MessageArrived,
     PeerGone,

@@ -9,16 +9,23 @@ from support.wires import Wire
 
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.effects import (
+    EncodePrompt,
+)
+from edgespec.decoding.events import (
+    Drafted,
+    HeadDone,
+    SegmentArrived,
+)
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import EncodePrompt, SendPeer
+from edgespec.machines.effects import (
+    SendPeer,
+)
 from edgespec.machines.events import (
     BlockDone,
     ComputeFailed,
-    Drafted,
-    HeadDone,
     MessageArrived,
     RingUp,
-    SegmentArrived,
     Tick,
 )
 from edgespec.policy.adaptive import Adaptive

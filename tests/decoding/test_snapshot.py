@@ -10,8 +10,15 @@ import pytest
 from support.rings import FakeRing, ToyCodec, submit
 
 from edgespec.decoding.snapshot import LONGEST_WATCH_S, MOST_WATCHERS, RAN_S, SNAPSHOT_S, RunLog
-from edgespec.machines.effects import SendPeer, SendStages
-from edgespec.machines.events import MessageArrived, PeerGone, Tick
+from edgespec.machines.effects import (
+    SendPeer,
+    SendStages,
+)
+from edgespec.machines.events import (
+    MessageArrived,
+    PeerGone,
+    Tick,
+)
 from edgespec.wire.client_messages import Finished, Tokens
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.snapshots import (

@@ -23,15 +23,23 @@ from support.stages import (
     with_tree,
 )
 
+from edgespec.decoding.effects import (
+    AbortBlock,
+    CloseCache,
+    GatherRows,
+    OpenCache,
+    SendRing,
+)
+from edgespec.decoding.events import (
+    HeadDone,
+)
 from edgespec.decoding.stage import REMEMBERED_ENDS
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import AbortBlock, CloseCache, GatherRows, OpenCache, SendRing
 from edgespec.machines.events import (
     NO_JOB,
     BlockDone,
     ComputeFailed,
     Event,
-    HeadDone,
     MessageArrived,
     RingUp,
 )

@@ -17,7 +17,13 @@ from support.stages import (
     with_tree,
 )
 
-from edgespec.machines.effects import Effect, SendCoordinator, SendRing
+from edgespec.decoding.effects import (
+    SendRing,
+)
+from edgespec.machines.effects import (
+    Effect,
+    SendCoordinator,
+)
 from edgespec.wire.messages import Credit, Fault, Segment, StageTime
 
 

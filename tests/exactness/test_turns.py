@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from support.torch_rings import CONTEXT, prompts, request, tokenizer, torch_ring
 
-from edgespec.machines.effects import SendRing
+from edgespec.decoding.effects import (
+    SendRing,
+)
 from edgespec.runtime.local import LocalRing
 from edgespec.wire.messages import Segment
 

@@ -11,8 +11,19 @@ import pytest
 from support.memberships import HOME, address, asks, goes_up, to
 
 from edgespec.config import Timing
-from edgespec.machines.effects import Effect, Forward, SendCoordinator, SendPeer
-from edgespec.machines.events import Event, Hold, MessageArrived, RingDown, Tick
+from edgespec.machines.effects import (
+    Effect,
+    Forward,
+    SendCoordinator,
+    SendPeer,
+)
+from edgespec.machines.events import (
+    Event,
+    Hold,
+    MessageArrived,
+    RingDown,
+    Tick,
+)
 from edgespec.planning.partition import split_layers
 from edgespec.ring.effects import FetchBlock, LoadBlock, Log, Stop
 from edgespec.ring.events import BlockFetched, BlockLoaded, KeyRemoved, RingBroke, RingReached

@@ -8,9 +8,17 @@ import pytest
 
 from edgespec.config import Timing
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import Effect, SendCoordinator
-from edgespec.machines.events import MessageArrived, Tick
-from edgespec.machines.events import RingUp as Unexpected
+from edgespec.machines.effects import (
+    Effect,
+    SendCoordinator,
+)
+from edgespec.machines.events import (
+    MessageArrived,
+    Tick,
+)
+from edgespec.machines.events import (
+    RingUp as Unexpected,
+)
 from edgespec.ring.effects import ConnectRing, LoadBlock, Log, OpenRing, ResetStage, Stop
 from edgespec.ring.events import BlockLoaded, BlockLoading, LoadFailed, RingBroke, RingReached
 from edgespec.ring.member import REPORT_S, MemberMachine

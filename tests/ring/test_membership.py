@@ -17,8 +17,15 @@ from support.memberships import (
 )
 
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import Forward, SendPeer
-from edgespec.machines.events import PeerGone, RingUp, Tick
+from edgespec.machines.effects import (
+    Forward,
+    SendPeer,
+)
+from edgespec.machines.events import (
+    PeerGone,
+    RingUp,
+    Tick,
+)
 from edgespec.ring.effects import ConnectRing, Log, OpenRing
 from edgespec.ring.events import RingBroke, RingReached
 from edgespec.ring.membership import ALL_REQUESTS

@@ -17,8 +17,13 @@ from support.rings import submit
 from support.sockets import PATIENCE_S
 
 from edgespec.errors import AccessRefused
-from edgespec.machines.effects import Effect
-from edgespec.machines.events import Event, MessageArrived
+from edgespec.machines.effects import (
+    Effect,
+)
+from edgespec.machines.events import (
+    Event,
+    MessageArrived,
+)
 from edgespec.net import access
 from edgespec.net.keys import Identity, KeyPair
 from edgespec.net.zmq_transport import ZmqTransport

@@ -14,7 +14,9 @@ from support.rings import submit
 
 from edgespec.backends.fake import FakeBlock
 from edgespec.errors import CapacityError
-from edgespec.machines.effects import RunBlock
+from edgespec.machines.effects import (
+    RunBlock,
+)
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.planning.partition import split_layers
 from edgespec.ring.member import MemberMachine

@@ -14,9 +14,17 @@ from support.fuzz import Fuzzer
 from support.memory_rings import CLIENT_PEER, MemoryRing
 from support.rings import submit
 
+from edgespec.decoding.events import (
+    SegmentArrived,
+)
 from edgespec.errors import RemoteProtocolError
-from edgespec.machines.effects import Effect
-from edgespec.machines.events import Event, SegmentArrived, Tick
+from edgespec.machines.effects import (
+    Effect,
+)
+from edgespec.machines.events import (
+    Event,
+    Tick,
+)
 from edgespec.policy.registry import POLICIES
 from edgespec.runtime.access_policy import CLIENT, MAY_SEND, STAGE
 from edgespec.runtime.node import BUG, RENEW_S

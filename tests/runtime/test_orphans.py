@@ -16,8 +16,13 @@ from support.rings import submit
 
 from edgespec.config import Address, Timing
 from edgespec.errors import PeerLost
-from edgespec.machines.effects import Effect
-from edgespec.machines.events import Event, MessageArrived
+from edgespec.machines.effects import (
+    Effect,
+)
+from edgespec.machines.events import (
+    Event,
+    MessageArrived,
+)
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.runtime.client import Client

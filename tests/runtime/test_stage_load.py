@@ -7,8 +7,17 @@ import random
 import numpy as np
 import pytest
 
-from edgespec.machines.effects import CloseCache, RunBlock
-from edgespec.machines.events import NO_JOB, BlockDone, ComputeFailed
+from edgespec.decoding.effects import (
+    CloseCache,
+)
+from edgespec.machines.effects import (
+    RunBlock,
+)
+from edgespec.machines.events import (
+    NO_JOB,
+    BlockDone,
+    ComputeFailed,
+)
 from edgespec.runtime.stage_load import WINDOW, StageLoad
 from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import Tensor

@@ -11,9 +11,20 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from edgespec.decoding.effects import (
+    CloseCache,
+    OpenCache,
+)
 from edgespec.errors import CapacityError, ModelError
-from edgespec.machines.effects import CloseCache, Effect, OpenCache, RunBlock
-from edgespec.machines.events import BlockDone, ComputeFailed, Event
+from edgespec.machines.effects import (
+    Effect,
+    RunBlock,
+)
+from edgespec.machines.events import (
+    BlockDone,
+    ComputeFailed,
+    Event,
+)
 from edgespec.ring.effects import LoadBlock
 from edgespec.ring.events import BlockLoading, LoadFailed
 from edgespec.runtime.worker import Perform, Worker

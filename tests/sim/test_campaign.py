@@ -13,8 +13,13 @@ from support.worlds import CALM, CALM_ASK
 
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.errors import ConfigError
-from edgespec.machines.effects import Effect, SendPeer
-from edgespec.machines.events import Event
+from edgespec.machines.effects import (
+    Effect,
+    SendPeer,
+)
+from edgespec.machines.events import (
+    Event,
+)
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.campaign import (
     Parts,

@@ -10,7 +10,16 @@ import pytest
 from support.worlds import submit, toy_world
 
 from edgespec.daemon.profiles import profile_named
-from edgespec.machines.effects import DeepenDraft, Effect, OpenCache, RunBlock, RunDraft, RunHead
+from edgespec.decoding.effects import (
+    DeepenDraft,
+    OpenCache,
+    RunDraft,
+    RunHead,
+)
+from edgespec.machines.effects import (
+    Effect,
+    RunBlock,
+)
 from edgespec.planning.cost_model import DraftPass, cost_model_named
 from edgespec.planning.costs import LinkCosts, ring_costs
 from edgespec.sim.durations import CostDurations, RandomDurations, network_of

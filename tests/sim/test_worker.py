@@ -7,9 +7,19 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from edgespec.decoding.effects import (
+    CloseCache,
+)
 from edgespec.errors import CapacityError
-from edgespec.machines.effects import CloseCache, Effect, RunBlock
-from edgespec.machines.events import BlockDone, ComputeFailed, Event
+from edgespec.machines.effects import (
+    Effect,
+    RunBlock,
+)
+from edgespec.machines.events import (
+    BlockDone,
+    ComputeFailed,
+    Event,
+)
 from edgespec.sim.clock import Clock
 from edgespec.sim.worker import Span, Worker
 from edgespec.tree.ledger import Rows

@@ -18,7 +18,9 @@ from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.drafting.grower import TreeDraft
 from edgespec.drafting.independent import IndependentGuesser
-from edgespec.machines.effects import RunBlock
+from edgespec.machines.effects import (
+    RunBlock,
+)
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint

@@ -6,8 +6,17 @@ import hashlib
 from dataclasses import replace
 
 from edgespec.config import Timing
-from edgespec.machines.effects import Effect, Forward, SendPeer
-from edgespec.machines.events import MessageArrived, RingDown, RingUp, Tick
+from edgespec.machines.effects import (
+    Effect,
+    Forward,
+    SendPeer,
+)
+from edgespec.machines.events import (
+    MessageArrived,
+    RingDown,
+    RingUp,
+    Tick,
+)
 from edgespec.ring.events import RingReached
 from edgespec.ring.membership import MembershipMachine
 from edgespec.wire.client_messages import Submit

@@ -20,7 +20,9 @@ from edgespec.config import Address, Timing
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.errors import PeerLost, RemoteProtocolError
-from edgespec.machines.effects import Effect
+from edgespec.machines.effects import (
+    Effect,
+)
 from edgespec.net.zmq_transport import Incoming
 from edgespec.ring.member import MemberMachine
 from edgespec.ring.membership import MembershipMachine

@@ -17,7 +17,9 @@ from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead
 from edgespec.config import Address, Timing
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.machines.effects import RunBlock
+from edgespec.machines.effects import (
+    RunBlock,
+)
 from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.ring.effects import Stop

@@ -14,7 +14,9 @@ from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.base import DraftSource, prompts_of
-from edgespec.machines.events import Event
+from edgespec.machines.events import (
+    Event,
+)
 from edgespec.planning.cost_model import DraftPass
 from edgespec.runtime.local import LocalRing, Step
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree

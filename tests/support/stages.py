@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgespec.decoding.effects import (
+    SendRing,
+)
+from edgespec.decoding.events import (
+    SegmentArrived,
+)
 from edgespec.decoding.stage import StageMachine
-from edgespec.machines.effects import Effect, RunBlock, SendCoordinator, SendRing
-from edgespec.machines.events import BlockDone, ComputeFailed, Event, MessageArrived, SegmentArrived
+from edgespec.machines.effects import (
+    Effect,
+    RunBlock,
+    SendCoordinator,
+)
+from edgespec.machines.events import (
+    BlockDone,
+    ComputeFailed,
+    Event,
+    MessageArrived,
+)
 from edgespec.types.tensor import IntArray, Tensor
 from edgespec.wire.messages import CloseRequest, Fault, Retain, Segment
 

@@ -25,7 +25,9 @@ from edgespec.blocks.transfer import (
     Write,
 )
 from edgespec.errors import EdgespecError
-from edgespec.machines.events import Tick
+from edgespec.machines.events import (
+    Tick,
+)
 from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import BlockOffer, BlockRequest, Piece, PieceRequest
 from edgespec.wire.messages import Message

@@ -10,25 +10,29 @@ from support.rings import ToyCodec, submit
 
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.request import Request
-from edgespec.machines.effects import (
+from edgespec.decoding.effects import (
     DeepenDraft,
-    Effect,
     EncodePrompt,
     ExpandDraft,
     RunDraft,
     RunHead,
-    SendPeer,
     SendRing,
-    SendStages,
 )
-from edgespec.machines.events import (
+from edgespec.decoding.events import (
     Drafted,
     Expanded,
     HeadDone,
+    SegmentArrived,
+)
+from edgespec.decoding.request import Request
+from edgespec.machines.effects import (
+    Effect,
+    SendPeer,
+    SendStages,
+)
+from edgespec.machines.events import (
     MessageArrived,
     RingUp,
-    SegmentArrived,
 )
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.drafted import Children, DraftedTree

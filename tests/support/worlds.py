@@ -8,9 +8,15 @@ from dataclasses import dataclass, field
 from edgespec.backends.fake import FakeBlock, FakeHead
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.effects import (
+    RunHead,
+)
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.base import DraftSource
-from edgespec.machines.effects import Effect, RunBlock, RunHead
+from edgespec.machines.effects import (
+    Effect,
+    RunBlock,
+)
 from edgespec.planning.cost_model import DraftPass
 from edgespec.sim.durations import CostDurations
 from edgespec.sim.faults import Fault

@@ -1,0 +1,54 @@
+"""Events of decoding: segments, and the results of what was computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.machines.events import Event
+from edgespec.tree.drafted import Children, DraftedTree
+from edgespec.verify.sampling import Choice
+from edgespec.verify.top_logprobs import TopLogprobs
+from edgespec.wire.messages import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentArrived(Event):
+    """A segment came along the data ring."""
+
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEncoded(Event):
+    """EncodePrompt ended: the prompt's tokens; or none and the `problem`, fit for a user, of a
+    `kind` that the message Failed knows."""
+
+    request: int
+    tokens: tuple[int, ...]
+    problem: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDone(Event):
+    """RunHead ended: the token behind each row, and what else was asked for."""
+
+    job: int
+    choice: Choice
+    top_logprobs: TopLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted(Event):
+    """RunDraft or DeepenDraft ended: the whole drafted tree below the root it was asked for."""
+
+    job: int
+    tree: DraftedTree
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded(Event):
+    """ExpandDraft ended: the children of every path that it named."""
+
+    job: int
+    children: Children
