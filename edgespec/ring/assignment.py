@@ -1,5 +1,4 @@
-"""Places: what each stage of a ring shall run, who holds or stands by for one, and how a status
-tells of it."""
+"""Layer assignment: which layers each stage runs, which member holds them, and their status."""
 
 from __future__ import annotations
 
@@ -13,114 +12,109 @@ from edgespec.wire.codec import DEFAULT_LIMITS
 from edgespec.wire.messages import NO_RING, Assign, Join
 
 MOST_SHOWN = DEFAULT_LIMITS.items
-"""Places and spares that a status can hold."""
+"""Stages and spares that a status can hold."""
 
 SPARE = 0
-"""The place of a stage that has none."""
+"""The stage number of a spare."""
 
 
 @dataclass(slots=True)
 class Member:
-    """A stage that has a place, or stands by for one."""
+    """A stage of the ring, or a spare."""
 
     peer: bytes
     join: Join
     heard: float
-    place: int
+    stage: int
     state: str = "loading"
     ready: bool = False
-    connected: int = 0  # the ring in which it has reached the next node
-    loaded: bool = False  # whether it has ever been ready in this place
-    since: float = 0.0  # when it began to stand by
+    connected: int = 0  # the number of the ring in which it has reached the next node
+    loaded: bool = False  # whether it was ever ready for this stage
+    since: float = 0.0  # when it became a spare
+    rival: tuple[bytes, float] | None = None  # another process that asks for this stage, since when
 
     def __str__(self) -> str:
-        name = f"stage {self.place}" if self.place else "the spare"
+        name = f"stage {self.stage}" if self.stage else "the spare"
         return f"{name} ({self.join.name}, process {self.join.pid})"
 
     def is_process_of(self, join: Join) -> bool:
-        """Whether `join` comes of the same process, through a connection that was made anew.
+        """Whether `join` comes from the same process, over a new connection.
 
-        The key counts, as it was proved: anybody can say that he is at another's address.
+        The key is proved by the connection; an address alone could be claimed by any node.
         """
         mine = (self.join.host, self.join.port, self.join.key)
         return mine == (join.host, join.port, join.key)
 
 
-class Places:
-    """The places of the ring of now: what stage 1, 2, … shall run, and whom a plan has for it."""
+class Assignment:
+    """The layers of each stage in the current ring, and the device that is planned for each."""
 
     def __init__(self, assigns: Sequence[Assign], names: Sequence[str]) -> None:
-        """`assigns[s - 1]` is what stage s shall run, and its `ring_key` a secret from which the
-        rings' own ones are made; `names`: whom a plan has for each place, () for nobody."""
-        self._assigns = self._first = tuple(assigns)
+        """`assigns[s - 1]`: layers of stage s; its `ring_key` is the secret from which the key of
+        each ring is made. `names[s - 1]`: the planned device's name; () if there is no plan."""
+        self._assigns = self.first = tuple(assigns)
         self._names = self._first_names = names
         self.most = len(assigns)
-        """How many places there were at first: the stages that may be wished for."""
+        """The number of stages at first, which a later assignment does not exceed."""
         self.ring = 1
-        """Which ring it is; a new one begins whenever a stage of it is lost."""
+        """The number of the current ring; a new ring begins whenever a stage is lost."""
 
     def __len__(self) -> int:
         return len(self._assigns)
 
     def __iter__(self) -> Iterator[Assign]:
-        """In the order of the stages, as they were given."""
         return iter(self._assigns)
 
     @property
-    def first(self) -> Sequence[Assign]:
-        """What the stages ran at first."""
-        return self._first
+    def is_first(self) -> bool:
+        """Whether this is the assignment that the ring began with."""
+        return self._assigns == self.first
 
-    @property
-    def are_first(self) -> bool:
-        """Whether they run that now."""
-        return self._assigns == self._first
-
-    def assign(self, stage: int) -> Assign:
-        """In the ring of now, whose secret tells nothing of that of another ring."""
+    def of(self, stage: int) -> Assign:
+        """The stage's Assign with the number and the key of the current ring."""
         return _in_ring(self._assigns[stage - 1], self.ring)
 
     def layers(self, stage: int) -> int:
-        """How many layers that stage has; a spare has none."""
+        """The number of layers of that stage; 0 for a spare."""
         if stage == SPARE:
             return 0
         return self._assigns[stage - 1].end - self._assigns[stage - 1].first
 
     def planned(self, name: str, free: Sequence[int]) -> int:
-        """Of the free places the one that the plan has for a device; else nobody's, or else any."""
+        """Prefer the stage planned for this device, then an unplanned one, then any."""
         own = [s for s in free if self._names[s - 1 : s] == [name]]
         unplanned = [s for s in free if not self._names[s - 1 : s]]
         return (own or unplanned or free)[0]
 
     def replace(self, assigns: Sequence[Assign]) -> None:
-        """The model is shared out anew: other places, in another ring, for nobody by name; or those
-        that there were at first."""
+        """Begin the next ring with these layers; planned names hold for the first ones only."""
         self._assigns = tuple(assigns)
-        self._names = self._first_names if self.are_first else ()
+        self._names = self._first_names if self.is_first else ()
         self.ring += 1
 
 
-def in_no_ring(place: Assign) -> Assign:
-    """A place to prepare for, which is in no ring yet."""
-    return _in_ring(place, NO_RING)
+def in_no_ring(assign: Assign) -> Assign:
+    """An Assign to prepare for, which belongs to no ring yet."""
+    return _in_ring(assign, NO_RING)
 
 
-def _in_ring(place: Assign, ring: int) -> Assign:
-    key = hashlib.sha256(f"{place.ring_key} ring {ring}".encode()).hexdigest()
-    return replace(place, ring=ring, ring_key=key)
+def _in_ring(assign: Assign, ring: int) -> Assign:
+    # A hash, so that the key of one ring does not reveal that of another.
+    key = hashlib.sha256(f"{assign.ring_key} ring {ring}".encode()).hexdigest()
+    return replace(assign, ring=ring, ring_key=key)
 
 
-def line_of(place: Assign | None, member: Member | None) -> str:
-    """One line of text on a place and its holder, if any; or on a spare (`place` None)."""
+def line_of(assign: Assign | None, member: Member | None) -> str:
+    """One line of status text on a stage, or on a spare (`assign` None)."""
     who = f"{member.join.name} {member.state}" if member else "missing"
-    if place is None:
+    if assign is None:
         return f"spare: {who}"
-    return f"stage {place.stage}: layers {place.first} to {place.end - 1}: {who}"
+    return f"stage {assign.stage}: layers {assign.first} to {assign.end - 1}: {who}"
 
 
-def node_of(place: Assign | None, member: Member | None, now: float) -> NodeStatus:
-    """The same in figures, as far as the place and its holder tell."""
-    stage, first, end = (place.stage, place.first, place.end) if place else (SPARE, 0, 0)
+def status_of(assign: Assign | None, member: Member | None, now: float) -> NodeStatus:
+    """The status of a stage, or of a spare (`assign` None), without its health."""
+    stage, first, end = (assign.stage, assign.first, assign.end) if assign else (SPARE, 0, 0)
     if member is None:
         return NodeStatus(stage, first, end)
     state = "ready" if member.ready else "waiting" if member.loaded else "loading"
@@ -130,7 +124,7 @@ def node_of(place: Assign | None, member: Member | None, now: float) -> NodeStat
         end,
         name=member.join.name,
         address=str(Address(member.join.host, member.join.port)),
-        state=state if place else "standing by",
+        state=state if assign else "standing by",
         words=member.state,
         heard=now - member.heard,
         memory=member.join.memory,

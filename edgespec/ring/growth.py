@@ -1,4 +1,4 @@
-"""Growth: who gets which place when a model is shared out over more devices again."""
+"""Growth: which member gets which stage when the layers go to more devices again."""
 
 from __future__ import annotations
 
@@ -8,79 +8,65 @@ from dataclasses import dataclass, field
 from edgespec.ring.assignment import Member
 from edgespec.wire.messages import Assign, Join
 
-SETTLED_BEATS = 20
-"""So long a spare must have been there, and the ring up, before places are planned for it."""
 
-CALM_BEATS = 2400
-"""A ring that was up for less than this before it shrank again has a device that comes and goes:
-each time it is waited for twice as long, up to MOST_WARY times."""
-
-MOST_WARY = 512
-
-
-class Homes:
-    """Whose place was whose when the ring had the places that it was first made with."""
+class FirstHolders:
+    """The devices that held the stages when the ring was up with its first assignment."""
 
     def __init__(self) -> None:
         self._holders: dict[int, Join] = {}
 
-    def note(self, members: Mapping[int, Member]) -> None:
-        """Such a ring is up."""
-        self._holders = {place: member.join for place, member in members.items()}
+    def note(self, stages: Mapping[int, Member]) -> None:
+        """The ring is up with its first assignment."""
+        self._holders = {stage: member.join for stage, member in stages.items()}
 
-    def is_home(self, place: int, member: Member) -> bool:
-        """Whether a place is the device's own: it, or one of its name, had it, or it asks so."""
-        holder, join = self._holders.get(place), member.join
-        if join.stage == place or holder is None:
-            return join.stage == place
+    def belongs(self, stage: int, member: Member) -> bool:
+        """Whether the device, or one of its name, held this stage, or asks for it by number."""
+        holder, join = self._holders.get(stage), member.join
+        if join.stage == stage or holder is None:
+            return join.stage == stage
         return holder.key == join.key or holder.name == join.name
 
-    def settle(self, devices: Sequence[Member], most: int) -> dict[int, Member]:
-        """A place for each of the devices, of `most`: its own if it has one, else any that is
-        left, those that come first in `devices` before the others."""
-        places: dict[int, Member] = {}
+    def distribute(self, devices: Sequence[Member], most: int) -> dict[int, Member]:
+        """A stage of `most` for each device: its own if it has one, else any that is left, first
+        come first served."""
+        stages: dict[int, Member] = {}
         left = list(devices)
 
-        def settle(fits: Callable[[int, Member], bool]) -> None:
-            for place in range(1, most + 1):
-                member = next((m for m in left if fits(place, m)), None)
-                if place not in places and member is not None:
-                    places[place] = member
+        def give(fits: Callable[[int, Member], bool]) -> None:
+            for stage in range(1, most + 1):
+                member = next((m for m in left if fits(stage, m)), None)
+                if stage not in stages and member is not None:
+                    stages[stage] = member
                     left.remove(member)
 
-        settle(lambda place, member: member.join.stage == place)
-        settle(lambda place, member: self._is_process(place, member))
-        settle(self.is_home)
-        settle(lambda place, member: True)
-        return places
-
-    def _is_process(self, place: int, member: Member) -> bool:
-        return place in self._holders and member.is_process_of(self._holders[place])
+        give(lambda stage, member: member.join.stage == stage)
+        give(lambda s, member: s in self._holders and member.is_process_of(self._holders[s]))
+        give(self.belongs)
+        give(lambda stage, member: True)
+        return stages
 
 
 @dataclass(slots=True)
 class Growth:
-    """Places that are planned: `devices[s - 1]` gets `places[s - 1]` at the next quiet moment.
+    """A planned assignment: `devices[s - 1]` gets `assigns[s - 1]` when no request runs.
 
-    `since`: when all were prepared; None while any is not. `held`: whether no further request
-    begins before that.
+    `since`: when all were prepared; None before that. `held`: whether new requests wait for it.
     """
 
-    places: Sequence[Assign]
+    assigns: Sequence[Assign]
     devices: Sequence[Member]
     prepared: set[bytes] = field(default_factory=set)
     since: float | None = None
     held: bool = False
 
-    def place_for(self, member: Member) -> Assign | None:
-        """What it shall prepare for; None if it has no part in this."""
-        return next(
-            (p for p, d in zip(self.places, self.devices, strict=True) if d is member), None
-        )
+    def assign_for(self, member: Member) -> Assign | None:
+        """What a member prepares for; None if it has no part in this."""
+        pairs = zip(self.assigns, self.devices, strict=True)
+        return next((assign for assign, device in pairs if device is member), None)
 
     def is_prepared(self, member: Member, now: float) -> bool:
-        """One device more is; returns whether that was the last one."""
-        if self.since is not None or self.place_for(member) is None:
+        """Note that a device is prepared; returns whether it was the last one."""
+        if self.since is not None or self.assign_for(member) is None:
             return False
         self.prepared.add(member.peer)
         if len(self.prepared) < len(self.devices):
@@ -90,8 +76,8 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Retreat:
-    """The places before a growth whose ring is not up yet, and who had them, in order."""
+class Rollback:
+    """The assignment before a growth whose ring is not up yet, and its holders in order."""
 
-    places: Sequence[Assign]
+    assigns: Sequence[Assign]
     peers: Sequence[bytes]

@@ -117,7 +117,7 @@ class _Device:
         return self.slow.is_on and self.slowdown >= NOT_SLOW
 
 
-class HealthWatch:
+class HealthMonitor:
     """What devices say of themselves, by the address that their messages come from."""
 
     def __init__(self) -> None:
@@ -259,7 +259,7 @@ class _Trips:
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=TRIPS))
 
 
-class TripWatch:
+class RoundTrips:
     """How long a control message takes to a device and back."""
 
     def __init__(self) -> None:
@@ -299,12 +299,12 @@ class _Losses:
     at: float = 0.0
 
 
-class DeviceWatch:
+class DeviceMonitor:
     """All that a coordinator knows of its devices beside their places."""
 
     def __init__(self) -> None:
-        self.health = HealthWatch()
-        self.trips = TripWatch()
+        self.health = HealthMonitor()
+        self.trips = RoundTrips()
         self._losses: dict[int, _Losses] = {}
 
     def lost(self, peer: bytes, place: int, cause: str, now: float) -> None:

@@ -180,7 +180,7 @@ class CoordinatorNode(Node):
                 return alive + (self._tell(event, now) if known else [])
             case MessageArrived(peer, StageActivity(runs)):
                 alive = self._heard(event, now)
-                place = self._membership.place_of(peer)
+                place = self._membership.stage_number(peer)
                 placed = StageActivity(tuple(replace(run, stage=place) for run in runs))
                 told = MessageArrived(peer, placed)
                 return alive + (self._tell(told, now) if place else [])

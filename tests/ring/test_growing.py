@@ -27,9 +27,9 @@ from edgespec.machines.events import (
 from edgespec.planning.partition import split_layers
 from edgespec.ring.effects import FetchBlock, LoadBlock, Log, Stop
 from edgespec.ring.events import BlockFetched, BlockLoaded, KeyRemoved, RingBroke, RingReached
-from edgespec.ring.growth import SETTLED_BEATS
 from edgespec.ring.member import MemberMachine
 from edgespec.ring.membership import ALL_REQUESTS, MembershipMachine
+from edgespec.ring.repartition import SETTLED_BEATS
 from edgespec.wire.messages import (
     Assign,
     Connect,
@@ -168,7 +168,7 @@ class Cluster:
 
     def place(self, peer: bytes) -> int:
         """Which stage a board is."""
-        return self.machine.place_of(peer)
+        return self.machine.stage_number(peer)
 
     def assert_sound(self) -> None:
         """The ring that is up has each layer once, in order, in boards that are on and hold it."""

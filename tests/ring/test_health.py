@@ -8,7 +8,7 @@ import pytest
 from support.memberships import HOME, TIMING, Membership, address, asks, to
 
 from edgespec.ring.effects import Log
-from edgespec.ring.health import HEALTH_S, IDLE_S, STALE_S, HealthWatch, TripWatch, printable
+from edgespec.ring.health import HEALTH_S, IDLE_S, STALE_S, HealthMonitor, RoundTrips, printable
 from edgespec.ring.membership import MembershipMachine
 from edgespec.wire.client_messages import NodeStatus, Status, StatusRequest
 from edgespec.wire.messages import Goodbye, Health, Heartbeat, Loading, Ready
@@ -20,7 +20,7 @@ class Devices:
     """A watch with a clock, and devices that speak to it every HEALTH_S seconds."""
 
     def __init__(self, *layers: int) -> None:
-        self.watch = HealthWatch()
+        self.watch = HealthMonitor()
         self.layers = layers
         self.now = 50.0
         self.said: list[tuple[float, str]] = []
@@ -244,7 +244,7 @@ def test_what_a_device_says_is_one_short_line() -> None:
 
 
 def test_a_round_trip_is_the_shortest_of_the_last_ones() -> None:
-    watch = TripWatch()
+    watch = RoundTrips()
     assert watch.seconds(b"a") == 0.0
     now, told = 0.0, []
     for wait in (0.9, 0.004, 0.02, 0.3, 0.01, 0.05, 0.02, 0.03):
@@ -259,7 +259,7 @@ def test_a_round_trip_is_the_shortest_of_the_last_ones() -> None:
 
 
 def test_only_the_newest_heartbeat_counts_and_only_once() -> None:
-    watch = TripWatch()
+    watch = RoundTrips()
     assert watch.beat(b"a", 0.0) == Heartbeat()
     first = watch.beat(b"a", HEALTH_S).number
     second = watch.beat(b"a", 2 * HEALTH_S).number

@@ -21,6 +21,7 @@ from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.planning.partition import split_layers
 from edgespec.ring.member import MemberMachine
 from edgespec.ring.membership import MembershipMachine
+from edgespec.ring.repartition import Repartition
 from edgespec.runtime import stage_node
 from edgespec.runtime.client import Client
 from edgespec.runtime.stage_node import StageNode
@@ -83,8 +84,8 @@ class SharedRing(NodeRing):
 
     def start_coordinator(self) -> NodeThread:
         thread = super().start_coordinator()
-        old = self.membership
-        places = [old._places.first[n] for n in range(STAGES)]
+        old = self.membership._ring
+        places = old.assignment.first
 
         def shared(joins: Sequence[Join]) -> list[Assign]:
             return [
@@ -140,7 +141,7 @@ class SharedRing(NodeRing):
 @pytest.fixture
 def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedRing]:
     """Up, of all its stages."""
-    monkeypatch.setattr(MembershipMachine, "_patience", 1.0)
+    monkeypatch.setattr(Repartition, "_patience", 1.0)
     with SharedRing() as ring:
         ring.await_stages(STAGES)
         yield ring

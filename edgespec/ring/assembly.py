@@ -1,0 +1,156 @@
+"""Ring assembly: gives members their layers, connects them, and takes the ring down.
+
+Assign → Ready from every stage → Connect to each → Connected from each → the ring is up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from edgespec.machines.effects import Effect, Forward, SendPeer
+from edgespec.machines.events import RingDown, RingUp
+from edgespec.ring.assignment import SPARE, Assignment, Member
+from edgespec.ring.effects import ConnectRing, Log, OpenRing
+from edgespec.ring.health import DeviceMonitor
+from edgespec.wire.messages import Assign, Connect, Join, StandBy
+
+
+class RingAssembly:
+    """The stages and spares of the current ring, and whether it is up."""
+
+    def __init__(self, assignment: Assignment, home: Connect) -> None:
+        """`home`: where the last stage pushes its segments, which is the coordinator."""
+        self.assignment = assignment
+        self.devices = DeviceMonitor()
+        self.stages: dict[int, Member] = {}
+        self.spares: dict[bytes, Member] = {}
+        self.is_up = self.was_up = False
+        self.up_since = 0.0
+        self.missing_since: float | None = None  # since then a stage that was there is missing
+        self.why_down = ""
+        self._home = home
+        self._is_linked = False  # all were told to connect, in the current ring
+        self._is_reached = False  # stage 1, by the coordinator
+
+    @property
+    def members(self) -> list[Member]:
+        """Stages, then spares."""
+        return [*self.stages.values(), *self.spares.values()]
+
+    @property
+    def in_order(self) -> list[Member]:
+        """The stages by their numbers."""
+        return [self.stages[stage] for stage in sorted(self.stages)]
+
+    @property
+    def free(self) -> list[int]:
+        """Numbers of the stages that no member holds."""
+        return [s for s in range(1, len(self.assignment) + 1) if s not in self.stages]
+
+    def member_at(self, peer: bytes) -> Member | None:
+        """The stage or spare at that address."""
+        return next((m for m in self.members if m.peer == peer), None)
+
+    # --- members ------------------------------------------------------------------------------
+
+    def enter(self, peer: bytes, join: Join, stage: int, heard: float) -> list[Effect]:
+        """Make a device this stage."""
+        self.devices.health.forget(peer)
+        member = self.stages[stage] = Member(peer, join, heard, stage)
+        if not self.free:
+            self.missing_since = None
+        text = f"{member} joined, {len(self.stages)} of {len(self.assignment)}"
+        return [self.assign(member), Log(text)]
+
+    def assign(self, member: Member) -> Effect:
+        """Tell a stage its layers in the current ring."""
+        return SendPeer(member.peer, self.assignment.of(member.stage))
+
+    def add_spare(self, peer: bytes, join: Join, heard: float, now: float) -> list[Effect]:
+        """Make a device a spare."""
+        self.devices.health.forget(peer)
+        member = Member(peer, join, heard, SPARE, "standing by", since=now)
+        self.spares[peer] = member
+        return [self.stand_by(member), Log(f"{member} stands by")]
+
+    def stand_by(self, spare: Member) -> Effect:
+        """Tell a spare that it is one, and why."""
+        wish, why = spare.join.stage, ""
+        if len(self.assignment) < self.assignment.most:
+            why = "; it gets layers again when no request runs"
+        elif wish:
+            why = f"; stage {wish} was given to another while it was away"
+        return SendPeer(spare.peer, StandBy(f"standing by as a spare{why}"))
+
+    def reassign(self, assigns: Sequence[Assign], to: Sequence[Member], now: float) -> list[Effect]:
+        """Begin a ring with other layers, for these members in order; the rest become spares."""
+        others = [m for m in self.stages.values() if m not in to] + [*to[len(assigns) :]]
+        self.assignment.replace(assigns)
+        self.is_up = self._is_linked = False
+        self.missing_since = None
+        self.stages.clear()
+        effects: list[Effect] = []
+        for stage, member in enumerate(to[: len(assigns)], start=1):
+            self.spares.pop(member.peer, None)
+            effects += self.enter(member.peer, member.join, stage, member.heard)
+        for member in others:
+            effects += self.add_spare(member.peer, member.join, member.heard, now)
+        return effects
+
+    # --- up and down --------------------------------------------------------------------------
+
+    def ready(self, member: Member, seconds: float, ring: int) -> list[Effect]:
+        """A stage has loaded its layers; the last one has all stages connect."""
+        if ring != self.assignment.ring or member.ready or member.stage == SPARE:
+            return []  # of an earlier ring, or said twice
+        effects: list[Effect] = []
+        if not member.loaded:
+            effects.append(Log(f"{member} loaded its layers in {seconds:.1f} s"))
+        member.ready = member.loaded = True
+        member.state = "ready"
+        if self.free or not all(m.ready for m in self.stages.values()):
+            return effects
+        self._is_linked, self._is_reached = True, False
+        return [*effects, *self._connect()]
+
+    def _connect(self) -> list[Effect]:
+        """Have every node push to the next one, and the last stage to the coordinator."""
+        ring = self.in_order
+        first = ring[0].join
+        effects: list[Effect] = [
+            OpenRing(self.assignment.of(1).ring_key),
+            ConnectRing(first.host, first.port, first.key),
+        ]
+        for member, following in pairwise(ring):
+            join = following.join
+            effects.append(SendPeer(member.peer, Connect(join.host, join.port, join.key)))
+        return [*effects, SendPeer(ring[-1].peer, self._home)]
+
+    def reached(self, member: Member | None, ring: int, now: float) -> list[Effect]:
+        """A stage, or the coordinator (None), has reached the next node; with the last of them the
+        ring is up."""
+        if member is None:
+            self._is_reached = True
+        else:
+            member.connected = ring
+        if self.is_up or not self._is_linked or not self._is_reached:
+            return []
+        if any(m.connected != self.assignment.ring for m in self.stages.values()):
+            return []
+        self.is_up = self.was_up = True
+        self.up_since = now
+        return [Forward(RingUp(len(self.assignment))), Log("the ring is up")]
+
+    def take_down(self, reason: str) -> list[Effect]:
+        """End the ring; the stages keep their layers for the next one."""
+        self.why_down = reason
+        effects: list[Effect] = [Forward(RingDown(reason)), Log(reason)]
+        if not self._is_linked:
+            return effects  # nothing was sent in this ring yet
+        self.is_up = self._is_linked = False
+        self.assignment.ring += 1
+        for member in self.stages.values():
+            member.ready, member.state = False, "waiting"
+            effects.append(self.assign(member))
+        return effects
