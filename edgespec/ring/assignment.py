@@ -82,7 +82,7 @@ class Assignment:
 
     def planned(self, name: str, free: Sequence[int]) -> int:
         """Prefer the stage planned for this device, then an unplanned one, then any."""
-        own = [s for s in free if self._names[s - 1 : s] == [name]]
+        own = [s for s in free if name in self._names[s - 1 : s]]
         unplanned = [s for s in free if not self._names[s - 1 : s]]
         return (own or unplanned or free)[0]
 

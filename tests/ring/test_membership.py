@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.memberships import (
     ASK,
@@ -28,7 +30,7 @@ from edgespec.machines.events import (
 )
 from edgespec.ring.effects import ConnectRing, Log, OpenRing
 from edgespec.ring.events import RingBroke, RingReached
-from edgespec.ring.membership import ALL_REQUESTS
+from edgespec.ring.membership import ALL_REQUESTS, MembershipMachine
 from edgespec.wire.client_messages import Cancel, Status, StatusRequest
 from edgespec.wire.messages import (
     CloseRequest,
@@ -52,6 +54,15 @@ def test_a_stage_that_asks_gets_its_place() -> None:
     effects = ring.join(2)
     assert to(effects, address(2)) == [ring.place(2, 1)]
     assert Log("stage 2 (board2, process 72) joined, 1 of 3") in effects
+
+
+def test_a_device_gets_the_stage_that_the_plan_has_for_it() -> None:
+    ring = Membership(3)
+    # A tuple, as the settings have it.
+    ring.machine = MembershipMachine(ring.places, HOME, TIMING, names=("board3", "b", "board1"))
+    for stage, planned in ((3, 1), (1, 3), (2, 2)):
+        effects = ring.say(address(stage), replace(asks(stage), stage=0))
+        assert to(effects, address(stage)) == [ring.place(planned, 1)]
 
 
 def test_a_stage_that_asks_twice_gets_the_same_place_again() -> None:
