@@ -10,9 +10,7 @@ import math
 from dataclasses import dataclass
 
 from edgespec.errors import ConfigError, EdgespecError, PeerLost, RemoteProtocolError
-from edgespec.machines.events import (
-    Tick,
-)
+from edgespec.machines.events import Tick
 from edgespec.wire.block_messages import (
     BlockOffer,
     BlockPreparing,

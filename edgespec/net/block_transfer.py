@@ -43,9 +43,7 @@ from edgespec.errors import (
     EdgespecError,
     RemoteProtocolError,
 )
-from edgespec.machines.events import (
-    Tick,
-)
+from edgespec.machines.events import Tick
 from edgespec.net.access import prove
 from edgespec.net.block_server import BULK, LOST_MS, QUEUED
 from edgespec.net.control import ping

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.machines.effects import (
-    Effect,
-)
+from edgespec.machines.effects import Effect
 from edgespec.wire.messages import Assign
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.machines.events import (
-    Event,
-)
+from edgespec.machines.events import Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from edgespec.machines.effects import (
-    Effect,
-)
+from edgespec.machines.effects import Effect
 from edgespec.ring.assignment import Member
 from edgespec.ring.effects import Log
 from edgespec.wire.client_messages import NodeStatus

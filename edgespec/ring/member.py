@@ -8,15 +8,8 @@ from __future__ import annotations
 
 from edgespec.config import Timing
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import (
-    Effect,
-    SendCoordinator,
-)
-from edgespec.machines.events import (
-    Event,
-    MessageArrived,
-    Tick,
-)
+from edgespec.machines.effects import Effect, SendCoordinator
+from edgespec.machines.events import Event, MessageArrived, Tick
 from edgespec.ring.effects import (
     CloseRing,
     ConnectRing,

@@ -11,25 +11,10 @@ from dataclasses import replace
 
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.effects import (
-    EncodePrompt,
-    Renew,
-    SendRing,
-)
+from edgespec.decoding.effects import EncodePrompt, Renew, SendRing
 from edgespec.errors import EdgespecError, PeerLost
-from edgespec.machines.effects import (
-    Effect,
-    Forward,
-    SendPeer,
-    SendStages,
-)
-from edgespec.machines.events import (
-    Event,
-    MessageArrived,
-    PeerGone,
-    RingEnded,
-    Tick,
-)
+from edgespec.machines.effects import Effect, Forward, SendPeer, SendStages
+from edgespec.machines.events import Event, MessageArrived, PeerGone, RingEnded, Tick
 from edgespec.net.keys import short
 from edgespec.net.sockets import Dropped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport

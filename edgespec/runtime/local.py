@@ -14,30 +14,12 @@ from typing import Protocol
 
 from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.effects import (
-    AbortBlock,
-    EncodePrompt,
-    SendRing,
-)
-from edgespec.decoding.events import (
-    SegmentArrived,
-)
+from edgespec.decoding.effects import AbortBlock, EncodePrompt, SendRing
+from edgespec.decoding.events import SegmentArrived
 from edgespec.decoding.stage import StageMachine
 from edgespec.errors import EdgespecError, RequestFailed
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-    SendCoordinator,
-    SendPeer,
-    SendStages,
-)
-from edgespec.machines.events import (
-    ComputeFailed,
-    Event,
-    MessageArrived,
-    RingDown,
-    RingUp,
-)
+from edgespec.machines.effects import Effect, RunBlock, SendCoordinator, SendPeer, SendStages
+from edgespec.machines.events import ComputeFailed, Event, MessageArrived, RingDown, RingUp
 from edgespec.net.inproc import InprocLink
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit
 from edgespec.wire.codec import decode, encode

@@ -11,22 +11,11 @@ from collections.abc import Iterable
 
 from edgespec.backends.compute import COMPUTE
 from edgespec.config import Address
-from edgespec.decoding.effects import (
-    AbortBlock,
-    Renew,
-)
-from edgespec.decoding.events import (
-    SegmentArrived,
-)
+from edgespec.decoding.effects import AbortBlock, Renew
+from edgespec.decoding.events import SegmentArrived
 from edgespec.errors import ConfigError, PeerLost
-from edgespec.machines.effects import (
-    Effect,
-)
-from edgespec.machines.events import (
-    Event,
-    MessageArrived,
-    Tick,
-)
+from edgespec.machines.effects import Effect
+from edgespec.machines.events import Event, MessageArrived, Tick
 from edgespec.net.emulated_link import Stamped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.net.zones import with_zone

@@ -7,15 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-)
-from edgespec.machines.events import (
-    BlockDone,
-    ComputeFailed,
-    Event,
-)
+from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import BlockDone, ComputeFailed, Event
 from edgespec.wire.messages import Health
 
 RECENT_S = 5.0

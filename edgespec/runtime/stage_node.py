@@ -10,25 +10,12 @@ from collections.abc import Callable
 from edgespec.backends.base import BlockBackend
 from edgespec.backends.compute import StageCompute
 from edgespec.config import Address
-from edgespec.decoding.effects import (
-    Renew,
-    SendRing,
-)
-from edgespec.decoding.events import (
-    SegmentArrived,
-)
+from edgespec.decoding.effects import Renew, SendRing
+from edgespec.decoding.events import SegmentArrived
 from edgespec.decoding.stage import StageMachine
 from edgespec.errors import AccessRefused, EdgespecError
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-    SendCoordinator,
-)
-from edgespec.machines.events import (
-    Event,
-    MessageArrived,
-    Tick,
-)
+from edgespec.machines.effects import Effect, RunBlock, SendCoordinator
+from edgespec.machines.events import Event, MessageArrived, Tick
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.ring.effects import (
     CloseRing,

@@ -13,15 +13,8 @@ from pathlib import Path
 
 from edgespec.backends.emulated import Emulated
 from edgespec.errors import ConfigError
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-)
-from edgespec.machines.events import (
-    NO_JOB,
-    BlockDone,
-    Event,
-)
+from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import NO_JOB, BlockDone, Event
 from edgespec.runtime.worker import Perform
 from edgespec.wire.messages import Message, Segment
 

@@ -12,13 +12,8 @@ from collections import deque
 from collections.abc import Callable
 
 from edgespec.errors import EdgespecError
-from edgespec.machines.effects import (
-    Effect,
-)
-from edgespec.machines.events import (
-    ComputeFailed,
-    Event,
-)
+from edgespec.machines.effects import Effect
+from edgespec.machines.events import ComputeFailed, Event
 from edgespec.ring.effects import LoadBlock
 from edgespec.ring.events import LoadFailed
 
