@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from edgespec.cli import options
@@ -18,9 +16,9 @@ from edgespec.errors import ConfigError
 def api(
     coordinator: options.Coordinator = None,
     http: options.Http = options.DEFAULT_HTTP,
-    wait: Annotated[
-        float, typer.Option(help="Seconds to look for the coordinator on the local network.")
-    ] = 10.0,
+    wait: float = typer.Option(
+        10.0, help="Seconds to look for the coordinator on the local network."
+    ),
     cluster: options.Cluster = "",
 ) -> None:
     """Serve the HTTP API of a running coordinator, until Ctrl-C or SIGTERM.

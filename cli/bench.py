@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -65,9 +64,7 @@ def bench(
     quant: options.Quant = "",
     draft_quant: options.DraftQuant = "none",
     dtype: options.Dtype = "float32",
-    out: Annotated[
-        str, typer.Option(help="Folder for results, answers and pictures.")
-    ] = "bench-results",
+    out: str = typer.Option("bench-results", help="Folder for results, answers and pictures."),
     as_json: options.Json = False,
 ) -> None:
     """Let policies answer the same prompts on a ring of processes on this machine, side by side.

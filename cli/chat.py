@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
 
 import typer
 
@@ -30,19 +29,15 @@ Reach = Callable[[], tuple[Address, Identity]]
 
 
 def chat(
-    system: Annotated[
-        str, typer.Option(metavar="TEXT", help="What the model is told before all else.")
-    ] = "",
-    show_speculation: Annotated[
-        bool,
-        typer.Option(
-            "--show-speculation",
-            help="On a terminal, change the text's colour with each result of the ring.",
-        ),
-    ] = False,
-    no_history: Annotated[
-        bool, typer.Option("--no-history", help="Neither read nor keep the lines that are typed.")
-    ] = False,
+    system: str = typer.Option("", metavar="TEXT", help="What the model is told before all else."),
+    show_speculation: bool = typer.Option(
+        False,
+        "--show-speculation",
+        help="On a terminal, change the text's colour with each result of the ring.",
+    ),
+    no_history: bool = typer.Option(
+        False, "--no-history", help="Neither read nor keep the lines that are typed."
+    ),
     coordinator: options.Coordinator = None,
     policy: options.Policy = "",
     max_new_tokens: options.MaxNewTokens = 512,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from typing import Annotated
 
 import typer
 
@@ -26,10 +25,11 @@ LOOK_S = 0.2
 
 
 def demo(
-    prompt: Annotated[
-        str, typer.Option(help="The prompt; - reads it from standard input.")
-    ] = "Question: Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many pencils "
-    "does he have left?\nAnswer:",
+    prompt: str = typer.Option(
+        "Question: Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many pencils "
+        "does he have left?\nAnswer:",
+        help="The prompt; - reads it from standard input.",
+    ),
     stages: options.StagesHere = 0,
     policy: options.Policy = "",
     max_new_tokens: options.MaxNewTokens = 128,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 from rich import box
@@ -39,9 +38,9 @@ def list_devices(cluster: options.Cluster = "", as_json: options.Json = False) -
 
 @device.command()
 def remove(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME|FINGERPRINT", help="As `edgespec device list` shows it.")
-    ],
+    name: str = typer.Argument(
+        ..., metavar="NAME|FINGERPRINT", help="As `edgespec device list` shows it."
+    ),
     cluster: options.Cluster = "",
 ) -> None:
     """Admit a device or client no longer."""

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -43,36 +42,30 @@ TOKEN_S = 3600.0
 def init(
     model: options.Model = "",
     draft: options.Draft = "",
-    stages: Annotated[
-        int,
-        typer.Option(
-            help="Number of stages in the ring. Default: as --layers, --devices or the model's "
-            "folder has.",
-            show_default=False,
-            callback=options.a_ring,
-        ),
-    ] = 0,
+    stages: int = typer.Option(
+        0,
+        help="Number of stages in the ring. Default: as --layers, --devices or the model's "
+        "folder has.",
+        show_default=False,
+        callback=options.a_ring,
+    ),
     layers: options.Layers = "",
-    devices: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|PROFILE[,PROFILE...]",
-            help="Plan the ring for these devices, as `edgespec plan` does: a JSON file, or names "
-            "or files of profiles, the coordinator's first.",
-        ),
-    ] = "",
+    devices: str = typer.Option(
+        "",
+        metavar="FILE|PROFILE[,PROFILE...]",
+        help="Plan the ring for these devices, as `edgespec plan` does: a JSON file, or names "
+        "or files of profiles, the coordinator's first.",
+    ),
     quant: options.Quant = "",
     draft_quant: options.DraftQuant = "none",
     context: options.Context = 0,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="float32, bfloat16, float64 or (CUDA) float16. Default: float32, or bfloat16, as "
-            "a plan has it, with --devices."
-        ),
-    ] = "",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = EVERY_ADDRESS,
-    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free.")] = DEFAULT_PORT,
+    dtype: str = typer.Option(
+        "",
+        help="float32, bfloat16, float64 or (CUDA) float16. Default: float32, or bfloat16, as "
+        "a plan has it, with --devices.",
+    ),
+    host: str = typer.Option(EVERY_ADDRESS, help="Address to listen on."),
+    port: int = typer.Option(DEFAULT_PORT, help="Port to listen on; 0: any free."),
     cluster: options.Cluster = "",
     as_json: options.Json = False,
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import Annotated
 
 import typer
 
@@ -23,47 +22,39 @@ log = logging.getLogger("edgespec")
 
 
 def join(
-    token: Annotated[
-        str,
-        typer.Argument(
-            help="What `edgespec init` or `edgespec token new` printed. Needed once: the device is "
-            "remembered. -: read it from standard input.",
-            show_default=False,
-        ),
-    ] = "",
-    stage: Annotated[
-        int,
-        typer.Option(
-            help="Which stage to be, counted from 1. Default: the place that the plan has for this "
-            "device, or the first that is free, or else a spare, which takes the place of a stage "
-            "that is lost.",
-            show_default=False,
-        ),
-    ] = 0,
+    token: str = typer.Argument(
+        "",
+        help="What `edgespec init` or `edgespec token new` printed. Needed once: the device is "
+        "remembered. -: read it from standard input.",
+        show_default=False,
+    ),
+    stage: int = typer.Option(
+        0,
+        help="Which stage to be, counted from 1. Default: the place that the plan has for this "
+        "device, or the first that is free, or else a spare, which takes the place of a stage "
+        "that is lost.",
+        show_default=False,
+    ),
     coordinator: options.Coordinator = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="The base model on this device: a folder, or one that `edgespec shard` made. "
-            "Default: what is at hand; what is not, the coordinator sends."
-        ),
-    ] = "",
-    wait: Annotated[
-        float, typer.Option(help="Seconds to wait for a coordinator that has never answered.")
-    ] = 60.0,
+    model: str = typer.Option(
+        "",
+        help="The base model on this device: a folder, or one that `edgespec shard` made. "
+        "Default: what is at hand; what is not, the coordinator sends.",
+    ),
+    wait: float = typer.Option(
+        60.0, help="Seconds to wait for a coordinator that has never answered."
+    ),
     cluster: options.Cluster = "",
     cache: options.Cache = "",
     emulate: options.Emulate = "",
     cost_model: options.CostModel = "",
     trace: options.Trace = "",
-    metrics: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where Prometheus may read this stage's figures, at /metrics; from other machines "
-            "with a key that `edgespec key new NAME` made on this device. Default: nowhere.",
-        ),
-    ] = "",
+    metrics: str = typer.Option(
+        "",
+        metavar="HOST:PORT",
+        help="Where Prometheus may read this stage's figures, at /metrics; from other machines "
+        "with a key that `edgespec key new NAME` made on this device. Default: nowhere.",
+    ),
 ) -> None:
     """Join a cluster's ring as one stage: load its layers and compute, until Ctrl-C or SIGTERM.
 

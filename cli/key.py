@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 from rich import box
@@ -21,7 +20,7 @@ key = typer.Typer(help="API keys: who may ask over HTTP from other machines.", n
 
 @key.command()
 def new(
-    name: Annotated[str, typer.Argument(help="Whose it is, or what for.")],
+    name: str = typer.Argument(..., help="Whose it is, or what for."),
     cluster: options.Cluster = "",
 ) -> None:
     """Make an API key and print it, alone, on standard output. It is kept nowhere."""
@@ -48,7 +47,7 @@ def list_keys(cluster: options.Cluster = "", as_json: options.Json = False) -> N
 
 @key.command()
 def revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME|all", help="As `edgespec key list` has it.")],
+    name: str = typer.Argument(..., metavar="NAME|all", help="As `edgespec key list` has it."),
     cluster: options.Cluster = "",
 ) -> None:
     """Take a key back, or all of them; a running API refuses it at once."""

@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich import box
@@ -36,44 +35,34 @@ _COLUMNS = ("node", "device", "layers", "weights", "KV", "overhead", "total", "o
 
 
 def plan(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="The base model: a folder in Hugging Face format (its config.json is enough), one "
-            "that `edgespec shard` made, or the name of a cost model."
-        ),
-    ],
-    devices: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|PROFILE[,PROFILE...]",
-            help="The devices, the coordinator's first: a JSON file, or names or files of "
-            "profiles; N*PROFILE stands for N of them.",
-        ),
-    ],
-    draft: Annotated[
-        str,
-        typer.Option(
-            help="Who guesses: none, ngram, FOLDER of a draft model, eagle:FOLDER, eagle3:FOLDER, "
-            "or hybrid:ngram+eagle3:FOLDER. Default: none, or the draft of the cost model."
-        ),
-    ] = "",
-    quant: Annotated[
-        str,
-        typer.Option(
-            help="How the stages hold the layers' matrices: none, int8, int4, int4-g32, int4-g128, "
-            "nf4 or nf4-dq. Default: int4, or as the block files have it."
-        ),
-    ] = "",
+    model: str = typer.Option(
+        ...,
+        help="The base model: a folder in Hugging Face format (its config.json is enough), one "
+        "that `edgespec shard` made, or the name of a cost model.",
+    ),
+    devices: str = typer.Option(
+        ...,
+        metavar="FILE|PROFILE[,PROFILE...]",
+        help="The devices, the coordinator's first: a JSON file, or names or files of "
+        "profiles; N*PROFILE stands for N of them.",
+    ),
+    draft: str = typer.Option(
+        "",
+        help="Who guesses: none, ngram, FOLDER of a draft model, eagle:FOLDER, eagle3:FOLDER, "
+        "or hybrid:ngram+eagle3:FOLDER. Default: none, or the draft of the cost model.",
+    ),
+    quant: str = typer.Option(
+        "",
+        help="How the stages hold the layers' matrices: none, int8, int4, int4-g32, int4-g128, "
+        "nf4 or nf4-dq. Default: int4, or as the block files have it.",
+    ),
     draft_quant: options.DraftQuant = "none",
-    context: Annotated[
-        int,
-        typer.Option(
-            help="Tokens that prompt and answer may have together. Default: 4096, or what the "
-            "model takes."
-        ),
-    ] = 0,
-    requests: Annotated[int, typer.Option(help="Requests that are open at once.")] = 1,
+    context: int = typer.Option(
+        0,
+        help="Tokens that prompt and answer may have together. Default: 4096, or what the "
+        "model takes.",
+    ),
+    requests: int = typer.Option(1, help="Requests that are open at once."),
     as_json_object: options.Json = False,
 ) -> None:
     """Plan a ring: which devices, in which order, with how many layers each.

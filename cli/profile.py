@@ -7,7 +7,7 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
@@ -28,29 +28,21 @@ _LEAST_SECONDS, _MOST_SECONDS = 0.01, 3600.0
 
 
 def profile(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Folder of the model whose layers are measured, with random weights. Default: "
-            "Llama 2 7B, or a smaller one where memory is short."
-        ),
-    ] = "",
-    draft: Annotated[str, typer.Option(help="Folder of a draft model to measure too.")] = "",
-    coordinator: Annotated[
-        str, typer.Option(help="HOST:PORT of a running coordinator: measure the way to it too.")
-    ] = "",
-    seconds: Annotated[
-        float, typer.Option(help="About how long to measure; more takes less chance.")
-    ] = 60.0,
-    name: Annotated[
-        str, typer.Option(help="Name of the profile. Default: that of --out, or of this machine.")
-    ] = "",
-    out: Annotated[
-        str, typer.Option(metavar="FILE.json", help="Where to write it. Default: NAME.json.")
-    ] = "",
-    plot: Annotated[
-        str, typer.Option(metavar="FILE.png", help="Draw the time of a layer by rows.")
-    ] = "",
+    model: str = typer.Option(
+        "",
+        help="Folder of the model whose layers are measured, with random weights. Default: "
+        "Llama 2 7B, or a smaller one where memory is short.",
+    ),
+    draft: str = typer.Option("", help="Folder of a draft model to measure too."),
+    coordinator: str = typer.Option(
+        "", help="HOST:PORT of a running coordinator: measure the way to it too."
+    ),
+    seconds: float = typer.Option(60.0, help="About how long to measure; more takes less chance."),
+    name: str = typer.Option(
+        "", help="Name of the profile. Default: that of --out, or of this machine."
+    ),
+    out: str = typer.Option("", metavar="FILE.json", help="Where to write it. Default: NAME.json."),
+    plot: str = typer.Option("", metavar="FILE.png", help="Draw the time of a layer by rows."),
     cluster: options.Cluster = "",
     cache: options.Cache = "",
     as_json: options.Json = False,

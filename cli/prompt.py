@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -23,39 +22,31 @@ _MOST_BYTES = 4 * DEFAULT_LIMITS.text_chars
 
 
 def prompt(
-    text: Annotated[
-        str | None,
-        typer.Argument(
-            help="The prompt; - reads it from standard input, and so does leaving it out where "
-            "something is piped in.",
-            show_default=False,
-        ),
-    ] = None,
-    file: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Put this file's text in front of the prompt, or ask that alone; may be given "
-            "several times.",
-        ),
-    ] = None,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Ask as in a conversation, by the model's chat template, with this as the system "
-            'message; "" for none.',
-            show_default=False,
-        ),
-    ] = None,
-    show_speculation: Annotated[
-        bool,
-        typer.Option(
-            "--show-speculation",
-            help="On a terminal, change the text's colour with each result of the ring: one run of "
-            "a colour is what one result made certain.",
-        ),
-    ] = False,
+    text: str | None = typer.Argument(
+        None,
+        help="The prompt; - reads it from standard input, and so does leaving it out where "
+        "something is piped in.",
+        show_default=False,
+    ),
+    file: list[str] | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Put this file's text in front of the prompt, or ask that alone; may be given "
+        "several times.",
+    ),
+    system: str | None = typer.Option(
+        None,
+        metavar="TEXT",
+        help="Ask as in a conversation, by the model's chat template, with this as the system "
+        'message; "" for none.',
+        show_default=False,
+    ),
+    show_speculation: bool = typer.Option(
+        False,
+        "--show-speculation",
+        help="On a terminal, change the text's colour with each result of the ring: one run of "
+        "a colour is what one result made certain.",
+    ),
     coordinator: options.Coordinator = None,
     policy: options.Policy = "",
     max_new_tokens: options.MaxNewTokens = 128,

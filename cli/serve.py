@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
 
 import typer
 
@@ -20,18 +19,14 @@ def serve(
     stages: options.StagesOrFolders = 0,
     model: options.Model = "",
     draft: options.Draft = "",
-    host: Annotated[
-        str,
-        typer.Option(help="Address to listen on. Default: as the cluster has it, or 127.0.0.1."),
-    ] = "",
-    port: Annotated[
-        int | None,
-        typer.Option(
-            help="Port to listen on; 0: any free. Default: as the cluster has it, or "
-            f"{DEFAULT_PORT}.",
-            show_default=False,
-        ),
-    ] = None,
+    host: str = typer.Option(
+        "", help="Address to listen on. Default: as the cluster has it, or 127.0.0.1."
+    ),
+    port: int | None = typer.Option(
+        None,
+        help=f"Port to listen on; 0: any free. Default: as the cluster has it, or {DEFAULT_PORT}.",
+        show_default=False,
+    ),
     quant: options.Quant = "",
     draft_quant: options.DraftQuant = "",
     layers: options.Layers = "",
@@ -42,19 +37,15 @@ def serve(
     emulate: options.Emulate = "",
     cost_model: options.CostModel = "",
     trace: options.Trace = "",
-    record: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="File to write every request and its answer into, for `edgespec simulate "
-            "--replay`.",
-        ),
-    ] = "",
+    record: str = typer.Option(
+        "",
+        metavar="FILE",
+        help="File to write every request and its answer into, for `edgespec simulate --replay`.",
+    ),
     http: options.Http = options.DEFAULT_HTTP,
-    recovery: Annotated[
-        float,
-        typer.Option(help="Seconds that a request waits for a stage that was lost; 0: not at all."),
-    ] = 60.0,
+    recovery: float = typer.Option(
+        60.0, help="Seconds that a request waits for a stage that was lost; 0: not at all."
+    ),
 ) -> None:
     """Run the coordinator: head, draft model, and the way in for prompts.
 

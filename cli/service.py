@@ -56,25 +56,17 @@ _READ = ("model", "draft")  # and of what it reads
 @service.command()
 def install(
     role: Role,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="-- [TOKEN] OPTIONS...",
-            help="Those of `edgespec serve`, or of `edgespec join`.",
-        ),
-    ] = None,
-    user: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Run it as this user. Default: one that exists only while it runs.",
-        ),
-    ] = "",
-    start: Annotated[bool, typer.Option(help="Start it now, and at every boot.")] = True,
-    force: Annotated[bool, typer.Option("--force", help="Replace a unit that differs.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the unit and do nothing.")
-    ] = False,
+    words: list[str] | None = typer.Argument(
+        None,
+        metavar="-- [TOKEN] OPTIONS...",
+        help="Those of `edgespec serve`, or of `edgespec join`.",
+    ),
+    user: str = typer.Option(
+        "", metavar="NAME", help="Run it as this user. Default: one that exists only while it runs."
+    ),
+    start: bool = typer.Option(True, help="Start it now, and at every boot."),
+    force: bool = typer.Option(False, "--force", help="Replace a unit that differs."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print the unit and do nothing."),
     root: Root = "",
 ) -> None:
     """Write the unit with this installation's edgespec and the options behind `--`, and start it.
@@ -133,9 +125,7 @@ def uninstall(role: Role, root: Root = "") -> None:
 
 @service.command()
 def status(
-    role: Annotated[
-        str, typer.Argument(help="coordinator or stage. Default: both.", show_default=False)
-    ] = "",
+    role: str = typer.Argument("", help="coordinator or stage. Default: both.", show_default=False),
     as_json: options.Json = False,
 ) -> None:
     """Show how the services are: state, since when, and the last lines of their logs.

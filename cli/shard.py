@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -19,19 +18,15 @@ from edgespec.planning.partition import blocks_of, parse_split
 
 
 def shard(
-    model: Annotated[str, typer.Argument(help="Folder of the model, or its hub id.")],
-    stages: Annotated[
-        int,
-        typer.Option(
-            help="Number of stages. Default: as many as --layers says.", show_default=False
-        ),
-    ] = 0,
+    model: str = typer.Argument(..., help="Folder of the model, or its hub id."),
+    stages: int = typer.Option(
+        0, help="Number of stages. Default: as many as --layers says.", show_default=False
+    ),
     layers: options.Layers = "",
     quant: options.Quant = "int4",
-    out: Annotated[
-        str,
-        typer.Option(metavar="DIR", help="Folder to write. Default: ./NAME-QUANT-Nstages."),
-    ] = "",
+    out: str = typer.Option(
+        "", metavar="DIR", help="Folder to write. Default: ./NAME-QUANT-Nstages."
+    ),
     as_json_object: options.Json = False,
 ) -> None:
     """Write a model as one file for each stage, quantised, and one for the head.

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -58,25 +57,21 @@ def simulate(
     dtype: options.Dtype = "float64",
     jobs: options.Jobs = 0,
     as_json_object: options.Json = False,
-    campaign: Annotated[
-        int | None,
-        typer.Option(
-            metavar="RUNS",
-            help="Instead: play so many random scenarios of toy rings with faults, the first one "
-            "of --seed, and check every event.",
-        ),
-    ] = None,
-    traces: Annotated[
-        str, typer.Option(help="Folder that --campaign writes the trace of a failure into.")
-    ] = "traces",
-    replay: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="Instead: play again what `edgespec serve --record` wrote, each request with its "
-            "own policy and settings (with one --policy: with that), or the scenario of a trace.",
-        ),
-    ] = "",
+    campaign: int | None = typer.Option(
+        None,
+        metavar="RUNS",
+        help="Instead: play so many random scenarios of toy rings with faults, the first one "
+        "of --seed, and check every event.",
+    ),
+    traces: str = typer.Option(
+        "traces", help="Folder that --campaign writes the trace of a failure into."
+    ),
+    replay: str = typer.Option(
+        "",
+        metavar="FILE",
+        help="Instead: play again what `edgespec serve --record` wrote, each request with its "
+        "own policy and settings (with one --policy: with that), or the scenario of a trace.",
+    ),
 ) -> None:
     """Play policies on a simulated ring, with real tokens and charged times, side by side.
 

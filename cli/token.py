@@ -7,7 +7,6 @@ import re
 import shlex
 import time
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich import box
@@ -32,16 +31,11 @@ _SPAN = re.compile(r"([0-9]{1,9})([smhd])")
 
 @token.command()
 def new(
-    client: Annotated[
-        bool,
-        typer.Option("--client", help="For somebody who asks, not for a device that computes."),
-    ] = False,
-    uses: Annotated[
-        int, typer.Option(help="How many devices or clients it admits; 0: any number.")
-    ] = 1,
-    valid: Annotated[
-        str, typer.Option(metavar="N[s|m|h|d]", help="For how long it admits them.")
-    ] = "1h",
+    client: bool = typer.Option(
+        False, "--client", help="For somebody who asks, not for a device that computes."
+    ),
+    uses: int = typer.Option(1, help="How many devices or clients it admits; 0: any number."),
+    valid: str = typer.Option("1h", metavar="N[s|m|h|d]", help="For how long it admits them."),
     cluster: options.Cluster = "",
 ) -> None:
     """Make a token and print it, alone, on standard output."""
@@ -88,9 +82,9 @@ def list_tokens(cluster: options.Cluster = "", as_json: options.Json = False) ->
 
 @token.command()
 def revoke(
-    token_id: Annotated[
-        str, typer.Argument(metavar="ID|all", help="As `edgespec token list` shows it.")
-    ],
+    token_id: str = typer.Argument(
+        ..., metavar="ID|all", help="As `edgespec token list` shows it."
+    ),
     cluster: options.Cluster = "",
 ) -> None:
     """Take a token back, or all of them. Who was admitted by it stays admitted."""

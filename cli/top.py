@@ -12,7 +12,6 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -42,12 +41,11 @@ AGAIN_S = 3.0
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    once: bool = typer.Option(False, "--once", help="Look once, and end."),
     coordinator: options.Coordinator = None,
-    wait: Annotated[
-        float,
-        typer.Option(help="Seconds to look for the coordinator on the network at the start."),
-    ] = 10.0,
+    wait: float = typer.Option(
+        10.0, help="Seconds to look for the coordinator on the network at the start."
+    ),
     cluster: options.Cluster = "",
 ) -> None:
     """Watch the ring: its devices, their memory, temperature and work; q or Ctrl-C leaves.

@@ -38,21 +38,18 @@ Seed = Annotated[int, typer.Option(help="Of the order of the rows.")]
 def eagle(
     base: ReusedPrefix,
     text: Text,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the head to.")],
-    kind: Annotated[str, typer.Option(help="eagle (the form of EAGLE-2) or eagle3.")] = "eagle",
+    out: Path = typer.Option(..., metavar="DIR", help="Folder to write the head to."),
+    kind: str = typer.Option("eagle", help="eagle (the form of EAGLE-2) or eagle3."),
     steps: Steps = 2000,
     batch: Batch = 8,
     row_length: RowLength = 256,
     own_rows: OwnRows = 1024,
     text_rows: TextRows = 20_000,
-    levels: Annotated[
-        int | None,
-        typer.Option(min=1, max=8, help="Levels of the tree to train. Default: 4, for eagle3 7."),
-    ] = None,
+    levels: int | None = typer.Option(
+        None, min=1, max=8, help="Levels of the tree to train. Default: 4, for eagle3 7."
+    ),
     rate: Rate = 2e-3,
-    draft_vocab: Annotated[
-        int, typer.Option(min=0, help="Tokens that an eagle3 head scores. 0: all.")
-    ] = 0,
+    draft_vocab: int = typer.Option(0, min=0, help="Tokens that an eagle3 head scores. 0: all."),
     dtype: Dtype = "float32",
     low: Low = True,
     seed: Seed = 0,
@@ -99,12 +96,12 @@ def eagle(
 def ppd(
     base: ReusedPrefix,
     text: Text,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the prompt tokens to.")],
-    depth: Annotated[int, typer.Option(min=1, max=8, help="Tokens to guess ahead.")] = 3,
-    copies: Annotated[int, typer.Option(min=1, max=8, help="Vectors of each (EPTs).")] = 1,
+    out: Path = typer.Option(..., metavar="DIR", help="Folder to write the prompt tokens to."),
+    depth: int = typer.Option(3, min=1, max=8, help="Tokens to guess ahead."),
+    copies: int = typer.Option(1, min=1, max=8, help="Vectors of each (EPTs)."),
     steps: Steps = 1000,
     batch: Batch = 4,
-    chains: Annotated[int, typer.Option(min=1, help="Chains of prompt tokens in a row.")] = 64,
+    chains: int = typer.Option(64, min=1, help="Chains of prompt tokens in a row."),
     row_length: RowLength = 256,
     text_rows: TextRows = 20_000,
     own_rows: OwnRows = 1024,
