@@ -37,7 +37,7 @@ from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
 from edgespec.daemon.emulation import described, emulated_costs
 from edgespec.daemon.local_ring import LOAD_S, LocalRing
 from edgespec.daemon.process import EXIT_FAILED
-from edgespec.daemon.settings import coordinator_config
+from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.runtime.client import Client
 from edgespec.verify.sampling import Sampling
@@ -74,14 +74,9 @@ def bench(
     """
     emulation = Emulation.parse(emulate, cost_model)
     config = coordinator_config(
-        model,
-        draft,
-        stages,
-        dtype,
+        RingOptions(model, draft, stages, dtype, quant, draft_quant),
         Address(LOOPBACK, 0),
         emulation,
-        quant=quant,
-        draft_quant=draft_quant,
         usual_stages=options.USUAL_STAGES,
     )
     names = chosen_policies([name.strip() for name in policy.split(",")], config.draft)

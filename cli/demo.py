@@ -16,7 +16,7 @@ from edgespec.config import LOOPBACK, Address, Emulation
 from edgespec.daemon.emulation import described, emulated_costs
 from edgespec.daemon.local_ring import LOAD_S, LocalRing
 from edgespec.daemon.process import EXIT_CANCELLED
-from edgespec.daemon.settings import coordinator_config
+from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.errors import EdgespecError
 from edgespec.runtime.client import Client
 
@@ -58,16 +58,10 @@ def demo(
     )
     emulation = Emulation.parse(emulate, cost_model)
     config = coordinator_config(
-        model,
-        draft,
-        stages,
-        dtype,
+        RingOptions(model, draft, stages, dtype, quant, draft_quant, layers),
         Address(LOOPBACK, 0),
         emulation,
-        quant=quant,
-        draft_quant=draft_quant,
         usual_stages=options.USUAL_STAGES,
-        layers=layers,
     )
     notes = Notes()
     if emulation is not None:

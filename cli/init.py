@@ -21,6 +21,7 @@ from edgespec.daemon.planning import chosen_context, devices_of, model_to_plan, 
 from edgespec.daemon.registry import Registry
 from edgespec.daemon.registry_book import clean_name
 from edgespec.daemon.settings import (
+    RingOptions,
     chosen_draft,
     coordinator_config,
     look_at_models,
@@ -87,16 +88,10 @@ def init(
             )
         planned = _planned(model, draft, quant, draft_quant, context, devices)
         quant, context, layers = planned.quant, planned.made.problem.context, planned.layers
+    dtype = dtype or ("bfloat16" if planned else "float32")
     settings, later = _settings(
-        model,
-        draft,
-        stages,
-        dtype or ("bfloat16" if planned else "float32"),
+        RingOptions(model, draft, stages, dtype, quant, draft_quant, layers, context),
         Address(host, port),
-        quant=quant,
-        draft_quant=draft_quant,
-        layers=layers,
-        context=context,
     )
     if planned:
         settings = replace(settings, places=planned.places)
@@ -113,49 +108,17 @@ def init(
     print(f"edgespec join {token.text}")
 
 
-def _settings(
-    model: str,
-    draft: str,
-    stages: int,
-    dtype: str,
-    address: Address,
-    *,
-    quant: str,
-    draft_quant: str,
-    layers: str,
-    context: int,
-) -> tuple[ClusterSettings, list[str]]:
+def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, list[str]]:
     """What `edgespec serve` would take, looked at as it does, and which models it has to download.
 
     Raises ConfigError.
     """
-    config = coordinator_config(
-        model,
-        draft,
-        stages,
-        dtype,
-        address,
-        quant=quant,
-        draft_quant=draft_quant,
-        layers=layers,
-        context=context,
-    )
+    config = coordinator_config(ring, address)
     look_at_models(config)
-    is_own = model or (draft and chosen_draft(draft, model).folders)  # nobody doubts the bundled
-    later = look_into_models(config) if is_own else []
-    settings = ClusterSettings(
-        model,
-        draft,
-        config.stages,
-        dtype,
-        quant,
-        draft_quant,
-        layers,
-        context,
-        address.host,
-        address.port,
-    )
-    return settings, later
+    is_own = ring.model or (ring.draft and chosen_draft(ring.draft, ring.model).folders)
+    later = look_into_models(config) if is_own else []  # the bundled models need no look
+    made = replace(ring, stages=config.stages, host=address.host, port=address.port)
+    return ClusterSettings(**asdict(made)), later
 
 
 @dataclass(frozen=True)

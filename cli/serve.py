@@ -12,7 +12,7 @@ from edgespec.daemon.api_process import served_http
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.coordinator import run_coordinator
 from edgespec.daemon.process import end_with_parent, leave, start_logging
-from edgespec.daemon.settings import ServeOptions, served_config
+from edgespec.daemon.settings import RingOptions, served_config
 
 
 def serve(
@@ -58,12 +58,15 @@ def serve(
     emulation = Emulation.parse(emulate, cost_model)
     timing = Timing(recovery=recovery)
     folder = ClusterFolder.open(folder_of(cluster))
-    asked = ServeOptions(
+    asked = RingOptions(
         model, draft, stages, dtype, quant, draft_quant, layers, context, host, port
     )
-    config = served_config(
-        folder.settings, asked, emulation=emulation, trace=trace, cache=cache, timing=timing
+    config = replace(
+        served_config(folder.settings, asked, emulation),
+        timing=timing,
+        trace=trace,
+        cache=cache,
+        record=record,
     )
-    config = replace(config, record=record)
     with folder.served():
         leave(run_coordinator(config, folder, served_http(http, folder)))

@@ -15,7 +15,6 @@ from edgespec.config import (
     CoordinatorConfig,
     Emulation,
     Quantisation,
-    Timing,
 )
 from edgespec.daemon.bundled import bundled
 from edgespec.daemon.cluster import ClusterSettings
@@ -29,19 +28,19 @@ Value = TypeVar("Value", str, int, tuple[int, ...])
 
 
 @dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """What `edgespec serve` was told; what it was not told is empty (port: None)."""
+class RingOptions:
+    """What a command was told of a ring; what it was not told is empty (port: None)."""
 
     model: str
     draft: str
     stages: int
     dtype: str
-    quant: str
-    draft_quant: str
-    layers: str
-    context: int
-    host: str
-    port: int | None
+    quant: str = ""
+    draft_quant: str = ""
+    layers: str = ""
+    context: int = 0
+    host: str = ""
+    port: int | None = None
 
     @property
     def describes_ring(self) -> bool:
@@ -50,66 +49,39 @@ class ServeOptions:
 
 
 def served_config(
-    settings: ClusterSettings,
-    asked: ServeOptions,
-    *,
-    emulation: Emulation | None,
-    trace: str,
-    cache: str,
-    timing: Timing,
+    settings: ClusterSettings, asked: RingOptions, emulation: Emulation | None
 ) -> CoordinatorConfig:
     """The ring that was asked for, or else that of the cluster. Raises ConfigError."""
-    usual = asked.describes_ring
-    ring: ServeOptions | ClusterSettings = asked if usual else settings
-    host = asked.host or (LOOPBACK if usual else settings.host)
-    port = asked.port if asked.port is not None else DEFAULT_PORT if usual else settings.port
-    config = coordinator_config(
-        ring.model,
-        ring.draft,
-        ring.stages,
-        ring.dtype or "float32",
-        Address(host, port),
-        emulation,
-        trace,
-        quant=ring.quant,
-        draft_quant=ring.draft_quant or "none",
-        layers=ring.layers,
-        context=ring.context,
-        cache=cache,
-        timing=timing,
-    )
-    return config if usual else replace(config, places=settings.places)
+    if asked.describes_ring:
+        ring = replace(
+            asked, dtype=asked.dtype or "float32", draft_quant=asked.draft_quant or "none"
+        )
+        port = DEFAULT_PORT if asked.port is None else asked.port
+        return coordinator_config(ring, Address(asked.host or LOOPBACK, port), emulation)
+    port = settings.port if asked.port is None else asked.port
+    config = coordinator_config(settings, Address(asked.host or settings.host, port), emulation)
+    return replace(config, places=settings.places)
 
 
 def coordinator_config(
-    model: str,
-    draft: str,
-    stages: int,
-    dtype: str,
+    ring: RingOptions | ClusterSettings,
     address: Address,
     emulation: Emulation | None = None,
-    trace: str = "",
     *,
-    quant: str = "",
-    draft_quant: str = "none",
-    layers: str = "",
-    context: int = 0,
-    cache: str = "",
     usual_stages: int = 0,
-    timing: Timing | None = None,
 ) -> CoordinatorConfig:
-    """Settings with the bundled pair where no model is named. `draft`: see drafting.choice.
+    """Settings with the bundled pair where no model is named. `ring.draft`: see drafting.choice.
 
     Without `quant`, `stages` (0) or `layers` those of a folder that `edgespec shard` made count; a
     folder with other ones is refused. `usual_stages`: how many if nothing else says so. Raises
     ConfigError.
     """
+    model, stages, quant, split = ring.model, ring.stages, ring.quant, parse_split(ring.layers)
     if stages < 0:
         raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
-    choice = chosen_draft(draft, model)
+    choice = chosen_draft(ring.draft, model)
     if not model:
         model = bundled("base")
-    split = parse_split(layers)
     made = manifest_of(model)
     if made is not None:
         quant = _agreed("quant", quant, made.quantisation.name, model)
@@ -122,16 +94,13 @@ def coordinator_config(
         model,
         str(choice),
         stages,
-        dtype,
+        ring.dtype,
         address,
-        timing=timing or Timing(),
         emulation=emulation,
-        trace=trace,
         quantisation=Quantisation.parse(quant or "none"),
-        draft_quantisation=Quantisation.parse(draft_quant),
+        draft_quantisation=Quantisation.parse(ring.draft_quant),
         layers=split,
-        context=context,
-        cache=cache,
+        context=ring.context,
     )
 
 
