@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
+from edgespec.cli import options
 from edgespec.cli.answer_view import AnswerView
 from edgespec.cli.notes import Notes
 from edgespec.errors import ConfigError, ProtocolError
@@ -23,29 +24,44 @@ TAG = 1
 """A command has one request on its connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSettings:
+@dataclass(frozen=True)
+class _PolicyOption:
+    policy: options.Policy = ""
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen, and how many."""
+
+    max_new_tokens: options.MaxNewTokens = 128
+    temperature: options.Temperature = 0.0
+    top_k: options.TopK = 0
+    top_p: options.TopP = 1.0
+    min_p: options.MinP = 0.0
+    seed: options.Seed = 0
+
+    @property
+    def sampling(self) -> Sampling:
+        """Raises ConfigError for values that it cannot have."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
+
+
+@dataclass(frozen=True)
+class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field comes first
     """Everything of a request but what is asked; docs/commands.md defines each.
 
     Raises ConfigError for what no coordinator would accept.
     """
 
-    policy: str = ""
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
+    stop: options.Stop = None
 
     def __post_init__(self) -> None:
-        for text in self.stop:
+        for text in self.stop or ():
             _check_text("stop string", text)
         if self.max_new_tokens < 1:
             raise ConfigError(f"max-new-tokens is {self.max_new_tokens}; it must be at least 1")
-        Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
-        StopScanner(self.stop)
+        _ = self.sampling  # raises for values that it cannot have
+        StopScanner(tuple(self.stop or ()))
         if self.policy:
             policy_named(self.policy)
 
@@ -79,7 +95,7 @@ class RequestSettings:
             float(self.top_p),
             float(self.min_p),
             self.seed,
-            self.stop,
+            tuple(self.stop or ()),
             self.policy,
             messages,
         )
@@ -90,22 +106,7 @@ class RequestSettings:
         return submit
 
 
-def make_submit(
-    prompt: str,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    seed: int,
-    stop: list[str] | None,
-    policy: str,
-) -> Submit:
-    """The request of a command. Raises ConfigError for what no coordinator would accept."""
-    settings = RequestSettings(
-        policy, max_new_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ())
-    )
-    return settings.ask(prompt)
+USUAL = RequestSettings()
 
 
 def _check_text(what: str, text: str) -> None:

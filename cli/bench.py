@@ -30,6 +30,7 @@ from edgespec.bench.specbench import answer_lines
 from edgespec.bench.timeline import Activity, activity_of, read_traces
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, Prompt, default_prompts, read_prompts
 from edgespec.cli import options
+from edgespec.cli.answering import USUAL, SamplingOptions
 from edgespec.cli.demo import await_ring
 from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
@@ -40,12 +41,12 @@ from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.runtime.client import Client
-from edgespec.verify.sampling import Sampling
 
 BUNDLED = "bundled"
 """What the settings in the JSON call the bundled models."""
 
 
+@options.grouped
 def bench(
     policy: options.Policies = "all",
     stages: options.StagesHere = 0,
@@ -53,12 +54,7 @@ def bench(
     cost_model: options.CostModel = "",
     prompts: options.Prompts = "",
     limit: options.Limit = 0,
-    max_new_tokens: options.MaxNewTokens = 128,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = 0,
+    sampling: SamplingOptions = USUAL,
     model: options.Model = "",
     draft: options.Draft = "",
     quant: options.Quant = "",
@@ -82,8 +78,8 @@ def bench(
     names = chosen_policies([name.strip() for name in policy.split(",")], config.draft)
     settings = Settings(
         tuple(dict.fromkeys((REFERENCE, *names))),
-        max_new_tokens,
-        Sampling(temperature, top_k, top_p, min_p, seed),
+        sampling.max_new_tokens,
+        sampling.sampling,
     )
     workload = read_prompts(prompts, limit) if prompts else default_prompts(limit)
     notes = Notes()
@@ -107,7 +103,7 @@ def bench(
             "prompts": len(workload),
             "prompts_sha256": _digest(workload),
             "policies": list(settings.policies),
-            "max_new_tokens": max_new_tokens,
+            "max_new_tokens": sampling.max_new_tokens,
             **asdict(settings.sampling),
         },
     )

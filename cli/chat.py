@@ -25,9 +25,12 @@ ANSWER_SHARE = 4
 """An answer may have one part in so many of the context, or --max-new-tokens if that is less,
 before turns are left out for it."""
 
+USUAL_CHAT = RequestSettings(max_new_tokens=512)
+
 Reach = Callable[[], tuple[Address, Identity]]
 
 
+@options.grouped
 def chat(
     system: str = typer.Option("", metavar="TEXT", help="What the model is told before all else."),
     show_speculation: bool = typer.Option(
@@ -39,14 +42,7 @@ def chat(
         False, "--no-history", help="Neither read nor keep the lines that are typed."
     ),
     coordinator: options.Coordinator = None,
-    policy: options.Policy = "",
-    max_new_tokens: options.MaxNewTokens = 512,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = 0,
-    stop: options.Stop = None,
+    settings: RequestSettings = USUAL_CHAT,
     wait: options.Wait = options.WAIT_S,
     token: options.ClientToken = "",
     cluster: options.Cluster = "",
@@ -55,9 +51,6 @@ def chat(
 
     Ctrl-C cancels an answer, Ctrl-D leaves. What is piped in is asked line by line.
     """
-    settings = RequestSettings(
-        policy, max_new_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ())
-    )
     notes = Notes()
     introduced(given_token(token), coordinator, cluster, wait, notes.say)
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.cli.answering import RequestSettings, described
+from edgespec.cli.answering import USUAL, RequestSettings, described
 from edgespec.cli.conversation import Conversation
 from edgespec.cli.notes import Notes
 from edgespec.errors import ConfigError
@@ -33,7 +33,7 @@ _MORE_HELP = [
     ("Ctrl-C", "cancels an answer"),
 ]
 
-_NAMES = {field.name: field.type for field in fields(RequestSettings)}
+_NAMES = [field.name for field in fields(RequestSettings)]
 
 
 class ChatState:
@@ -153,24 +153,20 @@ def changed(settings: RequestSettings, name: str, value: str) -> RequestSettings
     """
     if name not in _NAMES:
         raise ConfigError(f"there is no setting {name!r}; there are: {', '.join(_NAMES)}")
-    kind = _NAMES[name]
-    given: Any = value
-    try:
-        if kind == "int":
-            given = int(value)
-        elif kind == "float":
-            given = float(value)
-    except ValueError:
-        what = "a whole number" if kind == "int" else "a number"
-        raise ConfigError(f"{name} must be {what}, not {value!r}") from None
     if name == "stop":
-        given = (value,) if value else ()
+        return replace(settings, stop=[value] if value else [])
+    kind = type(getattr(USUAL, name))
+    try:
+        given: Any = kind(value)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{name} must be {what}, not {value!r}") from None
     return replace(settings, **{name: given})
 
 
 def _spelt(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(map(repr, value)) or "none"
+    if value is None or isinstance(value, list):
+        return ", ".join(map(repr, value or ())) or "none"
     return str(value) if value != "" else "as the coordinator chooses"
 
 

@@ -9,7 +9,7 @@ import time
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.answering import cancelling, make_submit, show
+from edgespec.cli.answering import USUAL, RequestSettings, cancelling, show
 from edgespec.cli.notes import Notes
 from edgespec.cli.prompt import read_prompt
 from edgespec.config import LOOPBACK, Address, Emulation
@@ -24,6 +24,7 @@ LOOK_S = 0.2
 """Seconds between two looks at how far the stages are."""
 
 
+@options.grouped
 def demo(
     prompt: str = typer.Option(
         "Question: Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many pencils "
@@ -31,14 +32,7 @@ def demo(
         help="The prompt; - reads it from standard input.",
     ),
     stages: options.StagesHere = 0,
-    policy: options.Policy = "",
-    max_new_tokens: options.MaxNewTokens = 128,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = 0,
-    stop: options.Stop = None,
+    request: RequestSettings = USUAL,
     model: options.Model = "",
     draft: options.Draft = "",
     quant: options.Quant = "",
@@ -53,9 +47,7 @@ def demo(
 
     The processes are those of a real cluster, joined by ZeroMQ on loopback.
     """
-    submit = make_submit(
-        read_prompt(prompt), max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, policy
-    )
+    submit = request.ask(read_prompt(prompt))
     emulation = Emulation.parse(emulate, cost_model)
     config = coordinator_config(
         RingOptions(model, draft, stages, dtype, quant, draft_quant, layers),

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from edgespec.config import MAX_TEMPERATURE, MOST_STAGES
 from edgespec.errors import ConfigError
+from edgespec.policy.registry import POLICIES
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command have parameters that are dataclasses: one option for each of their fields.
+
+    Typer has no groups of options. It is shown the fields where the parameter stands, with the
+    values of its default as their defaults.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    shown: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
+    for one in signature.parameters.values():
+        if not is_dataclass(one.annotation):
+            shown.append(one)
+            continue
+        groups[one.name] = one.annotation
+        types = get_type_hints(one.annotation, include_extras=True)
+        for name in (field.name for field in fields(one.annotation)):
+            default = getattr(one.default, name)
+            shown.append(one.replace(name=name, default=default, annotation=types[name]))
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    run.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    return run
 
 
 def a_ring(context: typer.Context, value: int) -> int:
@@ -36,12 +70,12 @@ StagesHere = Annotated[
     ),
 ]
 USUAL_STAGES = 3
+_POLICIES = " or ".join(", ".join(sorted(POLICIES)).rsplit(", ", 1))
 Policy = Annotated[
     str,
     typer.Option(
-        help="What to send when: adaptive, autoregressive, flowspec, naive_tree, pipedec, "
-        "pipedec16, pruned or specpipe. Default: adaptive, or autoregressive where there is no "
-        "draft model."
+        help=f"What to send when: {_POLICIES}. Default: adaptive, or autoregressive where there "
+        "is no draft model."
     ),
 ]
 MaxNewTokens = Annotated[int, typer.Option(help="Tokens to generate at most.")]

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.answering import RequestSettings, cancelling, show
+from edgespec.cli.answering import USUAL, RequestSettings, cancelling, show
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import given_token, introduced, reach
 from edgespec.daemon.process import EXIT_CANCELLED
@@ -21,6 +21,7 @@ _MOST_BYTES = 4 * DEFAULT_LIMITS.text_chars
 """No text that can be sent takes more in UTF-8; one without an end is not read for ever."""
 
 
+@options.grouped
 def prompt(
     text: str | None = typer.Argument(
         None,
@@ -48,23 +49,13 @@ def prompt(
         "a colour is what one result made certain.",
     ),
     coordinator: options.Coordinator = None,
-    policy: options.Policy = "",
-    max_new_tokens: options.MaxNewTokens = 128,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = 0,
-    stop: options.Stop = None,
+    settings: RequestSettings = USUAL,
     wait: options.Wait = options.WAIT_S,
     token: options.ClientToken = "",
     cluster: options.Cluster = "",
     as_json: options.Json = False,
 ) -> None:
     """Send a prompt to the running coordinator and stream the answer; Ctrl-C cancels it."""
-    settings = RequestSettings(
-        policy, max_new_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ())
-    )
     introduction = given_token(token)  # on standard input it is in front of the prompt
     submit = _submit(settings, gather(text, file or []), system)
     notes = Notes()

@@ -18,6 +18,7 @@ from edgespec.bench.simulated import Setup, chosen_policies
 from edgespec.bench.simulated import simulate as run_policies
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, default_prompts, read_prompts
 from edgespec.cli import options
+from edgespec.cli.answering import USUAL, SamplingOptions
 from edgespec.cli.notes import Notes
 from edgespec.cli.replays import show_replay
 from edgespec.cli.tables import show_table
@@ -32,12 +33,12 @@ from edgespec.planning.cost_model import DEFAULT_COST_MODEL, CostModel, cost_mod
 from edgespec.planning.profile import Profile
 from edgespec.sim.links import LinkSpec
 from edgespec.sim.replay import replay as play_again
-from edgespec.verify.sampling import Sampling
 
 BUNDLED = "bundled"
 """What the settings in the JSON call the bundled models."""
 
 
+@options.grouped
 def simulate(
     profile: options.Profiles = None,
     cost_model: options.CostModel = "",
@@ -45,12 +46,7 @@ def simulate(
     policy: options.Policies = "all",
     prompts: options.Prompts = "",
     limit: options.Limit = 0,
-    max_new_tokens: options.MaxNewTokens = 128,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = 0,
+    sampling: SamplingOptions = USUAL,
     link: options.AllLinks = "",
     model: options.Model = "",
     draft: options.Draft = "",
@@ -90,7 +86,7 @@ def simulate(
         _replay(Path(replay))
         return
     if campaign is not None:
-        _campaign(seed, campaign, Path(traces), jobs)
+        _campaign(sampling.seed, campaign, Path(traces), jobs)
         return
 
     base, chosen = model or bundled("base"), chosen_draft(draft, model)
@@ -112,8 +108,8 @@ def simulate(
             if prompts
             else default_prompts(limit)
         ),
-        max_new_tokens=max_new_tokens,
-        sampling=Sampling(temperature, top_k, top_p, min_p, seed),
+        max_new_tokens=sampling.max_new_tokens,
+        sampling=sampling.sampling,
     )
     if recording is not None:
         show_replay(setup, recorded, policies[0] if len(policies) == 1 else "", as_json_object)

@@ -232,7 +232,7 @@ def test_what_is_set_is_shown(chat: Chat) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "result"),
-    [("seed", "7", 7), ("top_p", "0.5", 0.5), ("stop", "", ()), ("policy", "pruned", "pruned")],
+    [("seed", "7", 7), ("top_p", "0.5", 0.5), ("stop", "", []), ("policy", "pruned", "pruned")],
 )
 def test_settings_are_spelt_as_a_person_does(name: str, value: str, result: object) -> None:
     assert getattr(changed(RequestSettings(), name, value), name) == result
