@@ -8,12 +8,15 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
-from edgespec.cli import options
+import typer
+
 from edgespec.cli.answer_view import AnswerView
 from edgespec.cli.notes import Notes
+from edgespec.config import MAX_TEMPERATURE
 from edgespec.errors import ConfigError, ProtocolError
-from edgespec.policy.registry import policy_named
+from edgespec.policy.registry import POLICIES, policy_named
 from edgespec.runtime.client import Client
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.stops import StopScanner
@@ -23,22 +26,39 @@ from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
 TAG = 1
 """A command has one request on its connection."""
 
+_POLICIES = " or ".join(", ".join(sorted(POLICIES)).rsplit(", ", 1))
+
 
 @dataclass(frozen=True)
 class _PolicyOption:
-    policy: options.Policy = ""
+    policy: Annotated[
+        str,
+        typer.Option(
+            help=f"What to send when: {_POLICIES}. Default: adaptive, or autoregressive where "
+            "there is no draft model."
+        ),
+    ] = ""
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
     """How tokens are chosen, and how many."""
 
-    max_new_tokens: options.MaxNewTokens = 128
-    temperature: options.Temperature = 0.0
-    top_k: options.TopK = 0
-    top_p: options.TopP = 1.0
-    min_p: options.MinP = 0.0
-    seed: options.Seed = 0
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128
+    temperature: Annotated[
+        float,
+        typer.Option(
+            help=f"From 0, which takes the most likely token every time, to {MAX_TEMPERATURE:g}."
+        ),
+    ] = 0.0
+    top_k: Annotated[int, typer.Option(help="Sample from the K most likely tokens; 0 is off.")] = 0
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the likeliest tokens of total share P.")
+    ] = 1.0
+    min_p: Annotated[
+        float, typer.Option(help="Leave out tokens below P times the likeliest one's share.")
+    ] = 0.0
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0
 
     @property
     def sampling(self) -> Sampling:
@@ -53,7 +73,9 @@ class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field 
     Raises ConfigError for what no coordinator would accept.
     """
 
-    stop: options.Stop = None
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this text; may be given several times.")
+    ] = None
 
     def __post_init__(self) -> None:
         for text in self.stop or ():

@@ -14,12 +14,12 @@ from edgespec.errors import ConfigError
 
 
 def api(
-    coordinator: options.Coordinator = None,
-    http: options.Http = options.DEFAULT_HTTP,
+    coordinator: str | None = options.COORDINATOR,
+    http: str = options.HTTP,
     wait: float = typer.Option(
         10.0, help="Seconds to look for the coordinator on the local network."
     ),
-    cluster: options.Cluster = "",
+    cluster: str = options.CLUSTER,
 ) -> None:
     """Serve the HTTP API of a running coordinator, until Ctrl-C or SIGTERM.
 

@@ -48,20 +48,20 @@ BUNDLED = "bundled"
 
 @options.grouped
 def bench(
-    policy: options.Policies = "all",
-    stages: options.StagesHere = 0,
-    emulate: options.Emulate = "",
-    cost_model: options.CostModel = "",
-    prompts: options.Prompts = "",
-    limit: options.Limit = 0,
+    policy: str = options.POLICIES,
+    stages: int = options.STAGES_HERE,
+    emulate: str = options.EMULATE,
+    cost_model: str = options.COST_MODEL,
+    prompts: str = options.PROMPTS,
+    limit: int = options.LIMIT,
     sampling: SamplingOptions = USUAL,
-    model: options.Model = "",
-    draft: options.Draft = "",
+    model: str = options.MODEL,
+    draft: str = options.DRAFT,
     quant: options.Quant = "",
     draft_quant: options.DraftQuant = "none",
     dtype: options.Dtype = "float32",
     out: str = typer.Option("bench-results", help="Folder for results, answers and pictures."),
-    as_json: options.Json = False,
+    as_json: bool = options.JSON,
 ) -> None:
     """Let policies answer the same prompts on a ring of processes on this machine, side by side.
 

@@ -41,11 +41,11 @@ def chat(
     no_history: bool = typer.Option(
         False, "--no-history", help="Neither read nor keep the lines that are typed."
     ),
-    coordinator: options.Coordinator = None,
+    coordinator: str | None = options.COORDINATOR,
     settings: RequestSettings = USUAL_CHAT,
-    wait: options.Wait = options.WAIT_S,
-    token: options.ClientToken = "",
-    cluster: options.Cluster = "",
+    wait: float = options.WAIT,
+    token: str = options.CLIENT_TOKEN,
+    cluster: str = options.CLUSTER,
 ) -> None:
     """Talk with the model of the running ring; /help lists what else can be typed.
 

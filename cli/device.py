@@ -20,7 +20,7 @@ device = typer.Typer(help="Devices and clients that the cluster admits.", no_arg
 
 
 @device.command(name="list")
-def list_devices(cluster: options.Cluster = "", as_json: options.Json = False) -> None:
+def list_devices(cluster: str = options.CLUSTER, as_json: bool = options.JSON) -> None:
     """Show who is admitted; whether they are there now, `edgespec status` says."""
     entries = opened_registry(folder_of(cluster)).devices()
     if as_json:
@@ -41,7 +41,7 @@ def remove(
     name: str = typer.Argument(
         ..., metavar="NAME|FINGERPRINT", help="As `edgespec device list` shows it."
     ),
-    cluster: options.Cluster = "",
+    cluster: str = options.CLUSTER,
 ) -> None:
     """Admit a device or client no longer."""
     folder = folder_of(cluster)

@@ -25,10 +25,10 @@ _MARKS = {OK: ("ok", "green"), WARNING: ("warning", "yellow"), BLOCKED: ("blocke
 
 
 def doctor(
-    coordinator: options.Coordinator = None,
-    cluster: options.Cluster = "",
-    cache: options.Cache = "",
-    as_json: options.Json = False,
+    coordinator: str | None = options.COORDINATOR,
+    cluster: str = options.CLUSTER,
+    cache: str = options.CACHE,
+    as_json: bool = options.JSON,
 ) -> None:
     """Look whether edgespec can run on this device, and reach its cluster.
 

@@ -41,8 +41,8 @@ TOKEN_S = 3600.0
 
 
 def init(
-    model: options.Model = "",
-    draft: options.Draft = "",
+    model: str = options.MODEL,
+    draft: str = options.DRAFT,
     stages: int = typer.Option(
         0,
         help="Number of stages in the ring. Default: as --layers, --devices or the model's "
@@ -50,7 +50,7 @@ def init(
         show_default=False,
         callback=options.a_ring,
     ),
-    layers: options.Layers = "",
+    layers: str = options.LAYERS,
     devices: str = typer.Option(
         "",
         metavar="FILE|PROFILE[,PROFILE...]",
@@ -59,7 +59,7 @@ def init(
     ),
     quant: options.Quant = "",
     draft_quant: options.DraftQuant = "none",
-    context: options.Context = 0,
+    context: int = options.CONTEXT,
     dtype: str = typer.Option(
         "",
         help="float32, bfloat16, float64 or (CUDA) float16. Default: float32, or bfloat16, as "
@@ -67,8 +67,8 @@ def init(
     ),
     host: str = typer.Option(EVERY_ADDRESS, help="Address to listen on."),
     port: int = typer.Option(DEFAULT_PORT, help="Port to listen on; 0: any free."),
-    cluster: options.Cluster = "",
-    as_json: options.Json = False,
+    cluster: str = options.CLUSTER,
+    as_json: bool = options.JSON,
 ) -> None:
     """Make a cluster: its key, what it serves, and a token that lets devices in for an hour.
 

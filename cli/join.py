@@ -35,7 +35,7 @@ def join(
         "that is lost.",
         show_default=False,
     ),
-    coordinator: options.Coordinator = None,
+    coordinator: str | None = options.COORDINATOR,
     model: str = typer.Option(
         "",
         help="The base model on this device: a folder, or one that `edgespec shard` made. "
@@ -44,11 +44,11 @@ def join(
     wait: float = typer.Option(
         60.0, help="Seconds to wait for a coordinator that has never answered."
     ),
-    cluster: options.Cluster = "",
-    cache: options.Cache = "",
-    emulate: options.Emulate = "",
-    cost_model: options.CostModel = "",
-    trace: options.Trace = "",
+    cluster: str = options.CLUSTER,
+    cache: str = options.CACHE,
+    emulate: str = options.EMULATE,
+    cost_model: str = options.COST_MODEL,
+    trace: str = options.TRACE,
     metrics: str = typer.Option(
         "",
         metavar="HOST:PORT",

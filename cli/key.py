@@ -21,7 +21,7 @@ key = typer.Typer(help="API keys: who may ask over HTTP from other machines.", n
 @key.command()
 def new(
     name: str = typer.Argument(..., help="Whose it is, or what for."),
-    cluster: options.Cluster = "",
+    cluster: str = options.CLUSTER,
 ) -> None:
     """Make an API key and print it, alone, on standard output. It is kept nowhere."""
     text = _keys(cluster).new(name)
@@ -30,7 +30,7 @@ def new(
 
 
 @key.command(name="list")
-def list_keys(cluster: options.Cluster = "", as_json: options.Json = False) -> None:
+def list_keys(cluster: str = options.CLUSTER, as_json: bool = options.JSON) -> None:
     """Show the keys that count: their names, and when they were made."""
     keys = _keys(cluster).all()
     if as_json:
@@ -48,7 +48,7 @@ def list_keys(cluster: options.Cluster = "", as_json: options.Json = False) -> N
 @key.command()
 def revoke(
     name: str = typer.Argument(..., metavar="NAME|all", help="As `edgespec key list` has it."),
-    cluster: options.Cluster = "",
+    cluster: str = options.CLUSTER,
 ) -> None:
     """Take a key back, or all of them; a running API refuses it at once."""
     _keys(cluster).revoke(name)

@@ -11,9 +11,9 @@ from edgespec.runtime.enrolment import leave as leave_cluster
 
 
 def leave(
-    coordinator: options.Coordinator = None,
-    wait: options.Wait = options.WAIT_S,
-    cluster: options.Cluster = "",
+    coordinator: str | None = options.COORDINATOR,
+    wait: float = options.WAIT,
+    cluster: str = options.CLUSTER,
 ) -> None:
     """Leave the cluster: the coordinator admits this device's key no more, and it is deleted here.
 

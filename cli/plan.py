@@ -63,7 +63,7 @@ def plan(
         "model takes.",
     ),
     requests: int = typer.Option(1, help="Requests that are open at once."),
-    as_json_object: options.Json = False,
+    as_json_object: bool = options.JSON,
 ) -> None:
     """Plan a ring: which devices, in which order, with how many layers each.
 

@@ -43,9 +43,9 @@ def profile(
     ),
     out: str = typer.Option("", metavar="FILE.json", help="Where to write it. Default: NAME.json."),
     plot: str = typer.Option("", metavar="FILE.png", help="Draw the time of a layer by rows."),
-    cluster: options.Cluster = "",
-    cache: options.Cache = "",
-    as_json: options.Json = False,
+    cluster: str = options.CLUSTER,
+    cache: str = options.CACHE,
+    as_json: bool = options.JSON,
 ) -> None:
     """Measure this device and write its profile, for simulate, --emulate and plan.
 

@@ -48,12 +48,12 @@ def prompt(
         help="On a terminal, change the text's colour with each result of the ring: one run of "
         "a colour is what one result made certain.",
     ),
-    coordinator: options.Coordinator = None,
+    coordinator: str | None = options.COORDINATOR,
     settings: RequestSettings = USUAL,
-    wait: options.Wait = options.WAIT_S,
-    token: options.ClientToken = "",
-    cluster: options.Cluster = "",
-    as_json: options.Json = False,
+    wait: float = options.WAIT,
+    token: str = options.CLIENT_TOKEN,
+    cluster: str = options.CLUSTER,
+    as_json: bool = options.JSON,
 ) -> None:
     """Send a prompt to the running coordinator and stream the answer; Ctrl-C cancels it."""
     introduction = given_token(token)  # on standard input it is in front of the prompt

@@ -16,9 +16,14 @@ from edgespec.daemon.settings import RingOptions, served_config
 
 
 def serve(
-    stages: options.StagesOrFolders = 0,
-    model: options.Model = "",
-    draft: options.Draft = "",
+    stages: int = typer.Option(
+        0,
+        help="Number of stages in the ring. Default: as --layers or the model's folder has.",
+        show_default=False,
+        callback=options.a_ring,
+    ),
+    model: str = options.MODEL,
+    draft: str = options.DRAFT,
     host: str = typer.Option(
         "", help="Address to listen on. Default: as the cluster has it, or 127.0.0.1."
     ),
@@ -29,20 +34,20 @@ def serve(
     ),
     quant: options.Quant = "",
     draft_quant: options.DraftQuant = "",
-    layers: options.Layers = "",
-    context: options.Context = 0,
+    layers: str = options.LAYERS,
+    context: int = options.CONTEXT,
     dtype: options.Dtype = "",
-    cluster: options.Cluster = "",
-    cache: options.Cache = "",
-    emulate: options.Emulate = "",
-    cost_model: options.CostModel = "",
-    trace: options.Trace = "",
+    cluster: str = options.CLUSTER,
+    cache: str = options.CACHE,
+    emulate: str = options.EMULATE,
+    cost_model: str = options.COST_MODEL,
+    trace: str = options.TRACE,
     record: str = typer.Option(
         "",
         metavar="FILE",
         help="File to write every request and its answer into, for `edgespec simulate --replay`.",
     ),
-    http: options.Http = options.DEFAULT_HTTP,
+    http: str = options.HTTP,
     recovery: float = typer.Option(
         60.0, help="Seconds that a request waits for a stage that was lost; 0: not at all."
     ),

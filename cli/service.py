@@ -126,7 +126,7 @@ def uninstall(role: Role, root: Root = "") -> None:
 @service.command()
 def status(
     role: str = typer.Argument("", help="coordinator or stage. Default: both.", show_default=False),
-    as_json: options.Json = False,
+    as_json: bool = options.JSON,
 ) -> None:
     """Show how the services are: state, since when, and the last lines of their logs.
 

@@ -22,12 +22,12 @@ def shard(
     stages: int = typer.Option(
         0, help="Number of stages. Default: as many as --layers says.", show_default=False
     ),
-    layers: options.Layers = "",
+    layers: str = options.LAYERS,
     quant: options.Quant = "int4",
     out: str = typer.Option(
         "", metavar="DIR", help="Folder to write. Default: ./NAME-QUANT-Nstages."
     ),
-    as_json_object: options.Json = False,
+    as_json_object: bool = options.JSON,
 ) -> None:
     """Write a model as one file for each stage, quantised, and one for the head.
 

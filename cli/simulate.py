@@ -34,25 +34,35 @@ from edgespec.planning.profile import Profile
 from edgespec.sim.links import LinkSpec
 from edgespec.sim.replay import replay as play_again
 
+DEFAULT_PROFILE = "jetson-orin-nano-8gb"
 BUNDLED = "bundled"
 """What the settings in the JSON call the bundled models."""
 
 
 @options.grouped
 def simulate(
-    profile: options.Profiles = None,
-    cost_model: options.CostModel = "",
-    stages: options.Stages = 4,
-    policy: options.Policies = "all",
-    prompts: options.Prompts = "",
-    limit: options.Limit = 0,
+    profile: list[str] | None = typer.Option(
+        None,
+        metavar="PROFILE[,PROFILE...]",
+        help="The devices, by name or file: one for all, or those of D0, V1, ... VN, separated by "
+        f"commas or given one by one. Default: {DEFAULT_PROFILE}.",
+    ),
+    cost_model: str = options.COST_MODEL,
+    stages: int = typer.Option(4, help="Number of stages in the ring."),
+    policy: str = options.POLICIES,
+    prompts: str = options.PROMPTS,
+    limit: int = options.LIMIT,
     sampling: SamplingOptions = USUAL,
-    link: options.AllLinks = "",
-    model: options.Model = "",
-    draft: options.Draft = "",
+    link: str = typer.Option(
+        "",
+        metavar="LATENCY_MS:MBIT[:JITTER_MS[:LOSS]]",
+        help="Every link of the ring, instead of the profiles' own; MBIT 0: no limit.",
+    ),
+    model: str = options.MODEL,
+    draft: str = options.DRAFT,
     dtype: options.Dtype = "float64",
-    jobs: options.Jobs = 0,
-    as_json_object: options.Json = False,
+    jobs: int = typer.Option(0, help="Processes that compute at once; 0: one a processor."),
+    as_json_object: bool = options.JSON,
     campaign: int | None = typer.Option(
         None,
         metavar="RUNS",
@@ -93,7 +103,7 @@ def simulate(
     _look_at_models(base, chosen, dtype)
     recorded = read_recording(recording) if recording is not None else []
     policies = chosen_policies(split_names([policy]), str(chosen))
-    names, profiles = ring_of(profile or [options.DEFAULT_PROFILE], stages)
+    names, profiles = ring_of(profile or [DEFAULT_PROFILE], stages)
     setup = Setup(
         model=base,
         draft=str(chosen),

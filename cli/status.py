@@ -26,10 +26,10 @@ _FIGURES = ("GiB free", "°C", "busy", "link ms", "heard s", "losses")
 
 
 def status(
-    coordinator: options.Coordinator = None,
-    wait: options.Wait = options.WAIT_S,
-    cluster: options.Cluster = "",
-    as_json: options.Json = False,
+    coordinator: str | None = options.COORDINATOR,
+    wait: float = options.WAIT,
+    cluster: str = options.CLUSTER,
+    as_json: bool = options.JSON,
 ) -> None:
     """Show the stages and spares of the ring: what they do, how warm, busy and slow they are.
 

@@ -36,7 +36,7 @@ def new(
     ),
     uses: int = typer.Option(1, help="How many devices or clients it admits; 0: any number."),
     valid: str = typer.Option("1h", metavar="N[s|m|h|d]", help="For how long it admits them."),
-    cluster: options.Cluster = "",
+    cluster: str = options.CLUSTER,
 ) -> None:
     """Make a token and print it, alone, on standard output."""
     folder = folder_of(cluster)
@@ -54,7 +54,7 @@ def new(
 
 
 @token.command(name="list")
-def list_tokens(cluster: options.Cluster = "", as_json: options.Json = False) -> None:
+def list_tokens(cluster: str = options.CLUSTER, as_json: bool = options.JSON) -> None:
     """Show the tokens that can still be used. The tokens themselves are kept nowhere."""
     entries = opened_registry(folder_of(cluster)).tokens()
     if as_json:
@@ -85,7 +85,7 @@ def revoke(
     token_id: str = typer.Argument(
         ..., metavar="ID|all", help="As `edgespec token list` shows it."
     ),
-    cluster: options.Cluster = "",
+    cluster: str = options.CLUSTER,
 ) -> None:
     """Take a token back, or all of them. Who was admitted by it stays admitted."""
     registry = opened_registry(folder_of(cluster))

@@ -42,11 +42,11 @@ AGAIN_S = 3.0
 
 def top(
     once: bool = typer.Option(False, "--once", help="Look once, and end."),
-    coordinator: options.Coordinator = None,
+    coordinator: str | None = options.COORDINATOR,
     wait: float = typer.Option(
         10.0, help="Seconds to look for the coordinator on the network at the start."
     ),
-    cluster: options.Cluster = "",
+    cluster: str = options.CLUSTER,
 ) -> None:
     """Watch the ring: its devices, their memory, temperature and work; q or Ctrl-C leaves.
 

@@ -53,7 +53,7 @@ def eagle(
     dtype: Dtype = "float32",
     low: Low = True,
     seed: Seed = 0,
-    as_json_object: options.Json = False,
+    as_json_object: bool = options.JSON,
 ) -> None:
     """Train an EAGLE head for a base model. Stopped, the same command goes on where it was.
 
@@ -109,7 +109,7 @@ def ppd(
     dtype: Dtype = "float32",
     low: Low = True,
     seed: Seed = 0,
-    as_json_object: options.Json = False,
+    as_json_object: bool = options.JSON,
 ) -> None:
     """Train PPD prompt tokens for a base model. Stopped, the same command goes on where it was.
 
