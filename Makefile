@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint hooks clean
+.PHONY: help demo test test-all lint docs hooks clean
 
 PYTHON ?=
 TORCH ?= auto
@@ -35,6 +35,7 @@ help:
 	@echo "make test-all  set up, then run all tests but the slow ones"
 	@echo "make lint      set up, then check style and types"
 	@echo "make hooks     let git check commit messages by the rules of CONTRIBUTING.md"
+	@echo "make docs      set up, then write the generated parts of docs/commands.md"
 	@echo "make clean     remove everything that these made"
 
 # What `make demo` installs is enough for a user; the other targets add the tools for tests.
@@ -81,6 +82,9 @@ hooks:
 	  mkdir -p "$$(dirname "$$hook")"; ln -s "$(CURDIR)/$(HOOK)" "$$hook"; \
 	  echo "git checks commit messages from now on: $$hook"; \
 	fi
+# What docs/commands.md takes from the command line; a test compares the two.
+docs: $(STAMP)
+	@$(BIN)/python tools/commands_page.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

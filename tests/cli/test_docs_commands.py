@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,3 +70,12 @@ def test_command_lines_are_found() -> None:
 )
 def test_what_there_is_not_is_found(line: str, problem: str) -> None:
     assert list(problems_of(line)) == [problem]
+
+
+def test_the_page_of_commands_is_generated() -> None:
+    """A command, option, default or help text that changed is on the page after `make docs`."""
+    tool = runpy.run_path(str(REPOSITORY / "tools" / "commands_page.py"))
+    page = tool["PAGE"].read_text(encoding="utf-8")
+    assert page == tool["generated"](page)
+    parts = {found[1] for found in tool["PART"].finditer(page)}
+    assert parts == {"commands", "options of a request", "shared options", *tool["COMMANDS"]}
