@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.backends.fake import FakeBlock, FakeHead
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -21,6 +20,7 @@ from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.scenario import Ask, Scenario, draw, policies_of
 from edgespec.sim.toy import VOCABULARY, ToyCodec, plain_answer
+from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.sim.trace import Trace, write_trace
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 

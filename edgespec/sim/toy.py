@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgespec.backends.fake import toy_next
+from edgespec.sim.toy_model import toy_next
 from edgespec.wire.client_messages import Submit
 
 VOCABULARY = 40
@@ -41,8 +41,8 @@ class ToyCodec:
         """Nothing is too long to be looked at."""
 
     def encode(self, text: str) -> Sequence[int]:
-        """One token a character."""
-        return [ord(c) % VOCABULARY for c in text]
+        """One token a character; blanks give none."""
+        return [ord(c) % VOCABULARY for c in text if c != " "]
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
         """All that was said, in one."""

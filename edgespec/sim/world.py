@@ -1,7 +1,7 @@
 """World: a whole ring in virtual time; machines, computes, links and faults, one event at a time.
 
-The generalisation of runtime.local: there a test chooses what happens next, here durations,
-latencies and faults do. Everything follows from the arguments: two equal worlds run alike.
+Durations, latencies and faults say what happens next. Everything follows from the arguments: two
+equal worlds run alike.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.fake_draft import FakeDraft
 from support.passes import rows_of
 
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.backends.emulated import CoordinatorPrices, Emulated
-from edgespec.backends.fake import FakeDraft, FakeHead
 from edgespec.backends.timed import CoordinatorDurations
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.effects import (
@@ -30,6 +30,7 @@ from edgespec.machines.events import (
 )
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import ring_costs
+from edgespec.sim.toy_model import FakeHead
 from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling

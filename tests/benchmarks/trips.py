@@ -4,7 +4,7 @@
 
 A trip is `stages` steps of a segment from stage to stage (decoding.request.RingClock), so that the
 figures are the same on every machine. The twenty prompts of tests/data/prompts.jsonl; float32; the
-lock-step ring of runtime.local.
+lock-step ring of support.local_ring.
 """
 
 from __future__ import annotations

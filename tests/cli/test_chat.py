@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.commands import Done, run_here
 from support.nodes import CONTEXT, NodeRing, until
-from support.rings import ToyCodec, submit
+from support.rings import submit
 from support.terminals import Terminal
 
 from edgespec.cli.answering import RequestSettings
@@ -24,6 +24,7 @@ from edgespec.cli.conversation import Conversation, Turn
 from edgespec.cli.line_input import history_file
 from edgespec.cli.main import main
 from edgespec.errors import ConfigError
+from edgespec.sim.toy import ToyCodec
 
 Chat = Callable[..., Done]
 

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from support.commands import COMMAND, PATIENCE_S, Command, Done, run, run_here, to_prompt
 from support.nodes import NodeRing, until
-from support.rings import submit, text_of
+from support.rings import submit
 
 from edgespec.errors import ConfigError
+from edgespec.sim.toy import text_of
 from edgespec.wire.client_messages import Finished
 from edgespec.wire.codec import DEFAULT_LIMITS
 

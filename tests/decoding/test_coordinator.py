@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from support.local_ring import CLIENT
 from support.rings import FakeRing, assert_one_end, submit
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
@@ -35,7 +36,6 @@ from edgespec.machines.events import (
 )
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
-from edgespec.runtime.local import CLIENT
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Progress, Tokens
 from edgespec.wire.messages import Fault
 

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from support.rings import VOCABULARY, FakeRing, assert_one_end, submit
+from support.fake_draft import FakeDraft
+from support.rings import FakeRing, assert_one_end, submit
 
-from edgespec.backends.fake import FakeBlock, FakeDraft
 from edgespec.decoding.hidden_rows import HiddenRows
 from edgespec.machines.effects import (
     RunBlock,
 )
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
+from edgespec.sim.toy import VOCABULARY
+from edgespec.sim.toy_model import FakeBlock
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.tree.ledger import Rows
 from edgespec.types.features import FINAL_HIDDEN, NO_FEATURES, Features, aux_layer
@@ -61,7 +63,7 @@ class NeedyDraft(FakeDraft):
 
     def __init__(self, accuracy: float, *aux_hidden: int) -> None:
         super().__init__(STAGES, VOCABULARY, accuracy)
-        self.needs = frozenset({FINAL_HIDDEN, *map(aux_layer, aux_hidden)})
+        self.guesser.needs = frozenset({FINAL_HIDDEN, *map(aux_layer, aux_hidden)})
         self.aux_hidden = aux_hidden
         self.given: dict[int, list[int]] = {}
         self.aux_layers: dict[int, list[list[int]]] = {}

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support import rings
-from support.rings import VOCABULARY, Chaos, FakeRing, Faults, assert_one_end, submit, text_of
+from support.rings import Chaos, FakeRing, Faults, assert_one_end, submit
 
-from edgespec.backends.fake import FakeHead
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
+from edgespec.sim.toy import VOCABULARY, text_of
+from edgespec.sim.toy_model import FakeHead
 from edgespec.tree.ledger import IntArray
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling

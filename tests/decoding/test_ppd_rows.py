@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.rings import VOCABULARY, FakeRing, assert_one_end, submit
+from support.fake_draft import FakeDraft
+from support.rings import FakeRing, assert_one_end, submit
 
-from edgespec.backends.fake import FakeBlock, FakeDraft
 from edgespec.decoding.ppd_chains import MOST_ROWS, ChainValues
 from edgespec.machines.effects import (
     RunBlock,
@@ -19,6 +19,8 @@ from edgespec.machines.effects import (
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.estimates import StepTimes
 from edgespec.policy.registry import POLICIES
+from edgespec.sim.toy import VOCABULARY
+from edgespec.sim.toy_model import FakeBlock
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.tree.ledger import Rows
 from edgespec.types.features import NO_FEATURES, PPD_TOKENS, Features, PPDTable
@@ -63,12 +65,11 @@ def plain_chain(tokens: Sequence[int], links: int, stages: int) -> list[int]:
 class PromptedDraft(FakeDraft):
     """Checks what prompt rows it is given."""
 
-    needs = frozenset({PPD_TOKENS})
-    prompts = TABLE
-
     def __init__(self, stages: int, accuracy: float) -> None:
         super().__init__(stages, VOCABULARY, accuracy)
         self._stages = stages
+        self.guesser.needs = frozenset({PPD_TOKENS})
+        self.guesser.prompts = TABLE
         self.anchors: dict[int, list[int]] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:

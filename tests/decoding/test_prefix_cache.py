@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.rings import VOCABULARY, FakeRing, submit
+from support.local_ring import Step
+from support.rings import FakeRing, submit
 
 from edgespec.decoding.prefix_cache import LEAST_ROWS, CachedPrefix, PrefixCache
-from edgespec.runtime.local import Step
+from edgespec.sim.toy import VOCABULARY
 from edgespec.wire.client_messages import Finished, Submit
 from edgespec.wire.messages import CloseRequest, Retain, Segment
 
@@ -163,10 +164,11 @@ def sent(fake: FakeRing) -> list[Segment]:
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rings note what their coordinator sends."""
+    from support.local_ring import LocalRing
+
     from edgespec.decoding.effects import (
         SendRing,
     )
-    from edgespec.runtime.local import LocalRing
 
     dispatch = LocalRing._dispatch
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from support.cases import case
-from support.rings import ToyCodec, assert_one_end, submit
+from support.rings import assert_one_end, submit
 
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -35,6 +35,7 @@ from edgespec.machines.events import (
     RingEnded,
     RingUp,
 )
+from edgespec.sim.toy import ToyCodec
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Progress, Submit
 from edgespec.wire.messages import Message
 

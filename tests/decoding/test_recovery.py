@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.local_ring import CLIENT
 from support.rings import FakeRing, assert_one_end, submit
 from support.stages import REQUEST, Stage, draft, opened, opening, runs, sent, with_tree
 from support.wires import Wire
@@ -33,7 +34,6 @@ from edgespec.machines.events import (
 )
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
-from edgespec.runtime.local import CLIENT
 from edgespec.tree.drafted import DraftedTree
 from edgespec.verify.sampling import Choice
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Progress

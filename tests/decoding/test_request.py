@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.rings import ToyCodec, text_of
 
 from edgespec.decoding.answer import Answer
 from edgespec.decoding.figures import RequestStats, RingClock
 from edgespec.errors import ConfigError
+from edgespec.sim.toy import ToyCodec, text_of
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])

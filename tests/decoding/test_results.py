@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.rings import PLENTY, VOCABULARY, FakeRing, ToyCodec, assert_one_end, submit
+from support.local_ring import CLIENT
+from support.rings import PLENTY, FakeRing, assert_one_end, submit
 from support.wires import Wire
 
 from edgespec.decoding.admission import Ring
@@ -31,7 +32,7 @@ from edgespec.machines.events import (
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.flowspec import FlowSpec
 from edgespec.policy.registry import POLICIES
-from edgespec.runtime.local import CLIENT
+from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.tree.drafted import DraftedTree
 from edgespec.verify.sampling import Choice
 from edgespec.wire.client_messages import Cancel, Failed, Finished

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from support.rings import FakeRing, ToyCodec, submit
+from support.rings import FakeRing, submit
 
 from edgespec.decoding.snapshot import LONGEST_WATCH_S, MOST_WATCHERS, RAN_S, SNAPSHOT_S, RunLog
 from edgespec.machines.effects import (
@@ -19,6 +19,7 @@ from edgespec.machines.events import (
     PeerGone,
     Tick,
 )
+from edgespec.sim.toy import ToyCodec
 from edgespec.wire.client_messages import Finished, Tokens
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.snapshots import (

@@ -15,10 +15,9 @@ import torch
 from support.cases import case
 from support.checkpoints import write_checkpoint
 from support.eagle_heads import FORMS, write_eagle
+from support.fake_draft import FakeDraft
 from support.passes import rows_of
-from support.rings import VOCABULARY, OracleDraft
 
-from edgespec.backends.fake import FakeDraft, toy_next
 from edgespec.drafting.base import DraftSource
 from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.eagle.shape import Kind
@@ -34,6 +33,9 @@ from edgespec.model.aux_hidden import packed
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tensors import from_torch
+from edgespec.sim.oracle import Oracle
+from edgespec.sim.toy import VOCABULARY
+from edgespec.sim.toy_model import toy_next
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.types.features import NO_FEATURES, Features, aux_layers
 from edgespec.verify.sampling import Sampling
@@ -115,8 +117,8 @@ def eagle(form: str, scored: int, base: Path, folder: Path) -> DraftSource:
     return Fed("eagle3" if FORMS[form].third else "eagle", folder, base)
 
 
-def oracle() -> OracleDraft:
-    draft = OracleDraft(random.Random(3), 0.7)
+def oracle() -> Oracle:
+    draft = Oracle(random.Random(3), 0.7)
     draft.tell([*CONTEXT, 3, 4, 5, 6])
     return draft
 
@@ -251,7 +253,7 @@ def test_what_was_read_of_an_answered_request_is_not_read_again(draft: DraftSour
     draft.refresh(1, CONTEXT, 2, 2)
     draft.expand(1, [*CONTEXT, 3], [(4,)], 2)
     again = [*CONTEXT[:6], 9, 4, 30]
-    if isinstance(draft, OracleDraft):
+    if isinstance(draft, Oracle):
         return  # it says something else each time
     for request in (7, 8):
         draft.open(request, Sampling())
@@ -313,7 +315,7 @@ def test_the_fakes_truth_is_where_its_accuracy_says(accuracy: float) -> None:
 
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])
 def test_the_oracle_knows_what_it_was_told(accuracy: float) -> None:
-    draft = OracleDraft(random.Random(1), accuracy)
+    draft = Oracle(random.Random(1), accuracy)
     draft.open(1, Sampling())
     answer = list(range(20, 40))
     draft.tell([*CONTEXT, *answer])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.local_ring import LocalRing
 from support.torch_rings import BASE, CONTEXT, prompts, request, tokenizer, transformers_model
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
@@ -27,7 +28,6 @@ from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tensors import from_torch
 from edgespec.planning.partition import split_layers
-from edgespec.runtime.local import LocalRing
 from edgespec.tree.drafted import Children
 from edgespec.types.features import Features
 from edgespec.verify.sampling import Sampling

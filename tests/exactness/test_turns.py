@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from support.local_ring import LocalRing
 from support.torch_rings import CONTEXT, prompts, request, tokenizer, torch_ring
 
 from edgespec.decoding.effects import (
     SendRing,
 )
-from edgespec.runtime.local import LocalRing
 from edgespec.wire.messages import Segment
 
 NEW_TOKENS = 24

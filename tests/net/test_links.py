@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 import pytest
 from support.keys import OWNER_IDENTITY
+from support.local_ring import InprocLink
 from support.sockets import DEVICE, HOST, PATIENCE_S, listening, next_of, staged
 
 from edgespec.config import Address
 from edgespec.errors import LocalProtocolError
-from edgespec.net.inproc import InprocLink
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Submit

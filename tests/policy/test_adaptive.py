@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.rings import OracleDraft
 from support.rounds import NOBODYS_TOKEN, Round, grown, learnt, sent, view
 
 from edgespec.policy.adaptive import LEAST_SHARE, Adaptive
 from edgespec.policy.base import Expand, Send, View
 from edgespec.policy.estimates import RingEstimates
+from edgespec.sim.oracle import Oracle
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.drafted import Children
 
@@ -120,7 +120,7 @@ def test_expansions_end_with_the_answer() -> None:
     assert len(below) == 1
 
 
-class Wrong(OracleDraft):
+class Wrong(Oracle):
     """A draft that is never right, and sure of itself."""
 
     def expand(self, request: int, context: object, paths: object, width: int) -> Children:
@@ -137,7 +137,7 @@ def linear(rows: int) -> float:
     return 1.0 + 0.05 * rows
 
 
-def play(oracle: OracleDraft, tokens: int, estimates: RingEstimates | None = None) -> Round:
+def play(oracle: Oracle, tokens: int, estimates: RingEstimates | None = None) -> Round:
     """An answer of that many tokens."""
     known = estimates or learnt({16: linear(16)}, {16: linear(16) / 2}, spread=3.0)
     rng = random.Random(1)
@@ -153,17 +153,19 @@ def test_nothing_but_the_root_leaves_for_a_draft_that_is_never_right() -> None:
     assert not any(rows for tokens, rows in game.guessed if tokens > 300)
 
 
-def test_a_draft_that_is_always_right_is_used_to_the_full() -> None:
+def test_a_draft_that_is_always_right_is_used_to_the_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """With nothing but right guesses hardly any row is sent in vain, and segments overlap."""
 
-    class Right(OracleDraft):
-        def _guesses(self, path: tuple[int, ...], width: int) -> list[tuple[int, float]]:
-            (answer,) = self._answers
-            size = len(path)
-            token = answer[size] if answer[:size] == path and size < len(answer) else NOBODYS_TOKEN
-            return [(token, math.log(0.9))]
+    draft = Oracle(random.Random(0), 1.0)
 
-    game = play(Right(random.Random(0), 1.0), 200)
+    def right(path: tuple[int, ...], width: int) -> list[tuple[int, float]]:
+        (answer,) = draft.guesser.answers
+        size = len(path)
+        token = answer[size] if answer[:size] == path and size < len(answer) else NOBODYS_TOKEN
+        return [(token, math.log(0.9))]
+
+    monkeypatch.setattr(draft.guesser, "children", right)
+    game = play(draft, 200)
     rows = sum(map(len, game.sends))
     assert 201 <= rows <= 230
 
@@ -174,9 +176,7 @@ def test_drafting_never_delays_a_send() -> None:
     for seed in range(15):
         rng = random.Random(seed)
         known = learnt({16: linear(16)}, {16: linear(16)}, spread=2.0)
-        game = Round(
-            Adaptive(), rng, rng.choice((1, 2, 4)), 20, OracleDraft(rng, 0.8), known, linear
-        )
+        game = Round(Adaptive(), rng, rng.choice((1, 2, 4)), 20, Oracle(rng, 0.8), known, linear)
         while not game.over:
             seen = game.view()
             compared += _sends(seen, drafting=True) != []

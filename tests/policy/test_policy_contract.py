@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.rings import OracleDraft
 from support.rounds import Round
 
 from edgespec.errors import ConfigError
@@ -19,6 +18,7 @@ from edgespec.policy.pipedec import PipeDec
 from edgespec.policy.pruned import Pruned
 from edgespec.policy.registry import POLICIES, policy_named
 from edgespec.policy.specpipe import SpecPipe
+from edgespec.sim.oracle import Oracle
 
 VARIANTS: dict[str, Policy] = {
     **POLICIES,
@@ -77,7 +77,7 @@ def rounds(policy: Policy, runs: int) -> Iterator[Round]:
         cost = random_cost(rng)
         reads_prompt = rng.random() < 0.5
         estimates = random_experience(rng, cost, stages, knows_draft=not reads_prompt)
-        oracle = OracleDraft(rng, rng.choice((0.0, 0.5, 0.8, 1.0)))
+        oracle = Oracle(rng, rng.choice((0.0, 0.5, 0.8, 1.0)))
         depth = rng.randint(0, 25)
         yield Round(policy, rng, stages, depth, oracle, estimates, cost, reads_prompt)
 

@@ -12,7 +12,6 @@ import pytest
 from support.nodes import HOST, QUICK, NodeRing, NodeThread, until
 from support.rings import submit
 
-from edgespec.backends.fake import FakeBlock
 from edgespec.errors import CapacityError
 from edgespec.machines.effects import (
     RunBlock,
@@ -25,6 +24,7 @@ from edgespec.ring.repartition import Repartition
 from edgespec.runtime import stage_node
 from edgespec.runtime.client import Client
 from edgespec.runtime.stage_node import StageNode
+from edgespec.sim.toy_model import FakeBlock
 from edgespec.types.tensor import IntArray, Tensor
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
 from edgespec.wire.messages import Assign, Join

@@ -12,10 +12,10 @@ import pytest
 from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, NodeThread, until
 from support.rings import assert_one_end, submit
 
-from edgespec.backends.fake import FakeBlock
 from edgespec.config import Timing
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
 from edgespec.ring.effects import Stop
+from edgespec.sim.toy_model import FakeBlock
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
 from edgespec.wire.messages import Assign, Message
 

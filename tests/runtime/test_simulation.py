@@ -5,18 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.rings import (
-    PLENTY,
-    VOCABULARY,
-    Chaos,
-    FakeRing,
-    Faults,
-    OracleDraft,
-    assert_one_end,
-    submit,
-)
+from support.rings import PLENTY, Chaos, FakeRing, Faults, assert_one_end, submit
 
-from edgespec.backends.fake import toy_next
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.base import Policy
 from edgespec.policy.flowspec import FlowSpec
@@ -25,6 +15,9 @@ from edgespec.policy.pipedec import PipeDec
 from edgespec.policy.pruned import Pruned
 from edgespec.policy.registry import POLICIES
 from edgespec.policy.specpipe import SpecPipe
+from edgespec.sim.oracle import Oracle
+from edgespec.sim.toy import VOCABULARY
+from edgespec.sim.toy_model import toy_next
 from edgespec.wire.client_messages import Failed, Finished, Submit
 
 RUNS = 1_200
@@ -65,7 +58,7 @@ class Run:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        self.oracle = OracleDraft(rng, accuracy=rng.choice((0.0, 0.3, 0.7, 0.9, 1.0)))
+        self.oracle = Oracle(rng, accuracy=rng.choice((0.0, 0.3, 0.7, 0.9, 1.0)))
         self.fake = FakeRing(
             rng.choice((1, 1, 2, 2, 3, 4, 5, 8)),
             draft=self.oracle,

@@ -55,8 +55,10 @@ def test_random_scenarios_keep_every_promise(first: int, tmp_path: Path) -> None
 class Prompted(Oracle):
     """An oracle whose guesses carry prompt rows."""
 
-    needs = frozenset({PPD_TOKENS})
-    prompts = PPDTable(3, 2, Tensor("uint64", (6, 1), bytes(range(48))))
+    def __init__(self, rng: random.Random, accuracy: float) -> None:
+        super().__init__(rng, accuracy)
+        self.guesser.needs = frozenset({PPD_TOKENS})
+        self.guesser.prompts = PPDTable(3, 2, Tensor("uint64", (6, 1), bytes(range(48))))
 
 
 def test_random_scenarios_with_prompt_rows_keep_every_promise() -> None:

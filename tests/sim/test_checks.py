@@ -12,7 +12,6 @@ import pytest
 from support.worlds import CALM, CALM_ASK
 
 import edgespec.sim.checks
-from edgespec.backends.fake import FakeBlock
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import (
     GatherRows,
@@ -38,6 +37,7 @@ from edgespec.sim.checks import InvariantViolated
 from edgespec.sim.faults import LoseRetain
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.scenario import Scenario
+from edgespec.sim.toy_model import FakeBlock
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Failed, Finished, Tokens
 from edgespec.wire.messages import CloseRequest, Retain
@@ -320,7 +320,7 @@ def test_a_draft_is_checked_for_being_open_and_for_growing_contexts() -> None:
     with pytest.raises(LocalProtocolError, match="open on the draft already"):
         oracle.open(1, sampling)
     oracle.refresh(1, (1, 2), 1, 1)
-    with pytest.raises(LocalProtocolError, match="did not grow"):
+    with pytest.raises(LocalProtocolError, match="did not only grow"):
         oracle.expand(1, (1,), [()], 1)
 
 

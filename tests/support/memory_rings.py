@@ -11,11 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.fake_draft import FakeDraft
 from support.keys import OWN, ListedKeys
-from support.rings import VOCABULARY, ToyCodec, plain_answer
 
 from edgespec.backends.compute import CoordinatorCompute
-from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead
 from edgespec.config import Address, Timing
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -32,6 +31,8 @@ from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.node import Node
 from edgespec.runtime.stage_node import StageNode
 from edgespec.runtime.worker import Worker
+from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
+from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.wire.client_messages import Failed, Finished, Submit
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Assign, Connect, Health, Join, Message, Segment
@@ -245,6 +246,6 @@ class MemoryRing:
         """The client asks."""
         self.hand_in("client", submit)
 
-    def expected(self, submit: Submit) -> Finished:
+    def expected(self, submit: Submit) -> Expected:
         """The answer of plain decoding."""
         return plain_answer(self._codec, submit, self.stages, CONTEXT)

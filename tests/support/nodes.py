@@ -9,11 +9,10 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from support.fake_draft import FakeDraft
 from support.keys import OWN, OWNER_IDENTITY, ListedKeys
-from support.rings import VOCABULARY, ToyCodec, plain_answer
 
 from edgespec.backends.compute import CoordinatorCompute
-from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead
 from edgespec.config import Address, Timing
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -30,6 +29,8 @@ from edgespec.runtime.client import Client
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.node import Node
 from edgespec.runtime.stage_node import StageNode
+from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
+from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Finished, Submit
 from edgespec.wire.messages import Assign, Connect, Join
@@ -264,7 +265,7 @@ class NodeRing:
         """Until all stages are ready."""
         until(lambda: self.membership.status().ready)
 
-    def expected(self, ask: Submit) -> Finished:
+    def expected(self, ask: Submit) -> Expected:
         """Token ids, text and finish reason of plain decoding."""
         return plain_answer(self.codec, ask, self.stages, CONTEXT)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
-import numpy as np
+from support.fake_draft import FakeDraft
+from support.local_ring import LocalRing, Step
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
-from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead, toy_next
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
@@ -17,67 +17,12 @@ from edgespec.drafting.base import DraftSource, prompts_of
 from edgespec.machines.events import (
     Event,
 )
-from edgespec.planning.cost_model import DraftPass
-from edgespec.runtime.local import LocalRing, Step
-from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
-from edgespec.types.features import NO_FEATURES, Features
-from edgespec.verify.sampling import Sampling
+from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
+from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
 from edgespec.wire.messages import Message, Retain
 
-VOCABULARY = 40
 PLENTY = 100_000
-
-
-class HoldingStream:
-    """A text stream that holds every third token's text back until the next one, or the end."""
-
-    def __init__(self) -> None:
-        self._held = ""
-
-    def push(self, token: int) -> str:
-        """The text that this token finished."""
-        text, self._held = self._held, ""
-        if token % 3 == 0:
-            self._held = text_of(token)
-            return text
-        return text + text_of(token)
-
-    def flush(self) -> str:
-        """What was held back."""
-        text, self._held = self._held, ""
-        return text
-
-
-@dataclass
-class ToyCodec:
-    """A tokenizer of one-letter tokens (several tokens share a letter)."""
-
-    eos_ids: Collection[int] = frozenset()
-
-    def check_length(self, text: str, most: int) -> None:
-        """Nothing is too long to be looked at."""
-
-    def encode(self, text: str) -> Sequence[int]:
-        """One token a character; blanks give none."""
-        return [ord(c) % VOCABULARY for c in text if c != " "]
-
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
-        """All that was said, in one."""
-        return self.encode("".join(one["content"] for one in messages))
-
-    def token(self, token: int) -> tuple[str, bytes | None]:
-        """Its letter."""
-        return text_of(token), text_of(token).encode()
-
-    def stream(self) -> HoldingStream:
-        """A fresh stream."""
-        return HoldingStream()
-
-
-def text_of(token: int) -> str:
-    """The text of a token that ends no answer."""
-    return chr(ord("a") + token % 10)
 
 
 def submit(
@@ -153,7 +98,7 @@ class FakeRing:
             steps -= len(turn)
         return True
 
-    def expected(self, ask: Submit) -> Finished:
+    def expected(self, ask: Submit) -> Expected:
         """Token ids, text and finish reason of plain decoding on one machine."""
         return plain_answer(self.codec, ask, self.stages, self.context_length)
 
@@ -184,174 +129,6 @@ class FakeRing:
                     assert block.slots(request) == len(ledger)
                 end = ends.setdefault((request, ledger.committed), ledger.last_committed)
                 assert end == ledger.last_committed
-
-
-def plain_answer(codec: ToyCodec, ask: Submit, stages: int, context_length: int) -> Finished:
-    """The answer by plain autoregressive decoding, written down without the code under test."""
-    prompt = list(codec.encode(ask.prompt))
-    tokens: list[int] = []
-    text = ""
-    reason = ""
-    limit = min(ask.max_new_tokens, context_length - len(prompt))
-    while not reason:
-        token = toy_next(prompt + tokens, stages, VOCABULARY, ask.seed)
-        tokens.append(token)
-        at_end = token in codec.eos_ids
-        text += "" if at_end else text_of(token)
-        # Text that the stream holds back cannot stop an answer yet.
-        visible = text[:-1] if token % 3 == 0 and not at_end and len(tokens) < limit else text
-        ends = [visible.index(s) + len(s) for s in ask.stop if s in visible]
-        if ends:
-            first = min(ends)
-            starts = [first - len(s) for s in ask.stop if visible[:first].endswith(s)]
-            text, reason = text[: min(starts)], "stop"
-        elif at_end:
-            reason = "stop"
-        elif len(tokens) == limit:
-            reason = "length"
-    return _bare_finished(ask.tag, text, tuple(tokens), reason)
-
-
-def _bare_finished(tag: int, text: str, tokens: tuple[int, ...], reason: str) -> Finished:
-    return Finished(tag, text, tokens, reason, "", "", 0, 0, len(tokens), 0, 0, 0, (), 0, 0, 0, 0)
-
-
-class OracleDraft:
-    """A cheap draft source: random trees that contain the true answer as often as it likes.
-
-    It is told the answers beforehand. `accuracy`: the share of levels whose true token is among
-    the guesses. Scores are drawn from few values, so that ties are common.
-    """
-
-    name = "oracle"
-    sources = ("oracle",)
-    needs: frozenset[str] = frozenset()
-
-    def __init__(self, rng: random.Random, accuracy: float) -> None:
-        self._rng = rng
-        self._accuracy = accuracy
-        self._answers: list[tuple[int, ...]] = []
-        self._trees: dict[int, _Growing] = {}
-        self._open: set[int] = set()
-        self._work: list[int] = []
-
-    @property
-    def open_requests(self) -> int:
-        """How many requests are held."""
-        return len(self._open | set(self._trees))
-
-    def tell(self, whole: Sequence[int]) -> None:
-        """A prompt with its answer."""
-        self._answers.append(tuple(whole))
-
-    def open(self, request: int, sampling: Sampling) -> None:
-        """Start a request."""
-        assert request not in self._open
-        self._open.add(request)
-
-    def inherit(self, request: int, base: int, rows: int) -> None:
-        """Nothing: it reads whole contexts."""
-
-    def close(self, request: int) -> None:
-        """Free the request."""
-        self._open.discard(request)
-        self._trees.pop(request, None)
-
-    def refresh(
-        self,
-        request: int,
-        context: Sequence[int],
-        depth: int,
-        width: int,
-        features: Features = NO_FEATURES,
-    ) -> DraftedTree:
-        """A fresh tree."""
-        assert request in self._open
-        self._trees[request] = _Growing(tuple(context))
-        return self.deepen(request, depth, width)
-
-    def deepen(self, request: int, levels: int, width: int) -> DraftedTree:
-        """The last tree with more levels."""
-        tree = self._trees[request]
-        for _ in range(levels):
-            self._charge(len(tree.frontier))
-            tree.grow(width, self._rng, lambda path: self._guesses(path, width))
-        return tree.drafted()
-
-    def expand(
-        self,
-        request: int,
-        context: Sequence[int],
-        paths: Sequence[Sequence[int]],
-        width: int,
-        features: Features = NO_FEATURES,
-    ) -> Children:
-        """Other random guesses at every call, scored as those of the trees."""
-        assert request in self._open
-        self._charge(len(paths))
-        parents: list[int] = []
-        tokens: list[int] = []
-        scores: list[float] = []
-        for index, path in enumerate(paths):
-            guesses = self._guesses((*context, *path), width)
-            guesses.sort(key=lambda guess: -guess[1])
-            parents += [index] * len(guesses)
-            tokens += [token for token, _ in guesses]
-            scores += [score for _, score in guesses]
-        return Children(
-            np.array(parents, np.int64), np.array(tokens, np.int64), np.array(scores, np.float64)
-        )
-
-    def take_work(self) -> tuple[DraftPass, ...]:
-        """The passes that a model with a cache of the right context would have run."""
-        work, self._work = self._work, []
-        return tuple(DraftPass(rows, self.name) for rows in work)
-
-    def _charge(self, rows: int) -> None:
-        if rows:
-            self._work.append(rows)
-
-    def _guesses(self, path: tuple[int, ...], width: int) -> list[tuple[int, float]]:
-        """Some tokens behind a path with their own scores, in no order."""
-        guesses = self._rng.sample(range(VOCABULARY), self._rng.randint(1, min(width, 3)))
-        right = next((a[len(path)] for a in self._answers if a[: len(path)] == path != a), None)
-        if right is not None and right not in guesses and self._rng.random() < self._accuracy:
-            guesses[self._rng.randrange(len(guesses))] = right
-        return [(token, 0.0 - self._rng.choice((0.0, 0.5, 1.0))) for token in guesses]
-
-
-@dataclass
-class _Growing:
-    context: tuple[int, ...]
-    paths: list[tuple[int, ...]] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    frontier: list[int] = field(default_factory=lambda: [FROM_ROOT])
-
-    def grow(
-        self,
-        width: int,
-        rng: random.Random,
-        guesses: Callable[[tuple[int, ...]], list[tuple[int, float]]],
-    ) -> None:
-        level: list[int] = []
-        for at in self.frontier:
-            path = self.context if at == FROM_ROOT else self.paths[at]
-            score = 0.0 if at == FROM_ROOT else self.scores[at]
-            for token, own in guesses(path):
-                level.append(len(self.paths))
-                self.paths.append((*path, token))
-                self.parents.append(at)
-                self.scores.append(score + own)
-        rng.shuffle(level)
-        self.frontier = sorted(level, key=lambda i: -self.scores[i])[:width]
-
-    def drafted(self) -> DraftedTree:
-        return DraftedTree(
-            np.array(self.parents, np.int64),
-            np.array([path[-1] for path in self.paths], np.int64),
-            np.array(self.scores, np.float64),
-        )
 
 
 # --- playing any timing -------------------------------------------------------------------------

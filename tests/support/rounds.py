@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from support.rings import VOCABULARY, OracleDraft
 
 from edgespec.policy.base import Decision, Deepen, Expand, Grow, Policy, Send, View
 from edgespec.policy.estimates import Calibration, RingEstimates
+from edgespec.sim.oracle import Oracle
+from edgespec.sim.toy import VOCABULARY
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.verify.sampling import Sampling
@@ -126,7 +127,7 @@ class Round:
     rng: random.Random
     stages: int
     depth_left: int
-    oracle: OracleDraft
+    oracle: Oracle
     estimates: RingEstimates
     cost: Callable[[int], float]
     reads_prompt: bool = False

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from support.local_ring import LocalRing
 from transformers import AutoModelForCausalLM
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
@@ -26,7 +27,6 @@ from edgespec.model.quantised.linear import dequantised, pack
 from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.planning.partition import split_layers
-from edgespec.runtime.local import LocalRing
 from edgespec.wire.client_messages import Submit
 
 BASE, DRAFT = bundled("base"), bundled("draft")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from support.rings import ToyCodec, submit
+from support.rings import submit
 
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -34,6 +34,7 @@ from edgespec.machines.events import (
     MessageArrived,
     RingUp,
 )
+from edgespec.sim.toy import ToyCodec
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.types.tensor import Tensor

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edgespec.backends.fake import FakeBlock, FakeHead
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import (
@@ -24,6 +23,7 @@ from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.log import EventLog
 from edgespec.sim.scenario import Ask, Scenario, Setting
 from edgespec.sim.toy import VOCABULARY, ToyCodec
+from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 from edgespec.wire.client_messages import Submit
 from edgespec.wire.messages import Message, Segment

@@ -1,4 +1,4 @@
-"""Local ring: coordinator and stages in one thread of one process, for tests and experiments.
+"""Local ring: coordinator and stages in one thread of one process.
 
 The same machines, codec and compute as in the daemons; only sockets, threads and clocks are
 missing. What happens next is chosen among everything that could (`Step`), so that a test can
@@ -20,7 +20,6 @@ from edgespec.decoding.stage import StageMachine
 from edgespec.errors import EdgespecError, RequestFailed
 from edgespec.machines.effects import Effect, RunBlock, SendCoordinator, SendPeer, SendStages
 from edgespec.machines.events import ComputeFailed, Event, MessageArrived, RingDown, RingUp
-from edgespec.net.inproc import InprocLink
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Message, Segment
@@ -30,6 +29,30 @@ CLIENT = b"local"
 
 class _Machine(Protocol):
     def handle(self, event: Event, now: float) -> list[Effect]: ...
+
+
+class InprocLink:
+    """A one-way link between two machines of this process, first in, first out."""
+
+    def __init__(self) -> None:
+        self._frames: deque[list[bytes]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def send(self, message: Message) -> None:
+        """Encode a message and put it behind those on the way."""
+        self._frames.append([bytes(frame) for frame in encode(message)])
+
+    def receive(self, index: int = 0) -> Message:
+        """Take the message at `index` of those on the way (the oldest) and decode it."""
+        frames = self._frames[index]
+        del self._frames[index]
+        return decode(frames)
+
+    def waiting(self) -> list[Message]:
+        """The messages on the way, the oldest first."""
+        return [decode(frames) for frames in self._frames]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +116,7 @@ class LocalRing:
         return reply
 
     def run(self) -> None:
-        """Run in lock-step until nothing is left to do: the time of decoding.request.RingClock.
+        """Run in lock-step until nothing is left to do: the time of decoding.figures.RingClock.
 
         In every step each stage computes one segment and hands it on; the coordinator takes no
         time at all.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.rings import VOCABULARY
+from support.fake_draft import FakeDraft
 
-from edgespec.backends.fake import FakeBlock, FakeDraft, FakeHead, toy_next
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import (
     RunBlock,
 )
+from edgespec.sim.toy import VOCABULARY
+from edgespec.sim.toy_model import FakeBlock, FakeHead, toy_next
 from edgespec.tree.drafted import FROM_ROOT
 from edgespec.tree.ledger import BoolArray, Rows
 from edgespec.types.tensor import Tensor

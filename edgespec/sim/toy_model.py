@@ -1,4 +1,4 @@
-"""Fake compute: exact toy arithmetic in place of a model, for tests and simulation.
+"""Toy model: exact arithmetic in place of a model's layers and head.
 
 Every stage mixes a row's number with those of all rows that it sees; the head hashes the result to
 a token. Any wrong visibility, order or position changes the tokens, and a run costs microseconds.
@@ -16,10 +16,7 @@ from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import (
     RunBlock,
 )
-from edgespec.planning.cost_model import DraftPass
-from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.tree.ledger import IntArray
-from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
@@ -159,137 +156,3 @@ def toy_next(context: Sequence[int], stages: int, vocabulary: int, seed: int) ->
         hidden = _layer(stage, hidden, np.cumsum(_mix(hidden), dtype=np.uint64))
     last = positions[-1:] + 1
     return int(_token_behind(hidden[-1:], last, vocabulary, seed)[0])
-
-
-class FakeDraft:
-    """A DraftSource that knows the toy model and errs on purpose.
-
-    The right token is the best guess in a share of `accuracy` of all contexts, the second best in
-    half of the rest; which contexts is a hash of the context, so that runs repeat exactly.
-    """
-
-    name = "fake"
-    sources = ("fake",)
-    needs: frozenset[str] = frozenset()
-
-    def __init__(self, stages: int, vocabulary: int, accuracy: float) -> None:
-        self._next = lambda context, seed: toy_next(context, stages, vocabulary, seed)
-        self._vocabulary = vocabulary
-        self._accuracy = accuracy
-        self._requests: dict[int, _FakeTree] = {}
-        self._seeds: dict[int, int] = {}
-        self._work: list[int] = []
-
-    def open(self, request: int, sampling: Sampling) -> None:
-        """Start a request."""
-        self._seeds[request] = sampling.seed
-
-    def inherit(self, request: int, base: int, rows: int) -> None:
-        """Nothing: it remembers no tokens."""
-
-    def refresh(
-        self,
-        request: int,
-        context: Sequence[int],
-        depth: int,
-        width: int,
-        features: Features = NO_FEATURES,
-    ) -> DraftedTree:
-        """A fresh tree of `depth` levels below the context's last token."""
-        self._requests[request] = _FakeTree(list(context))
-        return self.deepen(request, depth, width)
-
-    def deepen(self, request: int, levels: int, width: int) -> DraftedTree:
-        """The last tree with `levels` more."""
-        tree = self._requests[request]
-        for _ in range(levels):
-            self._charge(tree.frontier_rows)
-            tree.grow(width, lambda path: self._children(path, width, self._seeds[request]))
-        return tree.drafted()
-
-    def expand(
-        self,
-        request: int,
-        context: Sequence[int],
-        paths: Sequence[Sequence[int]],
-        width: int,
-        features: Features = NO_FEATURES,
-    ) -> Children:
-        """The `width` best children of each path behind `context`."""
-        self._charge(len(paths))
-        guesses = [
-            (index, token, score)
-            for index, path in enumerate(paths)
-            for token, score in self._children([*context, *path], width, self._seeds[request])
-        ]
-        parents, tokens, scores = zip(*guesses, strict=True) if guesses else ((), (), ())
-        return Children(
-            np.array(parents, np.int64), np.array(tokens, np.int64), np.array(scores, np.float64)
-        )
-
-    def take_work(self) -> tuple[DraftPass, ...]:
-        """The passes that a model with a cache of the right context would have run."""
-        work, self._work = self._work, []
-        return tuple(DraftPass(rows, self.name) for rows in work)
-
-    def _charge(self, rows: int) -> None:
-        if rows:
-            self._work.append(rows)
-
-    def close(self, request: int) -> None:
-        """Free the request."""
-        self._requests.pop(request, None)
-        self._seeds.pop(request, None)
-
-    @property
-    def open_requests(self) -> int:
-        """How many requests are held."""
-        return len(self._seeds)
-
-    def _children(self, path: list[int], width: int, seed: int) -> list[tuple[int, float]]:
-        right = self._next(path, seed)
-        luck = float(_mix(np.array([hash(tuple(path)) & (2**63 - 1)], np.uint64))[0]) / 2.0**64
-        rank = 0 if luck < self._accuracy else 1 if luck < (1 + self._accuracy) / 2 else width
-        wrong = [
-            (right + 1 + i) % self._vocabulary for i in range(min(width, self._vocabulary - 1))
-        ]
-        tokens = [*wrong[:rank], right, *wrong[rank:]] if rank < width else wrong
-        # Equal scores for neighbouring ranks: ties are the rule here, not the exception.
-        return [(t, -0.5 - (i // 2)) for i, t in enumerate(tokens[:width])]
-
-
-class _FakeTree:
-    """Guesses of one fake draft, grown level by level."""
-
-    def __init__(self, context: list[int]) -> None:
-        self._paths: list[list[int]] = []
-        self._parents: list[int] = []
-        self._scores: list[float] = []
-        self._context = context
-        self._frontier: list[int] = [FROM_ROOT]
-
-    @property
-    def frontier_rows(self) -> int:
-        """How many rows have to be run for the next level."""
-        return len(self._frontier)
-
-    def grow(self, width: int, children: Callable[[list[int]], list[tuple[int, float]]]) -> None:
-        """One level more below the `width` best of the frontier."""
-        level: list[int] = []
-        for at in self._frontier:
-            path = self._context if at == FROM_ROOT else self._paths[at]
-            score = 0.0 if at == FROM_ROOT else self._scores[at]
-            for token, log_score in children(path):
-                level.append(len(self._paths))
-                self._paths.append([*path, token])
-                self._parents.append(at)
-                self._scores.append(score + log_score)
-        self._frontier = sorted(level, key=lambda i: (-self._scores[i], i))[:width]
-
-    def drafted(self) -> DraftedTree:
-        """All guesses so far."""
-        return DraftedTree(
-            np.array(self._parents, np.int64),
-            np.array([path[-1] for path in self._paths], np.int64),
-            np.array(self._scores, np.float64),
-        )
