@@ -40,7 +40,7 @@ pip_install() {
     "${pip[@]}" "$@"
   else
     "${pip[@]}" "$@" | sed -unE \
-      -e 's,^(Collecting|Processing|Obtaining) ([^ ]*/)?([^ ]+).*,  \3,p' \
+      -e 's,^(Collecting|Processing) ([^ ]*/)?([^ ]+).*,  \3,p' \
       -e 's,^(Installing|Successfully installed) .*,  \1,p'
   fi
 }
