@@ -36,7 +36,9 @@ def discovered(
         others = [one for one in heard if cluster and one.cluster != cluster]
         found = [one for one in heard if one not in others]
         with ThreadPoolExecutor() as pool:
-            places = list(pool.map(lambda one: one.reachable(identity), found))
+            places: list[Address | None] = list(
+                pool.map(lambda one: one.reachable(identity), found)
+            )
         answering = [(one, at) for one, at in zip(found, places, strict=True) if at is not None]
         if len(answering) > 1:
             raise ConfigError(_which(answering))

@@ -118,7 +118,8 @@ class _Protocol(H11Protocol):
         """
         if self._is_refused or self.transport.is_closing():
             return
-        if self.cycle is not None:  # an answer is, or was, on the way: two make no sense
+        cycle: object | None = self.cycle
+        if cycle is not None:  # an answer is, or was, on the way: two make no sense
             self.transport.abort()
             return
         body = problem.as_bytes()

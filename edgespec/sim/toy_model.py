@@ -31,7 +31,8 @@ def _mix(value: UintArray) -> UintArray:
     """A 64-bit finaliser (splitmix64's): every bit of the input reaches every bit of the output."""
     value = value * _MULTIPLIERS[0]
     value = (value ^ (value >> np.uint64(30))) * _MULTIPLIERS[1]
-    return value ^ (value >> np.uint64(27))
+    value ^= value >> np.uint64(27)
+    return value
 
 
 def _embed(tokens: IntArray | UintArray, positions: IntArray) -> UintArray:
@@ -126,7 +127,8 @@ class FakeBlock:
 
 def _token_behind(hidden: UintArray, positions: IntArray, vocabulary: int, seed: int) -> IntArray:
     salted = _mix(hidden + np.uint64(seed) + positions.astype(np.uint64))
-    return (salted % np.uint64(vocabulary)).astype(np.int64)
+    tokens: IntArray = (salted % np.uint64(vocabulary)).astype(np.int64)
+    return tokens
 
 
 class FakeHead:

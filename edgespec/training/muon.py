@@ -41,7 +41,7 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     """About the orthogonal matrix nearest to `matrix`, by Newton and Schulz's iteration."""
     first, second, third = _COEFFICIENTS
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    x = wide / (wide.norm() + 1e-7)
+    x: torch.Tensor = wide / (wide.norm() + 1e-7)
     for _ in range(_ITERATIONS):
         square = x @ x.T
         x = first * x + (second * square + third * square @ square) @ x

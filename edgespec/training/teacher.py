@@ -36,7 +36,8 @@ class Teacher:
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """The base's own tensors, by their names in its checkpoint."""
-        return self._model.state_dict()
+        tensors: dict[str, torch.Tensor] = self._model.state_dict()
+        return tensors
 
     @torch.no_grad()
     def read(self, tokens: torch.Tensor, aux_hidden: tuple[int, ...]) -> Lesson:
@@ -72,7 +73,8 @@ class Teacher:
     @torch.no_grad()
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         """The tokens' vectors [.., H], scaled where the model scales them."""
-        return self._model.get_input_embeddings()(tokens)
+        vectors: torch.Tensor = self._model.get_input_embeddings()(tokens)
+        return vectors
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [.., V] behind hidden rows; gradients go through to `hidden`."""

@@ -66,7 +66,8 @@ class EagleHead(nn.Module):
         stream = stream + self._attention(entering, turns, attend)
         normed = self._norm(stream, self.layer.post_attention_layernorm)
         mlp = self.layer.mlp
-        return stream + mlp.down_proj(silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
+        out: torch.Tensor = mlp.down_proj(silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
+        return stream + out
 
     def outgoing(self, features: torch.Tensor) -> torch.Tensor:
         """Features that came out of the layer, as the output matrix takes them."""
@@ -87,7 +88,8 @@ class EagleHead(nn.Module):
         query = turned(heads(attention.q_proj(entering)), turns)
         key = turned(heads(attention.k_proj(entering)), turns)
         seen = attend(query, key, heads(attention.v_proj(entering)))
-        return attention.o_proj(seen.transpose(1, 2).reshape(batch, rows, -1))
+        out: torch.Tensor = attention.o_proj(seen.transpose(1, 2).reshape(batch, rows, -1))
+        return out
 
 
 class _Layer(nn.Module):

@@ -230,6 +230,6 @@ class PairRows:
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             return attention(query, *self._kv.update(key, value, 0), mask)
 
-        out = self._head(features[None], embedded[None], turns, attend)[0]
+        out: torch.Tensor = self._head(features[None], embedded[None], turns, attend)[0]
         self._kv.advance(len(tokens))
         return out

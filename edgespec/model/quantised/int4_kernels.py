@@ -95,14 +95,16 @@ def _cpu_multiply(
 ) -> torch.Tensor:
     count, columns, half = tiles.shape
     packed = tiles.view(count * 2 * half, columns // 2)
-    return torch.ops.aten._weight_int4pack_mm_for_cpu(rows.contiguous(), packed, group, scales)
+    multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
+    out: torch.Tensor = multiply(rows.contiguous(), packed, group, scales)
+    return out
 
 
 def _cuda_multiply(
     rows: torch.Tensor, form: torch.Tensor, group: int, scales: torch.Tensor
 ) -> torch.Tensor:
     brain = rows.to(torch.bfloat16).contiguous()
-    result = torch.ops.aten._weight_int4pack_mm(brain, form, group, scales)
+    result: torch.Tensor = torch.ops.aten._weight_int4pack_mm(brain, form, group, scales)
     return result.to(rows.dtype)
 
 

@@ -87,7 +87,8 @@ class Int8Linear(SlicedLinear):
 
 
 def _multiply(rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return torch.ops.aten._weight_int8pack_mm(rows.contiguous(), codes, scales)
+    out: torch.Tensor = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), codes, scales)
+    return out
 
 
 @functools.cache

@@ -14,14 +14,7 @@ from edgespec.model.quantised.slices import SlicedLinear
 
 _KINDS = {"int4": int4, "int8": int8, "nf4": nf4}
 _Layer = Callable[
-    [
-        Packed,
-        "torch.Tensor | None",
-        torch.Size,
-        Quantisation,
-        torch.dtype,
-        "torch.device | str",
-    ],
+    [Packed, torch.Tensor | None, torch.Size, Quantisation, torch.dtype, torch.device | str],
     SlicedLinear,
 ]
 _LAYERS: dict[str, _Layer] = {
@@ -36,7 +29,8 @@ def stored_parts(quantisation: Quantisation, shape: torch.Size) -> Parts:
 
     Raises ModelError if the weight's shape does not fit the quantisation.
     """
-    return _KINDS[quantisation.kind].stored_parts(quantisation, shape)
+    parts: Parts = _KINDS[quantisation.kind].stored_parts(quantisation, shape)
+    return parts
 
 
 def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
@@ -45,7 +39,8 @@ def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
     Works on some rows at a time, as the weight may be larger than the memory that is left. Raises
     ModelError if its shape or values do not fit, or what the quantisation needs is not installed.
     """
-    return _KINDS[quantisation.kind].pack(weight, quantisation)
+    packed: Packed = _KINDS[quantisation.kind].pack(weight, quantisation)
+    return packed
 
 
 def linear_from(

@@ -141,7 +141,7 @@ class Nf4Linear(SlicedLinear):
             quant_type="nf4",
             dtype=self.dtype if self.dtype in _DEQUANTISES else torch.float32,
         )
-        rows = functional.dequantize_4bit(self.codes[first:end].reshape(-1, 1), state)
+        rows: torch.Tensor = functional.dequantize_4bit(self.codes[first:end].reshape(-1, 1), state)
         return rows.to(self.dtype)
 
     def _plain_scales(self, first: int, end: int) -> torch.Tensor:
@@ -159,5 +159,5 @@ class Nf4Linear(SlicedLinear):
             dtype=torch.float32,
         )
         codes = scales[shared * _NESTED : end]
-        plain = self._library.functional.dequantize_blockwise(codes, state) + self.nested_mean
-        return plain[begin - shared * _NESTED :]
+        plain: torch.Tensor = self._library.functional.dequantize_blockwise(codes, state)
+        return (plain + self.nested_mean)[begin - shared * _NESTED :]
