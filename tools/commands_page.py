@@ -39,7 +39,7 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
 def is_option(parameter: Any) -> bool:
-    return parameter.param_type_name == "option"
+    return bool(parameter.param_type_name == "option")
 
 
 def identity(option: Any) -> tuple[str, str]:
@@ -56,7 +56,7 @@ def users() -> dict[tuple[str, str], list[str]]:
 
 
 def value(parameter: Any) -> str:
-    return parameter.metavar or parameter.name.upper()
+    return str(parameter.metavar or parameter.name.upper())
 
 
 def synopsis(name: str, command: Any) -> str:
@@ -101,7 +101,7 @@ def row(*cells: str) -> str:
 
 def meaning(parameter: Any) -> str:
     variable = f" Or ${parameter.envvar} has it." if parameter.envvar else ""
-    return parameter.help + variable
+    return f"{parameter.help}{variable}"
 
 
 def own_options(command: Any) -> Iterator[str]:

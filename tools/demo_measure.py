@@ -111,10 +111,15 @@ class Pair:
     def greedy(self, prompts: torch.Tensor, new_tokens: int) -> torch.Tensor:
         """The base's greedy continuation of prompts of one length."""
         mask = torch.ones_like(prompts)
-        return self.base.generate(prompts, attention_mask=mask, max_new_tokens=new_tokens)
+        tokens: torch.Tensor = self.base.generate(
+            prompts, attention_mask=mask, max_new_tokens=new_tokens
+        )
+        return tokens
 
     @torch.inference_mode()
-    def own_text_agreement(self, prompts: torch.Tensor, new_tokens: int) -> tuple[Counter, int]:
+    def own_text_agreement(
+        self, prompts: torch.Tensor, new_tokens: int
+    ) -> tuple[Counter[int], int]:
         """How often the draft ranks the base's own greedy tokens first, or near it."""
         hits: Counter[int] = Counter()
         total = 0

@@ -61,11 +61,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     documents = all_documents(args.data)
-    for file, *what in (
+    for file, source, category, beginning in (
         ("help-20.jsonl", "tldr", "command help", beginning_of_help),
         ("code-20.jsonl", "code", "code", beginning_of_code),
     ):
-        lines = [json.dumps(prompt) for prompt in prompts_of(documents, *what)]
+        prompts = prompts_of(documents, source, category, beginning)
+        lines = [json.dumps(prompt) for prompt in prompts]
         (args.out / file).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

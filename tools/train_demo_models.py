@@ -122,7 +122,7 @@ class Trainer:
         step, steps = self.progress.step, self.args.steps
         if self.progress.decay_start is None and step >= self.args.decay_from * steps:
             self.progress.decay_start = step
-        share = min(1.0, (step + 1) / self.args.warmup)
+        share: float = min(1.0, (step + 1) / self.args.warmup)
         if self.progress.decay_start is not None:
             share *= (steps - step) / max(1, steps - self.progress.decay_start)
         return share
@@ -230,7 +230,8 @@ def export(trainer: Trainer) -> None:
 
 
 def own_line(metrics: dict[str, Any]) -> dict[str, float]:
-    return metrics["own_greedy_agreement"]["all"]
+    shares: dict[str, float] = metrics["own_greedy_agreement"]["all"]
+    return shares
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
