@@ -64,8 +64,9 @@ lint: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@rm -rf $(TYPES) && mkdir -p $(TYPES)/edgespec
 	@ln -s $(CURDIR)/edgespec/* $(CURDIR)/daemon $(CURDIR)/cli $(TYPES)/edgespec/
+	@ln -s $(CURDIR)/tools $(TYPES)/
 	@cd $(TYPES) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg \
-	  --cache-dir $(CURDIR)/.mypy_cache -p edgespec \
+	  --cache-dir $(CURDIR)/.mypy_cache edgespec tools \
 	  | sed -E 's,^edgespec/(daemon|cli)/,\1/,'
 
 # A hook that is there stays, and so do those of core.hooksPath, which other clones may share.
