@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
+from msgspec import structs
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
@@ -94,7 +95,7 @@ def init(
         Address(host, port),
     )
     if planned:
-        settings = replace(settings, places=planned.places)
+        settings = structs.replace(settings, places=planned.places)
     text = planned.text(notes) if planned else ""
     made = ClusterFolder.create(folder, settings)
     made.keep_plan(text)
@@ -246,5 +247,5 @@ def _as_object(
         "token": token,
         "valid_seconds": TOKEN_S,
         "join": f"edgespec join {token}",
-        "settings": asdict(settings),
+        "settings": structs.asdict(settings),
     }

@@ -5,39 +5,42 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import json
 import os
 import secrets
 import time
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from edgespec.daemon.private_files import (
     REMEDY,
-    check_keys,
     held,
-    parse_object,
     read_private,
     write_private,
 )
 from edgespec.errors import ConfigError
+from edgespec.schema import FileStruct, json_text, read_as
 
 FILE = "api-keys.json"
 KEY_BYTES = 32
 MOST_KEYS = 1024
 MOST_NAME_CHARS = 64
 
-_VERSION = 1
+_VERSION = ("version", 1)
 _MARK = "esk-"
 
 
-@dataclass(frozen=True, slots=True)
-class ApiKey:
+class ApiKey(FileStruct, frozen=True):
     """What is kept of a key. `sha256`: of its text, in hex; `made`: seconds since 1970."""
 
     name: str
-    sha256: str
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     made: float
+
+
+class _KeyFile(FileStruct, frozen=True):
+    keys: tuple[ApiKey, ...]
 
 
 class ApiKeys:
@@ -99,26 +102,10 @@ class ApiKeys:
         stored = read_private(self._file, secret=True)
         if stored is None:
             return ()
-        content = parse_object(stored[0], self._file, _VERSION, frozenset({"keys"}))
-        listed = content["keys"]
-        if not isinstance(listed, list):
-            raise ConfigError(f"{self._file} is damaged: 'keys' is no list; {REMEDY}")
-        return tuple(self._entry(entry) for entry in listed)
-
-    def _entry(self, entry: object) -> ApiKey:
-        where = f"{self._file} is damaged: a key"
-        if not isinstance(entry, dict):
-            raise ConfigError(f"{where} is no object; {REMEDY}")
-        check_keys(entry, frozenset(field.name for field in fields(ApiKey)), where)
-        name, digest, made = entry["name"], entry["sha256"], entry["made"]
-        is_hash = isinstance(digest, str) and len(digest) == 64 and digest.isascii()
-        if not isinstance(name, str) or not is_hash or not isinstance(made, int | float):
-            raise ConfigError(f"{where} has a value of a wrong kind; {REMEDY}")
-        return ApiKey(name, digest, float(made))
+        return read_as(_KeyFile, stored[0], str(self._file), REMEDY, _VERSION).keys
 
     def _store(self, keys: tuple[ApiKey, ...]) -> None:
-        listed = {"version": _VERSION, "keys": [asdict(key) for key in keys]}
-        write_private(self._file, json.dumps(listed, indent=1) + "\n")
+        write_private(self._file, json_text(_KeyFile(keys), _VERSION))
         self._read = None
 
 

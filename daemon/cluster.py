@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, structs
 
 from edgespec.config import DEFAULT_PORT, LOOPBACK, Address, CoordinatorConfig, Quantisation
 from edgespec.daemon.private_files import (
     held,
     make_folder,
-    parse_object,
     read_private,
     remove_private,
     require_own,
@@ -24,6 +24,7 @@ from edgespec.model.locks import locked
 from edgespec.net.discovery_interfaces import EVERY_ADDRESS, listens_everywhere
 from edgespec.net.keys import Identity, KeyPair, is_key, short
 from edgespec.planning.partition import parse_split
+from edgespec.schema import FileStruct, json_text, read_as
 
 VARIABLE = "EDGESPEC_CLUSTER"
 """Environment variable: the cluster folder."""
@@ -31,7 +32,9 @@ VARIABLE = "EDGESPEC_CLUSTER"
 COORDINATOR_NAME = "coordinator"
 """What the coordinator is called where a device has its name."""
 
-_VERSION = 1
+DeviceName = Annotated[str, Meta(min_length=1)]
+
+_VERSION = ("version", 1)
 _CLUSTER_KEY = "cluster.key"
 _SETTINGS = "settings.json"
 _DEVICE_KEY = "device.key"
@@ -54,8 +57,7 @@ def folder_of(option: str) -> Path:
     return Path(option).absolute() if option else default_folder()
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSettings:
+class ClusterSettings(FileStruct, frozen=True):
     """What `edgespec serve` takes for the ring, in the words of its options.
 
     `model` and `draft` "": the bundled ones. `layers` "": equal shares; `context` 0: what the model
@@ -73,15 +75,10 @@ class ClusterSettings:
     context: int = 0
     host: str = EVERY_ADDRESS
     port: int = DEFAULT_PORT
-    places: tuple[str, ...] = ()
+    places: tuple[DeviceName, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that no coordinator could use."""
-        for field in fields(self):
-            wanted = {"int": int, "str": str}.get(str(field.type), tuple)
-            value = getattr(self, field.name)
-            if not isinstance(value, wanted) or isinstance(value, bool):
-                raise ConfigError(f"{field.name} is {value!r}; it must be of type {field.type}")
         CoordinatorConfig(
             self.model,
             self.draft,
@@ -93,8 +90,6 @@ class ClusterSettings:
             layers=parse_split(self.layers),
             context=self.context,
         )
-        if not all(isinstance(name, str) and name for name in self.places):
-            raise ConfigError(f"places is {self.places!r}; it must be the names of devices")
         if self.places and len(set(self.places)) != self.stages:
             raise ConfigError(
                 f"places names {len(set(self.places))} devices, and the ring has {self.stages} "
@@ -103,23 +98,16 @@ class ClusterSettings:
 
     def to_json(self) -> str:
         """As it is stored."""
-        return json.dumps({"version": _VERSION, **asdict(self)}, indent=1) + "\n"
+        return json_text(self, _VERSION)
 
     @staticmethod
     def from_json(text: str, path: Path) -> ClusterSettings:
-        """What is stored in a file. Raises ConfigError, naming it, if it is not as it should be."""
-        keys = frozenset(field.name for field in fields(ClusterSettings))
-        content = parse_object(text, path, _VERSION, keys)
-        if isinstance(content["places"], list):
-            content["places"] = tuple(content["places"])
-        try:
-            return ClusterSettings(**content)
-        except ConfigError as problem:
-            raise ConfigError(f"{path}: {problem}; `edgespec init` writes it anew") from None
+        """What is stored in a file. Raises ConfigError that names it."""
+        remedy = "`edgespec init` writes it again"
+        return read_as(ClusterSettings, text, str(path), remedy, _VERSION, all_keys=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Membership:
+class _Membership(FileStruct, frozen=True):
     """Of a device: the coordinator's public key, what it calls us, and where it was last."""
 
     coordinator: str
@@ -129,8 +117,6 @@ class _Membership:
     def __post_init__(self) -> None:
         if not is_key(self.coordinator):
             raise ConfigError("the coordinator's key is no key")
-        if not isinstance(self.name, str) or not isinstance(self.address, str):
-            raise ConfigError("name and address must be texts")
         Address.parse(self.address)
 
 
@@ -184,7 +170,8 @@ class ClusterFolder:
                 "new` on the coordinator prints tokens); if it lies elsewhere (a service's in "
                 "/var/lib/edgespec), name its folder with --cluster"
             )
-        membership = _membership(stored[0], path / _MEMBERSHIP)
+        where = str(path / _MEMBERSHIP)
+        membership = read_as(_Membership, stored[0], where, "join again with a token", _VERSION)
         own = _key(path / _DEVICE_KEY)
         if own is None:
             raise AccessRefused(
@@ -239,7 +226,7 @@ class ClusterFolder:
         path = self.path / _SETTINGS
         stored = read_private(path, secret=False)
         if stored is None:
-            raise ConfigError(f"{path} is missing; `edgespec init` writes it anew")
+            raise ConfigError(f"{path} is missing; `edgespec init` writes it again")
         return ClusterSettings.from_json(stored[0], path)
 
     @contextmanager
@@ -292,7 +279,7 @@ class ClusterFolder:
         """The same, with where the coordinator is now; on a device that is kept on disk."""
         if self._membership is None or address == self._membership.address:
             return self
-        membership = replace(self._membership, address=address)
+        membership = structs.replace(self._membership, address=address)
         with held(self.path):
             _write_membership(self.path, membership)
         return ClusterFolder(self.path, self._own, membership)
@@ -336,18 +323,8 @@ def _new_key(path: Path) -> KeyPair:
     return pair
 
 
-def _membership(text: str, path: Path) -> _Membership:
-    keys = frozenset(field.name for field in fields(_Membership))
-    content = parse_object(text, path, _VERSION, keys)
-    try:
-        return _Membership(**content)
-    except ConfigError as problem:
-        raise ConfigError(f"{path} is damaged: {problem}; join again with a token") from None
-
-
 def _write_membership(path: Path, membership: _Membership) -> None:
-    text = json.dumps({"version": _VERSION, **asdict(membership)}, indent=1) + "\n"
-    write_private(path / _MEMBERSHIP, text)
+    write_private(path / _MEMBERSHIP, json_text(membership, _VERSION))
 
 
 def _refuse_coordinators(path: Path) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.model.locks import locked
@@ -147,35 +145,6 @@ def read_private(path: Path, *, secret: bool) -> tuple[str, os.stat_result] | No
     if not text or len(raw) > MOST_BYTES:
         raise ConfigError(f"{path} is damaged: it is empty, too long or no text; {REMEDY}")
     return text, state
-
-
-def parse_object(text: str, path: Path, version: int, keys: frozenset[str]) -> dict[str, Any]:
-    """The JSON object of a file, which has exactly these keys and `version`.
-
-    Raises ConfigError, naming the file, for anything else.
-    """
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise ConfigError(f"{path} is damaged: it is not JSON: {problem}; {REMEDY}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is damaged: it holds no JSON object; {REMEDY}")
-    found = content.pop("version", None)
-    if found != version or isinstance(found, bool):
-        raise ConfigError(
-            f"{path} has version {found!r}, and this edgespec reads version {version}; use the "
-            "edgespec that wrote it"
-        )
-    check_keys(content, keys, str(path))
-    return content
-
-
-def check_keys(entry: dict[str, Any], keys: frozenset[str], where: str) -> None:
-    """Raise ConfigError if an object has unknown keys, or lacks some."""
-    for what, names in (("has unknown", entry.keys() - keys), ("lacks the", keys - entry.keys())):
-        if names:
-            listed = ", ".join(repr(name) for name in sorted(names))
-            raise ConfigError(f"{where} {what} keys {listed}; {REMEDY}")
 
 
 def _check_mode(path: Path, mode: int, secret: bool) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta, structs
 
 from edgespec.daemon.cluster import COORDINATOR_NAME
-from edgespec.daemon.private_files import REMEDY, check_keys, parse_object
+from edgespec.daemon.private_files import REMEDY
 from edgespec.errors import ConfigError
 from edgespec.net.keys import is_key, short
 from edgespec.runtime.access_policy import CLIENT, STAGE
+from edgespec.schema import FileStruct, json_text, read_as
 
 EXPIRED = "its token has expired"
 USED = "its token was used"
@@ -29,13 +31,14 @@ REMEMBERED_S = 86400.0
 """For how long it is known why a key is not admitted any more."""
 
 _CLOCK_S = 60.0  # by so much a clock may be set back without anybody being locked out
-_VERSION = 1
-_END_OF_TIME = 2.5e11  # calendars end a little later
+_VERSION = ("version", 1)
+
+Time = Annotated[float, Meta(ge=0, lt=2.5e11)]  # calendars end a little later
+
 _FINGERPRINT = re.compile(r"[0-9a-f]{12}")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceEntry:
+class DeviceEntry(FileStruct, frozen=True):
     """A device or client: its name, "stage" or "client", public key, and when it was admitted.
 
     Times are seconds since 1970.
@@ -44,12 +47,12 @@ class DeviceEntry:
     name: str
     role: str
     key: str
-    added: float
+    added: Time
 
     def __post_init__(self) -> None:
-        _check_common(self.key, self.role, self.added)
-        if not isinstance(self.name, str) or clean_name(self.name) != self.name:
-            raise ConfigError(f"the name {self.name!r} is none that a device can have")
+        _check(self.key, self.role)
+        if clean_name(self.name) != self.name:
+            raise ValueError(f"the name {self.name!r} is none that a device can have")
 
     @property
     def fingerprint(self) -> str:
@@ -57,8 +60,7 @@ class DeviceEntry:
         return short(self.key)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEntry:
+class TokenEntry(FileStruct, frozen=True):
     """A token: its public key, the role that it gives, and its limits.
 
     `uses_left` None: any number. Times are seconds since 1970.
@@ -66,15 +68,12 @@ class TokenEntry:
 
     key: str
     role: str
-    expires: float
-    uses_left: int | None
-    made: float
+    expires: Time
+    uses_left: Annotated[int, Meta(ge=1)] | None
+    made: Time
 
     def __post_init__(self) -> None:
-        _check_common(self.key, self.role, self.made, self.expires)
-        left = self.uses_left
-        if left is not None and (not isinstance(left, int) or isinstance(left, bool) or left < 1):
-            raise ConfigError(f"uses_left is {left!r}; it must be a number from 1, or null")
+        _check(self.key, self.role)
 
     @property
     def id(self) -> str:
@@ -82,8 +81,27 @@ class TokenEntry:
         return short(self.key)
 
     def is_valid(self, now: float) -> bool:
-        """Whether it lets anybody in; it does not either where the clock was set far back."""
+        """Whether it admits a device; it does not either where the clock was set far back."""
         return self.made - _CLOCK_S <= now < self.expires
+
+
+class GoneEntry(FileStruct, frozen=True):
+    """Why a key is not admitted since when."""
+
+    key: str
+    reason: str
+    at: Time
+
+    def __post_init__(self) -> None:
+        _check(self.key)
+        if self.reason not in _REASONS:
+            raise ValueError(f"its reason is {self.reason!r}, which is none")
+
+
+class _AccessFile(FileStruct, frozen=True):
+    devices: list[DeviceEntry]
+    tokens: list[TokenEntry]
+    gone: list[GoneEntry]
 
 
 @dataclass(slots=True)
@@ -92,36 +110,28 @@ class Book:
 
     devices: dict[str, DeviceEntry] = field(default_factory=dict)
     tokens: dict[str, TokenEntry] = field(default_factory=dict)
-    gone: dict[str, tuple[str, float]] = field(default_factory=dict)
+    gone: dict[str, GoneEntry] = field(default_factory=dict)
 
     @staticmethod
     def parse(text: str, path: Path) -> Book:
         """What a file holds. Raises ConfigError, naming it, if that is not as it should be."""
-        content = parse_object(text, path, _VERSION, frozenset({"devices", "tokens", "gone"}))
+        content = read_as(_AccessFile, text, str(path), REMEDY, _VERSION)
         book = Book()
-        for where, entry in _entries(content, "devices", path, DeviceEntry.__slots__):
-            device: DeviceEntry = _made(DeviceEntry, entry, where)
+        for device in content.devices:
             if device.key in book.devices or device.name in book.names:
-                raise ConfigError(f"{where}: the name or key is there twice; {REMEDY}")
+                raise ConfigError(
+                    f"{path}: the name or key of the device {device.name!r} is there twice; "
+                    f"{REMEDY}"
+                )
             book.devices[device.key] = device
-        for where, entry in _entries(content, "tokens", path, TokenEntry.__slots__):
-            token: TokenEntry = _made(TokenEntry, entry, where)
-            book.tokens[token.key] = token
-        for where, entry in _entries(content, "gone", path, ("key", "reason", "at")):
-            if entry["reason"] not in _REASONS or not _is_time(entry["at"]):
-                raise ConfigError(f"{where}: reason or time is none; {REMEDY}")
-            book.gone[str(entry["key"])] = (entry["reason"], float(entry["at"]))
+        book.tokens = {token.key: token for token in content.tokens}
+        book.gone = {entry.key: entry for entry in content.gone}
         return book
 
     def to_json(self) -> str:
         """As it is stored."""
-        content = {
-            "version": _VERSION,
-            "devices": [asdict(entry) for entry in self.devices.values()],
-            "tokens": [asdict(entry) for entry in self.tokens.values()],
-            "gone": [{"key": k, "reason": why, "at": at} for k, (why, at) in self.gone.items()],
-        }
-        return json.dumps(content, indent=1) + "\n"
+        devices, tokens = list(self.devices.values()), list(self.tokens.values())
+        return json_text(_AccessFile(devices, tokens, list(self.gone.values())), _VERSION)
 
     @property
     def names(self) -> set[str]:
@@ -139,35 +149,37 @@ class Book:
 
     def was_token(self, key: str) -> bool:
         """Whether it is a token's key, or was: others know the secret one, too."""
-        return key in self.tokens or self.gone.get(key, (REMOVED, 0.0))[0] != REMOVED
+        return key in self.tokens or (key in self.gone and self.gone[key].reason != REMOVED)
 
     def why_not(self, key: str) -> str:
         """Why a key, or what a token gave, is not admitted; for one that is not."""
-        return EXPIRED if key in self.tokens else self.gone.get(key, (UNKNOWN, 0.0))[0]
+        if key in self.tokens:
+            return EXPIRED
+        return self.gone[key].reason if key in self.gone else UNKNOWN
 
     def use(self, token: TokenEntry, now: float) -> None:
         """Count one use of a token."""
         if token.uses_left == 1:
             self.drop_token(token.key, USED, now)
         elif token.uses_left is not None:
-            self.tokens[token.key] = replace(token, uses_left=token.uses_left - 1)
+            self.tokens[token.key] = structs.replace(token, uses_left=token.uses_left - 1)
 
     def drop_token(self, key: str, reason: str, now: float) -> None:
         """It counts no longer."""
         del self.tokens[key]
-        self.gone[key] = (reason, now)
+        self.gone[key] = GoneEntry(key, reason, now)
 
     def drop_device(self, key: str, now: float) -> None:
         """It is admitted no longer."""
         del self.devices[key]
-        self.gone[key] = (REMOVED, now)
+        self.gone[key] = GoneEntry(key, REMOVED, now)
 
     def drop_stale(self, now: float) -> None:
         """Drop tokens that have expired, and what was remembered for long enough."""
         for key, token in list(self.tokens.items()):
             if now >= token.expires:
                 self.drop_token(key, EXPIRED, now)
-        self.gone = {k: v for k, v in self.gone.items() if now - v[1] < REMEMBERED_S}
+        self.gone = {k: v for k, v in self.gone.items() if now - v.at < REMEMBERED_S}
 
 
 def clean_name(name: str) -> str:
@@ -180,38 +192,8 @@ def clean_name(name: str) -> str:
     return f"device-{text}" if _FINGERPRINT.fullmatch(text) else text
 
 
-def _entries(
-    content: dict[str, Any], what: str, path: Path, keys: tuple[str, ...]
-) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a list, each with the words for where it is."""
-    listed = content[what]
-    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise ConfigError(f"{path}: {what} is no list of objects; {REMEDY}")
-    found = [(f"{path}: entry {n} of {what}", entry) for n, entry in enumerate(listed, start=1)]
-    for where, entry in found:
-        check_keys(entry, frozenset(keys), where)
-        if not is_key(entry["key"]):
-            raise ConfigError(f"{where}: its key is no key; {REMEDY}")
-    return found
-
-
-def _made(kind: type[Any], entry: dict[str, Any], where: str) -> Any:
-    try:
-        return kind(**entry)
-    except ConfigError as problem:
-        raise ConfigError(f"{where}: {problem}; {REMEDY}") from None
-
-
-def _check_common(key: str, role: str, *times: float) -> None:
+def _check(key: str, role: str = STAGE) -> None:
     if not is_key(key):
-        raise ConfigError("its key is no key")
+        raise ValueError("its key is no key")
     if role not in (STAGE, CLIENT):
-        raise ConfigError(f"its role is {role!r}; it must be {STAGE} or {CLIENT}")
-    if not all(map(_is_time, times)):
-        raise ConfigError("a time is no number of seconds")
-
-
-def _is_time(value: object) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return 0 <= value < _END_OF_TIME  # NaN is not, nor what is too long for a float
+        raise ValueError(f"its role is {role!r}; it must be {STAGE} or {CLIENT}")

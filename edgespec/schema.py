@@ -7,11 +7,12 @@ import re
 from reprlib import Repr
 from typing import Annotated, Any, TypeVar
 
-from msgspec import Meta, Struct, ValidationError, convert
+from msgspec import Meta, Struct, ValidationError, convert, to_builtins
 
 from edgespec.errors import ConfigError
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
 
 Text = Annotated[str, Meta(pattern=r"\S")]
 """A text that is not empty."""
@@ -64,11 +65,28 @@ def check_version(
 
 
 def read_as(
-    kind: type[T], text: str | bytes, where: str, remedy: str, version: tuple[str, int]
-) -> T:
-    """The object in a JSON file as a msgspec type; see `check_version` and `as_type`."""
+    kind: type[S],
+    text: str | bytes,
+    where: str,
+    remedy: str,
+    version: tuple[str, int],
+    *,
+    all_keys: bool = False,
+) -> S:
+    """The object in a JSON file as a msgspec type; see `check_version` and `as_type`.
+
+    `all_keys`: those with defaults must be there, too.
+    """
     content = check_version(parse_json(text, where, remedy), where, remedy, version)
+    known = kind.__struct_fields__ if all_keys else ()
+    if missing := [name for name in known if name not in content]:
+        raise _refused(f"{where}: the key {missing[0]!r} is missing", remedy)
     return as_type(kind, content, where, remedy)
+
+
+def json_text(content: Struct, version: tuple[str, int]) -> str:
+    """What `read_as` reads."""
+    return json.dumps(dict([version], **to_builtins(content)), indent=1) + "\n"
 
 
 def as_type(kind: type[T], value: object, where: str, remedy: str = "") -> T:

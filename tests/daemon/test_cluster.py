@@ -235,10 +235,10 @@ def test_what_belongs_to_another_user_is_no_traceback() -> None:
         ("", "is damaged: it is empty"),
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[]", "holds no JSON object"),
-        ("{}", "has version None"),
+        ("[]", "it must be an object"),
+        ("{}", "its version is None"),
         ('{"version": 2}', "use the edgespec that wrote it"),
-        ('{"version": 1}', "lacks the keys 'context'"),
+        ('{"version": 1}', "the key 'model' is missing"),
     ],
 )
 def test_damaged_settings_are_named(folder: Path, text: str, words: str) -> None:
@@ -254,17 +254,19 @@ def test_settings_with_an_unknown_key_or_a_wrong_value(folder: Path) -> None:
     made = ClusterFolder.create(folder, SETTINGS)
     content = json.loads((folder / "settings.json").read_text())
     for change, words in (
-        ({"colour": 1}, "has unknown keys 'colour'"),
+        ({"colour": 1}, "unknown key 'colour'; known: model"),
         ({"stages": True}, "stages is True"),
         ({"stages": "3"}, "stages is '3'"),
-        ({"places": ["a", 3]}, "the names of devices"),
+        ({"places": ["a", 3]}, "places.1. is 3; it must be a text"),
+        ({"places": [""]}, "places.0. is ''; it must be a text"),
+        ({"model": None}, "model is None; it must be a text"),
         ({"port": 99999}, "99999 is no port"),
     ):
         (folder / "settings.json").write_text(json.dumps({**content, **change}))
         with pytest.raises(ConfigError, match=words):
             _ = made.settings
     (folder / "settings.json").unlink()
-    with pytest.raises(ConfigError, match="`edgespec init` writes it anew"):
+    with pytest.raises(ConfigError, match="`edgespec init` writes it again"):
         _ = made.settings
 
 
@@ -367,10 +369,10 @@ def test_a_folder_is_a_coordinators_or_a_devices(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"coordinator": "x"}, "the coordinator's key is no key"),
-        ({"coordinator": None}, "the coordinator's key is no key"),
+        ({"coordinator": None}, "coordinator is None; it must be a text"),
         ({"address": "h:0"}, "is no HOST:PORT"),
-        ({"name": 3}, "must be texts"),
-        ({"more": 3}, "has unknown keys 'more'"),
+        ({"name": 3}, "name is 3; it must be a text; join again"),
+        ({"more": 3}, "unknown key 'more'"),
     ],
 )
 def test_a_damaged_membership_is_named(folder: Path, change: dict[str, object], words: str) -> None:

@@ -206,23 +206,26 @@ def break_entry(what: str, **change: object) -> Callable[[Content], None]:
 
 
 BREAKS: dict[str, tuple[Callable[[Content], object], str]] = {
-    "no list": (lambda c: c.pop("devices"), "lacks the keys 'devices'"),
-    "unknown list": (lambda c: c.update(more=[]), "has unknown keys 'more'"),
-    "a number": (lambda c: c.update(devices=3), "devices is no list"),  # type: ignore[call-overload]
-    "numbers": (lambda c: c.update(tokens=[3]), "tokens is no list"),  # type: ignore[list-item]
-    "role": (break_entry("devices", role="owner"), "its role is 'owner'"),
+    "no list": (lambda c: c.pop("devices"), "the key 'devices' is missing"),
+    "unknown list": (lambda c: c.update(more=[]), "unknown key 'more'"),
+    "a number": (lambda c: c.update(devices=3), "devices is 3; it must be a list"),  # type: ignore[call-overload]
+    "numbers": (lambda c: c.update(tokens=[3]), "tokens[0] is 3; it must be an object"),  # type: ignore[list-item]
+    "role": (break_entry("devices", role="owner"), "devices[0]: its role is 'owner'"),
     "key": (break_entry("devices", key="short"), "its key is no key"),
-    "key of another type": (break_entry("tokens", key=[1]), "its key is no key"),
-    "unknown key": (break_entry("devices", colour=1), "has unknown keys 'colour'"),
+    "key of another type": (break_entry("tokens", key=[1]), "tokens[0].key is [1]"),
+    "unknown key": (break_entry("devices", colour=1), "unknown key 'colour' in devices[0]"),
     "name": (break_entry("devices", name="a b"), "the name 'a b'"),
-    "no name": (break_entry("devices", name=None), "the name None"),
+    "no name": (break_entry("devices", name=None), "devices[0].name is None"),
     "twice": (lambda c: c["devices"].append(c["devices"][0]), "is there twice"),
-    "time": (break_entry("devices", added="now"), "a time is no number"),
-    "no end of time": (break_entry("tokens", expires=float("nan")), "a time is no number"),
-    "long time": (break_entry("tokens", expires=10**400), "a time is no number"),
-    "uses": (break_entry("tokens", uses_left=0), "uses_left is 0"),
-    "reason": (break_entry("gone", reason="because"), "reason or time"),
-    "since when": (break_entry("gone", at=None), "reason or time"),
+    "time": (break_entry("devices", added="now"), "devices[0].added is 'now'; it must be a number"),
+    "no end of time": (break_entry("tokens", expires=float("nan")), "NaN is no number"),
+    "long time": (break_entry("tokens", expires=10**400), ": number out of range"),
+    "uses": (
+        break_entry("tokens", uses_left=0),
+        "tokens[0].uses_left is 0; it must be",
+    ),
+    "reason": (break_entry("gone", reason="because"), "gone[0]: its reason is 'because'"),
+    "since when": (break_entry("gone", at=None), "gone[0].at is None"),
 }
 
 
