@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import typer
+from msgspec import structs
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +13,7 @@ from rich.text import Text
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
-from edgespec.cli.token import moment, opened_registry, with_cluster
+from edgespec.cli.token import moment, opened_store, with_cluster
 from edgespec.daemon.cluster import folder_of
 
 device = typer.Typer(help="Devices and clients that the cluster admits.", no_args_is_help=True)
@@ -22,9 +22,9 @@ device = typer.Typer(help="Devices and clients that the cluster admits.", no_arg
 @device.command(name="list")
 def list_devices(cluster: str = options.CLUSTER, as_json: bool = options.JSON) -> None:
     """Show who is admitted; whether they are there now, `edgespec status` says."""
-    entries = opened_registry(folder_of(cluster)).devices()
+    entries = opened_store(folder_of(cluster)).devices()
     if as_json:
-        listed = [{**asdict(entry), "fingerprint": entry.fingerprint} for entry in entries]
+        listed = [{**structs.asdict(entry), "fingerprint": entry.fingerprint} for entry in entries]
         print(json.dumps({"devices": listed}, ensure_ascii=False))
         return
     if not entries:
@@ -45,11 +45,11 @@ def remove(
 ) -> None:
     """Admit a device or client no longer."""
     folder = folder_of(cluster)
-    registry = opened_registry(folder)
-    entry = registry.remove(name)
+    store = opened_store(folder)
+    entry = store.remove(name)
     notes = Notes()
     notes.say(f"{entry.name} ({entry.fingerprint}) is admitted no longer")
-    if registry.tokens():
+    if store.tokens():
         notes.say(
             "tokens can still be used: whoever has one can come back, unless they are taken back: "
             + with_cluster("edgespec token revoke all", folder)

@@ -16,11 +16,11 @@ from edgespec.cli.notes import Notes
 from edgespec.cli.plan import commands_of, plan_as_json
 from edgespec.cli.token import with_cluster
 from edgespec.config import DEFAULT_PORT, Address
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.access_list import clean_name
+from edgespec.daemon.access_store import AccessStore
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, folder_of
 from edgespec.daemon.planning import chosen_context, devices_of, model_to_plan, speculative_speed
-from edgespec.daemon.registry import Registry
-from edgespec.daemon.registry_book import clean_name
 from edgespec.daemon.settings import (
     RingOptions,
     chosen_draft,
@@ -99,7 +99,7 @@ def init(
     text = planned.text(notes) if planned else ""
     made = ClusterFolder.create(folder, settings)
     made.keep_plan(text)
-    token = Registry(made).new_token(STAGE, 0, TOKEN_S)
+    token = AccessStore(made).new_token(STAGE, 0, TOKEN_S)
     if as_json:
         print(json.dumps(_as_object(made, settings, token.text, kept), ensure_ascii=False))
         return

@@ -10,11 +10,11 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.reach import address_of, admitted, given_token
 from edgespec.config import LOOPBACK, Address, Emulation, StageConfig
+from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import check_keys, needs_keys
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.process import end_with_parent, leave, start_logging
-from edgespec.daemon.registry_book import clean_name
 from edgespec.daemon.stage import run_stage
 from edgespec.errors import ConfigError
 

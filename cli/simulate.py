@@ -23,7 +23,7 @@ from edgespec.cli.notes import Notes
 from edgespec.cli.replays import show_replay
 from edgespec.cli.tables import show_table
 from edgespec.config import DTYPES, MOST_STAGES
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft

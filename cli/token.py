@@ -15,8 +15,8 @@ from rich.table import Table
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
+from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.cluster import ClusterFolder, default_folder, folder_of
-from edgespec.daemon.registry import Registry
 from edgespec.errors import ConfigError
 from edgespec.net.keys import short
 from edgespec.runtime.access_policy import CLIENT, STAGE
@@ -40,9 +40,9 @@ def new(
 ) -> None:
     """Make a token and print it, alone, on standard output."""
     folder = folder_of(cluster)
-    registry = opened_registry(folder)
+    store = opened_store(folder)
     seconds = seconds_of(valid)
-    made = registry.new_token(CLIENT if client else STAGE, uses, seconds)
+    made = store.new_token(CLIENT if client else STAGE, uses, seconds)
     notes = Notes()
     many = "any number of" if not uses else str(uses)
     what = "client(s)" if client else "device(s)"
@@ -56,7 +56,7 @@ def new(
 @token.command(name="list")
 def list_tokens(cluster: str = options.CLUSTER, as_json: bool = options.JSON) -> None:
     """Show the tokens that can still be used. The tokens themselves are kept nowhere."""
-    entries = opened_registry(folder_of(cluster)).tokens()
+    entries = opened_store(folder_of(cluster)).tokens()
     if as_json:
         listed = [
             {
@@ -88,18 +88,18 @@ def revoke(
     cluster: str = options.CLUSTER,
 ) -> None:
     """Take a token back, or all of them. Who was admitted by it stays admitted."""
-    registry = opened_registry(folder_of(cluster))
+    store = opened_store(folder_of(cluster))
     if token_id == "all":
-        registry.revoke_all()
+        store.revoke_all()
         Notes().say("no token counts any more")
     else:
-        registry.revoke(token_id)
+        store.revoke(token_id)
         Notes().say(f"the token {token_id} counts no more; who came in by it stays admitted")
 
 
-def opened_registry(folder: Path) -> Registry:
-    """The registry of the cluster in a folder. Raises AccessRefused or ConfigError without one."""
-    return Registry(ClusterFolder.open(folder))
+def opened_store(folder: Path) -> AccessStore:
+    """The store of the cluster in a folder. Raises AccessRefused or ConfigError without one."""
+    return AccessStore(ClusterFolder.open(folder))
 
 
 def seconds_of(text: str) -> float:

@@ -9,15 +9,15 @@ from functools import partial
 
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.config import Address, CoordinatorConfig
+from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.advertising import Advertising
 from edgespec.daemon.api_process import ApiProcess
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
+from edgespec.daemon.layer_assignment import LayerAssignment, needs_of
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.process import exit_code, take_file_descriptors
-from edgespec.daemon.registry import Registry
 from edgespec.daemon.settings import context_of, look_at_models
-from edgespec.daemon.sharing import Sharing, needs_of
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.request import SPECULATIVE_ROWS
@@ -49,7 +49,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     """
     look_at_models(config)
     take_file_descriptors()
-    access_policy = Registry(cluster)
+    access_policy = AccessStore(cluster)
     costs = emulated_costs(config.emulation, config.stages) if config.emulation else None
     trace = Trace(config.trace) if config.trace else None
     requests = RequestLog(config.record) if config.record else None
@@ -87,7 +87,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
 def _build(
     config: CoordinatorConfig,
     cluster: ClusterFolder,
-    access_policy: Registry,
+    access_policy: AccessStore,
     transport: PacedTransport,
     costs: RingCosts | None,
     trace: Trace | None,
@@ -168,7 +168,7 @@ def _build(
         blocks_port=blocks.port,
         ring_key=secrets.token_hex(SECRET_BYTES),
     )
-    sharing = Sharing(model.layers, like, config.layers, planned)
+    assignment = LayerAssignment(model.layers, like, config.layers, planned)
     can_replan = model.can_be_cut_anew and costs is None  # an emulated ring is what was asked for
     needs = needs_of(config, model.tokenizer, context_length) if can_replan else None
     home = Connect("", transport.data_port, cluster.identity.own.public)
@@ -178,12 +178,12 @@ def _build(
         CoordinatorCompute(TorchHead(head), draft),
         machine,
         MembershipMachine(
-            sharing.places,
+            assignment.assigned,
             home,
             config.timing,
             requests=machine.load,
             names=config.places,
-            replan=partial(sharing.anew, needs) if needs else None,
+            replan=partial(assignment.repartition, needs) if needs else None,
         ),
         access_policy,
         Instrumentation(transport, pace, trace),

@@ -16,7 +16,7 @@ from pathlib import Path
 from edgespec import __version__
 from edgespec.config import DEFAULT_PORT, LOOPBACK
 from edgespec.daemon.device import ROOT, board_facts, gpu_facts, is_jetson, warnings
-from edgespec.daemon.finding import BLOCKED, OK, WARNING, Finding
+from edgespec.daemon.doctor_finding import BLOCKED, OK, WARNING, Finding
 from edgespec.daemon.memory import available_memory
 
 GIB = 2**30

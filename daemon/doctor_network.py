@@ -23,7 +23,7 @@ import psutil
 from edgespec.config import LOOPBACK, Address
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.device import ROOT, interface_speed
-from edgespec.daemon.finding import BLOCKED, OK, WARNING, Finding
+from edgespec.daemon.doctor_finding import BLOCKED, OK, WARNING, Finding
 from edgespec.errors import AccessRefused, ConfigError, EdgespecError
 from edgespec.net.control import takes_connections
 from edgespec.net.discovery import Found, browse

@@ -31,7 +31,6 @@ from edgespec.daemon.device import (
     last_level_cache,
     warnings,
 )
-from edgespec.daemon.fitting import Fit, anyway, best_four_bit, by_layer, doubts, fit
 from edgespec.daemon.kernels import is_four_bit, sixteen_bit_type
 from edgespec.daemon.layer_times import (
     SEEN,
@@ -48,6 +47,7 @@ from edgespec.daemon.layer_times import (
     shape_of,
 )
 from edgespec.daemon.memory import Available, available_memory
+from edgespec.daemon.profile_fit import Fit, anyway, best_four_bit, by_layer, doubts, fit
 from edgespec.daemon.timing import shown
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.block import compute_dtype

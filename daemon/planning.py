@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta, structs
 
 from edgespec.config import Quantisation
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named
 from edgespec.drafting.choice import HYBRID, DraftChoice, parse_draft
 from edgespec.errors import ConfigError

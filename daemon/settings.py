@@ -16,7 +16,7 @@ from edgespec.config import (
     Emulation,
     Quantisation,
 )
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterSettings
 from edgespec.drafting.choice import HYBRID, NONE, SOURCES, DraftChoice, parse_draft
 from edgespec.errors import ConfigError, ModelError

@@ -48,7 +48,7 @@ def run_stage(
     # Imported before the node's loop runs: half a second inside a shared library's start-up with
     # Python's lock held would look like a dead stage.
     import edgespec.backends.torch_backend
-    import edgespec.daemon.obtaining  # noqa: F401
+    import edgespec.daemon.block_fetch  # noqa: F401
     from edgespec.daemon.memory import available_memory
     from edgespec.model.device import best_device
 
@@ -104,7 +104,7 @@ def _pace(emulation: Emulation) -> Callable[[Assign | None], NodePace]:
 def _loader(config: StageConfig, identity: Identity) -> Loader:
     def load(assign: Assign, say: Callable[[str], None], stop: Callable[[], bool]) -> BlockBackend:
         from edgespec.backends.torch_backend import TorchBlock
-        from edgespec.daemon.obtaining import Wanted, obtain
+        from edgespec.daemon.block_fetch import Wanted, obtain
         from edgespec.model.block import Block
         from edgespec.model.device import best_device
 
@@ -127,7 +127,7 @@ def _loader(config: StageConfig, identity: Identity) -> Loader:
 
 def _fetcher(config: StageConfig, identity: Identity) -> Fetcher:
     def fetch(assign: Assign, say: Callable[[str], None], stop: Callable[[], bool]) -> None:
-        from edgespec.daemon.obtaining import Wanted, obtain
+        from edgespec.daemon.block_fetch import Wanted, obtain
 
         obtain(Wanted(assign, config.coordinator, identity, say, stop), config.model, config.cache)
 

@@ -58,7 +58,7 @@ def check_version(
     found = content.get(key)
     if found != number or isinstance(found, bool):
         raise ConfigError(
-            f"{where}: its {key} is {_SHOWN.repr(found)}, and this edgespec reads {key} {number}; "
+            f"{where} has {key} {_SHOWN.repr(found)}, and this edgespec reads {key} {number}; "
             "use the edgespec that wrote it"
         )
     return {name: value for name, value in content.items() if name != key}

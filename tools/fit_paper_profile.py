@@ -16,7 +16,7 @@ import numpy as np
 
 from edgespec.bench.simulated import Setup, play
 from edgespec.bench.workloads import read_prompts
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.verify.sampling import Sampling
 

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from edgespec.bench.simulated import Setup, play
 from edgespec.bench.workloads import Prompt
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.planning import QUESTIONS
 from edgespec.daemon.profiles import profile_named
 from edgespec.planning.cost_model import cost_model_named

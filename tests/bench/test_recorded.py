@@ -22,7 +22,7 @@ from edgespec.bench.recorded import (
     replay_recording,
 )
 from edgespec.bench.simulated import Setup
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import ConfigError, RequestFailed
 from edgespec.planning.cost_model import cost_model_named

@@ -20,7 +20,7 @@ from importlib import resources
 from edgespec.bench.processes import map_in_processes
 from edgespec.bench.simulated import Setup, play
 from edgespec.bench.workloads import read_prompts
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named
 from edgespec.drafting.choice import parse_draft
 from edgespec.planning.cost_model import cost_model_named

@@ -22,7 +22,7 @@ import torch
 from drafts import WORKLOADS, Case, setup_of
 
 from edgespec.bench.simulated import play
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.choice import SOURCES
 from edgespec.drafting.registry import BUILDERS, BaseParts

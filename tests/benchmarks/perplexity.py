@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from edgespec.config import QUANTISATIONS
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.errors import ModelError
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead

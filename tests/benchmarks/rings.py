@@ -36,7 +36,7 @@ from edgespec.bench.simulated import (
     world_of,
 )
 from edgespec.bench.workloads import Prompt, read_prompts
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft
 from edgespec.drafting.base import TokenPath

@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 import httpx
 
 from edgespec.config import Address, CoordinatorConfig, Emulation
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import VARIABLE
 from edgespec.daemon.local_ring import LocalRing
 from edgespec.runtime.client import Client

@@ -15,8 +15,8 @@ from support.commands import Command, run
 from support.nodes import until
 from tokenizers import Tokenizer
 
-from edgespec.daemon.bundled import bundled
-from edgespec.daemon.registry_book import clean_name
+from edgespec.daemon.access_list import clean_name
+from edgespec.daemon.bundled_models import bundled
 
 LONG = ["--prompt", "Once upon a time", "--max-new-tokens", "900", "--policy", "autoregressive"]
 

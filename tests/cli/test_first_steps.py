@@ -24,10 +24,10 @@ import pytest
 from support.commands import COMMAND, Command, Done, run_here
 
 from edgespec.config import Address
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.access_store import LOOK_EVERY_S, AccessStore
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, own_key
 from edgespec.daemon.process import EXIT_USAGE
-from edgespec.daemon.registry import LOOK_EVERY_S, Registry
 from edgespec.errors import AccessRefused
 from edgespec.net.keys import KeyPair, Token, short
 from edgespec.net.zmq_transport import ZmqTransport
@@ -70,9 +70,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> ClusterFolder:
 
 @pytest.fixture
 def doors(home: ClusterFolder) -> Iterator[None]:
-    """The coordinator's sockets, which let in whom its registry lets in."""
+    """The coordinator's sockets, which let in those that its access store admits."""
     transport = ZmqTransport.coordinator(
-        Address.parse(home.address), home.identity, partial(admits, Registry(home))
+        Address.parse(home.address), home.identity, partial(admits, AccessStore(home))
     )
     yield
     transport.close()
@@ -88,26 +88,26 @@ def serving(home: ClusterFolder) -> Iterator[None]:
 
 def token_of(home: ClusterFolder, role: str = STAGE, uses: int = 0) -> Token:
     """A new token."""
-    return Registry(home).new_token(role, uses, 600.0)
+    return AccessStore(home).new_token(role, uses, 600.0)
 
 
 def used(home: ClusterFolder) -> Token:
     """A token of one use that has had it."""
     token = token_of(home, uses=1)
-    Registry(home).enrol(token.pair.public, KeyPair.new().public, "another")
+    AccessStore(home).enrol(token.pair.public, KeyPair.new().public, "another")
     return token
 
 
 def revoked(home: ClusterFolder) -> Token:
     """A token that was taken back."""
     token = token_of(home)
-    Registry(home).revoke(short(token.pair.public))
+    AccessStore(home).revoke(short(token.pair.public))
     return token
 
 
 def expired(home: ClusterFolder) -> Token:
     """A token that was valid for a second, two hours ago."""
-    return Registry(home, lambda: time.time() - 7200.0).new_token(STAGE, 0, 1.0)
+    return AccessStore(home, lambda: time.time() - 7200.0).new_token(STAGE, 0, 1.0)
 
 
 # --- before there is anything -------------------------------------------------------------------

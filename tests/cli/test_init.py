@@ -11,9 +11,9 @@ import pytest
 from support.commands import Done, run_here
 
 from edgespec.cli import init as command
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.access_store import AccessStore
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
-from edgespec.daemon.registry import Registry
 from edgespec.net.keys import KeyPair, Token
 
 Here = Callable[..., Done]
@@ -56,7 +56,7 @@ def test_the_one_line_to_run_on_each_device(here: Here, folder: Path) -> None:
     made = ClusterFolder.open(folder)
     assert token.coordinator == made.identity.own.public
     assert made.settings == ClusterSettings(stages=3)
-    known = Registry(made)
+    known = AccessStore(made)
     entry = known.tokens()[0]
     assert (entry.role, entry.uses_left, entry.expires - entry.made) == ("stage", None, 3600.0)
     assert known.enrol(token.pair.public, KeyPair.new().public, "board") == "board"
@@ -78,7 +78,7 @@ def test_run_again_it_keeps_the_cluster_and_changes_its_settings(here: Here, fol
     assert made.settings == ClusterSettings(
         stages=2, layers="2,6", port=7431, context=64, dtype="bfloat16"
     )
-    known = Registry(made)
+    known = AccessStore(made)
     for done in (first, again):
         assert known.role_of(Token.parse(done.out.split()[2]).pair.public) == "token"
 

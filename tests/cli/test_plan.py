@@ -10,7 +10,7 @@ import pytest
 from support.commands import Done, run_here
 
 from edgespec.daemon import planning
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 
 Here = Callable[..., Done]
 NANO = "jetson-orin-nano-8gb"

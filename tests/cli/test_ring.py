@@ -14,7 +14,7 @@ import pytest
 from support.commands import Command, Done, run, to_prompt
 from tokenizers import Tokenizer
 
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import VARIABLE, ClusterFolder, ClusterSettings
 
 PROMPT = "Question: Anna has 4 bags with 6 apples each. How many apples does she have?\nAnswer:"

@@ -21,7 +21,7 @@ from support.commands import COMMAND, Command
 from support.namespaces import Host, lan
 from support.torch_rings import generated, tokenizer
 
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.net.keys import Token, short
 from edgespec.wire.client_messages import StatusRequest
 from edgespec.wire.codec import encode

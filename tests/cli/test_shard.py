@@ -16,7 +16,7 @@ from support.commands import Done, run_here
 from support.hub import Hub
 
 from edgespec.cli.shard import progress_line
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.model import sharding
 from edgespec.model.block import Block
 from edgespec.model.block_file import write_block

@@ -1,4 +1,4 @@
-"""edgespec token and edgespec device: on files alone, seen by a registry that is open."""
+"""edgespec token and edgespec device: on files alone, seen by an access store that is open."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.access_stores import device, enrol
 from support.commands import Done, run_here
-from support.registries import device, enrol
 
 from edgespec.cli.token import seconds_of
-from edgespec.daemon import registry
+from edgespec.daemon import access_store
+from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, own_key
-from edgespec.daemon.registry import Registry
 from edgespec.errors import ConfigError
 from edgespec.net.keys import Token, short
 
@@ -36,13 +36,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterFolder:
 
 
 @pytest.fixture
-def running(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> Registry:
+def running(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> AccessStore:
     """What a running coordinator knows, at once."""
-    monkeypatch.setattr(registry, "LOOK_EVERY_S", 0.0)
-    return Registry(folder)
+    monkeypatch.setattr(access_store, "LOOK_EVERY_S", 0.0)
+    return AccessStore(folder)
 
 
-def test_a_token_alone_on_standard_output(here: Here, running: Registry) -> None:
+def test_a_token_alone_on_standard_output(here: Here, running: AccessStore) -> None:
     done = here("token", "new")
     assert done.code == 0, done.err
     token = Token.parse(done.out)
@@ -57,7 +57,7 @@ def test_a_token_alone_on_standard_output(here: Here, running: Registry) -> None
     assert token.text not in done.err
 
 
-def test_a_clients_token_with_its_limits(here: Here, running: Registry) -> None:
+def test_a_clients_token_with_its_limits(here: Here, running: AccessStore) -> None:
     done = here("token", "new", "--client", "--uses", "0", "--valid", "2d")
     assert "edgespec prompt --token TOKEN ..." in done.err
     assert "any number of client(s)" in done.err
@@ -89,13 +89,13 @@ def test_no_spans_of_time(text: str) -> None:
     ],
 )
 def test_tokens_that_cannot_be(
-    here: Here, running: Registry, arguments: tuple[str, ...], words: str
+    here: Here, running: AccessStore, arguments: tuple[str, ...], words: str
 ) -> None:
     here("token", "new", *arguments).assert_refused(words)
     assert running.tokens() == []
 
 
-def test_tokens_are_listed(here: Here, running: Registry) -> None:
+def test_tokens_are_listed(here: Here, running: AccessStore) -> None:
     assert "no token can be used" in here("token", "list").err
     assert json.loads(here("token", "list", "--json").out) == {"tokens": []}
     made = [running.new_token("stage", 0, 60.0), running.new_token("client", 3, 60.0)]
@@ -114,7 +114,7 @@ def test_tokens_are_listed(here: Here, running: Registry) -> None:
         assert token.pair.secret not in done.out
 
 
-def test_tokens_are_revoked(here: Here, running: Registry) -> None:
+def test_tokens_are_revoked(here: Here, running: AccessStore) -> None:
     keys = [running.new_token("stage", 0, 60.0).pair.public for _ in range(3)]
     assert here("token", "revoke", short(keys[1])).code == 0
     assert [running.role_of(key) for key in keys] == ["token", None, "token"]
@@ -124,7 +124,7 @@ def test_tokens_are_revoked(here: Here, running: Registry) -> None:
     assert running.tokens() == []
 
 
-def test_devices_are_listed(here: Here, running: Registry) -> None:
+def test_devices_are_listed(here: Here, running: AccessStore) -> None:
     assert "no device is admitted yet" in here("device", "list").err
     name = "[red]" + "a" * 35
     key, client = enrol(running, name), enrol(running, "laptop", "client")
@@ -139,7 +139,7 @@ def test_devices_are_listed(here: Here, running: Registry) -> None:
     assert listed[0].keys() == {"name", "role", "key", "added", "fingerprint"}
 
 
-def test_devices_are_removed(here: Here, running: Registry) -> None:
+def test_devices_are_removed(here: Here, running: AccessStore) -> None:
     keys = [enrol(running, name) for name in ("nano-a", "nano-b")]
     done = here("device", "remove", "nano-a")
     assert done.code == 0
@@ -176,4 +176,4 @@ def test_where_there_is_no_coordinators_folder(
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_damaged_file_is_named(here: Here, folder: ClusterFolder, words: tuple[str, ...]) -> None:
     (folder.path / "access.json").write_text("{")
-    here(*words).assert_refused(str(folder.path / "access.json"), "is damaged")
+    here(*words).assert_refused(str(folder.path / "access.json"), "is not JSON in UTF-8")

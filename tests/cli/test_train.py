@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.commands import run_here
 
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 
 BASE = bundled("base")
 

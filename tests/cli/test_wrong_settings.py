@@ -12,7 +12,7 @@ import pytest
 from support.commands import Done, run_here
 
 from edgespec import __version__
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 
 Here = Callable[..., Done]
 

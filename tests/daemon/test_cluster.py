@@ -236,7 +236,7 @@ def test_what_belongs_to_another_user_is_no_traceback() -> None:
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("[]", "it must be an object"),
-        ("{}", "its version is None"),
+        ("{}", "has version None"),
         ('{"version": 2}', "use the edgespec that wrote it"),
         ('{"version": 1}', "the key 'model' is missing"),
     ],

@@ -19,7 +19,6 @@ from transformers import AutoConfig
 from edgespec.config import Address, Quantisation
 from edgespec.daemon import bandwidths, measure
 from edgespec.daemon.bandwidths import disk_rate, round_trips
-from edgespec.daemon.fitting import Fit, best_four_bit, by_layer, doubts, fit
 from edgespec.daemon.layer_times import (
     LayerTimes,
     RandomLayers,
@@ -30,6 +29,7 @@ from edgespec.daemon.layer_times import (
     measure_layer,
 )
 from edgespec.daemon.measure import Request
+from edgespec.daemon.profile_fit import Fit, best_four_bit, by_layer, doubts, fit
 from edgespec.daemon.timing import LEAST_RUNS, Sample, shown, timed
 from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.planning.profile import ROWS, Profile

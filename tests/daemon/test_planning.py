@@ -12,7 +12,7 @@ from edgespec.bench.simulated import Setup, play
 from edgespec.bench.workloads import Prompt, default_prompts
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon import planning
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.planning import (
     QUESTIONS,
     chosen_context,

@@ -89,7 +89,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones(name: str) -> None:
         (b'"\xff"', "is not JSON in UTF-8"),
         (b"[" * 100_000, "is not JSON in UTF-8"),
         (b"[]", r"bad\.json is .*; it must be an object"),
-        (b'{"format": 3}', r"bad\.json: its format is 3"),
+        (b'{"format": 3}', r"bad\.json has format 3"),
     ],
 )
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

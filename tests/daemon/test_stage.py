@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.config import Quantisation
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.memory import Available
 from edgespec.daemon.stage import _require_memory
 from edgespec.errors import CapacityError

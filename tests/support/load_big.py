@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from edgespec.config import LOOPBACK, Address, Quantisation
-from edgespec.daemon.obtaining import Wanted, obtain
+from edgespec.daemon.block_fetch import Wanted, obtain
 from edgespec.model.block import Block
 from edgespec.model.loader import fingerprint
 from edgespec.model.tree_attention import tree_mask

@@ -13,7 +13,7 @@ from support.nodes import until
 from support.torch_rings import CONTEXT
 
 from edgespec.config import Address, CoordinatorConfig
-from edgespec.daemon.bundled import bundled
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import VARIABLE
 from edgespec.daemon.local_ring import LocalRing
 

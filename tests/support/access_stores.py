@@ -1,4 +1,4 @@
-"""Registries of a cluster for tests: a clock that obeys, devices, and what is refused."""
+"""Access stores of a cluster for tests: a clock that obeys, devices, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.daemon.access_list import AccessList, DeviceEntry, TokenEntry
+from edgespec.daemon.access_store import FILE, AccessStore
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.private_files import held, write_private
-from edgespec.daemon.registry import FILE, Registry
-from edgespec.daemon.registry_book import Book, DeviceEntry, TokenEntry
 from edgespec.errors import AccessRefused
 from edgespec.net.keys import KeyPair
 
@@ -32,7 +32,7 @@ def device() -> str:
     return KeyPair.new().public
 
 
-def enrol(known: Registry, name: str = "board", role: str = "stage") -> str:
+def enrol(known: AccessStore, name: str = "board", role: str = "stage") -> str:
     """A new device, by a token of its own; its key."""
     key = device()
     known.enrol(known.new_token(role, 1, 60.0).pair.public, key, name)
@@ -50,14 +50,14 @@ def refused(*words: str) -> Iterator[None]:
 
 def put(folder: Path, *entries: DeviceEntry | TokenEntry) -> None:
     """Write a file with these entries, and no others."""
-    book = Book()
+    content = AccessList()
     for entry in entries:
         if isinstance(entry, DeviceEntry):
-            book.devices[entry.key] = entry
+            content.devices[entry.key] = entry
         else:
-            book.tokens[entry.key] = entry
+            content.tokens[entry.key] = entry
     with held(folder):
-        write_private(folder / FILE, book.to_json())
+        write_private(folder / FILE, content.to_json())
 
 
 def stored(folder: ClusterFolder) -> dict[str, list[dict[str, object]]]:

@@ -14,7 +14,7 @@ from support.checkpoints import write_checkpoint
 from support.keys import OWN, everybody, identity
 
 from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Quantisation
-from edgespec.daemon.obtaining import Wanted, obtain
+from edgespec.daemon.block_fetch import Wanted, obtain
 from edgespec.daemon.ring_model import RingModel
 from edgespec.errors import ConfigError, ModelError, PeerLost
 from edgespec.model.block import Block
@@ -228,6 +228,6 @@ def test_a_coordinator_that_is_gone_is_an_error(
 ) -> None:
     with serving(model, tmp_path / "theirs") as there:
         wanted = there.wanted()
-    monkeypatch.setattr("edgespec.daemon.obtaining.SILENCE_S", 0.5)
+    monkeypatch.setattr("edgespec.daemon.block_fetch.SILENCE_S", 0.5)
     with pytest.raises(PeerLost, match=LOOPBACK):
         obtain(wanted, "", str(tmp_path / "ours"))

@@ -1,4 +1,4 @@
-"""From measured passes to a profile's figures: what a layer costs anyway, what its bytes cost."""
+"""Profile fit: from measured passes to the fixed cost of a layer and the cost of its bytes."""
 
 from __future__ import annotations
 

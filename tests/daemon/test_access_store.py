@@ -1,4 +1,4 @@
-"""The registry: who is admitted by which token, for how long, and under which name."""
+"""The access store: who is admitted by which token, for how long, and under which name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.registries import Clock, device, enrol, put, refused, stored
+from support.access_stores import Clock, device, enrol, put, refused, stored
 
-from edgespec.daemon import registry
+from edgespec.daemon import access_store
+from edgespec.daemon.access_list import MOST_NAME, AccessList, DeviceEntry, TokenEntry, clean_name
+from edgespec.daemon.access_store import FILE, MOST_DEVICES, MOST_TOKENS, AccessStore
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, own_key
-from edgespec.daemon.registry import FILE, MOST_DEVICES, MOST_TOKENS, Registry
-from edgespec.daemon.registry_book import MOST_NAME, Book, DeviceEntry, TokenEntry, clean_name
 from edgespec.errors import ConfigError
 from edgespec.net.keys import short
 
@@ -34,21 +34,21 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def known(folder: ClusterFolder, clock: Clock) -> Registry:
-    """Its registry."""
-    return Registry(folder, clock)
+def known(folder: ClusterFolder, clock: Clock) -> AccessStore:
+    """Its access store."""
+    return AccessStore(folder, clock)
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every question looks whether the file has changed."""
-    monkeypatch.setattr(registry, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(access_store, "LOOK_EVERY_S", 0.0)
 
 
 # --- who is who ---------------------------------------------------------------------------------
 
 
-def test_roles_and_names(known: Registry, folder: ClusterFolder) -> None:
+def test_roles_and_names(known: AccessStore, folder: ClusterFolder) -> None:
     owner = folder.identity.own.public
     token = known.new_token("stage", 2, 60.0).pair.public
     stage, client, stranger = enrol(known), enrol(known, "laptop", "client"), device()
@@ -70,15 +70,15 @@ def test_a_devices_folder_has_no_registry(tmp_path: Path) -> None:
     own = own_key(tmp_path)
     folder = ClusterFolder.remember(tmp_path, own, device(), "board", "h:1")
     with pytest.raises(ConfigError, match="on the coordinator's machine"):
-        Registry(folder)
+        AccessStore(folder)
 
 
 def test_it_survives_and_only_the_owner_reads_it(
-    known: Registry, folder: ClusterFolder, clock: Clock
+    known: AccessStore, folder: ClusterFolder, clock: Clock
 ) -> None:
     key = enrol(known)
     token = known.new_token("client", 0, 60.0)
-    again = Registry(folder, clock)
+    again = AccessStore(folder, clock)
     assert again.devices() == known.devices() == [DeviceEntry("board", "stage", key, clock.now)]
     entry = TokenEntry(token.pair.public, "client", clock.now + 60.0, None, clock.now)
     assert again.tokens() == [entry]
@@ -92,7 +92,7 @@ def test_it_survives_and_only_the_owner_reads_it(
 # --- tokens -------------------------------------------------------------------------------------
 
 
-def test_a_token_admits_as_many_as_it_says(known: Registry) -> None:
+def test_a_token_admits_as_many_as_it_says(known: AccessStore) -> None:
     token = known.new_token("stage", 2, 60.0).pair.public
     first, second, third = device(), device(), device()
     assert known.enrol(token, first, "board") == "board"
@@ -105,14 +105,14 @@ def test_a_token_admits_as_many_as_it_says(known: Registry) -> None:
     assert known.role_of(third) is None
 
 
-def test_a_token_of_any_number_of_uses(known: Registry) -> None:
+def test_a_token_of_any_number_of_uses(known: AccessStore) -> None:
     token = known.new_token("client", 0, 60.0).pair.public
     names = [known.enrol(token, device(), "laptop") for _ in range(3)]
     assert names == ["laptop", "laptop-2", "laptop-3"]
     assert known.tokens()[0].uses_left is None
 
 
-def test_who_asks_twice_keeps_its_name_and_uses_nothing_up(known: Registry) -> None:
+def test_who_asks_twice_keeps_its_name_and_uses_nothing_up(known: AccessStore) -> None:
     token = known.new_token("stage", 2, 60.0).pair.public
     key = device()
     assert known.enrol(token, key, "board") == known.enrol(token, key, "other") == "board"
@@ -125,7 +125,7 @@ def test_who_asks_twice_keeps_its_name_and_uses_nothing_up(known: Registry) -> N
         known.enrol(single, device(), "nano")
 
 
-def test_a_client_becomes_a_stage_by_a_stages_token_alone(known: Registry) -> None:
+def test_a_client_becomes_a_stage_by_a_stages_token_alone(known: AccessStore) -> None:
     key = enrol(known, "laptop", "client")
     for_stage, for_client = (known.new_token(r, 1, 60.0).pair.public for r in ("stage", "client"))
     assert known.enrol(for_stage, key, "board") == "laptop"
@@ -136,7 +136,7 @@ def test_a_client_becomes_a_stage_by_a_stages_token_alone(known: Registry) -> No
     assert known.role_of(for_client) == "token"
 
 
-def test_a_token_expires(known: Registry, clock: Clock) -> None:
+def test_a_token_expires(known: AccessStore, clock: Clock) -> None:
     token = known.new_token("stage", 0, 60.0).pair.public
     clock.now += 59.9
     assert known.enrol(token, device(), "board") == "board"
@@ -148,7 +148,7 @@ def test_a_token_expires(known: Registry, clock: Clock) -> None:
         known.enrol(token, device(), "board")
 
 
-def test_why_is_known_for_a_day(known: Registry, folder: ClusterFolder, clock: Clock) -> None:
+def test_why_is_known_for_a_day(known: AccessStore, folder: ClusterFolder, clock: Clock) -> None:
     expired = known.new_token("stage", 0, 60.0).pair.public
     used, revoked = known.new_token("stage", 1, 120.0), known.new_token("stage", 1, 120.0)
     key = device()
@@ -161,14 +161,14 @@ def test_why_is_known_for_a_day(known: Registry, folder: ClusterFolder, clock: C
     keys = (expired, used.pair.public, revoked.pair.public, key)
     words = ["its token has expired", "its token was used", "its token was revoked"]
     clock.now += DAY - 62.0
-    assert [Registry(folder, clock).why_not(k) for k in keys] == [*words, "it was removed"]
+    assert [AccessStore(folder, clock).why_not(k) for k in keys] == [*words, "it was removed"]
     clock.now += 62.0
     known.forget("nobody")
-    assert {Registry(folder, clock).why_not(key) for key in keys} == {"it is not known"}
+    assert {AccessStore(folder, clock).why_not(key) for key in keys} == {"it is not known"}
     assert stored(folder)["gone"] == []
 
 
-def test_a_clock_that_was_set_back_lengthens_no_token(known: Registry, clock: Clock) -> None:
+def test_a_clock_that_was_set_back_lengthens_no_token(known: AccessStore, clock: Clock) -> None:
     token = known.new_token("stage", 0, 60.0).pair.public
     clock.now -= 30.0  # as NTP may
     assert known.role_of(token) == "token"
@@ -178,7 +178,7 @@ def test_a_clock_that_was_set_back_lengthens_no_token(known: Registry, clock: Cl
         known.enrol(token, device(), "board")
 
 
-def test_tokens_are_taken_back(known: Registry) -> None:
+def test_tokens_are_taken_back(known: AccessStore) -> None:
     tokens = [known.new_token("stage", 0, 60.0).pair.public for _ in range(3)]
     key = device()
     known.enrol(tokens[0], key, "board")
@@ -207,14 +207,14 @@ def test_tokens_are_taken_back(known: Registry) -> None:
     ],
 )
 def test_tokens_that_cannot_be(
-    known: Registry, role: str, uses: int, valid: float, words: str
+    known: AccessStore, role: str, uses: int, valid: float, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         known.new_token(role, uses, valid)
     assert known.tokens() == []
 
 
-def test_tokens_have_a_limit(known: Registry, folder: ClusterFolder, clock: Clock) -> None:
+def test_tokens_have_a_limit(known: AccessStore, folder: ClusterFolder, clock: Clock) -> None:
     many = [TokenEntry(device(), "stage", clock.now + 9, None, clock.now) for _ in range(256)]
     assert len(many) == MOST_TOKENS
     put(folder.path, *many)
@@ -228,7 +228,7 @@ def test_tokens_have_a_limit(known: Registry, folder: ClusterFolder, clock: Cloc
 # --- devices ------------------------------------------------------------------------------------
 
 
-def test_whose_key_is_not_admitted(known: Registry, folder: ClusterFolder) -> None:
+def test_whose_key_is_not_admitted(known: AccessStore, folder: ClusterFolder) -> None:
     token = known.new_token("stage", 0, 60.0).pair.public
     used, revoked = known.new_token("stage", 1, 60.0), known.new_token("stage", 1, 60.0)
     known.enrol(used.pair.public, device(), "board")
@@ -247,7 +247,7 @@ def test_whose_key_is_not_admitted(known: Registry, folder: ClusterFolder) -> No
     assert len(known.devices()) == 1
 
 
-def test_devices_have_a_limit(known: Registry, folder: ClusterFolder) -> None:
+def test_devices_have_a_limit(known: AccessStore, folder: ClusterFolder) -> None:
     many = [DeviceEntry(f"board-{n}", "stage", device(), 0.0) for n in range(1024)]
     assert len(many) == MOST_DEVICES
     put(folder.path, *many)
@@ -260,7 +260,7 @@ def test_devices_have_a_limit(known: Registry, folder: ClusterFolder) -> None:
     assert known.enrol(token, device(), "board-8") == "board-8-2"
 
 
-def test_a_device_is_removed_by_name_or_fingerprint(known: Registry) -> None:
+def test_a_device_is_removed_by_name_or_fingerprint(known: AccessStore) -> None:
     keys = [enrol(known, name) for name in ("a", "b", "c")]
     assert known.remove("a").key == keys[0]
     assert known.remove(short(keys[1])).name == "b"
@@ -273,7 +273,7 @@ def test_a_device_is_removed_by_name_or_fingerprint(known: Registry) -> None:
         known.remove("a")
 
 
-def test_who_was_removed_comes_back_by_a_token_alone(known: Registry) -> None:
+def test_who_was_removed_comes_back_by_a_token_alone(known: AccessStore) -> None:
     single = known.new_token("stage", 1, 60.0).pair.public
     key = device()
     known.enrol(single, key, "board")
@@ -317,17 +317,17 @@ def test_any_name_becomes_one_that_can_be_shown_and_typed(name: str) -> None:
 
 @given(st.lists(st.text("ab 0123456789", max_size=60), max_size=12))
 def test_names_are_unique_and_come_back_as_they_were(names: list[str]) -> None:
-    book = Book()
+    entries = AccessList()
     for name in names:
-        free = book.free_name(clean_name(name))
+        free = entries.free_name(clean_name(name))
         key = device()
-        book.devices[key] = DeviceEntry(free, "stage", key, 1.0)
-    assert len(book.names) == len(names)
-    assert all(len(name) <= MOST_NAME for name in book.names)
-    assert Book.parse(book.to_json(), Path(FILE)) == book
+        entries.devices[key] = DeviceEntry(free, "stage", key, 1.0)
+    assert len(entries.names) == len(names)
+    assert all(len(name) <= MOST_NAME for name in entries.names)
+    assert AccessList.parse(entries.to_json(), Path(FILE)) == entries
 
 
-def test_a_fingerprint_means_one_device(known: Registry) -> None:
+def test_a_fingerprint_means_one_device(known: AccessStore) -> None:
     victim = enrol(known, "nano")
     enrol(known, short(victim))
     enrol(known, "coordinator")

@@ -1,4 +1,4 @@
-"""The registry's content: devices, tokens, and those that were; what its file may hold."""
+"""Access list: devices, tokens and former ones, as the file of the access store holds them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ MOST_NAME = 40
 """Characters of a device's name."""
 
 REMEMBERED_S = 86400.0
-"""For how long it is known why a key is not admitted any more."""
+"""How long the reason is kept why a key is no longer admitted."""
 
-_CLOCK_S = 60.0  # by so much a clock may be set back without anybody being locked out
+_CLOCK_S = 60.0  # a clock may be set back by this much without invalidating tokens
 _VERSION = ("version", 1)
 
 Time = Annotated[float, Meta(ge=0, lt=2.5e11)]  # calendars end a little later
@@ -56,7 +56,7 @@ class DeviceEntry(FileStruct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """The key for people."""
+        """A short form of the key for users."""
         return short(self.key)
 
 
@@ -77,16 +77,16 @@ class TokenEntry(FileStruct, frozen=True):
 
     @property
     def id(self) -> str:
-        """What people call it."""
+        """Its name in commands."""
         return short(self.key)
 
     def is_valid(self, now: float) -> bool:
-        """Whether it admits a device; it does not either where the clock was set far back."""
+        """Whether it admits devices; not after its end, nor if the clock was set far back."""
         return self.made - _CLOCK_S <= now < self.expires
 
 
 class GoneEntry(FileStruct, frozen=True):
-    """Why a key is not admitted since when."""
+    """A key that is no longer admitted: why, and since when."""
 
     key: str
     reason: str
@@ -105,41 +105,41 @@ class _AccessFile(FileStruct, frozen=True):
 
 
 @dataclass(slots=True)
-class Book:
-    """All entries by public key. `gone`: why a key is not admitted any more, and since when."""
+class AccessList:
+    """All entries by public key. `gone`: keys that are no longer admitted."""
 
     devices: dict[str, DeviceEntry] = field(default_factory=dict)
     tokens: dict[str, TokenEntry] = field(default_factory=dict)
     gone: dict[str, GoneEntry] = field(default_factory=dict)
 
     @staticmethod
-    def parse(text: str, path: Path) -> Book:
-        """What a file holds. Raises ConfigError, naming it, if that is not as it should be."""
+    def parse(text: str, path: Path) -> AccessList:
+        """The content of a file. Raises ConfigError that names it."""
         content = read_as(_AccessFile, text, str(path), REMEDY, _VERSION)
-        book = Book()
+        entries = AccessList()
         for device in content.devices:
-            if device.key in book.devices or device.name in book.names:
+            if device.key in entries.devices or device.name in entries.names:
                 raise ConfigError(
                     f"{path}: the name or key of the device {device.name!r} is there twice; "
                     f"{REMEDY}"
                 )
-            book.devices[device.key] = device
-        book.tokens = {token.key: token for token in content.tokens}
-        book.gone = {entry.key: entry for entry in content.gone}
-        return book
+            entries.devices[device.key] = device
+        entries.tokens = {token.key: token for token in content.tokens}
+        entries.gone = {entry.key: entry for entry in content.gone}
+        return entries
 
     def to_json(self) -> str:
-        """As it is stored."""
+        """The content of the file."""
         devices, tokens = list(self.devices.values()), list(self.tokens.values())
         return json_text(_AccessFile(devices, tokens, list(self.gone.values())), _VERSION)
 
     @property
     def names(self) -> set[str]:
-        """Those that are taken."""
+        """The names in use."""
         return {entry.name for entry in self.devices.values()}
 
     def free_name(self, name: str) -> str:
-        """The name, or with a number behind it if it is taken."""
+        """The name, with a number appended if it is in use."""
         taken = self.names | {COORDINATOR_NAME}
         number, free = 1, name
         while free in taken:
@@ -148,11 +148,11 @@ class Book:
         return free
 
     def was_token(self, key: str) -> bool:
-        """Whether it is a token's key, or was: others know the secret one, too."""
+        """Whether it is or was a token's key: others know the secret one, too."""
         return key in self.tokens or (key in self.gone and self.gone[key].reason != REMOVED)
 
     def why_not(self, key: str) -> str:
-        """Why a key, or what a token gave, is not admitted; for one that is not."""
+        """Why a key that is not admitted is not."""
         if key in self.tokens:
             return EXPIRED
         return self.gone[key].reason if key in self.gone else UNKNOWN
@@ -165,17 +165,17 @@ class Book:
             self.tokens[token.key] = structs.replace(token, uses_left=token.uses_left - 1)
 
     def drop_token(self, key: str, reason: str, now: float) -> None:
-        """It counts no longer."""
+        """Remove a token, and keep the reason."""
         del self.tokens[key]
         self.gone[key] = GoneEntry(key, reason, now)
 
     def drop_device(self, key: str, now: float) -> None:
-        """It is admitted no longer."""
+        """Remove a device, and keep the reason."""
         del self.devices[key]
         self.gone[key] = GoneEntry(key, REMOVED, now)
 
     def drop_stale(self, now: float) -> None:
-        """Drop tokens that have expired, and what was remembered for long enough."""
+        """Remove expired tokens, and reasons older than REMEMBERED_S."""
         for key, token in list(self.tokens.items()):
             if now >= token.expires:
                 self.drop_token(key, EXPIRED, now)
@@ -183,9 +183,9 @@ class Book:
 
 
 def clean_name(name: str) -> str:
-    """A name that can be shown and typed: printable, without spaces, of 40 characters at most.
+    """A name that can be shown and typed: printable, without spaces, at most 40 characters.
 
-    None looks like a fingerprint, which has to mean one device alone.
+    It never looks like a fingerprint, which must identify one device.
     """
     text = "".join(c if c.isprintable() else " " for c in unicodedata.normalize("NFC", name))
     text = "-".join(text.split()).lstrip("-")[:MOST_NAME] or "device"

@@ -1,4 +1,4 @@
-"""Sharing out: the places of a ring, as configured, and anew for those devices that there are."""
+"""Layer assignment: which layers each stage gets, and the repartition over other devices."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from edgespec.wire.messages import Assign, Join
 log = logging.getLogger("edgespec")
 
 
-class Sharing:
-    """A model's layers over the devices of a ring."""
+class LayerAssignment:
+    """Assigns a model's layers to the devices of a ring."""
 
     def __init__(
         self, layers: int, like: Assign, split: Sequence[int], blocks: list[Assign]
     ) -> None:
-        """`like`: what every Assign of this coordinator has in common, and how many stages there
-        are at first; `split`: their layers, () for equal shares. `blocks` gets every block that is
-        planned, now or later, in the order of their numbers on the block channel.
+        """`like`: the fields that all assignments share, with the configured number of stages;
+        `split`: layers of each stage, () for equal shares. Every planned block is appended to
+        `blocks`, in the order of the block numbers.
 
-        Raises ConfigError for a split that is none of the layers.
+        Raises ConfigError for a split that does not fit the layers.
         """
         self._layers = layers
         self._like = like
         self._blocks = blocks
-        self.places = self._placed(blocks_of(layers, like.stages, split))
+        self.assigned = self._assigned(blocks_of(layers, like.stages, split))
 
-    def _placed(self, ranges: Sequence[tuple[int, int]]) -> list[Assign]:
+    def _assigned(self, ranges: Sequence[tuple[int, int]]) -> list[Assign]:
         return [
             self._numbered(
                 replace(self._like, stage=stage, stages=len(ranges), first=first, end=end)
@@ -42,32 +42,34 @@ class Sharing:
             for stage, (first, end) in enumerate(ranges, start=1)
         ]
 
-    def _numbered(self, place: Assign) -> Assign:
-        """With the number that a block of these layers has had, or gets now."""
+    def _numbered(self, assign: Assign) -> Assign:
+        """With the block number of these layers; a new one if no block had them before."""
         for block in self._blocks:
-            if (block.first, block.end) == (place.first, place.end):
-                return replace(place, block_number=block.block_number)
-        place = replace(place, block_number=len(self._blocks) + 1)
-        self._blocks.append(place)
-        return place
+            if (block.first, block.end) == (assign.first, assign.end):
+                return replace(assign, block_number=block.block_number)
+        assign = replace(assign, block_number=len(self._blocks) + 1)
+        self._blocks.append(assign)
+        return assign
 
-    def anew(self, needs: Needs, joins: Sequence[Join]) -> list[Assign] | None:
-        """Places for these devices by the memory that each had when it came; None if it is too
-        little. With fewer layers than devices, those behind the last place are not needed. As many
-        devices as there were to be at first have the places of then, if they have the memory."""
+    def repartition(self, needs: Needs, joins: Sequence[Join]) -> list[Assign] | None:
+        """Assignments for these devices by the memory that each reported when it joined.
+
+        None if the memory is too little. With more devices than layers, the last ones get none.
+        The configured assignment is kept if the number of devices and their memory allow it.
+        """
         devices = joins[: self._layers]
         most = [_most_layers(needs, self._layers, join, n == 0) for n, join in enumerate(devices)]
-        first = [place.end - place.first for place in self.places]
+        first = [stage.end - stage.first for stage in self.assigned]
         if len(most) == len(first) and all(n <= m for n, m in zip(first, most, strict=True)):
-            return self.places
+            return self.assigned
         split = fitted_split(self._layers, most)
         if split is None:
             return None
-        return self._placed(blocks_of(self._layers, len(split), split))
+        return self._assigned(blocks_of(self._layers, len(split), split))
 
 
 def _most_layers(needs: Needs, layers: int, join: Join, first: bool) -> int:
-    """How many layers a device has memory for; one that does not know its memory may try."""
+    """How many layers fit into a device's memory; all if the memory is not known."""
     if not join.memory:
         return layers
     return max(
@@ -76,9 +78,9 @@ def _most_layers(needs: Needs, layers: int, join: Join, first: bool) -> int:
 
 
 def needs_of(config: CoordinatorConfig, tokenizer: Path, context: int) -> Needs | None:
-    """What stages need for the model, from its config.json, which lies beside its tokenizer.
+    """Memory needs of stages, from the config.json in the tokenizer's folder.
 
-    None for a model whose sizes the planner cannot tell.
+    None if the planner does not support the model.
     """
     try:
         asked = model_to_plan(str(tokenizer), config.quantisation.name, "", "none")

@@ -1,4 +1,4 @@
-"""The registry: which devices and tokens a cluster knows; on disk, shared by processes."""
+"""Access store: the devices and tokens of a cluster, in a file that several processes share."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isfinite
 
-from edgespec.daemon.cluster import COORDINATOR_NAME, ClusterFolder
-from edgespec.daemon.private_files import held, read_private, write_private
-from edgespec.daemon.registry_book import (
+from edgespec.daemon.access_list import (
     REVOKED,
     USED,
-    Book,
+    AccessList,
     DeviceEntry,
     TokenEntry,
     clean_name,
 )
+from edgespec.daemon.cluster import COORDINATOR_NAME, ClusterFolder
+from edgespec.daemon.private_files import held, read_private, write_private
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.net.keys import Token, is_key, short
 from edgespec.runtime.access_policy import CLIENT, OWNER, STAGE, TOKEN
@@ -36,12 +36,12 @@ LOOK_EVERY_S = 0.2
 _RANK = {CLIENT: 1, STAGE: 2}  # a stage may do all that a client may
 
 
-class Registry:
+class AccessStore:
     """Who may do what in the cluster of a coordinator's folder.
 
-    Any thread may ask, and any process that can read the folder may change it. Methods that change
-    something raise ConfigError if the file is damaged or cannot be written. While an object lives,
-    a file that becomes unreadable is warned of once, and what was last read goes on to count.
+    Any thread may use it, and any process that can write to the folder may change the file. Methods
+    that change something raise ConfigError if the file is damaged or cannot be written. If the file
+    becomes unreadable, one warning is logged and the entries that were last read stay in force.
     """
 
     def __init__(self, folder: ClusterFolder, clock: Callable[[], float] = time.time) -> None:
@@ -54,44 +54,44 @@ class Registry:
         self._folder, self._clock = folder.path, clock
         self._path = folder.path / FILE
         self._owner = folder.identity.coordinator
-        self._lock = threading.Lock()  # of what follows; never held while the folder is waited for
+        self._lock = threading.Lock()  # of what follows; never held while waiting for the folder
         self._warned = False
         self._looked = time.monotonic()
-        self._book, self._seen = self._read()
+        self._entries, self._seen = self._read()
 
-    # --- asking ---------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------
 
     def role_of(self, key: str) -> str | None:
         """What the holder of a public key is: "owner", "stage", "client", "token", or None."""
         if key == self._owner:
             return OWNER
-        book = self._current()
-        device = book.devices.get(key)
+        entries = self._current()
+        device = entries.devices.get(key)
         if device is not None:
             return device.role
-        token = book.tokens.get(key)
+        token = entries.tokens.get(key)
         return TOKEN if token is not None and token.is_valid(self._clock()) else None
 
     def name_of(self, key: str) -> str:
-        """What to call the holder of a public key, known or not."""
+        """A name for the holder of a public key, for messages."""
         if key == self._owner:
             return COORDINATOR_NAME
-        book = self._current()
-        device = book.devices.get(key)
+        entries = self._current()
+        device = entries.devices.get(key)
         if device is not None:
             return device.name
-        return f"token {short(key)}" if key in book.tokens else short(key)
+        return f"token {short(key)}" if key in entries.tokens else short(key)
 
     def why_not(self, key: str) -> str:
-        """Why a public key is not admitted, for the log; "" if it is."""
+        """Why a public key is not admitted, for the log; "" if it is admitted."""
         return "" if self.role_of(key) is not None else self._current().why_not(key)
 
     def devices(self) -> list[DeviceEntry]:
-        """All that are admitted, in the order in which they came."""
+        """All admitted devices, in the order of their admission."""
         return list(self._current(at_once=True).devices.values())
 
     def tokens(self) -> list[TokenEntry]:
-        """All that can be used now, the oldest first."""
+        """All valid tokens, the oldest first."""
         now = self._clock()
         tokens = self._current(at_once=True).tokens.values()
         return [token for token in tokens if token.is_valid(now)]
@@ -99,61 +99,60 @@ class Registry:
     # --- devices --------------------------------------------------------------------------------
 
     def enrol(self, token_key: str, device_key: str, name: str) -> str:
-        """Admit the device that showed a token; returns the name that it has from now on.
+        """Admit the device that showed a token; returns its name in the cluster.
 
         A key that is admitted already keeps its name and does not use the token up. Raises
-        AccessRefused, with the reason, for a token that does not let it in, and if that cannot be
-        kept on disk.
+        AccessRefused with the reason: the token does not admit it, or the file cannot be written.
         """
         try:
-            with self._changing() as book:
-                return self._enrol(book, token_key, device_key, name)
+            with self._changing() as entries:
+                return self._enrol(entries, token_key, device_key, name)
         except AccessRefused:
             raise
         except ConfigError as problem:
             raise AccessRefused(str(problem)) from None
 
-    def _enrol(self, book: Book, token_key: str, device_key: str, name: str) -> str:
+    def _enrol(self, entries: AccessList, token_key: str, device_key: str, name: str) -> str:
         if not is_key(device_key):
             raise AccessRefused("what it wants admitted is no key")
-        if device_key == self._owner or book.was_token(device_key):
+        if device_key == self._owner or entries.was_token(device_key):
             raise AccessRefused("the key that it wants admitted is the coordinator's or a token's")
         now = self._clock()
-        token, known = book.tokens.get(token_key), book.devices.get(device_key)
+        token, known = entries.tokens.get(token_key), entries.devices.get(device_key)
         if token is None or not token.is_valid(now):
-            reason = book.why_not(token_key)
+            reason = entries.why_not(token_key)
             if known is not None and reason == USED:
-                return known.name  # it asks again, as it has not heard our answer
+                return known.name  # it repeats the request: our answer was lost
             raise AccessRefused(reason)
         if known is not None and _RANK[token.role] <= _RANK[known.role]:
             return known.name
-        if known is None and len(book.devices) >= MOST_DEVICES:
+        if known is None and len(entries.devices) >= MOST_DEVICES:
             raise AccessRefused(
                 f"there are {MOST_DEVICES} devices already; remove some with `edgespec device "
                 "remove NAME`"
             )
-        book.use(token, now)
-        chosen = known.name if known is not None else book.free_name(clean_name(name))
-        book.devices[device_key] = DeviceEntry(chosen, token.role, device_key, now)
-        book.gone.pop(device_key, None)
+        entries.use(token, now)
+        chosen = known.name if known is not None else entries.free_name(clean_name(name))
+        entries.devices[device_key] = DeviceEntry(chosen, token.role, device_key, now)
+        entries.gone.pop(device_key, None)
         return chosen
 
     def remove(self, name_or_fingerprint: str) -> DeviceEntry:
-        """Admit a device no longer. Raises ConfigError if there is none of that name."""
-        with self._changing() as book:
-            for key, entry in book.devices.items():
+        """Withdraw a device's access. Raises ConfigError if there is none of that name."""
+        with self._changing() as entries:
+            for key, entry in entries.devices.items():
                 if name_or_fingerprint in (entry.name, entry.fingerprint):
-                    book.drop_device(key, self._clock())
+                    entries.drop_device(key, self._clock())
                     return entry
             raise ConfigError(
                 f"there is no device {name_or_fingerprint!r}; see `edgespec device list`"
             )
 
     def forget(self, key: str) -> None:
-        """Admit the device with this public key no longer, if it is one."""
-        with self._changing() as book:
-            if key in book.devices:
-                book.drop_device(key, self._clock())
+        """Withdraw the access of the device with this public key, if there is one."""
+        with self._changing() as entries:
+            if key in entries.devices:
+                entries.drop_device(key, self._clock())
 
     # --- tokens ---------------------------------------------------------------------------------
 
@@ -171,58 +170,58 @@ class Registry:
                 f"a token cannot be valid for {valid_s:.0f} seconds; give one second to 365 days"
             )
         token, now = Token.new(self._owner), self._clock()
-        with self._changing() as book:
-            if len(book.tokens) >= MOST_TOKENS:
+        with self._changing() as entries:
+            if len(entries.tokens) >= MOST_TOKENS:
                 raise ConfigError(
                     f"there are {MOST_TOKENS} tokens already; `edgespec token revoke all` takes "
                     "them back"
                 )
             left = uses or None
             entry = TokenEntry(token.pair.public, role, now + valid_s, left, now)
-            book.tokens[entry.key] = entry
+            entries.tokens[entry.key] = entry
         return token
 
     def revoke(self, token_id: str) -> None:
-        """Take a token back. Raises ConfigError if there is none of that id."""
-        with self._changing() as book:
-            keys = [key for key, entry in book.tokens.items() if entry.id == token_id]
+        """Revoke a token. Raises ConfigError if there is none of that id."""
+        with self._changing() as entries:
+            keys = [key for key, entry in entries.tokens.items() if entry.id == token_id]
             if not keys:
                 raise ConfigError(f"there is no token {token_id!r}; see `edgespec token list`")
-            book.drop_token(keys[0], REVOKED, self._clock())
+            entries.drop_token(keys[0], REVOKED, self._clock())
 
     def revoke_all(self) -> None:
-        """Take all tokens back."""
-        with self._changing() as book:
-            for key in list(book.tokens):
-                book.drop_token(key, REVOKED, self._clock())
+        """Revoke all tokens."""
+        with self._changing() as entries:
+            for key in list(entries.tokens):
+                entries.drop_token(key, REVOKED, self._clock())
 
     # --- the file -------------------------------------------------------------------------------
 
-    def _current(self, at_once: bool = False) -> Book:
-        """What counts now; looks at the file not more often than every `LOOK_EVERY_S`."""
+    def _current(self, at_once: bool = False) -> AccessList:
+        """The entries in force; checks the file at most every `LOOK_EVERY_S`."""
         with self._lock:
             now = time.monotonic()
             if at_once or now - self._looked >= LOOK_EVERY_S:
                 self._looked = now
                 if self._signature() != self._seen:
                     self._reload()
-            return self._book
+            return self._entries
 
     def _reload(self) -> None:
         try:
-            self._book, self._seen = self._read()
+            self._entries, self._seen = self._read()
             self._warned = False
         except ConfigError as problem:
             if not self._warned:
                 log.warning("devices and tokens stay as they were: %s", problem)
             self._warned = True
 
-    def _read(self) -> tuple[Book, tuple[int, ...]]:
+    def _read(self) -> tuple[AccessList, tuple[int, ...]]:
         stored = read_private(self._path, secret=False)
         if stored is None:
-            return Book(), ()
+            return AccessList(), ()
         text, state = stored
-        return Book.parse(text, self._path), _signature(state)
+        return AccessList.parse(text, self._path), _signature(state)
 
     def _signature(self) -> tuple[int, ...]:
         try:
@@ -231,21 +230,21 @@ class Registry:
             return ()
 
     @contextmanager
-    def _changing(self) -> Iterator[Book]:
-        """The registry as it is on disk, to be changed; kept if nothing is raised."""
+    def _changing(self) -> Iterator[AccessList]:
+        """The entries on disk, to be changed by the caller; stored if nothing is raised."""
         with held(self._folder):
-            book, _ = self._read()
-            before = book.to_json()
-            book.drop_stale(self._clock())
-            yield book
-            text = book.to_json()
+            entries, _ = self._read()
+            before = entries.to_json()
+            entries.drop_stale(self._clock())
+            yield entries
+            text = entries.to_json()
             if text != before:
                 write_private(self._path, text)
-            seen = self._signature()  # nobody else writes while we hold the folder
+            seen = self._signature()  # no other process writes while we hold the folder
             with self._lock:
-                self._book, self._seen, self._warned = book, seen, False
+                self._entries, self._seen, self._warned = entries, seen, False
 
 
 def _signature(state: os.stat_result) -> tuple[int, ...]:
-    """What differs when the file was written, replaced or given other permissions."""
+    """Differs once the file is written, replaced or given other permissions."""
     return (state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_size)

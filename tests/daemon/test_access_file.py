@@ -1,4 +1,4 @@
-"""The registry on disk: several processes and threads at once, and what a bad file does."""
+"""The access store on disk: several processes and threads at once, and what a bad file does."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.registries import Clock, device, enrol, refused, stored
+from support.access_stores import Clock, device, enrol, refused, stored
 
-from edgespec.daemon import private_files, registry
+from edgespec.daemon import access_store, private_files
+from edgespec.daemon.access_list import AccessList
+from edgespec.daemon.access_store import FILE, AccessStore
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
-from edgespec.daemon.registry import FILE, Registry
-from edgespec.daemon.registry_book import Book
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.net.keys import Token
 
@@ -42,24 +42,24 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def known(folder: ClusterFolder, clock: Clock) -> Registry:
-    """Its registry."""
-    return Registry(folder, clock)
+def known(folder: ClusterFolder, clock: Clock) -> AccessStore:
+    """Its access_store."""
+    return AccessStore(folder, clock)
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every question looks whether the file has changed."""
-    monkeypatch.setattr(registry, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(access_store, "LOOK_EVERY_S", 0.0)
 
 
 # --- several processes and threads --------------------------------------------------------------
 
 
 def test_another_process_is_seen(
-    known: Registry, folder: ClusterFolder, clock: Clock, at_once: None
+    known: AccessStore, folder: ClusterFolder, clock: Clock, at_once: None
 ) -> None:
-    other = Registry(folder, clock)
+    other = AccessStore(folder, clock)
     token = other.new_token("stage", 1, 60.0).pair.public
     assert known.role_of(token) == "token"
     key = device()
@@ -70,21 +70,21 @@ def test_another_process_is_seen(
 
 
 def test_the_file_is_not_looked_at_for_every_question(
-    known: Registry, folder: ClusterFolder, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    known: AccessStore, folder: ClusterFolder, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = 1000.0
-    monkeypatch.setattr(registry.time, "monotonic", lambda: seconds)
+    monkeypatch.setattr(access_store.time, "monotonic", lambda: seconds)
     looks = 0
-    look = registry._signature
+    look = access_store._signature
 
     def counted(state: os.stat_result) -> tuple[int, ...]:
         nonlocal looks
         looks += 1
         return look(state)
 
-    known = Registry(folder, clock)
-    key = enrol(Registry(folder, clock))
-    monkeypatch.setattr(registry, "_signature", counted)
+    known = AccessStore(folder, clock)
+    key = enrol(AccessStore(folder, clock))
+    monkeypatch.setattr(access_store, "_signature", counted)
     for _ in range(100):
         assert known.role_of(key) is None
     assert looks == 0
@@ -98,10 +98,10 @@ ENROL = """
 import sys
 from pathlib import Path
 from edgespec.daemon.cluster import ClusterFolder
-from edgespec.daemon.registry import Registry
+from edgespec.daemon.access_store import AccessStore
 from edgespec.errors import AccessRefused
 from edgespec.net.keys import KeyPair
-known = Registry(ClusterFolder.open(Path(sys.argv[1])))
+known = AccessStore(ClusterFolder.open(Path(sys.argv[1])))
 key = KeyPair.new().public
 print("ready", flush=True)
 sys.stdin.readline()
@@ -113,7 +113,7 @@ except AccessRefused as problem:
 
 
 def test_of_two_processes_with_a_single_token_one_wins(folder: ClusterFolder) -> None:
-    known = Registry(folder)
+    known = AccessStore(folder)
     for _ in range(2):
         tokens = [known.new_token("stage", 1, 60.0).pair.public] * 2
         assert sorted(at_the_same_time(folder, tokens))[1] == "its token was used"
@@ -149,7 +149,7 @@ def at_the_same_time(folder: ClusterFolder, tokens: list[str]) -> list[str]:
 
 
 def test_threads_enrol_and_ask_at_once(
-    known: Registry, folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+    known: AccessStore, folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_files, "LOCK_WAIT_S", 60.0)  # the disk may be slow
     token = known.new_token("stage", 12, 60.0).pair.public
@@ -170,7 +170,7 @@ def test_threads_enrol_and_ask_at_once(
         thread.join()
     assert sorted(outcomes) == ["its token was used"] * 12 + ["stage"] * 12
     assert len({entry.name for entry in known.devices()}) == 12
-    admitted = {entry.key for entry in Registry(folder).devices()}
+    admitted = {entry.key for entry in AccessStore(folder).devices()}
     assert admitted == {key for key in keys if known.role_of(key) == "stage"}
 
 
@@ -181,17 +181,17 @@ def test_root_does_not_lock_the_service_out() -> None:
         folder = ClusterFolder.create(Path(name) / "cluster", ClusterSettings())
         for path in (folder.path, *folder.path.iterdir()):
             os.chown(path, SOMEBODY, SOMEBODY)
-        token = Registry(folder).new_token("stage", 1, 60.0).pair.public
+        token = AccessStore(folder).new_token("stage", 1, 60.0).pair.public
         state = (folder.path / FILE).stat()
         owner_and_mode = (state.st_uid, state.st_gid, stat.S_IMODE(state.st_mode))
         assert owner_and_mode == (SOMEBODY, SOMEBODY, 0o600)
         os.seteuid(SOMEBODY)
         try:
-            service = Registry(ClusterFolder.open(folder.path))
+            service = AccessStore(ClusterFolder.open(folder.path))
             assert service.enrol(token, device(), "board") == "board"
         finally:
             os.seteuid(0)
-        assert [entry.name for entry in Registry(folder).devices()] == ["board"]
+        assert [entry.name for entry in AccessStore(folder).devices()] == ["board"]
 
 
 # --- bad files ----------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ BREAKS: dict[str, tuple[Callable[[Content], object], str]] = {
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_file_that_was_changed_by_hand_is_named(
-    known: Registry, folder: ClusterFolder, name: str
+    known: AccessStore, folder: ClusterFolder, name: str
 ) -> None:
     enrol(known)
     known.new_token("stage", 2, 60.0)
@@ -241,7 +241,7 @@ def test_a_file_that_was_changed_by_hand_is_named(
     change(content)
     (folder.path / FILE).write_text(json.dumps(content))
     with pytest.raises(ConfigError) as problem:
-        Registry(folder)
+        AccessStore(folder)
     assert words in str(problem.value)
     assert str(folder.path / FILE) in str(problem.value)
 
@@ -250,11 +250,11 @@ def test_a_file_that_was_changed_by_hand_is_named(
 def test_no_file_is_worse_than_an_error(raw: bytes) -> None:
     text = raw.decode("utf-8", "replace")
     with pytest.raises(ConfigError, match=FILE):
-        Book.parse(text, Path(FILE))
+        AccessList.parse(text, Path(FILE))
 
 
 def test_a_running_coordinator_keeps_what_it_knew(
-    known: Registry, folder: ClusterFolder, at_once: None, caplog: pytest.LogCaptureFixture
+    known: AccessStore, folder: ClusterFolder, at_once: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     key, path = enrol(known), folder.path / FILE
     token = known.new_token("stage", 0, 60.0).pair.public
@@ -279,7 +279,7 @@ def test_a_running_coordinator_keeps_what_it_knew(
 
 
 def test_a_full_disk_admits_nobody(
-    known: Registry, folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+    known: AccessStore, folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = known.new_token("stage", 1, 60.0).pair.public
     key = device()
@@ -296,7 +296,7 @@ def test_a_full_disk_admits_nobody(
 
 
 def test_without_its_file_a_cluster_admits_nobody(
-    known: Registry, folder: ClusterFolder, at_once: None
+    known: AccessStore, folder: ClusterFolder, at_once: None
 ) -> None:
     key = enrol(known)
     (folder.path / FILE).unlink()
@@ -305,7 +305,7 @@ def test_without_its_file_a_cluster_admits_nobody(
     assert known.devices() == []
 
 
-def test_a_token_made_here_is_understood_there(known: Registry, folder: ClusterFolder) -> None:
+def test_a_token_made_here_is_understood_there(known: AccessStore, folder: ClusterFolder) -> None:
     made = known.new_token("stage", 1, 60.0)
     read = Token.parse(made.text)
     assert read.coordinator == folder.identity.coordinator

@@ -1,12 +1,12 @@
-"""Sharing out a model's layers, at first and anew over other devices."""
+"""LayerAssignment out a model's layers, at first and anew over other devices."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from edgespec.config import Address, CoordinatorConfig
-from edgespec.daemon.bundled import bundled
-from edgespec.daemon.sharing import Sharing, needs_of
+from edgespec.daemon.bundled_models import bundled
+from edgespec.daemon.layer_assignment import LayerAssignment, needs_of
 from edgespec.planning.memory import GIB, Needs
 from edgespec.wire.messages import Assign, Join
 
@@ -29,7 +29,7 @@ def devices(*memories: int) -> list[Join]:
 
 def test_places_at_first_are_as_configured_and_numbered() -> None:
     blocks: list[Assign] = []
-    places = Sharing(LAYERS, LIKE, (4, 1, 3), blocks).places
+    places = LayerAssignment(LAYERS, LIKE, (4, 1, 3), blocks).assigned
     assert [(p.stage, p.first, p.end) for p in places] == [(1, 0, 4), (2, 4, 5), (3, 5, 8)]
     assert [p.block_number for p in places] == [1, 2, 3]
     assert blocks == places
@@ -37,43 +37,43 @@ def test_places_at_first_are_as_configured_and_numbered() -> None:
 
 def test_anew_over_two_and_a_block_that_was_planned_keeps_its_number() -> None:
     blocks: list[Assign] = []
-    sharing = Sharing(LAYERS, LIKE, (4, 1, 3), blocks)
-    places = sharing.anew(needs(), devices(8 * GIB, 8 * GIB))
+    assignment = LayerAssignment(LAYERS, LIKE, (4, 1, 3), blocks)
+    places = assignment.repartition(needs(), devices(8 * GIB, 8 * GIB))
     assert places is not None
     assert [(p.stage, p.stages, p.first, p.end) for p in places] == [(1, 2, 0, 4), (2, 2, 4, 8)]
     assert [p.block_number for p in places] == [1, 4]
     assert [(b.first, b.end) for b in blocks] == [(0, 4), (4, 5), (5, 8), (4, 8)]
-    assert sharing.anew(needs(), devices(8 * GIB, 8 * GIB)) == places
+    assert assignment.repartition(needs(), devices(8 * GIB, 8 * GIB)) == places
     assert len(blocks) == 4
 
 
 def test_a_device_with_little_memory_gets_fewer_layers_and_one_with_none_no_ring() -> None:
-    sharing = Sharing(LAYERS, LIKE, (), [])
+    assignment = LayerAssignment(LAYERS, LIKE, (), [])
     need = needs()
     little = need.stage(2, False).total
-    places = sharing.anew(need, devices(8 * GIB, little))
+    places = assignment.repartition(need, devices(8 * GIB, little))
     assert places is not None
     assert [(p.first, p.end) for p in places] == [(0, 6), (6, 8)]
-    assert sharing.anew(need, devices(need.stage(2, True).total, little)) is None
-    assert sharing.anew(need, devices(8 * GIB, 1)) is None
+    assert assignment.repartition(need, devices(need.stage(2, True).total, little)) is None
+    assert assignment.repartition(need, devices(8 * GIB, 1)) is None
 
 
 def test_a_device_that_does_not_know_its_memory_is_given_an_equal_share() -> None:
-    places = Sharing(LAYERS, LIKE, (), []).anew(needs(), devices(0, 8 * GIB))
+    places = LayerAssignment(LAYERS, LIKE, (), []).repartition(needs(), devices(0, 8 * GIB))
     assert places is not None
     assert [(p.first, p.end) for p in places] == [(0, 4), (4, 8)]
 
 
 def test_no_more_devices_are_used_than_there_are_layers() -> None:
-    places = Sharing(LAYERS, LIKE, (), []).anew(needs(), devices(*[8 * GIB] * 12))
+    places = LayerAssignment(LAYERS, LIKE, (), []).repartition(needs(), devices(*[8 * GIB] * 12))
     assert places is not None
     assert [p.stage for p in places] == list(range(1, LAYERS + 1))
 
 
 def test_as_many_devices_as_at_first_have_the_places_of_then_if_they_have_the_memory() -> None:
-    sharing = Sharing(LAYERS, LIKE, (4, 1, 3), [])
+    assignment = LayerAssignment(LAYERS, LIKE, (4, 1, 3), [])
     need = needs()
-    assert sharing.anew(need, devices(8 * GIB, 8 * GIB, 0)) == sharing.places
-    places = sharing.anew(need, devices(8 * GIB, 8 * GIB, need.stage(2, False).total))
+    assert assignment.repartition(need, devices(8 * GIB, 8 * GIB, 0)) == assignment.assigned
+    places = assignment.repartition(need, devices(8 * GIB, 8 * GIB, need.stage(2, False).total))
     assert places is not None
     assert [(p.first, p.end) for p in places] == [(0, 3), (3, 6), (6, 8)]

@@ -1,4 +1,4 @@
-"""Obtaining a block: from the cache, from a model on this machine, or from the coordinator."""
+"""Block fetch: a block from the cache, a model on this machine, or the coordinator."""
 
 from __future__ import annotations
 
