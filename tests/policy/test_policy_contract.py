@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
+from support.cases import case
 from support.rounds import Round
 
 from edgespec.errors import ConfigError
@@ -69,9 +70,16 @@ def random_experience(
     return estimates
 
 
-def rounds(policy: Policy, runs: int) -> Iterator[Round]:
+SOME_OR_MORE = pytest.mark.parametrize(
+    "seeds",
+    [range(8), pytest.param(range(8, 40), marks=pytest.mark.thorough)],
+    ids=["some", "more"],
+)
+
+
+def rounds(policy: Policy, seeds: Iterable[int]) -> Iterator[tuple[int, Round]]:
     """Random rounds, from no accuracy to all of it, with anything learnt before."""
-    for seed in range(runs):
+    for seed in seeds:
         rng = random.Random(seed)
         stages = rng.choice((1, 2, 3, 4, 8))
         cost = random_cost(rng)
@@ -79,22 +87,21 @@ def rounds(policy: Policy, runs: int) -> Iterator[Round]:
         estimates = random_experience(rng, cost, stages, knows_draft=not reads_prompt)
         oracle = Oracle(rng, rng.choice((0.0, 0.5, 0.8, 1.0)))
         depth = rng.randint(0, 25)
-        yield Round(policy, rng, stages, depth, oracle, estimates, cost, reads_prompt)
+        yield seed, Round(policy, rng, stages, depth, oracle, estimates, cost, reads_prompt)
 
 
-def test_the_contract_holds_and_every_answer_ends(policy: Policy) -> None:
+@SOME_OR_MORE
+def test_the_contract_holds_and_every_answer_ends(policy: Policy, seeds: range) -> None:
     """Live unsent nodes only, parents first, window, purity, depth, and never a standstill."""
-    for seed, game in enumerate(rounds(policy, 40)):
-        try:
+    for seed, game in rounds(policy, seeds):
+        with case("seed", seed):
             game.play()
-        except BaseException:
-            print(f"seed {seed}")
-            raise
 
 
-def test_asking_again_changes_nothing_but_what_is_of_use(policy: Policy) -> None:
+@SOME_OR_MORE
+def test_asking_again_changes_nothing_but_what_is_of_use(policy: Policy, seeds: range) -> None:
     """Asked once more without any event, a policy may go on, but not for ever."""
-    for game in rounds(policy, 15):
+    for _, game in rounds(policy, seeds[:8]):
         for _ in range(200):
             while game.decide():
                 pass
