@@ -31,6 +31,13 @@ settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """In `make test` every property is tried on a quarter of the examples."""
+    if "not thorough" in config.option.markexpr:
+        settings.register_profile("quick", settings(), max_examples=settings().max_examples // 4)
+        settings.load_profile("quick")
+
+
 def running_children() -> set[psutil.Process]:
     """The living descendants of this test process, without multiprocessing's own helper."""
     children = psutil.Process().children(recursive=True)

@@ -88,6 +88,7 @@ def test_a_coordinator_writes_every_request_and_its_end(tmp_path: Path) -> None:
     assert recording[0].after == 0 < recording[1].after < recording[2].after
 
 
+@pytest.mark.thorough
 def test_what_was_written_is_played_again(tmp_path: Path) -> None:
     asked = [
         line(5.0, "def read("),

@@ -94,6 +94,7 @@ def test_autoregressive_takes_the_time_of_its_blocks_and_links() -> None:
     assert 5 * (compute + latency) < decoding < 5 * 1.1 * (compute + latency)
 
 
+@pytest.mark.thorough
 def test_the_same_setup_gives_the_same_bytes() -> None:
     again = as_json(simulate(SETUP, ["all"]), SETUP.settings())
     assert json.dumps(again) == all_of_it()
@@ -117,6 +118,7 @@ def test_without_a_draft_there_is_nothing_to_compare_but_plain_decoding() -> Non
         simulate(setup, ["flowspec"])
 
 
+@pytest.mark.thorough
 def test_one_fast_device_makes_a_ring_faster_and_a_slow_link_slower() -> None:
     def speed(setup: Setup) -> float:
         return simulate(setup, ["autoregressive"])[0].tokens_per_second

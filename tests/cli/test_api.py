@@ -60,6 +60,7 @@ def test_by_hand_it_says_where_it_listens_and_obeys_a_signal(ring: NodeRing) -> 
         assert command.process.wait(START_S) == 0
 
 
+@pytest.mark.thorough
 def test_serves_child_is_started_again_when_it_is_killed_and_ends_with_it(
     ring: NodeRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.commands import Command, run
+from support.commands import Command, Done, run
 from support.nodes import until
+from support.tiers import tiered
 from tokenizers import Tokenizer
 
 from edgespec.daemon.access_list import clean_name
@@ -31,9 +32,16 @@ def all_gone(processes: list[psutil.Process]) -> Callable[[], bool]:
     return lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 
 
-def test_json_is_one_object_and_nothing_else() -> None:
+@pytest.fixture(scope="module")
+def answered() -> Done:
+    """A demo to its end."""
     done = run("demo", "--json", "--stages", "2", "--max-new-tokens", "16")
     assert done.code == 0, done.err
+    return done
+
+
+def test_json_is_one_object_and_nothing_else(answered: Done) -> None:
+    done = answered
     assert done.out.count("\n") == 1
     answer = json.loads(done.out)
     wanted = "text token_ids finish_reason policy draft stages prompt_tokens new_tokens seconds "
@@ -45,18 +53,16 @@ def test_json_is_one_object_and_nothing_else() -> None:
     assert "coordinator: process" in done.err
 
 
-def test_its_stages_bear_the_name_of_this_machine() -> None:
-    done = run("demo", "--stages", "2", "--max-new-tokens", "4")
-    assert done.code == 0, done.err
-    lines = re.findall(r"stage \d: layers .*: (\S+) ready", done.err)
-    assert set(lines) == {clean_name(socket.gethostname())}, done.err
+def test_its_stages_bear_the_name_of_this_machine(answered: Done) -> None:
+    lines = re.findall(r"stage \d: layers .*: (\S+) ready", answered.err)
+    assert set(lines) == {clean_name(socket.gethostname())}, answered.err
 
 
 def test_a_ring_of_no_stage_is_refused() -> None:
     run("demo", "--stages", "0").assert_refused("0 stages; a ring has 1 to 256")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", tiered([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
 def test_told_to_end_while_loading_it_ends_all(number: signal.Signals) -> None:
     with Command("demo", "--stages", "1") as demo:
         until(lambda: len(children_of(demo)) == 2)
@@ -80,6 +86,7 @@ def test_a_stage_killed_while_loading_is_named() -> None:
     assert all_gone(processes)()
 
 
+@pytest.mark.thorough
 def test_a_stage_that_falls_silent_is_named_and_all_end() -> None:
     with Command("demo", "--stages", "2", *LONG) as demo:
         demo.until_err("stage 2: process")
@@ -93,6 +100,7 @@ def test_a_stage_that_falls_silent_is_named_and_all_end() -> None:
     assert all_gone(processes)()
 
 
+@pytest.mark.thorough
 def test_ctrl_c_keeps_what_was_said_and_ends_all() -> None:
     with Command("demo", "--stages", "1", *LONG) as demo:
         demo.until_out(" ")
@@ -105,6 +113,7 @@ def test_ctrl_c_keeps_what_was_said_and_ends_all() -> None:
     assert all_gone(processes)()
 
 
+@pytest.mark.thorough
 def test_nothing_outlives_a_demo_that_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,6 +176,7 @@ class Matrix:
 # --- the tests ----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_boards_that_joined_by_themselves_give_plain_decodings_text(tmp_path: Path) -> None:
     with boards(tmp_path, *BOARDS) as ring:
         start(ring)

@@ -176,6 +176,7 @@ def test_a_token_that_is_not_whole_on_standard_input(
     here("join", "-").assert_refused("no token, or not all of it")
 
 
+@pytest.mark.thorough
 def test_a_token_that_is_typed_is_not_shown(here: Here) -> None:
     """The terminal answers with all that it shows."""
     token = Token.new(KeyPair.new().public).text[:-1]
@@ -197,6 +198,7 @@ def test_a_token_that_is_typed_is_not_shown(here: Here) -> None:
     assert token.encode() not in shown
 
 
+@pytest.mark.thorough
 def test_a_device_and_a_client_take_their_token_from_standard_input(
     home: ClusterFolder, serving: None, tmp_path: Path
 ) -> None:
@@ -304,6 +306,7 @@ def test_a_second_coordinator_on_the_port(here: Here, home: ClusterFolder, doors
     )
 
 
+@pytest.mark.thorough
 def test_a_cluster_is_served_once(here: Here, home: ClusterFolder, serving: None) -> None:
     """Commands beside the coordinator go on; on another port, a second one does not start."""
     there = ("--cluster", str(home.path))
@@ -315,6 +318,7 @@ def test_a_cluster_is_served_once(here: Here, home: ClusterFolder, serving: None
     assert "the ring of 2 stage(s) is not up" in here("status", *there).out
 
 
+@pytest.mark.thorough
 def test_a_cluster_can_be_served_again_at_once_when_its_coordinator_was_killed(
     home: ClusterFolder,
 ) -> None:

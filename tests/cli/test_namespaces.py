@@ -179,6 +179,7 @@ def plain_text(prompt: str) -> str:
 PROMPT = next(iter(prompts().values()))
 
 
+@pytest.mark.thorough
 def test_a_ring_that_was_told_no_address_gives_plain_decodings_text(tmp_path: Path) -> None:
     with lan("d0", "v1", "v2", "user") as (d0, v1, v2, user):
         cluster = Cluster(tmp_path, d0, "--stages", "2")
@@ -226,6 +227,7 @@ def test_a_ring_without_ipv4_gives_plain_decodings_text(kind: str, tmp_path: Pat
             assert f"found the coordinator {HERE} (base, 2 stages) at [{home}]:7430" in done.err
 
 
+@pytest.mark.thorough
 def test_a_ring_on_loopback_is_asked_from_its_own_machine_alone(tmp_path: Path) -> None:
     with lan("d0", "user") as (d0, user):
         cluster = Cluster(tmp_path, d0, "--stages", "1", "--host", "127.0.0.1")

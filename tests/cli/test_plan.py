@@ -108,6 +108,7 @@ def test_of_two_wrong_paths_the_model_is_named_first(here: Here) -> None:
     done.assert_refused("there is no model folder 'no/model'")
 
 
+@pytest.mark.thorough
 def test_json_has_the_same_figures(
     here: Here, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

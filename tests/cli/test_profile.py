@@ -66,6 +66,7 @@ def test_it_writes_a_profile_that_simulate_reads(
     assert played.code == 0, played
 
 
+@pytest.mark.thorough
 def test_programs_get_an_object(here: Here, quick: list[str], tmp_path: Path) -> None:
     done = here("profile", *quick, "--name", "board-7", "--json")
     assert done.code == 0, done

@@ -147,6 +147,7 @@ def test_the_prompt_may_come_from_standard_input(ring: NodeRing) -> None:
     assert done.out == ring.expected(submit(max_new_tokens=9)).text + "\n"
 
 
+@pytest.mark.thorough
 def test_several_commands_at_once_are_each_answered(slow: NodeRing) -> None:
     asks = [submit(prompt=f"prompt {n}", max_new_tokens=20, seed=n) for n in range(3)]
     done: dict[int, Done] = {}
@@ -171,6 +172,7 @@ def test_several_commands_at_once_are_each_answered(slow: NodeRing) -> None:
     assert any("waiting behind" in d.err for d in done.values())
 
 
+@pytest.mark.thorough
 def test_a_reader_that_goes_away_is_no_traceback(slow: NodeRing) -> None:
     arguments = [*COMMAND, *to_prompt(slow.address, "hello", "--max-new-tokens", "300")]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -184,6 +186,7 @@ def test_a_reader_that_goes_away_is_no_traceback(slow: NodeRing) -> None:
     slow.assert_free()
 
 
+@pytest.mark.thorough
 def test_an_output_that_lacks_characters_is_no_traceback(ring: NodeRing) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     code = (
@@ -220,6 +223,7 @@ def test_ctrl_c_cancels_through_the_ring_and_the_next_prompt_works(slow: NodeRin
     slow.assert_right(ask, slow.ask(ask))
 
 
+@pytest.mark.thorough
 def test_ctrl_c_with_json_still_prints_what_there_is(slow: NodeRing) -> None:
     with Command(*to_prompt(slow.address, "hello", "--max-new-tokens", "300", "--json")) as command:
         until(lambda: slow.blocks[-1].open_requests)
@@ -230,6 +234,7 @@ def test_ctrl_c_with_json_still_prints_what_there_is(slow: NodeRing) -> None:
     slow.assert_free()
 
 
+@pytest.mark.thorough
 def test_ctrl_c_while_waiting_behind_another(slow: NodeRing) -> None:
     with Command(*to_prompt(slow.address, "first", "--max-new-tokens", "390")) as first:
         until(lambda: slow.blocks[-1].open_requests)
@@ -244,6 +249,7 @@ def test_ctrl_c_while_waiting_behind_another(slow: NodeRing) -> None:
     slow.assert_free()
 
 
+@pytest.mark.thorough
 def test_ctrl_c_while_nobody_answers() -> None:
     with Command(*to_prompt("127.0.0.1:9", "hello", "--wait", "60")) as command:
         command.until_err("waiting for the coordinator at 127.0.0.1:9 (1 of 60 s)")
@@ -388,6 +394,7 @@ def test_no_draft_is_said_with_what_to_do(
             done.assert_refused("flowspec needs a draft model", "--draft", code=1)
 
 
+@pytest.mark.thorough
 def test_invalid_utf8_on_standard_input(ring: NodeRing) -> None:
     done = run(*to_prompt(ring.address, "-", "--json"), stdin=b"abc\xff\xfe")
     done.assert_refused("standard input is not valid UTF-8 (byte 3)")

@@ -28,6 +28,7 @@ main()
 """A coordinator whose folders its stages cannot see, as if they ran on other machines."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("quant", ["nf4", "int4"])
 def test_the_demo_gives_what_one_process_generates_with_the_same_weights(quant: str) -> None:
     done = run(

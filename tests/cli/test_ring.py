@@ -74,6 +74,7 @@ def test_a_prompt_beyond_the_context(ring: Processes) -> None:
         done.assert_refused("the model's context is 1024", "shorten the prompt", code=1)
 
 
+@pytest.mark.thorough
 def test_a_second_daemon_for_a_stage_is_refused(ring: Processes) -> None:
     done = run("join", "--stage", "1", "--coordinator", ring.address)
     pid = ring.stages[1].process.pid
@@ -114,6 +115,7 @@ def own_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
 
 
+@pytest.mark.thorough
 def test_a_coordinator_that_is_started_again_finds_its_stages(own_cluster: None) -> None:
     with ExitStack() as stack:
         coordinator = stack.enter_context(Command("serve", "--stages", "1", "--port", "0"))
@@ -138,6 +140,7 @@ def test_a_coordinator_that_is_started_again_finds_its_stages(own_cluster: None)
         assert "are loaded already" in stage.err
 
 
+@pytest.mark.thorough
 def test_a_stage_with_another_model_ends_and_who_waits_for_it_hears_why(
     own_cluster: None,
 ) -> None:

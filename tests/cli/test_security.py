@@ -137,6 +137,7 @@ def secrets_of(texts: list[str], blocks: list[bytes]) -> list[bytes]:
 # --- what passes the switch -----------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_who_listens_hears_nothing_and_who_is_not_admitted_gets_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

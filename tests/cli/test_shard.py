@@ -239,6 +239,7 @@ class TestFolders:
         assert list((tmp_path / "o").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_model_of_the_hub(tmp_path: Path) -> None:
     model = write_tokenizer(write_checkpoint(tmp_path / "tiny", shard_size=12_000))
     code = """

@@ -38,6 +38,7 @@ def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return lambda *arguments: run_here(capfd, monkeypatch, "simulate", *arguments)
 
 
+@pytest.mark.thorough
 def test_the_same_command_prints_the_same_bytes(here: Here) -> None:
     command = (*SMALL, "--policy", "flowspec,naive_tree", "--json")
     one, other = here(*command), run("simulate", *command, "--jobs", "2")

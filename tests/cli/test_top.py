@@ -15,12 +15,13 @@ from functools import partial
 from typing import Any, get_type_hints
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from support.commands import run_here
 from support.nodes import QUICK, NodeRing, until
 from support.terminals import Terminal
+from support.tiers import examples
 
 from edgespec.cli import top as module
 from edgespec.cli.status import print_status
@@ -209,6 +210,7 @@ def test_ctrl_c_leaves_too(ring: NodeRing) -> None:
         assert terminal.is_as_before()
 
 
+@pytest.mark.thorough
 def test_a_stage_and_a_coordinator_that_are_lost_are_said_and_found_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -287,7 +289,7 @@ def any_numbers(kind: type[NodeStatus] | type[Status]) -> st.SearchStrategy[Any]
     return st.builds(kind, **known)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(told=any_numbers(Status))
 def test_no_number_of_a_coordinator_breaks_what_shows_it(told: Status) -> None:
     busy = Busy()

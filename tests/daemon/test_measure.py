@@ -359,6 +359,7 @@ def request(tmp_path: Path, **more: object) -> Request:
     return Request("mine", tmp_path / "cache", model=str(folder), seconds=0.02, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_a_measured_profile_can_be_read_and_says_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,6 +391,7 @@ def test_a_measured_profile_can_be_read_and_says_how(
     assert any("int8 (3 of 3)" in text for text in said)
 
 
+@pytest.mark.thorough
 def test_a_quantisation_that_does_not_fit_the_model_is_left_out_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

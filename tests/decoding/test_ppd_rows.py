@@ -134,6 +134,7 @@ def test_chains_change_no_token_and_come_home(policy: str, accuracy: float, stag
     fake.assert_nothing_left()
 
 
+@pytest.mark.thorough
 @given(st.integers(0, 2**32), st.sampled_from(DRAFTING), st.integers(1, 3))
 def test_any_timing_and_a_lost_ring(seed: int, policy: str, stages: int) -> None:
     rng = random.Random(seed)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from support.local_ring import Step
 from support.rings import FakeRing, submit
+from support.tiers import tiered
 
 from edgespec.decoding.prefix_cache import LEAST_ROWS, CachedPrefix, PrefixCache
 from edgespec.sim.toy import VOCABULARY
@@ -234,6 +235,7 @@ def test_two_conversations_with_one_preamble_in_turns_read_what_is_new(length: i
     fake.assert_consistent()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("watched")
 def test_an_answer_that_is_asked_for_again_and_a_changed_message_read_what_is_new() -> None:
     fake = FakeRing(2, kept_rows=5000)
@@ -319,7 +321,7 @@ def play(fake: FakeRing, rng: random.Random, cancel: int | None) -> None:
     raise AssertionError("it does not end")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", tiered(range(12), range(3)))
 def test_conversations_in_any_order_of_things_get_plain_decodings_tokens(seed: int) -> None:
     rng = random.Random(seed)
     fake = FakeRing(rng.randint(1, 4), kept_rows=rng.choice([600, 1500, 5000]))

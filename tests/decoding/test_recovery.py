@@ -7,6 +7,7 @@ import pytest
 from support.local_ring import CLIENT
 from support.rings import FakeRing, assert_one_end, submit
 from support.stages import REQUEST, Stage, draft, opened, opening, runs, sent, with_tree
+from support.tiers import tiered
 from support.wires import Wire
 
 from edgespec.decoding.effects import (
@@ -73,7 +74,7 @@ def play_with_a_loss_at(step: int, policy: str) -> bool:
     return was_open
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", tiered(sorted(POLICIES), ["adaptive", "flowspec"]))
 def test_an_answer_is_the_same_at_whatever_step_its_ring_is_lost(policy: str) -> None:
     step = 0
     while play_with_a_loss_at(step, policy):

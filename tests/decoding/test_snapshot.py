@@ -85,6 +85,7 @@ def test_trips_are_those_that_made_the_tokens(policy: str) -> None:
     assert max(scene.tokens / scene.trips for scene in seen) > 1.5
 
 
+@pytest.mark.thorough
 def test_the_end_of_an_answer_and_what_is_behind_it_are_no_accepted_guesses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -299,6 +299,7 @@ class _Told:
         return tree
 
 
+@pytest.mark.thorough
 @given(
     seed=st.integers(0, 2**32 - 1),
     steps=st.lists(st.sampled_from("rdeeegx"), min_size=1, max_size=12),

@@ -14,21 +14,21 @@ PROMPTS = 4
 NEW_TOKENS = 24
 
 
-BY_DEFAULT = {("int4", 3), ("nf4", 3), ("int8", 1)}
-"""What is not marked slow."""
-THOROUGH = [
-    pytest.param(policy, marks=pytest.mark.thorough)
-    for policy in ("autoregressive", "naive_tree", "flowspec")
-]
+def tier(quant: str, stages: int, policy: str) -> list[pytest.MarkDecorator]:
+    """One case is quick; of some kinds all policies are thorough."""
+    if (quant, stages, policy) == ("int4", 3, "adaptive"):
+        return []
+    by_default = (quant, stages) in {("int4", 3), ("nf4", 3), ("int8", 1)}
+    return [pytest.mark.thorough if by_default else pytest.mark.slow]
 
 
-@pytest.mark.parametrize("policy", [*THOROUGH, "adaptive"])
 @pytest.mark.parametrize(
-    ("quant", "stages"),
+    ("quant", "stages", "policy"),
     [
-        pytest.param(quant, stages, marks=() if (quant, stages) in BY_DEFAULT else pytest.mark.slow)
+        pytest.param(quant, stages, policy, marks=tier(quant, stages, policy))
         for quant in ("int4", "int4-g32", "int8", "nf4", "nf4-dq")
         for stages in (1, 3)
+        for policy in ("autoregressive", "naive_tree", "flowspec", "adaptive")
     ],
 )
 def test_greedy_is_what_one_process_generates(quant: str, stages: int, policy: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.local_ring import LocalRing
+from support.tiers import tiered
 from support.torch_rings import CONTEXT, prompts, request, tokenizer, torch_ring
 
 from edgespec.decoding.effects import (
@@ -62,7 +63,9 @@ def test_every_turn_has_the_text_of_a_ring_that_keeps_nothing(
         text += one.text + question
 
 
-@pytest.mark.parametrize("draft", ["independent", "eagle", "hybrid:ngram+eagle3"])
+@pytest.mark.parametrize(
+    "draft", tiered(["independent", "eagle", "hybrid:ngram+eagle3"], ["independent"])
+)
 def test_the_second_turn_of_a_long_conversation_reads_only_what_is_new(
     draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.checkpoints import plain_hidden, plain_logits, reference, write_checkpoint
 from support.pipelines import CUTS, TOLERANCE, Grower, Pipeline, difference, random_tokens
+from support.tiers import examples
 
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
@@ -68,7 +69,7 @@ def test_a_row_of_a_random_tree_is_what_its_path_gives(pipeline: Pipeline, size:
 
 
 @given(seed=st.integers(0, 2**32 - 1), steps=st.lists(st.integers(-4, 6), min_size=3, max_size=9))
-@settings(max_examples=30)
+@examples(30)
 def test_pruning_early_or_late_changes_no_row(
     pipeline: Pipeline, seed: int, steps: list[int]
 ) -> None:

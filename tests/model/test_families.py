@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.checkpoints import (
     FAMILY_SETTINGS,
@@ -26,6 +26,7 @@ from support.checkpoints import (
     write_family,
 )
 from support.pipelines import CUTS, TOLERANCE, Grower, Pipeline, difference, random_tokens
+from support.tiers import examples
 from transformers import PreTrainedModel
 
 from edgespec.config import Quantisation
@@ -137,7 +138,7 @@ def test_the_head_gives_the_models_logits(zoo: Zoo, name: str, dtype: str) -> No
 
 
 @given(seed=st.integers(0, 2**32 - 1), steps=st.lists(st.integers(-4, 6), min_size=3, max_size=8))
-@settings(max_examples=12)
+@examples(12)
 @pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "qwen3_moe"])
 def test_pruning_early_or_late_changes_no_row(
     zoo: Zoo, name: str, seed: int, steps: list[int]

@@ -64,6 +64,7 @@ print(json.dumps([checkpoint.layers, len(checkpoint.names), str(checkpoint.path)
     assert sorted(hub.fetched()) == sorted(more)
 
 
+@pytest.mark.thorough
 def test_config_fingerprint_and_tokenizer_need_no_weights(
     hub: Hub, folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ print(json.dumps([fingerprint("org/one"), folder.name, tokens]))
         hub.fetched()
 
 
+@pytest.mark.thorough
 def test_a_single_file_is_fetched_with_the_first_tensor(
     hub: Hub, folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -123,6 +125,7 @@ print(json.dumps([refused(lambda: Checkpoint(model)) for model in models]))
     assert hub.fetched() == []
 
 
+@pytest.mark.thorough
 def test_what_init_looks_at_is_refused_now_or_downloaded_later(hub: Hub, tmp_path: Path) -> None:
     code = """
 from edgespec.config import Address, CoordinatorConfig

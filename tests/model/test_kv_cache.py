@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.tiers import examples
 
 from edgespec.errors import LocalProtocolError
 from edgespec.model.kv_cache import TwoRegionCache
@@ -73,7 +74,7 @@ def operations(draw: st.DrawFn) -> list[tuple[str, int, list[int]]]:
 
 
 @given(operations())
-@settings(max_examples=150)
+@examples(150)
 def test_the_cache_holds_what_a_list_would(steps: list[tuple[str, int, list[int]]]) -> None:
     cache, label = new_cache(), 0
     held: list[int] = []

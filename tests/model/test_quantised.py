@@ -8,8 +8,9 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.tiers import examples
 
 from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
@@ -148,7 +149,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(quantisation: Quantisation)
     assert layer(x.view(2, 35, 128)).shape == (2, 35, 130)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     name=st.sampled_from(PLAIN_TORCH),
     out=st.integers(1, 140),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.tiers import examples
 from support.torch_rings import tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
@@ -97,7 +98,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
     ]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(text=WRITTEN)
 def test_it_never_refuses_what_fits(several: list[Tokenizer], text: str) -> None:
     for one in several:

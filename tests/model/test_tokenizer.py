@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.checkpoints import write_tokenizer
+from support.tiers import examples
 
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.tokenizer import TextStream, Tokenizer, require_same_tokenizer
@@ -81,7 +82,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 
 @given(data=st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_streamed_pieces_join_to_the_whole_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
     size = vocabulary(tokenizer)
     anything = st.integers(0, size - 1)
@@ -97,7 +98,7 @@ def test_streamed_pieces_join_to_the_whole_text(tokenizer: Tokenizer, data: st.D
 
 
 @given(text=st.text(max_size=60))
-@settings(max_examples=200)
+@examples(200)
 def test_real_text_streams_without_half_characters(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     pieces = streamed(tokenizer, ids)

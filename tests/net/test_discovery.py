@@ -400,6 +400,7 @@ def test_a_port_that_others_keep_for_themselves_is_said_and_tried_again() -> Non
             assert [found["addresses"] for found in find(v1)] == [[d0.address]]
 
 
+@pytest.mark.thorough
 def test_rubbish_hides_no_coordinator() -> None:
     seed = "7"
     with lan("d0", "v1", "stranger") as (d0, v1, stranger):

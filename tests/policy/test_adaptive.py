@@ -170,6 +170,7 @@ def test_a_draft_that_is_always_right_is_used_to_the_full(monkeypatch: pytest.Mo
     assert 201 <= rows <= 230
 
 
+@pytest.mark.thorough
 def test_drafting_never_delays_a_send() -> None:
     """Asynchronous: what leaves does not depend on whether the draft source is at work."""
     compared = 0

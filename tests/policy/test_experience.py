@@ -8,10 +8,11 @@ from collections.abc import Collection
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.rings import FakeRing
 from support.rings import submit as ask_of
+from support.tiers import examples, tiered
 from support.worlds import submit, toy_world
 
 from edgespec.daemon.profiles import profile_named
@@ -242,7 +243,7 @@ def passing(most: int) -> st.SearchStrategy[list[int]]:
     st.integers(1, 300),
     st.integers(0, 99),
 )
-@settings(max_examples=25)
+@examples(25)
 def test_times_and_spread_are_those_charged_in_whatever_order_segments_come(
     ring: str, segments: list[list[int]], prompt: int, place: int
 ) -> None:
@@ -255,7 +256,7 @@ def test_times_and_spread_are_those_charged_in_whatever_order_segments_come(
     check(estimates, costs, 200, {n for rows in segments for n in rows})
 
 
-@pytest.mark.parametrize("prompt", [1, 20, 300])
+@pytest.mark.parametrize("prompt", tiered([1, 20, 300], [20]))
 @pytest.mark.parametrize("ring", RINGS)
 def test_times_and_spread_are_those_charged_after_a_hundred_segments(
     ring: str, prompt: int

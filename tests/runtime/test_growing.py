@@ -172,6 +172,7 @@ def asking(ring: SharedRing, *asks: Submit) -> Iterator[list[object]]:
         ring.assert_right(ask, end)
 
 
+@pytest.mark.thorough
 def test_a_stage_that_is_started_again_has_its_place_again_twice(ring: SharedRing) -> None:
     for lost in (2, 1):
         with asking(ring, LONG) as got:
@@ -185,6 +186,7 @@ def test_a_stage_that_is_started_again_has_its_place_again_twice(ring: SharedRin
     assert ring.fetched, "the others had theirs on disk before the ring ended"
 
 
+@pytest.mark.thorough
 def test_answers_go_on_while_it_comes_back_and_none_is_broken_off(
     ring: SharedRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,11 +8,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, given
 from hypothesis import strategies as st
 from support.fuzz import Fuzzer
 from support.memory_rings import CLIENT_PEER, MemoryRing
 from support.rings import submit
+from support.tiers import examples, tiered
 
 from edgespec.decoding.events import (
     SegmentArrived,
@@ -149,9 +150,8 @@ class Liar:
 @pytest.mark.parametrize(
     ("sender", "kind"), WAYS, ids=[f"{who} {kind.__name__}" for who, kind in WAYS]
 )
-@settings(
-    max_examples=10,
-    deadline=None,
+@examples(
+    10,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data(), policy=st.sampled_from(sorted(POLICIES)))
@@ -249,7 +249,7 @@ def break_once(machine: object, kind: type[object]) -> None:
         ("member", Heartbeat, False),
     ],
 )
-@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("runs", tiered([True, False], [True]))
 def test_a_bug_ends_one_request_and_nothing_else(
     ring: MemoryRing, where: str, kind: type[object], fails: bool, runs: bool
 ) -> None:

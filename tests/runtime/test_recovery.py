@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, until
 from support.rings import assert_one_end, submit
+from support.tiers import tiered
 
 from edgespec.config import Address
 from edgespec.errors import EdgespecError, RequestFailed
@@ -83,7 +84,7 @@ def answering(stages: int = 3, ask: Submit = LONG) -> Iterator[tuple[NodeRing, A
             asking.end()
 
 
-@pytest.mark.parametrize("lost", [1, 2, 3])
+@pytest.mark.parametrize("lost", tiered([1, 2, 3], [1]))
 @pytest.mark.parametrize("way", ["vanished", "left"])
 def test_a_stage_that_is_replaced_costs_no_token(lost: int, way: str) -> None:
     with answering() as (ring, asking):
@@ -130,6 +131,7 @@ def test_a_stage_that_stalls_and_goes_on_comes_back_with_its_block() -> None:
         ring.assert_free()
 
 
+@pytest.mark.thorough
 def test_losses_one_after_the_other() -> None:
     with answering(ask=replace(LONG, max_new_tokens=300)) as (ring, asking):
         for number, lost in enumerate((3, 1, 2, 1), 1):
@@ -141,6 +143,7 @@ def test_losses_one_after_the_other() -> None:
         assert asking.right().recoveries == 4
 
 
+@pytest.mark.thorough
 def test_a_queued_request_and_one_that_comes_meanwhile_are_answered_too() -> None:
     with answering() as (ring, asking):
         queued = Asking(ring, submit(max_new_tokens=20, seed=1))
@@ -239,6 +242,7 @@ def test_nodes_that_cannot_reach_each_other_are_named_and_nobody_hangs(
 # --- spares ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_spare_takes_the_place_of_a_lost_stage_which_then_is_the_spare() -> None:
     with answering() as (ring, asking):
         ring.start_spare()

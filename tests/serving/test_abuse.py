@@ -99,6 +99,7 @@ def problem(reply: bytes) -> tuple[int, str]:
     return int(head.split()[1]), json.loads(body)["error"]["code"]
 
 
+@pytest.mark.thorough
 def test_a_body_of_100_megabytes_is_refused_before_it_is_read(ring: NodeRing, url: str) -> None:
     with undisturbed(ring, url):
         before = memory()
@@ -185,6 +186,7 @@ def test_random_bytes_never_make_the_api_fail(url: str) -> None:
     assert httpx.get(f"{url}/healthz").status_code == 200
 
 
+@pytest.mark.thorough
 def test_two_hundred_slow_clients_disturb_nobody(ring: NodeRing, url: str) -> None:
     host, _, port = url.removeprefix("http://").partition(":")
     with undisturbed(ring, url), ExitStack() as stack:

@@ -319,6 +319,7 @@ def test_a_ring_that_stays_lost_ends_the_stream_with_one_error(
     assert "[DONE]" not in told
 
 
+@pytest.mark.thorough
 def test_a_coordinator_that_is_gone_is_503(slow_ring: NodeRing, slow_url: str) -> None:
     assert httpx.get(f"{slow_url}/healthz").status_code == 200
     slow_ring.threads.pop(0).vanish()

@@ -56,6 +56,7 @@ def chat_prompt() -> list[int]:
     return tokenizer().encode_chat(MESSAGES)
 
 
+@pytest.mark.thorough
 def test_the_openai_client_completes(client: openai.OpenAI) -> None:
     model = client.models.list().data[0].id
     told = client.completions.create(model=model, prompt=PROMPT, max_tokens=NEW, temperature=0)
@@ -66,6 +67,7 @@ def test_the_openai_client_completes(client: openai.OpenAI) -> None:
     assert client.models.retrieve(model).id == model
 
 
+@pytest.mark.thorough
 def test_the_openai_client_streams(client: openai.OpenAI) -> None:
     stream = client.completions.create(
         model="base", prompt=PROMPT, max_tokens=NEW, temperature=0, stream=True
@@ -73,6 +75,7 @@ def test_the_openai_client_streams(client: openai.OpenAI) -> None:
     assert "".join(piece.choices[0].text for piece in stream) == direct()
 
 
+@pytest.mark.thorough
 def test_the_openai_client_chats(client: openai.OpenAI) -> None:
     asked = {"model": "base", "messages": MESSAGES, "max_tokens": NEW, "temperature": 0}
     whole = client.chat.completions.create(**asked)  # type: ignore[call-overload]
@@ -89,6 +92,7 @@ def test_the_openai_client_chats(client: openai.OpenAI) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_the_async_client_has_several_answers_at_once(url: str) -> None:
     async def work() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
@@ -101,6 +105,7 @@ def test_the_async_client_has_several_answers_at_once(url: str) -> None:
     assert asyncio.run(work()) == [direct(p, 8) for p in list(prompts().values())[:3]]
 
 
+@pytest.mark.thorough
 def test_a_stop_string_across_token_borders(client: openai.OpenAI) -> None:
     whole = direct()
     stop = whole[7:12]
@@ -111,6 +116,7 @@ def test_a_stop_string_across_token_borders(client: openai.OpenAI) -> None:
     assert told.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.thorough
 def test_a_seed_repeats_a_text_and_none_does_not(client: openai.OpenAI) -> None:
     def text(seed: int | None) -> str:
         more = {} if seed is None else {"seed": seed}
@@ -127,6 +133,7 @@ def test_a_seed_repeats_a_text_and_none_does_not(client: openai.OpenAI) -> None:
     assert len({text(None) for _ in range(4)}) > 1
 
 
+@pytest.mark.thorough
 def test_log_probs_are_those_of_transformers(client: openai.OpenAI) -> None:
     """In float64: each token's own, and its likeliest rivals'."""
     told = client.chat.completions.create(
@@ -157,6 +164,7 @@ def test_log_probs_are_those_of_transformers(client: openai.OpenAI) -> None:
         ids = [*ids, taken]
 
 
+@pytest.mark.thorough
 def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model"):
         client.completions.create(model="gpt-4o", prompt="x")
@@ -181,6 +189,7 @@ def running(url: str) -> float:
     raise AssertionError("the metric is missing")
 
 
+@pytest.mark.thorough
 def test_leaving_a_stream_cancels_it_within_a_second(client: openai.OpenAI, url: str) -> None:
     stream = client.completions.create(
         model="base", prompt=PROMPT, max_tokens=900, temperature=1.0, seed=3, stream=True
@@ -191,6 +200,7 @@ def test_leaving_a_stream_cancels_it_within_a_second(client: openai.OpenAI, url:
     until(lambda: running(url) == 0)
 
 
+@pytest.mark.thorough
 def test_curl_streams_as_the_docs_say(url: str) -> None:
     body = {"messages": MESSAGES, "max_tokens": 5, "temperature": 0, "stream": True}
     done = subprocess.run(
@@ -203,6 +213,7 @@ def test_curl_streams_as_the_docs_say(url: str) -> None:
     assert json.loads(lines[0].removeprefix("data: "))["object"] == "chat.completion.chunk"
 
 
+@pytest.mark.thorough
 def test_httpx_gets_a_plain_answer(url: str) -> None:
     told = httpx.post(
         f"{url}/v1/completions",
@@ -212,6 +223,7 @@ def test_httpx_gets_a_plain_answer(url: str) -> None:
     assert told.json()["choices"][0]["text"] == direct()
 
 
+@pytest.mark.thorough
 def test_llm_answers_with_this_ring(url: str, tmp_path: Path) -> None:
     """The command `llm`, told about the ring in its own file of models."""
     models = f"- model_id: ring\n  model_name: base\n  api_base: {url}/v1\n  api_key_name: ring\n"
@@ -231,6 +243,7 @@ def test_llm_answers_with_this_ring(url: str, tmp_path: Path) -> None:
     assert done.stdout.strip() == told.json()["choices"][0]["message"]["content"].strip()
 
 
+@pytest.mark.thorough
 def test_the_process_of_the_api_holds_no_model(served: tuple[str, int]) -> None:
     """A process with torch alone has some hundreds of MiB."""
     assert psutil.Process(served[1]).memory_info().rss < 200 << 20
@@ -238,6 +251,7 @@ def test_the_process_of_the_api_holds_no_model(served: tuple[str, int]) -> None:
     assert not any(name.startswith("libtorch") for name in libraries)
 
 
+@pytest.mark.thorough
 def test_slow_clients_and_long_bodies_leave_a_running_answer_alone(
     served: tuple[str, int], client: openai.OpenAI
 ) -> None:

@@ -237,6 +237,7 @@ def test_an_answer_streams_and_the_tree_shows_what_happens(
     assert page.inner_text("#said").startswith("Answer: ")
 
 
+@pytest.mark.thorough
 def test_stop_regenerate_and_another_turn(watched: Watched, ring: NodeRing) -> None:
     page = watched.open()
     is_up(page)
@@ -268,6 +269,7 @@ def test_stop_regenerate_and_another_turn(watched: Watched, ring: NodeRing) -> N
     assert page.locator(".turn").count() == 0
 
 
+@pytest.mark.thorough
 def test_a_stage_that_is_down_is_named_and_the_answer_goes_on(
     watched: Watched, ring: NodeRing
 ) -> None:
@@ -302,6 +304,7 @@ WIDE_OR_SMALL = """() => [...document.querySelectorAll('button, input, select, t
   .map(([id, r]) => `${id} ${r.left} ${r.right} ${r.height}`)"""
 
 
+@pytest.mark.thorough
 def test_phone_width(watched: Watched) -> None:
     page = watched.open(360, 640, has_touch=True)
     is_up(page)
@@ -323,6 +326,7 @@ FOCUS = """() => {
 }"""
 
 
+@pytest.mark.thorough
 def test_keyboard_alone(watched: Watched, ring: NodeRing) -> None:
     page = watched.open()
     is_up(page)
@@ -381,6 +385,7 @@ CONTRAST = """() => {
 }"""
 
 
+@pytest.mark.thorough
 def test_light_and_dark_by_system_and_by_switch(watched: Watched) -> None:
     page = watched.open(color_scheme="dark")
     is_up(page)
@@ -402,6 +407,7 @@ def test_light_and_dark_by_system_and_by_switch(watched: Watched) -> None:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == shades["light"]
 
 
+@pytest.mark.thorough
 def test_settings_are_kept_and_count(watched: Watched) -> None:
     page = watched.open()
     is_up(page)
@@ -425,6 +431,7 @@ def test_settings_are_kept_and_count(watched: Watched) -> None:
     assert page.input_value("#temperature") == "0"
 
 
+@pytest.mark.thorough
 def test_a_model_without_a_chat_template(
     watched: Watched, ring: NodeRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,6 +490,7 @@ def test_real_processes(browser: Browser, tmp_path: Path) -> None:
         assert text(page) == after
 
 
+@pytest.mark.thorough
 def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Browser, ring: NodeRing) -> None:
     identity = ring.keys.add("the API with keys", CLIENT)
     accepts: Callable[[str], bool] = lambda key: key == "right"  # noqa: E731

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tiers import tiered
 from support.worlds import CALM, CALM_ASK
 
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -47,7 +48,7 @@ SLOW_RUNS = 10_000
 SLOW_CHUNK = 1_000
 
 
-@pytest.mark.parametrize("first", range(0, RUNS, CHUNK))
+@pytest.mark.parametrize("first", tiered(range(0, RUNS, CHUNK), [0]))
 def test_random_scenarios_keep_every_promise(first: int, tmp_path: Path) -> None:
     assert run_campaign(range(first, first + CHUNK), tmp_path) == CHUNK
 
@@ -66,7 +67,7 @@ def test_random_scenarios_with_prompt_rows_keep_every_promise() -> None:
         play(draw(seed), parts=Parts(draft=Prompted))
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", tiered(sorted(POLICIES), ["adaptive", "pipedec"]))
 def test_whatever_crashes_when_the_answer_is_the_plain_one(policy: str) -> None:
     """Several crashes a run, also before anything is noticed, during prefill and recovery."""
     recoveries = 0

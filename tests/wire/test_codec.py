@@ -564,6 +564,7 @@ anything = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=400)
 @given(
     st.sampled_from([*TAGS, 0, 99]),
