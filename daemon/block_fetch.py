@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,16 +124,16 @@ def _from_coordinator(wanted: Wanted, library: BlockLibrary) -> TensorSource:
             SILENCE_S,
         )
         put_file(fetched.config_text.encode(), incoming.folder / CONFIG)
-        manifest = Manifest.from_dict(json.loads(fetched.manifest_text))
+        manifest = Manifest.from_json(fetched.manifest_text, "the block's manifest")
         return _block(wanted, incoming.finish(manifest, wanted.checked))
 
 
 def _file_of(offer: BlockOffer, key: BlockKey) -> str:
     """The name of the offered file, which must be of the block that is wanted."""
     try:
-        manifest = Manifest.from_dict(json.loads(offer.manifest))
+        manifest = Manifest.from_json(offer.manifest, "its manifest")
         place = manifest.split.index((key.first, key.end))
-    except (ValueError, RecursionError, ModelError) as problem:
+    except (ValueError, ModelError) as problem:
         raise RemoteProtocolError(f"the coordinator offered no usable block: {problem}") from None
     if not key.fits(manifest):
         raise RemoteProtocolError("the coordinator offered a block of another model")

@@ -9,8 +9,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import structs
 
 from edgespec import __version__
 from edgespec.config import Quantisation
@@ -91,7 +93,7 @@ class Incoming:
                 f"{self._key.first} to {self._key.end - 1}; start the ring again"
             )
         place = manifest.split.index((self._key.first, self._key.end))
-        own = replace(
+        own = structs.replace(
             manifest,
             blocks=(manifest.blocks[place],),
             head=None,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, to_builtins
 
 from edgespec.config import DTYPES, QUANTISATIONS, Quantisation
-from edgespec.errors import BlockDamaged, ModelError
+from edgespec.errors import BlockDamaged, ConfigError
+from edgespec.schema import FileStruct, Text, as_type, check_version, parse_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -20,43 +21,37 @@ MANIFEST = "manifest.json"
 REMEDY = "make the folder again with `edgespec shard`, or copy it again"
 """What to do about a damaged folder."""
 
-_HASH = re.compile(r"[0-9a-f]{64}")
+Count = Annotated[int, Meta(ge=0)]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
-@dataclass(frozen=True, slots=True)
-class FileEntry:
+class FileEntry(FileStruct, frozen=True):
     """A file of the folder: its name, size in bytes and SHA-256 (64 hex digits)."""
 
     name: str
-    bytes: int
-    sha256: str
+    bytes: Count
+    sha256: Sha256
 
     def __post_init__(self) -> None:
         name = self.name
-        plain = isinstance(name, str) and name == os.path.basename(name) and name.isprintable()
+        plain = name == os.path.basename(name) and name.isprintable()
         if not plain or name in ("", ".", "..", MANIFEST):
-            raise ModelError(f"name {name!r} is no plain file name")
-        _check_count("bytes", self.bytes)
-        _check_hash("sha256", self.sha256)
+            raise ValueError(f"name {name!r} is no plain file name")
 
 
-@dataclass(frozen=True, slots=True)
-class BlockEntry(FileEntry):
+class BlockEntry(FileEntry, frozen=True):
     """A file with the tensors of layers [first, end)."""
 
-    first: int
-    end: int
+    first: Count
+    end: Count
 
     def __post_init__(self) -> None:
         FileEntry.__post_init__(self)
-        _check_count("first", self.first)
-        _check_count("end", self.end)
         if self.first >= self.end:
-            raise ModelError(f"first {self.first} and end {self.end} leave no layer between them")
+            raise ValueError(f"first {self.first} and end {self.end} leave no layer between them")
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(FileStruct, frozen=True):
     """What was made of which model.
 
     `model`: its name, for people; `fingerprint`: see model.loader. `dtype`: of the tensors that
@@ -65,32 +60,27 @@ class Manifest:
     config.json and the tokenizer's. `version`: the edgespec that wrote it.
     """
 
-    model: str
-    fingerprint: str
+    model: Text
+    fingerprint: Sha256
     quantisation: Quantisation
     dtype: str
-    layers: int
+    layers: Count
     blocks: tuple[BlockEntry, ...]
     head: FileEntry | None
     files: tuple[FileEntry, ...]
-    version: str
+    version: Text
 
     def __post_init__(self) -> None:
-        for name in ("model", "version"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise ModelError(f"{name} is {value!r}; it must be a text")
-        _check_hash("fingerprint", self.fingerprint)
-        _check_choice("dtype", self.dtype, DTYPES)
-        _check_count("layers", self.layers)
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}; it must be one of: {', '.join(DTYPES)}")
         ends = [0, *(block.end for block in self.blocks)]
         if any(block.first < end for block, end in zip(self.blocks, ends, strict=False)):
-            raise ModelError("blocks overlap, or are not in the order of their layers")
+            raise ValueError("blocks overlap, or are not in the order of their layers")
         if ends[-1] > self.layers:
-            raise ModelError(f"blocks go up to layer {ends[-1] - 1} of {self.layers} layers")
+            raise ValueError(f"blocks go up to layer {ends[-1] - 1} of {self.layers} layers")
         names = [entry.name for entry in self.entries]
         if len(set(names)) < len(names):
-            raise ModelError("a file is listed twice")
+            raise ValueError("a file is listed twice")
 
     @property
     def entries(self) -> tuple[FileEntry, ...]:
@@ -110,51 +100,42 @@ class Manifest:
 
     def to_dict(self) -> dict[str, Any]:
         """What the file holds."""
-        content = {
-            "format": FORMAT,
-            **{field.name: getattr(self, field.name) for field in fields(self)},
-            "quantisation": self.quantisation.name,
-            "blocks": [_entry_dict(block) for block in self.blocks],
-            "head": None if self.head is None else _entry_dict(self.head),
-            "files": [_entry_dict(file) for file in self.files],
-        }
+        name = self.quantisation.name
+        content = {"format": FORMAT, **to_builtins(self), "quantisation": name}
         return {**content, "seal": _seal(content)}
 
     @staticmethod
-    def from_dict(content: object) -> Manifest:
-        """The manifest that `to_dict` gave. Raises ModelError that names what is wrong."""
-        if not isinstance(content, dict):
-            raise ModelError("it does not hold a JSON object")
-        if content.get("format") != FORMAT:
-            raise ModelError(
-                f"its format is {content.get('format')!r}, this edgespec reads format {FORMAT}"
-            )
-        names = [field.name for field in fields(Manifest)]
-        _check_keys(content, {"format", "seal", *names})
-        if content["seal"] != _seal({k: v for k, v in content.items() if k != "seal"}):
-            raise ModelError("its seal does not fit its content: it was changed after it was made")
-        _check_choice("quantisation", content["quantisation"], QUANTISATIONS)
-        head = content["head"]
-        parsed: dict[str, Any] = {
-            "quantisation": Quantisation.parse(content["quantisation"]),
-            "blocks": tuple(_entry(BlockEntry, "blocks", one) for one in _list(content, "blocks")),
-            "head": None if head is None else _entry(FileEntry, "head", head),
-            "files": tuple(_entry(FileEntry, "files", one) for one in _list(content, "files")),
-        }
-        return Manifest(**{name: content[name] for name in names} | parsed)
+    def from_json(text: str | bytes, where: str) -> Manifest:
+        """The manifest in a file, which `where` names. Raises BlockDamaged."""
+        try:
+            content = parse_json(text, where, REMEDY)
+            fields = check_version(content, where, REMEDY, ("format", FORMAT))
+            seal, quantisation = fields.pop("seal", None), fields.get("quantisation")
+            if seal != _seal({"format": FORMAT, **fields}):
+                raise ConfigError(
+                    f"{where}: its seal does not fit its content: it was changed after it was "
+                    f"made; {REMEDY}"
+                )
+            if not isinstance(quantisation, str) or quantisation not in QUANTISATIONS:
+                raise ConfigError(
+                    f"{where}: quantisation is {quantisation!r}; it must be one of: "
+                    f"{', '.join(QUANTISATIONS)}; {REMEDY}"
+                )
+            fields["quantisation"] = QUANTISATIONS[quantisation]
+            return as_type(Manifest, fields, where, REMEDY)
+        except (ConfigError, RecursionError) as problem:
+            raise BlockDamaged(str(problem)) from None
 
 
 def read_manifest(file: Path) -> Manifest:
     """Read a manifest. Raises BlockDamaged if it is missing, cannot be read, or is wrong."""
     try:
-        return Manifest.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        return Manifest.from_json(file.read_bytes(), str(file))
     except FileNotFoundError:
         reason = "it is missing"
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
         reason = f"it cannot be read: {error}"
-    except ModelError as error:
-        reason = str(error)
-    raise BlockDamaged(f"cannot use {file} ({reason}); {REMEDY}") from None
+    raise BlockDamaged(f"cannot use {file} ({reason}); {REMEDY}")
 
 
 def manifest_of(model: str | Path) -> Manifest | None:
@@ -171,49 +152,6 @@ def size_text(count: int) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-def _entry_dict(entry: FileEntry) -> dict[str, Any]:
-    return {field.name: getattr(entry, field.name) for field in fields(entry)}
-
-
-def _entry(kind: type[FileEntry], what: str, content: object) -> Any:
-    if not isinstance(content, dict):
-        raise ModelError(f"{what} holds {content!r} where a file must be described")
-    _check_keys(content, {field.name for field in fields(kind)}, f" in {what}")
-    try:
-        return kind(**content)
-    except ModelError as error:
-        raise ModelError(f"in {what}: {error}") from None
-
-
-def _list(content: Mapping[str, Any], name: str) -> list[object]:
-    value = content[name]
-    if not isinstance(value, list):
-        raise ModelError(f"{name} is {value!r}; it must be a list")
-    return value
-
-
 def _seal(content: Mapping[str, Any]) -> str:
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _check_keys(content: Mapping[str, Any], known: set[str], where: str = "") -> None:
-    if unknown := sorted(set(content) - known):
-        raise ModelError(f"unknown key {unknown[0]!r}{where}")
-    if missing := sorted(known - set(content)):
-        raise ModelError(f"key {missing[0]!r} is missing{where}")
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ModelError(f"{name} is {value!r}; it must be a whole number from 0")
-
-
-def _check_hash(name: str, value: object) -> None:
-    if not isinstance(value, str) or not _HASH.fullmatch(value):
-        raise ModelError(f"{name} is {value!r}; it must be 64 hexadecimal digits")
-
-
-def _check_choice(name: str, value: object, choices: Any) -> None:
-    if not isinstance(value, str) or value not in choices:
-        raise ModelError(f"{name} is {value!r}; it must be one of: {', '.join(choices)}")

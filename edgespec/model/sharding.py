@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec import structs
 
 from edgespec import __version__
 from edgespec.config import Quantisation
@@ -122,7 +123,7 @@ class Sharding:
                 return False
             return True
 
-        return replace(
+        return structs.replace(
             kept,
             blocks=tuple(block for block in kept.blocks if sound(block.name)),
             head=kept.head if kept.head is not None and sound(kept.head.name) else None,
@@ -150,17 +151,19 @@ class Sharding:
 
         news(0, end - first)
         entry = write_block(self._source, first, end, folder / name, news)
-        return replace(manifest, blocks=_in_order((*manifest.blocks, entry)))
+        return structs.replace(manifest, blocks=_in_order((*manifest.blocks, entry)))
 
     def _with_rest(self, folder: Path, manifest: Manifest, progress: Progress) -> Manifest:
         """With the head, and the small files, which are copied in any case."""
         if manifest.head is None:
             progress(f"writing {HEAD}", self.layers, self.layers)
-            manifest = replace(manifest, head=write_head(self._source, folder / HEAD))
+            manifest = structs.replace(manifest, head=write_head(self._source, folder / HEAD))
             _put(folder, manifest)
         original = local_folder(self._model)
         names = [name for name in (CONFIG, *TOKENIZER_FILES) if (original / name).is_file()]
-        return replace(manifest, files=tuple(copy_file(original / name, folder) for name in names))
+        return structs.replace(
+            manifest, files=tuple(copy_file(original / name, folder) for name in names)
+        )
 
 
 def _kept(folder: Path, empty: Manifest, planned: dict[str, tuple[int, int]]) -> Manifest:
@@ -189,7 +192,7 @@ def _kept(folder: Path, empty: Manifest, planned: dict[str, tuple[int, int]]) ->
         raise ConfigError(
             f"{folder} holds something else ({strange[0]}); choose a new folder with --out"
         )
-    return replace(empty, blocks=old.blocks, head=old.head)
+    return structs.replace(empty, blocks=old.blocks, head=old.head)
 
 
 def _earlier(folder: Path, present: set[str]) -> Manifest | None:
