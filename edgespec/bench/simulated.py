@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from edgespec.backends.base import BlockBackend
 from edgespec.bench.processes import News, map_in_processes
 from edgespec.bench.report import REFERENCE, RIVAL, Played, Run, run_of
@@ -89,7 +91,9 @@ class Setup:
         """The links; a control message is small and is charged no bandwidth (see network_of)."""
         if self.link is None:
             return network_of(self.costs())
-        return Network.even(self.stages, self.link, replace(self.link, bytes_per_second=0.0))
+        return Network.even(
+            self.stages, self.link, structs.replace(self.link, bytes_per_second=0.0)
+        )
 
     def settings(self) -> dict[str, object]:
         """What decides the figures, for whoever wants to run them again."""
@@ -98,7 +102,7 @@ class Setup:
             "stages": self.stages,
             "profiles": [profile.name for profile in self.profiles],
             "cost_model": self.cost_model.name,
-            "link": None if self.link is None else asdict(self.link),
+            "link": None if self.link is None else structs.asdict(self.link),
             "dtype": self.dtype,
             "max_new_tokens": self.max_new_tokens,
             **asdict(self.sampling),

@@ -3,69 +3,65 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from edgespec.schema import FileStruct
 from edgespec.wire.messages import CloseRequest, Message, Retain, Segment
 
 
-@dataclass(frozen=True, slots=True)
-class Delay:
+def _tag(name: str) -> str:
+    return re.sub(r"(?<=.)([A-Z])", r"_\1", name).lower()
+
+
+class FaultStruct(FileStruct, frozen=True, tag=_tag, tag_field="kind"):
+    """Base of all faults; in a file `kind` tells which one it is."""
+
+
+class Delay(FaultStruct, frozen=True):
     """Any message takes up to `seconds` more with this probability; those behind it wait too."""
 
     probability: float
     seconds: float
-    kind: str = "delay"
 
 
-@dataclass(frozen=True, slots=True)
-class Duplicate:
+class Duplicate(FaultStruct, frozen=True):
     """A Segment, Retain or End comes a second time, up to `seconds` after the first."""
 
     probability: float
     seconds: float
-    kind: str = "duplicate"
 
 
-@dataclass(frozen=True, slots=True)
-class LoseRetain:
+class LoseRetain(FaultStruct, frozen=True):
     """A retained set is lost on its way to one stage with this probability."""
 
     probability: float
-    kind: str = "lose_retain"
 
 
-@dataclass(frozen=True, slots=True)
-class LateRetain:
+class LateRetain(FaultStruct, frozen=True):
     """A retained set is up to `seconds` late and may be overtaken by what was sent after it."""
 
     probability: float
     seconds: float
-    kind: str = "late_retain"
 
 
-@dataclass(frozen=True, slots=True)
-class SlowStage:
+class SlowStage(FaultStruct, frozen=True):
     """Work that stage `stage` begins between `start` and `end` (s) takes `factor` as long."""
 
     stage: int
     factor: float
     start: float
     end: float
-    kind: str = "slow_stage"
 
 
-@dataclass(frozen=True, slots=True)
-class SmallCache:
+class SmallCache(FaultStruct, frozen=True):
     """Stage `stage` holds at most `rows` rows of a request; one that needs more must fail."""
 
     stage: int
     rows: int
-    kind: str = "small_cache"
 
 
-@dataclass(frozen=True, slots=True)
-class Crash:
+class Crash(FaultStruct, frozen=True):
     """Stage `stage` is gone at `at` (s), with all that it holds; what is sent to it vanishes.
 
     `noticed_after` seconds later the coordinator learns of it and the ring ends; another
@@ -76,11 +72,9 @@ class Crash:
     at: float
     noticed_after: float
     restart_after: float
-    kind: str = "crash"
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(FaultStruct, frozen=True):
     """The devices get other layers: from `at` (s) no further request begins, and once none runs,
     which is looked at every `beat` s, there is no ring for `seconds`. The next has the same stages,
     which hold nothing."""
@@ -88,7 +82,6 @@ class Change:
     at: float
     beat: float
     seconds: float
-    kind: str = "change"
 
 
 Fault = Delay | Duplicate | LoseRetain | LateRetain | SlowStage | SmallCache | Crash | Change

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 from edgespec.errors import ConfigError
+from edgespec.schema import FileStruct
 
 
-@dataclass(frozen=True, slots=True)
-class LinkSpec:
+class LinkSpec(FileStruct, frozen=True):
     """One direction of one link.
 
     `latency` and `jitter` (the most that chance adds to it) in seconds; `bytes_per_second`, 0 for
@@ -58,8 +57,7 @@ class Link:
         return self._last_arrival
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
+class Network(FileStruct, frozen=True):
     """All links of a ring of N stages.
 
     `ring[i]` leads from node i to the next one (N + 1 links); `to_stages[s - 1]` and

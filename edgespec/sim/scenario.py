@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from edgespec.errors import ConfigError
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import POLICIES, policy_named
+from edgespec.schema import FileStruct
 from edgespec.sim.faults import (
     Change,
     Crash,
@@ -31,16 +32,14 @@ _SMALL = {"nodes": 10, "depth": 3, "levels": 2, "width": 3, "longest": 3}
 """Parameters of a policy by the last word of their names, and the most a small variant takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(FileStruct, frozen=True):
     """One parameter of a policy that is not what its paper has."""
 
     name: str
     value: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(FileStruct, frozen=True):
     """One request: what is asked when (virtual seconds), and when its client gives up, if ever."""
 
     tag: int
@@ -74,8 +73,7 @@ class Ask:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(FileStruct, frozen=True):
     """One run of a toy ring.
 
     `accuracy`: how often the draft knows the next token. Paces are mean seconds of one effect at

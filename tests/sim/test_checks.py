@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from support.worlds import CALM, CALM_ASK
 
 import edgespec.sim.checks
@@ -254,11 +255,13 @@ BUGS: dict[str, tuple[str, Parts]] = {
 }
 
 
-PLAIN = replace(CALM, asks=(replace(CALM_ASK, policy="autoregressive", settings=()),))
-ROUNDS = replace(
+PLAIN = structs.replace(
+    CALM, asks=(structs.replace(CALM_ASK, policy="autoregressive", settings=()),)
+)
+ROUNDS = structs.replace(
     CALM,
     accuracy=0.0,
-    asks=(replace(CALM_ASK, policy="naive_tree", settings=CALM_ASK.settings[:3]),),
+    asks=(structs.replace(CALM_ASK, policy="naive_tree", settings=CALM_ASK.settings[:3]),),
 )
 SCENARIOS = {"a live row is dropped": PLAIN, "a dead row is kept": ROUNDS}
 """In which a bug is seen at once, before it does more harm; the others are seen in CALM."""
@@ -295,7 +298,7 @@ def test_a_live_row_is_missed_on_a_stage_that_gets_no_retained_set() -> None:
                     ledger._ids = ledger._ids[:-1]
             return effects
 
-    calm = replace(CALM, faults=(LoseRetain(1.0),))
+    calm = structs.replace(CALM, faults=(LoseRetain(1.0),))
     play(calm)
     with pytest.raises(InvariantViolated):
         play(calm, parts=Parts(stage=DropsOne))
@@ -325,5 +328,5 @@ def test_a_draft_is_checked_for_being_open_and_for_growing_contexts() -> None:
 
 
 def test_a_request_that_fits_no_context_must_fail() -> None:
-    ask = replace(CALM_ASK, prompt="abcdefghijabcdefgh")
-    play(replace(CALM, context_length=16, asks=(ask,)))
+    ask = structs.replace(CALM_ASK, prompt="abcdefghijabcdefgh")
+    play(structs.replace(CALM, context_length=16, asks=(ask,)))
