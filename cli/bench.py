@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,23 +22,21 @@ from edgespec.bench.harness import (
     results,
 )
 from edgespec.bench.plots import plot_speedup, plot_timeline
-from edgespec.bench.report import REFERENCE, Run, table_of
+from edgespec.bench.report import REFERENCE, table_of
 from edgespec.bench.simulated import chosen_policies
 from edgespec.bench.specbench import answer_lines
 from edgespec.bench.timeline import Activity, activity_of, read_traces
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, Prompt, default_prompts, read_prompts
 from edgespec.cli import options
 from edgespec.cli.answering import USUAL, SamplingOptions
-from edgespec.cli.demo import await_ring
+from edgespec.cli.demo import ring_here
 from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
 from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
 from edgespec.daemon.emulation import described, emulated_costs
-from edgespec.daemon.local_ring import LOAD_S, LocalRing
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.settings import RingOptions, coordinator_config
-from edgespec.errors import ConfigError, EdgespecError
-from edgespec.runtime.client import Client
+from edgespec.errors import ConfigError
 
 BUNDLED = "bundled"
 """What the settings in the JSON call the bundled models."""
@@ -111,7 +107,7 @@ def bench(
     if as_json:
         print(json.dumps(content))
     else:
-        _show(overall(answers, activities, ring))
+        show_table(table_of(overall(answers, activities, ring)))
     notes.say(f"results, answers and pictures are in {folder}")
     _judge(answers, notes)
 
@@ -144,21 +140,12 @@ def _played(
     config: CoordinatorConfig, workload: Sequence[Prompt], settings: Settings, notes: Notes
 ) -> tuple[list[Answer], dict[int, Activity]]:
     """All answers, and what the ring did for each by the number of its request."""
-    notes.say(f"starting a coordinator and {config.stages} stage(s) on this machine")
-    # Told to end, it ends its processes first (the kernel ends them if it has no chance to).
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="edgespec-") as traces:
         with (
-            LocalRing(config, Path(traces)) as ring,
-            Client(ring.address, ring.identity, LOAD_S, check=ring.check) as client,
+            ring_here(config, notes, Path(traces)) as client,
+            notes.waiting("answering") as waiting,
         ):
-            try:
-                await_ring(client, ring, notes)
-                with notes.waiting("answering") as waiting:
-                    answers = play(client, workload, settings, waiting)
-            except EdgespecError:
-                ring.check()  # a process that ended knows the cause better than who waited for it
-                raise
+            answers = play(client, workload, settings, waiting)
         entries = read_traces(sorted(Path(traces).glob("*.jsonl")))
     found = {a.request: activity_of(entries.get(a.request, ()), a.finished) for a in answers}
     return answers, found
@@ -206,11 +193,6 @@ def _write(
         },
         f"Speed-up ({what})",
     )
-
-
-def _show(runs: Sequence[Run]) -> None:
-    table = table_of(runs)
-    show_table(table)
 
 
 def _judge(answers: Sequence[Answer], notes: Notes) -> None:

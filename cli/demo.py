@@ -5,6 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
@@ -12,7 +15,7 @@ from edgespec.cli import options
 from edgespec.cli.answering import USUAL, RequestSettings, cancelling, show
 from edgespec.cli.notes import Notes
 from edgespec.cli.prompt import read_prompt
-from edgespec.config import LOOPBACK, Address, Emulation
+from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
 from edgespec.daemon.emulation import described, emulated_costs
 from edgespec.daemon.local_ring import LOAD_S, LocalRing
 from edgespec.daemon.process import EXIT_CANCELLED
@@ -58,25 +61,33 @@ def demo(
     notes = Notes()
     if emulation is not None:
         notes.say(described(emulated_costs(emulation, config.stages)))
-    notes.say(f"starting a coordinator and {config.stages} stage(s) on this machine")
-    # Told to end, it ends its processes first (the kernel ends them if it has no chance to).
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with (
-        LocalRing(config) as ring,
-        Client(ring.address, ring.identity, LOAD_S, check=ring.check) as client,
-    ):
-        try:
-            await_ring(client, ring, notes)
-            with cancelling(client):
-                finished = show(client.ask(submit), as_json, notes)
-        except EdgespecError:
-            ring.check()  # a process that ended knows the cause better than who waited for it
-            raise
+    with ring_here(config, notes) as client, cancelling(client):
+        finished = show(client.ask(submit), as_json, notes)
     if finished.finish_reason == "cancelled":
         raise typer.Exit(EXIT_CANCELLED)
 
 
-def await_ring(client: Client, ring: LocalRing, notes: Notes) -> None:
+@contextmanager
+def ring_here(
+    config: CoordinatorConfig, notes: Notes, traces: Path | None = None
+) -> Iterator[Client]:
+    """A client of a ring of processes on this machine, once it is ready."""
+    notes.say(f"starting a coordinator and {config.stages} stage(s) on this machine")
+    # On SIGTERM it ends its processes first (the kernel ends them if it has no chance to).
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with (
+        LocalRing(config, traces) as ring,
+        Client(ring.address, ring.identity, LOAD_S, check=ring.check) as client,
+    ):
+        try:
+            _await_ring(client, ring, notes)
+            yield client
+        except EdgespecError:
+            ring.check()  # the process that ended knows the cause better
+            raise
+
+
+def _await_ring(client: Client, ring: LocalRing, notes: Notes) -> None:
     """Show how far the stages are until all are ready."""
     with notes.waiting("the coordinator is loading") as waiting:
         while not (status := client.status()).ready:
