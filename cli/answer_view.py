@@ -15,7 +15,7 @@ from edgespec.wire.client_messages import Finished, Progress, Tokens
 
 _CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if code not in (9, 10, 13)}
 _CONTROL[13] = ""
-"""A model may write anything, codes that change the terminal included."""
+"""Answers and names are untrusted: codes that change the terminal are replaced."""
 
 _RUN_COLOURS = (("green", "\033[32m"), ("magenta", "\033[35m"))
 _PLAIN = "\033[0m"
@@ -29,7 +29,7 @@ _LINE_BELOW = "\033[B\r\033[2K"
 class AnswerView:
     """Text goes to standard output, all else to standard error.
 
-    `text` is what came so far, and `runs` how many tokens each result made certain.
+    `text`: the answer so far. `runs`: how many tokens each result committed.
     """
 
     def __init__(self, notes: Notes, *, hidden: bool = False, speculation: bool = False) -> None:
@@ -44,7 +44,7 @@ class AnswerView:
         self.runs: list[int] = []
 
     def follow(self, answer: Iterable[Progress | Tokens | Finished]) -> Finished:
-        """Show an answer until it ends; the text's last line ends too, whatever happens."""
+        """Show an answer until it ends. The last line of text is ended after an error too."""
         finished: Finished | None = None
         try:
             with self._notes.waiting("waiting for the first token") as waiting:
@@ -63,7 +63,6 @@ class AnswerView:
         return finished
 
     def legend(self) -> None:
-        """Say what the colours meant, if there were any."""
         if not self._colours or not self.runs:
             return
         each = sum(self.runs) / len(self.runs)
@@ -107,9 +106,9 @@ class AnswerView:
 
 
 class _Beneath:
-    """A remark on the line below the text's last one, which goes away without a trace.
+    """A remark on the line below the text, which can be erased.
 
-    The cursor stays where the text ends. Only for text and remarks on one terminal.
+    The cursor stays where the text ends. Text and remarks must be on one terminal.
     """
 
     def __init__(self) -> None:
@@ -117,16 +116,15 @@ class _Beneath:
         self._line = ""  # the text's last line so far
 
     def wrote(self, text: str) -> None:
-        """Follow the text, to know whether it ends at the last column."""
+        """Keep the last line of the text: `show` must know whether it fills the width."""
         self._line = (self._line + text).rpartition("\n")[2]
 
     def show(self, remark: str) -> None:
-        """Put it there, in place of the one before."""
         width = _width()
         room = _ROOM_BELOW
         if self._is_full(width):
-            # The terminal waits with the line's end for one more character; where the cursor is
-            # then cannot be kept. So the line ends now, which looks the same.
+            # The terminal wraps a full line at the next character only; that cursor position cannot
+            # be saved. Ending the line now looks the same.
             room = "\r\n" + room
             self._line = ""
         text = set_cell_size(" ".join(remark.split()), width - 1).rstrip()
@@ -134,7 +132,6 @@ class _Beneath:
         self._shown = True
 
     def hide(self) -> None:
-        """Take it away, if there is one."""
         if self._shown:
             self._write(f"{_SAVE}{_LINE_BELOW}{_RESTORE}")
             self._shown = False
@@ -149,7 +146,7 @@ class _Beneath:
 
 
 def shown(text: str) -> str:
-    """The text without what would change the terminal."""
+    """The text with control characters replaced."""
     return text.translate(_CONTROL)
 
 

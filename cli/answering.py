@@ -1,4 +1,4 @@
-"""Asking: the settings of a request, cancelling it, and its figures or JSON when it has ended."""
+"""Requests of commands: their settings, cancelling, and the figures or JSON of the answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
 from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
 
 TAG = 1
-"""A command has one request on its connection."""
+"""A command sends one request per connection."""
 
 _POLICIES = " or ".join(", ".join(sorted(POLICIES)).rsplit(", ", 1))
 
@@ -42,7 +42,7 @@ class _PolicyOption:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How tokens are chosen, and how many."""
+    """Options of sampling and length, which bench and simulate have too."""
 
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128
     temperature: Annotated[
@@ -62,15 +62,15 @@ class SamplingOptions:
 
     @property
     def sampling(self) -> Sampling:
-        """Raises ConfigError for values that it cannot have."""
+        """Raises ConfigError for values out of range."""
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
 
 
 @dataclass(frozen=True)
 class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field comes first
-    """Everything of a request but what is asked; docs/commands.md defines each.
+    """All options of a request (docs/commands.md).
 
-    Raises ConfigError for what no coordinator would accept.
+    Raises ConfigError for values that every coordinator would refuse.
     """
 
     stop: Annotated[
@@ -82,22 +82,22 @@ class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field 
             _check_text("stop string", text)
         if self.max_new_tokens < 1:
             raise ConfigError(f"max-new-tokens is {self.max_new_tokens}; it must be at least 1")
-        _ = self.sampling  # raises for values that it cannot have
+        _ = self.sampling  # raises for values out of range
         StopScanner(tuple(self.stop or ()))
         if self.policy:
             policy_named(self.policy)
 
     def ask(self, prompt: str) -> Submit:
-        """The request to go on with a text. Raises ConfigError for one that cannot be sent."""
+        """The request for a completion of a text. Raises ConfigError if it cannot be sent."""
         _check_text("prompt", prompt)
         if not prompt:
             raise ConfigError("the prompt is empty; give at least one character")
         return self._submit(prompt, "")
 
     def answer(self, messages: list[dict[str, str]]) -> Submit:
-        """The request for the next word of a conversation, of objects with "role" and "content".
+        """The request for the next message of a conversation of {"role", "content"} objects.
 
-        Raises ConfigError for one that cannot be sent.
+        Raises ConfigError if it cannot be sent.
         """
         for message in messages:
             _check_text(
@@ -143,7 +143,7 @@ def _check_text(what: str, text: str) -> None:
 
 @contextmanager
 def cancelling(client: Client) -> Iterator[None]:
-    """Let Ctrl-C cancel the client's request through the ring; a second one leaves at once."""
+    """Ctrl-C cancels the client's request on the ring; a second one raises KeyboardInterrupt."""
 
     def on_interrupt(number: int, frame: object) -> None:
         if client.cancelled:
@@ -163,14 +163,14 @@ def show(
     notes: Notes,
     speculation: bool = False,
 ) -> Finished:
-    """Print an answer as it comes, and its figures; returns its end.
+    """Print an answer while it arrives, then its figures.
 
-    `speculation`: colour the tokens that one result made certain.
+    `speculation`: change the colour with each result that committed tokens.
     """
     view = AnswerView(notes, hidden=as_json, speculation=speculation)
     finished = view.follow(answer)
     if as_json:
-        # A terminal of another encoding gets the same JSON, spelt in ASCII.
+        # A terminal of another encoding gets the same JSON in ASCII.
         ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
         print(json.dumps(figures(finished), ensure_ascii=ascii_only))
     else:
@@ -190,7 +190,6 @@ def figures(finished: Finished) -> dict[str, object]:
 
 
 def described(finished: Finished) -> list[tuple[str, str]]:
-    """Names and values of the figures, for a person."""
     speed = figures(finished)
     accepted = ", ".join(f"{n}: {times}" for n, times in enumerate(finished.accepted_histogram))
     sources = ", ".join(

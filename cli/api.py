@@ -26,7 +26,7 @@ def api(
     `edgespec serve` starts it by itself on the coordinator's own machine; on another machine of the
     cluster it is started by hand.
     """
-    # uvicorn and starlette take their time to import: not for every other command.
+    # Imported late, as uvicorn and starlette are slow to import.
     from edgespec.daemon.api import ApiConfig, run_api
 
     end_with_parent()

@@ -13,9 +13,9 @@ from pathlib import Path
 import typer
 
 from edgespec.bench.harness import (
-    Answer,
-    Ring,
-    Settings,
+    BenchAnswer,
+    BenchSettings,
+    MeasuredRing,
     differences,
     overall,
     play,
@@ -39,7 +39,7 @@ from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.errors import ConfigError
 
 BUNDLED = "bundled"
-"""What the settings in the JSON call the bundled models."""
+"""The name of the bundled models in the JSON."""
 
 
 @options.grouped
@@ -72,7 +72,7 @@ def bench(
         usual_stages=options.USUAL_STAGES,
     )
     names = chosen_policies([name.strip() for name in policy.split(",")], config.draft)
-    settings = Settings(
+    settings = BenchSettings(
         tuple(dict.fromkeys((REFERENCE, *names))),
         sampling.max_new_tokens,
         sampling.sampling,
@@ -112,14 +112,14 @@ def bench(
     _judge(answers, notes)
 
 
-def _ring(config: CoordinatorConfig, notes: Notes) -> Ring:
-    """What will be measured; says so if it is not this machine."""
+def _ring(config: CoordinatorConfig, notes: Notes) -> MeasuredRing:
+    """What is measured; with --emulate it says that the times are not of this machine."""
     if config.emulation is None:
-        return Ring(("",) * (config.stages + 1), "")
+        return MeasuredRing(("",) * (config.stages + 1), "")
     costs = emulated_costs(config.emulation, config.stages)
     notes.say(described(costs))
     names = tuple(node.profile.name for node in (costs.coordinator, *costs.stages))
-    return Ring(names, costs.coordinator.model.name)
+    return MeasuredRing(names, costs.coordinator.model.name)
 
 
 def _made(folder: Path) -> Path:
@@ -131,15 +131,15 @@ def _made(folder: Path) -> Path:
 
 
 def _digest(workload: Sequence[Prompt]) -> str:
-    """Tells whether two runs had the same prompts."""
+    """Equal for two runs with the same prompts."""
     content = json.dumps([[prompt.id, *prompt.turns] for prompt in workload])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _played(
-    config: CoordinatorConfig, workload: Sequence[Prompt], settings: Settings, notes: Notes
-) -> tuple[list[Answer], dict[int, Activity]]:
-    """All answers, and what the ring did for each by the number of its request."""
+    config: CoordinatorConfig, workload: Sequence[Prompt], settings: BenchSettings, notes: Notes
+) -> tuple[list[BenchAnswer], dict[int, Activity]]:
+    """All answers, and the activity of the ring by request number."""
     with tempfile.TemporaryDirectory(prefix="edgespec-") as traces:
         with (
             ring_here(config, notes, Path(traces)) as client,
@@ -154,9 +154,9 @@ def _played(
 def _write(
     folder: Path,
     content: dict[str, object],
-    answers: Sequence[Answer],
+    answers: Sequence[BenchAnswer],
     activities: dict[int, Activity],
-    ring: Ring,
+    ring: MeasuredRing,
 ) -> None:
     def write(name: str, text: str) -> None:
         (folder / name).write_text(text, encoding="utf-8")
@@ -195,8 +195,8 @@ def _write(
     )
 
 
-def _judge(answers: Sequence[Answer], notes: Notes) -> None:
-    """Say which answers are not the reference's; exit code 1 if rounding does not explain one."""
+def _judge(answers: Sequence[BenchAnswer], notes: Notes) -> None:
+    """Report answers that differ from the reference's; exit code 1 for more than rounding."""
     found = differences(answers)
     for one in found:
         cause = "a near-tie" if one.is_near_tie else "no near-tie: this is a fault"

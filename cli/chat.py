@@ -22,8 +22,8 @@ from edgespec.runtime.client import Client
 from edgespec.wire.client_messages import Finished, Status
 
 ANSWER_SHARE = 4
-"""An answer may have one part in so many of the context, or --max-new-tokens if that is less,
-before turns are left out for it."""
+"""The context keeps one part in so many (or --max-new-tokens, if that is less) for an answer;
+turns are left out for that much."""
 
 USUAL_CHAT = RequestSettings(max_new_tokens=512)
 
@@ -80,7 +80,7 @@ def _greet(status: Status, notes: Notes) -> None:
 
 
 class _Chat:
-    """One conversation, each turn of it on a connection of its own."""
+    """One conversation. Each turn opens its own connection."""
 
     def __init__(self, state: ChatState, notes: Notes, reached: Reach, wait: float) -> None:
         self._state, self._notes, self._reached, self._wait = state, notes, reached, wait
@@ -89,7 +89,7 @@ class _Chat:
         self.context = 0  # tokens; 0: not known
 
     def talk(self, lines: LineInput) -> None:
-        """With a person: what goes wrong is said, and the conversation goes on."""
+        """On a terminal: an error is printed, and the conversation goes on."""
         while not self._commands.is_over:
             try:
                 line = lines.read()
@@ -112,7 +112,7 @@ class _Chat:
             self._notes.warn(f"error: {shown(str(problem))}")
 
     def answer_all(self, lines: LineInput) -> None:
-        """Of a pipe: the first thing that goes wrong ends it."""
+        """From a pipe: the first error ends the command."""
         while not self._commands.is_over and (line := lines.read()) is not None:
             self._take(line)
             last = self._state.last
@@ -126,9 +126,9 @@ class _Chat:
             self._answer(line)
 
     def _answer(self, question: str) -> None:
-        """Have a question answered; one that is not is kept for /retry."""
+        """Answer a question; it is kept for /retry if that fails."""
         conversation = self._state.conversation
-        self._state.settings.ask(question)  # one that cannot be sent is refused before it counts
+        self._state.settings.ask(question)  # refuses one that cannot be sent
         conversation.unanswered = question
         before = conversation.left_out
         if self.context:
@@ -142,7 +142,7 @@ class _Chat:
                 if problem.kind != "context":
                     raise
                 if not conversation.has_more_to_leave_out:
-                    conversation.left_out = before  # it was the question that is too long
+                    conversation.left_out = before  # the question alone is too long
                     raise
                 conversation.leave_out_half()
         self._say_left_out(conversation.left_out - before)
@@ -155,7 +155,7 @@ class _Chat:
             with Client(*self._reached(), self._wait) as client, cancelling(client):
                 finished = view.follow(client.ask(submit))
         except (EdgespecError, KeyboardInterrupt) as problem:
-            if view.text:  # what was read is part of the conversation
+            if view.text:  # the part that was shown belongs to the conversation
                 cut = "cancelled" if isinstance(problem, KeyboardInterrupt) else "failed"
                 state.conversation.add(Turn(question, view.text, cut))
             raise
@@ -190,5 +190,5 @@ class _Chat:
 
 
 def _has_no_template(problem: EdgespecError) -> bool:
-    """Whether nothing at all can be asked as a conversation."""
+    """Whether the model cannot be asked in conversations at all."""
     return isinstance(problem, ConfigError | RequestFailed) and "no chat template" in str(problem)

@@ -1,4 +1,4 @@
-"""What /commands in a chat do to the conversation and to the settings of its requests."""
+"""The /commands of a chat: they change the conversation and the settings of its requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NAMES = [field.name for field in fields(RequestSettings)]
 
 
 class ChatState:
-    """What commands work on. `last`: the figures of the newest answer."""
+    """What the commands change. `last`: the newest answer."""
 
     def __init__(self, settings: RequestSettings, system: str) -> None:
         self.settings = settings
@@ -47,7 +47,6 @@ class ChatState:
         self.seconds = 0.0
 
     def count(self, finished: Finished) -> None:
-        """An answer has ended."""
         self.last = finished
         self.answers += 1
         self.tokens += finished.new_tokens
@@ -55,15 +54,15 @@ class ChatState:
 
 
 class Commands:
-    """Carries out one line that begins with a slash."""
+    """Runs lines that begin with a slash."""
 
     def __init__(self, state: ChatState, notes: Notes, ask: Callable[[str], None]) -> None:
-        """`ask`: has a question answered, and the conversation grow by it."""
+        """`ask(question)` answers a question and adds both to the conversation."""
         self._state, self._notes, self._ask = state, notes, ask
         self.is_over = False
 
     def run(self, line: str) -> None:
-        """Raises ConfigError, fit for the user, for what cannot be done."""
+        """Raises ConfigError, with a text for the user, for a line that is wrong."""
         word, _, rest = line.partition(" ")
         if word not in WORDS:
             raise ConfigError(
@@ -147,9 +146,9 @@ _TAKE_ARGUMENT = ("/system", "/save", "/load", "/set")
 
 
 def changed(settings: RequestSettings, name: str, value: str) -> RequestSettings:
-    """The settings with one that is spelt as a person writes it.
+    """The settings with one value, given as text, changed.
 
-    Raises ConfigError for a name that is none, and for a value that it cannot have.
+    Raises ConfigError for an unknown name and for a wrong value.
     """
     if name not in _NAMES:
         raise ConfigError(f"there is no setting {name!r}; there are: {', '.join(_NAMES)}")

@@ -1,4 +1,4 @@
-"""A conversation: its turns, what of them the model is given, and its file."""
+"""A conversation: its turns, the part of them that the model is given, and its file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from edgespec.errors import ConfigError
 
 CUT_SHARE = 2
-"""When turns have to be left out, the rest shall fill one part in so many of the room: so it does
-not happen again at every turn, and what the stages keep of the conversation stays of use."""
+"""When turns are left out, the rest fills at most one part in so many of the room. So it does not
+happen at every turn, and the stages can reuse the cached prefix."""
 
 _MOST_BYTES = 16 << 20
 _ROLES = ("user", "assistant")
@@ -21,7 +21,7 @@ _ROLES = ("user", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its answer. `cut`: why the answer is not whole ("cancelled"), or ""."""
+    """A question and its answer. `cut`: why the answer is incomplete ("cancelled"), or ""."""
 
     question: str
     answer: str
@@ -30,32 +30,31 @@ class Turn:
 
 @dataclass
 class Conversation:
-    """Turns behind a system message ("": none).
+    """A system message ("": none) and turns.
 
-    `left_out`: how many of the oldest turns the model is not given any more. `unanswered`: a
-    question that got no answer, "" if there is none.
+    `left_out`: how many of the oldest turns the model is no longer given. `unanswered`: a question
+    without an answer, or "".
     """
 
     system: str = ""
     turns: list[Turn] = field(default_factory=list)
     left_out: int = 0
     unanswered: str = ""
-    tokens_per_character: float = 0.0  # of what the model was given last; 0: not known yet
+    tokens_per_character: float = 0.0  # measured at the last answer; 0: unknown
 
     def messages(self, question: str) -> list[dict[str, str]]:
-        """What the model is given to answer a question."""
+        """The messages that the model is given for a question."""
         said = [_message("system", self.system)] if self.system else []
         for turn in self.turns[self.left_out :]:
             said += [_message("user", turn.question), _message("assistant", turn.answer)]
         return [*said, _message("user", question)]
 
     def add(self, turn: Turn) -> None:
-        """The question was answered."""
         self.turns.append(turn)
         self.unanswered = ""
 
     def take_back(self) -> str:
-        """Remove the last question, with its answer if it had one; "" if there is none."""
+        """Remove and return the last question, with its answer; "" if there is none."""
         question, self.unanswered = self.unanswered, ""
         if not question and self.turns:
             question = self.turns.pop().question
@@ -63,22 +62,21 @@ class Conversation:
         return question
 
     def learn(self, question: str, prompt_tokens: int) -> None:
-        """The model was given so many tokens for this question and what came before it."""
+        """Estimate tokens per character from the prompt of the last answer."""
         self.tokens_per_character = prompt_tokens / self._characters(question)
 
     def make_room(self, question: str, room: int) -> None:
-        """Leave out the oldest turns if, as far as is known, all takes more than `room` tokens."""
+        """Leave out the oldest turns if the estimate of all exceeds `room` tokens."""
         if self._estimate(question) > room:
             while self.has_more_to_leave_out and self._estimate(question) > room / CUT_SHARE:
                 self.left_out += 1
 
     def leave_out_half(self) -> None:
-        """Leave out the older half of what the model is given, one turn at least."""
+        """Leave out the older half of the turns that the model is given, at least one."""
         self.left_out += (len(self.turns) - self.left_out + 1) // 2
 
     @property
     def has_more_to_leave_out(self) -> bool:
-        """Whether the model is given any turn before the question."""
         return self.left_out < len(self.turns)
 
     def _estimate(self, question: str) -> float:
@@ -88,7 +86,7 @@ class Conversation:
         return sum(len(message["content"]) for message in self.messages(question)) or 1
 
     def to_json(self) -> str:
-        """All of it, the turns that are left out too; `messages` is what OpenAI's API takes."""
+        """The whole conversation; `messages` is in the form of OpenAI's API."""
         messages: list[dict[str, str]] = []
         if self.system:
             messages.append(_message("system", self.system))
@@ -101,9 +99,9 @@ class Conversation:
         return json.dumps({"messages": messages}, ensure_ascii=False, indent=1) + "\n"
 
     def save(self, path: Path) -> None:
-        """Write it into a file that only its owner can read; a saved conversation is replaced.
+        """Write it to a file that only its owner can read. Replaces a saved conversation only.
 
-        Raises ConfigError if that fails, or if another kind of file is there.
+        Raises ConfigError if that fails, or for another kind of file.
         """
         if path.exists():
             try:
@@ -123,9 +121,9 @@ class Conversation:
 
     @staticmethod
     def load(path: Path) -> Conversation:
-        """What a file holds: what `save` wrote, or a list of messages as OpenAI's API takes them.
+        """Read what `save` wrote, or a list of messages in the form of OpenAI's API.
 
-        Raises ConfigError, naming the file, if it is something else.
+        Raises ConfigError, naming the file, for other content.
         """
         try:
             with path.open("rb") as file:

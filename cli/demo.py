@@ -24,7 +24,7 @@ from edgespec.errors import EdgespecError
 from edgespec.runtime.client import Client
 
 LOOK_S = 0.2
-"""Seconds between two looks at how far the stages are."""
+"""Seconds between two requests for the status while the ring starts."""
 
 
 @options.grouped
@@ -88,7 +88,6 @@ def ring_here(
 
 
 def _await_ring(client: Client, ring: LocalRing, notes: Notes) -> None:
-    """Show how far the stages are until all are ready."""
     with notes.waiting("the coordinator is loading") as waiting:
         while not (status := client.status()).ready:
             waiting("\n".join(status.lines))

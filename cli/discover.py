@@ -1,4 +1,4 @@
-"""Finding the coordinator for a command that was not told where it is."""
+"""Discovery of the coordinator on the local network, for commands without --coordinator."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from edgespec.net.discovery_interfaces import own_interfaces, to_look_on
 from edgespec.net.keys import Identity
 
 _LOOK_AGAIN_S = 1.0
-"""Seconds before a coordinator that is announced, but does not answer, is tried again."""
+"""Seconds before an announced coordinator that does not answer is tried again."""
 
 
 def discovered(
     wait: float, say: Callable[[str], None], identity: Identity, cluster: str = ""
 ) -> Address:
-    """The address of the one coordinator on the local network, or the one of this cluster there.
+    """The address of the only coordinator on the local network, or of that of `cluster`.
 
-    `wait`: seconds to look for it; `say` gets one remark when the search begins and one when it
-    ends well; `identity`: whose key is shown to those that are found. Raises ConfigError if several
-    answer, PeerLost if none does.
+    `wait`: seconds to search. `say` gets a remark at the start and one at success. `identity`: the
+    keys to connect with. Raises ConfigError if several answer, PeerLost if none does.
     """
     if not 0.0 < wait <= 86400.0:
         raise ConfigError(f"wait is {wait}; it must be above 0 and at most 86400 seconds")

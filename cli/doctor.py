@@ -57,7 +57,7 @@ def doctor(
 
 
 def _blocks() -> Path:
-    """Where blocks are kept. Imported late: a torch that cannot be loaded is a finding here."""
+    """The cache of blocks. Imported late: a broken torch must become a finding, not a crash."""
     try:
         from edgespec.daemon.blocks import default_folder
     except Exception:

@@ -38,7 +38,7 @@ from edgespec.planning.problem import Problem
 from edgespec.runtime.access_policy import STAGE
 
 TOKEN_S = 3600.0
-"""For how many seconds the token that `init` prints admits devices."""
+"""Seconds for which the printed token admits devices."""
 
 
 def init(
@@ -49,7 +49,7 @@ def init(
         help="Number of stages in the ring. Default: as --layers, --devices or the model's "
         "folder has.",
         show_default=False,
-        callback=options.a_ring,
+        callback=options.check_stages,
     ),
     layers: str = options.LAYERS,
     devices: str = typer.Option(
@@ -110,7 +110,7 @@ def init(
 
 
 def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, list[str]]:
-    """What `edgespec serve` would take, looked at as it does, and which models it has to download.
+    """The settings for `edgespec serve`, checked as it does, and the models it must download.
 
     Raises ConfigError.
     """
@@ -124,7 +124,7 @@ def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, lis
 
 @dataclass(frozen=True)
 class _Planned:
-    """A plan, and what it was asked for."""
+    """A plan, and the models that it is for."""
 
     made: Plan
     model: str
@@ -133,17 +133,16 @@ class _Planned:
 
     @property
     def quant(self) -> str:
-        """The quantisation that it reckons with."""
         return self.made.problem.model.quantisation.name
 
     @property
     def layers(self) -> str:
-        """Those of stage 1, 2, ... as the option has them."""
+        """As the option --layers takes them."""
         return ",".join(map(str, self.made.split))
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The names of its devices in ring order; () if they are only kinds of devices."""
+        """The devices' names in ring order; () if the plan names profiles only."""
         devices = [place.device for place in self.made.places[1:]]
         if not all(map(_has_own_name, devices)):
             return ()
@@ -163,7 +162,7 @@ class _Planned:
         return json.dumps(plan_as_json(self.made, speed, commands), ensure_ascii=False) + "\n"
 
     def lines(self) -> Iterator[str]:
-        """What it says of each device."""
+        """A line for each device."""
         for place in self.made.places:
             what = f"layers {place.first} to {place.end - 1}" if place.stage else "coordinator"
             yield (
@@ -186,18 +185,17 @@ def _planned(
 
 
 def _has_own_name(device: Device) -> bool:
-    """Whether it is called other than its kind: then it is one certain device."""
+    """Whether it has a name other than its profile's: then it is one particular device."""
     kind = device.profile.name
     return device.name != kind and not device.name.startswith(f"{kind}#")
 
 
 def _absolute(model: str) -> str:
-    """A folder wherever the coordinator is started; a hub id stays."""
+    """An absolute path for a folder, as `serve` may start elsewhere; a hub id is unchanged."""
     return os.path.abspath(model) if model and Path(model).is_dir() else model
 
 
 def _absolute_draft(draft: str, model: str) -> str:
-    """The same for the folders that a draft names."""
     if draft in ("", NONE):
         return draft
     chosen = chosen_draft(draft, model)
@@ -208,7 +206,7 @@ def _is_cluster(folder: Path) -> bool:
     try:
         return ClusterFolder.open(folder).is_coordinator
     except AccessRefused:
-        return False  # if that is not because there is none, `create` says the same again
+        return False  # any other cause is raised again by `create`
 
 
 def _tell(notes: Notes, made: ClusterFolder, kept: bool, later: list[str]) -> None:

@@ -78,7 +78,7 @@ def join(
             metrics=served,
         )
 
-    # What can be checked without the network is, before anybody is looked for.
+    # Check options before any search on the network.
     config(Address.parse(LOOPBACK if coordinator is None else coordinator))
     path = folder_of(cluster)
     introduction = given_token(token)
@@ -92,8 +92,8 @@ def join(
     address = address_of(folder, coordinator, wait, log.info)
     try:
         folder.with_address(str(address))
-    except ConfigError as problem:  # it only makes the next start faster
+    except ConfigError as problem:  # the address only makes the next start faster
         log.warning("where the coordinator is cannot be remembered: %s", problem)
-    # On the coordinator's own machine it is a device like the others, by the name of that machine.
+    # On the coordinator's machine the stage takes the machine's name.
     name = clean_name(socket.gethostname()) if folder.is_coordinator else folder.name
     leave(run_stage(config(address), folder.identity, name, accepts))

@@ -1,4 +1,4 @@
-"""edgespec leave: this device is part of its cluster no more."""
+"""edgespec leave: take this device out of its cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person types: lines that can be edited, over several of them; or lines of a pipe."""
+"""Input of a chat: edited lines of a terminal, or lines of a pipe."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ except ImportError:  # a Python that was built without it
     readline = None  # type: ignore[assignment]
 
 FENCE = '"""'
-"""Between two of these, lines belong together."""
+"""Lines between two fences are one input."""
 
 MOST_LINES = 1000
-"""Lines that the history has at most when it is read."""
+"""Lines of history that are loaded at most."""
 
 _MOST_BYTES = 4 * DEFAULT_LIMITS.text_chars + 4
-"""A line without an end is not read for ever; what is this long is refused where it is sent."""
+"""A bound for a line without an end; a request refuses so long a text anyway."""
 
 
 def history_file() -> Path:
-    """Where lines are kept for the next time: in the user's state folder."""
+    """The history file, in the user's state folder."""
     state = os.environ.get("XDG_STATE_HOME", "")
     root = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
     return root / "edgespec" / "chat-history"
 
 
 class History:
-    """The lines of this and earlier times, in a file that only its owner can read.
+    """Typed lines, kept in a file that only its owner can read.
 
-    A file that cannot be used is none: that shall not keep anybody from asking.
+    A file that cannot be read or written is ignored.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """None: lines are known as long as this object is."""
+        """None: nothing is stored."""
         self._path = path
         self._last = ""
         for line in self._read()[-MOST_LINES:]:
             self._remember(line)
 
     def add(self, line: str) -> None:
-        """Keep a line, unless it is the last one once more."""
+        """Keep a line, unless it repeats the last one."""
         if not line.strip() or line == self._last:
             return
         self._remember(line)
@@ -88,10 +88,10 @@ def _line_of(text: str) -> str:
 
 
 class LineInput:
-    """Gives one input after the other: a line, or several that belong together."""
+    """Reads inputs, of one line or several."""
 
     def __init__(self, history: History, words: Sequence[str] = ()) -> None:
-        """`words`: what the tabulator key completes at the start of a line."""
+        """`words`: completions for the tab key at the start of a line."""
         self.is_interactive = sys.stdin is not None and sys.stdin.isatty()
         self._history = history
         self._words = words
@@ -102,14 +102,14 @@ class LineInput:
             readline.set_completer_delims("")
             readline.set_completer(self._complete)
             readline.parse_and_bind("tab: complete")
-            # Lines that are pasted at once stay together; Python turns that off.
+            # Pasted lines stay together; Python turns that off.
             readline.parse_and_bind("set enable-bracketed-paste on")
 
     def read(self) -> str | None:
-        """The next input, None behind the last.
+        """The next input, None after the last.
 
-        Lines that end with a backslash, and lines between two FENCEs, are one with what follows.
-        Raises KeyboardInterrupt for Ctrl-C, and ConfigError if what is piped in is no text.
+        A line that ends with a backslash continues in the next one; lines between two FENCEs are
+        one input. Raises KeyboardInterrupt for Ctrl-C, and ConfigError if a pipe holds no UTF-8.
         """
         line = self._line("> ")
         if line is None:
@@ -135,7 +135,7 @@ class LineInput:
         return self._typed(sign) if self.is_interactive else self._piped()
 
     def _typed(self, sign: str) -> str | None:
-        if not self._both:  # `edgespec chat > answers.txt`: no sign among the answers
+        if not self._both:  # `edgespec chat > answers.txt`: no prompt sign among the answers
             sys.stderr.write(sign)
             sys.stderr.flush()
         try:
@@ -167,7 +167,7 @@ class LineInput:
 
 
 def _bold(sign: str) -> str:
-    """The brackets tell readline what takes no room on the screen."""
+    """Bold; \\001 and \\002 tell readline which characters have no width."""
     if readline is None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return sign
     return f"\001\033[1m\002{sign}\001\033[0m\002"

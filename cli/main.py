@@ -63,15 +63,15 @@ def _version(
 
 
 def main() -> None:
-    """Run a command; every error on purpose is one line on standard error, never a traceback."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character shows "?"
-        sys.stdout.reconfigure(errors="replace")
+    """Run a command. An EdgespecError becomes one line on standard error, not a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # "?" for what the terminal cannot show
     try:
         app()
     except EdgespecError as problem:
         print(f"edgespec: error: {problem}", file=sys.stderr)
-        # systemd starts a service again unless it ended with EXIT_USAGE: after a power cut a
-        # network may be there later than the board.
+        # systemd restarts a service unless it exits with EXIT_USAGE: after a power cut the network
+        # may be up later than the board.
         wrong = isinstance(problem, ConfigError) and not isinstance(problem, AddressUnavailable)
         sys.exit(EXIT_USAGE if wrong else EXIT_FAILED)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Notes for the person at the terminal: progress, figures; on standard error, never in the way."""
+"""Notes for the user: progress and figures, on standard error."""
 
 from __future__ import annotations
 
@@ -16,26 +16,24 @@ EVERY_S = 1.0
 
 
 class Notes:
-    """Standard error. What others wrote (names of devices, reasons) is shown as it is."""
+    """Standard error, without markup: names and reasons are shown as they are."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
     @property
     def is_terminal(self) -> bool:
-        """Whether somebody looks on, at a terminal that can take back what it shows."""
+        """Whether standard error is a terminal that can rewrite a line."""
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
     def say(self, text: str | Text) -> None:
-        """One remark."""
         self._console.print(text, style="dim" if isinstance(text, str) else "", soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """One remark that should not be missed."""
         self._console.print(text, style="red", soft_wrap=True)
 
     def table(self, rows: list[tuple[str, str]]) -> None:
-        """Names and values, one a line."""
+        """A name and a value on each line."""
         table = Table.grid(padding=(0, 2))
         for name, value in rows:
             table.add_row(Text(name, style="dim"), Text(value))
@@ -43,10 +41,7 @@ class Notes:
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Show that something takes its time; gives a function that says how far it is.
-
-        The function with an empty text takes the note away, and with another shows it again.
-        """
+        """Show progress; yields a function that sets its text ("" hides it)."""
         if not self._console.is_terminal:
             yield self._line_by_line()
             return
@@ -71,14 +66,13 @@ class Notes:
 
 
 class _Spinner:
-    """A line on a terminal that moves, and that comes and goes."""
+    """An animated line on a terminal, which can be hidden."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status: Status | None = None
 
     def update(self, text: str) -> None:
-        """Show the text; "" takes it away."""
         if not text:
             if self._status is not None:
                 self._status.stop()

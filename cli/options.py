@@ -15,10 +15,10 @@ from edgespec.errors import ConfigError
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command have parameters that are dataclasses: one option for each of their fields.
+    """Expand parameters that are dataclasses into one option for each field.
 
-    Typer has no groups of options. It is shown the fields where the parameter stands, with the
-    values of its default as their defaults.
+    Typer has no option groups. It sees the fields in place of the parameter; their defaults are the
+    values of the parameter's default.
     """
     signature = inspect.signature(command, eval_str=True)
     shown: list[inspect.Parameter] = []
@@ -43,8 +43,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def a_ring(context: typer.Context, value: int) -> int:
-    """An option of 0 stages is one that was not given, and a ring of none if it was."""
+def check_stages(context: typer.Context, value: int) -> int:
+    """0 means that --stages was not given; a given 0 is refused."""
     source = context.get_parameter_source("stages")
     if not value and source is not None and source.name == "COMMANDLINE":
         raise ConfigError(f"{value} stages; a ring has 1 to {MOST_STAGES}")
@@ -55,7 +55,7 @@ STAGES_HERE = typer.Option(
     0,
     help="Number of stages in the ring. Default: as --layers or the model's folder has, or 3.",
     show_default=False,
-    callback=a_ring,
+    callback=check_stages,
 )
 USUAL_STAGES = 3
 WAIT = typer.Option(10.0, help="Seconds to wait for a coordinator that does not answer.")

@@ -29,7 +29,7 @@ from edgespec.planning.plan import plan as make_plan
 from edgespec.planning.problem import SEGMENT_ROWS, Problem
 
 SHORT_CONTEXT = 256
-"""Cached rows at which plain decoding is told beside that at a full context."""
+"""Cached rows of the second prediction for plain decoding, beside that at a full context."""
 
 _COLUMNS = ("node", "device", "layers", "weights", "KV", "overhead", "total", "of GiB")
 
@@ -107,7 +107,7 @@ def _table(made: Plan) -> Table:
 
 
 def _seconds(made: Plan, place: Place, rows: int) -> float:
-    """What a segment takes on a node, at half the context."""
+    """Seconds of a segment on a node, at half the context."""
     if not place.stage:
         return made.costs.coordinator.head_seconds(rows)
     return made.costs.stages[place.stage - 1].block_seconds(rows, made.problem.context // 2)
@@ -133,7 +133,7 @@ def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
         told = []
         if speed is not None:
             told.append(f"{speed:.1f} tokens/s in virtual time (adaptive, short questions)")
-        if draft.layers:  # the formula is one of drafts that take D0's time
+        if draft.layers:  # the formula is for drafts that take time of D0
             told.append(f"{1 / made.seconds:.1f} tokens/s by the formula, at half the context")
         yield f"with speculation: {'; '.join(told) or 'not predicted for so many stages'}"
         yield (
@@ -144,7 +144,7 @@ def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
 
 
 def _sureness(made: Plan) -> Iterator[str]:
-    """Of each kind of device in the ring: how many of its figures were measured."""
+    """For each profile in the ring: how many of its figures were measured."""
     profiles = {place.device.profile.name: place.device.profile for place in made.places}
     for name, profile in profiles.items():
         measured, all_of_them = measured_share(profile)
@@ -161,7 +161,7 @@ def _other_cut(asked: ModelToPlan, made: Plan) -> Iterator[str]:
 
 
 def commands_of(made: Plan, model: str, draft: str, draft_quant: str) -> Iterator[str]:
-    """How to start the ring, each with its device; a name of a cost model has no folder yet."""
+    """The command of each device; placeholders where a cost model has no folder."""
     of, draft_name = made.problem.model, made.problem.model.draft.name
     folder = shlex.quote(model) if Path(model).is_dir() else "MODEL_FOLDER"
     drafting = f" --draft {shlex.quote(draft)}" if draft else ""

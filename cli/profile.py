@@ -90,7 +90,7 @@ def _measured(
     identity: Identity | None,
     seconds: float,
 ) -> Measured:
-    """Look which quantisations run here, then measure; exit code 1 if no 4-bit one does."""
+    """Find the quantisations that run here, then measure; exit code 1 without a 4-bit one."""
     from edgespec.daemon.blocks import default_folder
     from edgespec.daemon.kernels import tried_kernels
     from edgespec.daemon.measure import Request, measure
@@ -125,7 +125,7 @@ def _default_name(out: str) -> str:
 
 
 def _check_writable(path: Path) -> None:
-    """Raises ConfigError now rather than after a minute of measuring."""
+    """Raises ConfigError before a minute of measuring, not after it."""
     folder = path.parent
     if not folder.is_dir():
         raise ConfigError(f"cannot write {path}: there is no folder {folder}; make it first")
@@ -134,7 +134,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _as_path(file: Path) -> str:
-    """How an option that takes names and files must be given this file."""
+    """The file in a form that options do not take for a profile's name."""
     text = str(file)
     return text if "/" in text or text.endswith(".json") else f"./{text}"
 
@@ -180,7 +180,7 @@ def _show(measured: Measured) -> None:
 
 
 def _table(measured: Measured) -> Table:
-    """Rows down, quantisations across; each cell: milliseconds and gigabytes a second."""
+    """A line for each number of rows, a column for each quantisation."""
     table = Table(box=None, pad_edge=False)
     table.add_column("rows", justify="right")
     for name in measured.layer:

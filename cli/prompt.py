@@ -18,7 +18,7 @@ from edgespec.wire.client_messages import Submit
 from edgespec.wire.codec import DEFAULT_LIMITS
 
 _MOST_BYTES = 4 * DEFAULT_LIMITS.text_chars
-"""No text that can be sent takes more in UTF-8; one without an end is not read for ever."""
+"""The longest text that can be sent, in UTF-8; a bound for endless input."""
 
 
 @options.grouped
@@ -56,7 +56,7 @@ def prompt(
     as_json: bool = options.JSON,
 ) -> None:
     """Send a prompt to the running coordinator and stream the answer; Ctrl-C cancels it."""
-    introduction = given_token(token)  # on standard input it is in front of the prompt
+    introduction = given_token(token)  # on standard input it comes before the prompt
     submit = _submit(settings, gather(text, file or []), system)
     notes = Notes()
     introduced(introduction, coordinator, cluster, wait, notes.say)
@@ -76,9 +76,9 @@ def _submit(settings: RequestSettings, question: str, system: str | None) -> Sub
 
 
 def gather(text: str | None, files: list[str]) -> str:
-    """The files' texts in their order, then the prompt, an empty line between each two.
+    """The files in their order, then the prompt, with empty lines between; or standard input.
 
-    Without either it is what is piped in. Raises ConfigError if there is nothing, or no text.
+    Raises ConfigError if there is nothing to ask, or no UTF-8.
     """
     parts = [_read_file(name) for name in files]
     if text is not None:
@@ -94,7 +94,7 @@ def gather(text: str | None, files: list[str]) -> str:
 
 
 def read_prompt(text: str) -> str:
-    """The prompt, from standard input where it is "-". Raises ConfigError if it is no text."""
+    """The prompt; "-": from standard input. Raises ConfigError if that is no UTF-8."""
     if text != "-":
         return text
     return _decoded(sys.stdin.buffer.read(_MOST_BYTES + 1), "standard input")

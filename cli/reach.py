@@ -1,4 +1,4 @@
-"""Reaching the coordinator: who this machine is in its cluster, and where the coordinator is."""
+"""Reaching the coordinator: this machine's keys in its cluster, and the coordinator's address."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Say = Callable[[str], None]
 def reach(coordinator: str | None, cluster: str, wait: float, say: Say) -> tuple[Address, Identity]:
     """The coordinator's address, and this machine's keys in its cluster.
 
-    `coordinator`: HOST[:PORT], None if the user did not say; `cluster`: the folder, "" for the
-    usual one; `wait`: seconds to look for it on the local network. Raises AccessRefused without a
-    cluster, ConfigError for an address that is none, PeerLost if it is not found.
+    `coordinator`: HOST[:PORT] or None; `cluster`: the folder, "" for the default; `wait`: seconds
+    to search the local network. Raises AccessRefused without a cluster, ConfigError for a wrong
+    address, PeerLost if it is not found.
     """
     folder = ClusterFolder.open(folder_of(cluster))
     return address_of(folder, coordinator, wait, say), folder.identity
 
 
 def address_of(folder: ClusterFolder, coordinator: str | None, wait: float, say: Say) -> Address:
-    """Where the cluster's coordinator is: as told, on this machine, where it was, or as found."""
+    """The coordinator's address: as given, as last known, or as discovered."""
     if coordinator is not None:
         return Address.parse(coordinator)
     known = _known(folder)
@@ -44,24 +44,23 @@ def address_of(folder: ClusterFolder, coordinator: str | None, wait: float, say:
     except PeerLost:
         if known is None or folder.is_coordinator:
             raise
-        return known  # it may come back there, on a network that keeps multicast back
+        return known  # it may return there, on a network without multicast
 
 
 def _is_local(folder: ClusterFolder) -> bool:
-    """Whether the coordinator listens on loopback alone: nobody announces it."""
+    """Whether the coordinator listens on loopback alone, where it is not announced."""
     return folder.is_coordinator and folder.settings.host in (LOOPBACK, "localhost", "::1")
 
 
 def _known(folder: ClusterFolder) -> Address | None:
-    """Where it was last; None if it takes whichever port is free."""
+    """The last address; None if its port was chosen by the system."""
     return None if folder.address.endswith(":0") else Address.parse(folder.address)
 
 
 def given_token(word: str) -> Token | None:
-    """The token that a command was given ("": none); "-": the next line of standard input, which
-    a terminal does not show. What stands on a command line, everybody on the machine may read.
+    """The token in an option ("": none); "-" reads a line of standard input, without echo.
 
-    Raises AccessRefused if it is no token, or not all of one.
+    All users of a machine can read command lines. Raises AccessRefused for a broken token.
     """
     if not word:
         return None
@@ -82,22 +81,22 @@ def _next_line() -> str:
 def introduced(
     token: Token | None, coordinator: str | None, cluster: str, wait: float, say: Say
 ) -> None:
-    """Before `reach`, for a user who may have been given a client's token."""
+    """Enrol this machine first if a client's token was given."""
     if token is not None:
         admitted(folder_of(cluster), token, coordinator, wait, say)
 
 
 def admitted(path: Path, token: Token, coordinator: str | None, wait: float, say: Say) -> None:
-    """Have this machine's key admitted by a token, and remember the cluster.
+    """Enrol this machine's key with a token, and store the membership.
 
-    A token that was used already is no error for a machine that belongs to the cluster: a service
-    is started with the same words at every boot. Raises AccessRefused if it does not count.
+    A member may give a used token again: a service starts with the same words at every boot. Raises
+    AccessRefused if the token is not valid.
     """
     before = _membership(path)
     is_member = before is not None and before.identity.coordinator == token.coordinator
     if before is not None and is_member and before.is_coordinator:
         return
-    own = own_key(path)  # a folder that cannot be used is told before anybody is looked for
+    own = own_key(path)  # raises for an unusable folder before any search
     if coordinator is not None:
         address = Address.parse(coordinator)
     elif before is not None and is_member:

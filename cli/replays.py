@@ -1,4 +1,4 @@
-"""Replays: requests of a recording, played again in virtual time, shown beside what they were."""
+"""Replays: recorded requests, played in virtual time and compared with the recording."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ _COLUMNS = ("came at", "policy", "prompt", "new", "recorded tok/s", "virtual tok
 def show_replay(
     setup: Setup, recording: Sequence[Recorded], policy: str, as_json_object: bool
 ) -> None:
-    """Play a recording again and print what came of each request.
-
-    `policy` "": that of each request.
-    """
+    """Play a recording and print each request's outcome. `policy` "": as recorded."""
     notes = Notes()
     with notes.waiting(f"playing {len(recording)} request(s) again"):
         played = replay_recording(setup, list(recording), policy)

@@ -20,7 +20,7 @@ def serve(
         0,
         help="Number of stages in the ring. Default: as --layers or the model's folder has.",
         show_default=False,
-        callback=options.a_ring,
+        callback=options.check_stages,
     ),
     model: str = options.MODEL,
     draft: str = options.DRAFT,

@@ -49,8 +49,8 @@ Root = Annotated[
 ]
 
 _COMMANDS: dict[str, Callable[..., None]] = {"coordinator": serve, "stage": join}
-_WRITTEN = ("cache", "trace", "record")  # options of what a daemon writes
-_READ = ("model", "draft")  # and of what it reads
+_WRITTEN = ("cache", "trace", "record")  # options that name what a daemon writes
+_READ = ("model", "draft")  # and what it reads
 
 
 @service.command()
@@ -149,10 +149,10 @@ def _systemd(root: str) -> Systemd:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What stood behind `--`."""
+class _ServiceOptions:
+    """The words after `--`."""
 
-    words: list[str]  # for the unit: without the token, which everybody could read there
+    words: list[str]  # for the unit, which all users can read: without the token
     reads: list[Path]  # models
     token: Token | None = None
     coordinator: str | None = None
@@ -160,11 +160,11 @@ class _Asked:
     names_model: bool = False
 
 
-def _checked(role: str, words: list[str]) -> _Asked:
-    """Look at the options of a daemon before it is left alone with them.
+def _checked(role: str, words: list[str]) -> _ServiceOptions:
+    """Check the options of a daemon before it is installed.
 
-    Raises what the command itself would for options that it does not know, and ConfigError for
-    paths that mean something else, or cannot be used, in a service.
+    Raises what the command itself would for unknown options, and ConfigError for paths that a
+    service cannot use.
     """
     unit_name(role)  # raises for an unknown one
     inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -187,7 +187,7 @@ def _checked(role: str, words: list[str]) -> _Asked:
                 "blocks in /var/cache/edgespec (docs/systemd.md says how to put that elsewhere)"
             )
     token = given.get("token", "")
-    return _Asked(
+    return _ServiceOptions(
         [word for word in words if not token or word != token],
         list(_models(given)),
         given_token(token),
@@ -209,8 +209,8 @@ def _models(given: dict[str, Any]) -> Iterator[Path]:
             )
 
 
-def _require_cluster(role: str, folder: Path, asked: _Asked, words: list[str]) -> None:
-    """Raise ConfigError, with what to do, where the service would find no cluster of its own."""
+def _require_cluster(role: str, folder: Path, asked: _ServiceOptions, words: list[str]) -> None:
+    """Raise ConfigError, with what to do, if the service would find no cluster."""
     edgespec = f"sudo {shlex.quote(str(executable()))}"
     if role == "stage":
         if asked.token is None and not ClusterFolder.is_at(folder):
@@ -234,7 +234,7 @@ def _require_cluster(role: str, folder: Path, asked: _Asked, words: list[str]) -
         )
 
 
-def _served(role: str, folder: Path, asked: _Asked) -> Iterator[Path]:
+def _served(role: str, folder: Path, asked: _ServiceOptions) -> Iterator[Path]:
     """The models that the cluster's settings name, unless the options name others."""
     if role == "coordinator" and not asked.names_model:
         settings = ClusterFolder.open(folder).settings
@@ -243,7 +243,7 @@ def _served(role: str, folder: Path, asked: _Asked) -> Iterator[Path]:
 
 
 def _here(role: str, words: list[str]) -> str:
-    """The command line that installs it on the machine itself."""
+    """The command line that installs the service on the machine itself."""
     behind = ["--", *words] if words else []
     return f"sudo {shlex.join([str(executable()), 'service', 'install', role, *behind])}"
 

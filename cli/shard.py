@@ -43,7 +43,7 @@ def shard(
     quantisation = Quantisation.parse(quant)
     notes = Notes()
     with notes.waiting("opening the model") as waiting:
-        # torch takes seconds to import: not for an option that is wrong.
+        # Imported late, as torch takes seconds: a wrong option is refused at once.
         from edgespec.model.sharding import Sharding
 
         sharding = Sharding(model, quantisation)
@@ -60,7 +60,7 @@ def shard(
 def progress_line(
     say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[str, int, int], None]:
-    """A function that hears what `Sharding` does, and says it with the time that a layer takes."""
+    """A progress callback for `Sharding` that adds the seconds a layer takes."""
     task, layers_before, start = "", 0, 0.0
 
     def news(what: str, done: int, layers: int) -> None:
@@ -76,7 +76,7 @@ def progress_line(
 
 
 def summary(folder: Path, manifest: Manifest) -> dict[str, object]:
-    """What --json prints: the manifest without its small files, and where it is."""
+    """The object of --json."""
     return {
         "folder": str(folder.resolve()),
         "model": manifest.model,

@@ -36,7 +36,7 @@ from edgespec.sim.replay import replay as play_again
 
 DEFAULT_PROFILE = "jetson-orin-nano-8gb"
 BUNDLED = "bundled"
-"""What the settings in the JSON call the bundled models."""
+"""The name of the bundled models in the JSON."""
 
 
 @options.grouped
@@ -152,9 +152,9 @@ def split_names(values: Sequence[str]) -> list[str]:
 
 
 def ring_of(values: Sequence[str], stages: int) -> tuple[tuple[str, ...], tuple[Profile, ...]]:
-    """The profiles of D0, V1 … VN as named, and themselves; one name stands for all of them.
+    """The names of the profiles of D0, V1 … VN, and the profiles; one name stands for all.
 
-    Raises ConfigError for an unknown name, and for as many as no such ring has.
+    Raises ConfigError for an unknown name and for a wrong number of them.
     """
     if not 1 <= stages <= MOST_STAGES:
         raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
@@ -171,7 +171,7 @@ def ring_of(values: Sequence[str], stages: int) -> tuple[tuple[str, ...], tuple[
 
 
 def charged_model(name: str, profiles: Sequence[Profile]) -> CostModel:
-    """The cost model of that name; "": the one that the profiles name, or the default one."""
+    """The cost model of that name; "": that of the profiles, or the default."""
     wanted = dict.fromkeys(profile.cost_model for profile in profiles if profile.cost_model)
     if not name and len(wanted) > 1:
         raise ConfigError(
@@ -181,7 +181,7 @@ def charged_model(name: str, profiles: Sequence[Profile]) -> CostModel:
 
 
 def parse_link(text: str) -> LinkSpec:
-    """LATENCY_MS:MBIT[:JITTER_MS[:LOSS]]; MBIT 0 is no limit. Raises ConfigError for all else."""
+    """LATENCY_MS:MBIT[:JITTER_MS[:LOSS]]; MBIT 0: no limit. Raises ConfigError for other texts."""
     parts = text.split(":")
     try:
         figures = [float(part) for part in parts]
@@ -202,7 +202,7 @@ def parse_link(text: str) -> LinkSpec:
 
 
 def _look_at_models(base: str, draft: DraftChoice, dtype: str) -> None:
-    """Find the commonest mistakes at once, before torch is imported."""
+    """Find the most frequent mistakes before torch is imported."""
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; choose one of: {', '.join(DTYPES)}")
     for path in (base, *draft.folders):
@@ -217,7 +217,7 @@ def _look_at_models(base: str, draft: DraftChoice, dtype: str) -> None:
 
 
 def _progress(prompts: int, waiting: Callable[[str], None]) -> Callable[[str, int], None]:
-    """A function that hears how many prompts a policy has answered, and tells of all policies."""
+    """A progress callback (policy, answered prompts) that shows all policies."""
     done: dict[str, int] = {}
 
     def news(policy: str, answered: int) -> None:
@@ -254,11 +254,11 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
     )
 
 
-# --- the other two ------------------------------------------------------------------------------
+# --- replays and campaigns ----------------------------------------------------------------------
 
 
 def _replay(path: Path) -> None:
-    """Exit code 1 if the scenario fails now, as recorded or otherwise; 0 if it does not."""
+    """Play a recorded scenario; exit code 1 if it fails, as recorded or otherwise."""
     outcome = play_again(path)
     print(outcome.words())
     if outcome.failure:

@@ -37,34 +37,34 @@ def status(
     """
     address, identity = reach(coordinator, cluster, wait, Notes().say)
     with Client(address, identity, wait) as client:
-        told = client.status()
+        state = client.status()
     if as_json:
-        print(json.dumps(_as_json(told), ensure_ascii=False))
+        print(json.dumps(_as_json(state), ensure_ascii=False))
     else:
-        print_status(told)
-    if not told.ready:
+        print_status(state)
+    if not state.ready:
         raise typer.Exit(EXIT_FAILED)
 
 
-def print_status(told: Status) -> None:
-    """The whole of it, however narrow the terminal."""
-    table = _table(told)
-    show_table(table, *remarks(told), ring_line(told))
+def print_status(state: Status) -> None:
+    """Print all columns, however narrow the terminal is."""
+    table = _table(state)
+    show_table(table, *remarks(state), ring_line(state))
 
 
-def _table(told: Status) -> Table:
+def _table(state: Status) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in _COLUMNS:
         table.add_column(name)
     for name in _FIGURES:
         table.add_column(name, justify="right")
-    for node in told.nodes:
-        table.add_row(*map(Text, (*who(node), *figures(node))))
+    for node in state.nodes:
+        table.add_row(*map(Text, (*name_cells(node), *figure_cells(node))))
     return table
 
 
-def who(node: NodeStatus) -> Iterator[str]:
-    """Its texts in the columns of names."""
+def name_cells(node: NodeStatus) -> Iterator[str]:
+    """The cells of _COLUMNS."""
     yield node_name(node)
     yield node.name or UNKNOWN
     yield node.address or UNKNOWN
@@ -77,10 +77,10 @@ def node_name(node: NodeStatus) -> str:
     return f"V{node.stage}" if node.stage else "spare"
 
 
-def figures(node: NodeStatus) -> Iterator[str]:
-    """Its texts in the columns of figures."""
+def figure_cells(node: NodeStatus) -> Iterator[str]:
+    """The cells of _FIGURES."""
     is_here = node.state != "missing"
-    has_said = node.free or node.temperature  # a device that has said how it is
+    has_said = node.free or node.temperature  # a device that has reported its health
     if node.free:
         yield f"{node.free / GIB:.1f} of {node.memory / GIB:.1f}"
     else:
@@ -93,50 +93,52 @@ def figures(node: NodeStatus) -> Iterator[str]:
     yield str(node.losses) if node.stage else UNKNOWN
 
 
-def remarks(told: Status) -> Iterator[str]:
-    """What is wrong, and what was."""
-    for node in told.nodes:
+def remarks(state: Status) -> Iterator[str]:
+    """Warnings and losses."""
+    for node in state.nodes:
         if node.warning:
             yield f"{node_name(node)} ({node.name}): {node.warning}"
-    for node in told.nodes:
+    for node in state.nodes:
         if node.losses:
             yield f"{node_name(node)} was lost {duration(node.lost_ago)} ago: it {node.last_loss}"
 
 
-def ring_line(told: Status) -> str:
-    """Whether the ring is up, or who is missing, and how many requests there are."""
-    requests = f"{told.running} request(s) running, {told.waiting} waiting"
-    if told.ready:
+def ring_line(state: Status) -> str:
+    """Whether the ring is up, which stages it lacks, and how many requests there are."""
+    requests = f"{state.running} request(s) running, {state.waiting} waiting"
+    if state.ready:
         return (
-            f"the ring of {told.stages} stage(s) is up since {duration(told.up_for)} (ring number "
-            f"{told.ring}); {requests}"
+            f"the ring of {state.stages} stage(s) is up since {duration(state.up_for)} "
+            f"(ring number {state.ring}); {requests}"
         )
-    awaited = [f"{node_name(n)} is {n.state}" for n in told.nodes if n.stage and n.state != "ready"]
-    return f"the ring of {told.stages} stage(s) is not up: {', '.join(awaited)}; {requests}"
+    awaited = [
+        f"{node_name(n)} is {n.state}" for n in state.nodes if n.stage and n.state != "ready"
+    ]
+    return f"the ring of {state.stages} stage(s) is not up: {', '.join(awaited)}; {requests}"
 
 
 def duration(seconds: float) -> str:
-    """A time in the largest unit of which there are at least two."""
+    """A time in the largest unit of which it has at least two."""
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
 
 
-def _as_json(told: Status) -> dict[str, object]:
+def _as_json(state: Status) -> dict[str, object]:
     return {
-        "ready": told.ready,
-        "stages": told.stages,
-        "ring": told.ring,
-        "up_for_seconds": told.up_for,
-        "requests_running": told.running,
-        "requests_waiting": told.waiting,
-        "nodes": [_node_as_json(node) for node in told.nodes],
+        "ready": state.ready,
+        "stages": state.stages,
+        "ring": state.ring,
+        "up_for_seconds": state.up_for,
+        "requests_running": state.running,
+        "requests_waiting": state.waiting,
+        "nodes": [_node_as_json(node) for node in state.nodes],
     }
 
 
 def _node_as_json(node: NodeStatus) -> dict[str, object]:
-    """Names with their units; what is not known is null."""
+    """Unknown values are null."""
     is_here, has_said = node.state != "missing", bool(node.free or node.temperature)
     return {
         "stage": node.stage,

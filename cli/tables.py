@@ -1,4 +1,4 @@
-"""Tables: how commands print one, and the lines below it."""
+"""Tables of commands."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from rich.table import Table
 
 
 def show_table(table: Table, *lines: str) -> None:
-    """Print a table, not cut to the width of a narrow terminal or of a pipe: figures that are
-    missing mislead. The lines below it are wrapped by the terminal."""
+    """Print a table at its full width, even on a narrow terminal or a pipe, and lines below it."""
     console = Console(markup=False, highlight=False, emoji=False)
     wide = console.options.update(width=1000)
     console.width = max(console.width, Measurement.get(console, wide, table).maximum)

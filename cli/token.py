@@ -98,12 +98,12 @@ def revoke(
 
 
 def opened_store(folder: Path) -> AccessStore:
-    """The store of the cluster in a folder. Raises AccessRefused or ConfigError without one."""
+    """The access store of a cluster. Raises AccessRefused or ConfigError without one."""
     return AccessStore(ClusterFolder.open(folder))
 
 
 def seconds_of(text: str) -> float:
-    """A span of time, such as 30m, in seconds. Raises ConfigError if it is none."""
+    """Seconds of a text such as 30m. Raises ConfigError for other forms."""
     found = _SPAN.fullmatch(text.strip())
     if not found:
         raise ConfigError(f"{text!r} is no span of time; give a number with s, m, h or d: 30m, 2d")
@@ -111,12 +111,12 @@ def seconds_of(text: str) -> float:
 
 
 def moment(seconds: float) -> str:
-    """A time as the clock on the wall has it."""
+    """A local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def with_cluster(command: str, folder: Path) -> str:
-    """A command line, with the folder where it is not the one that is used without being named."""
+    """A command line, with --cluster unless the folder is the default."""
     if folder == default_folder():
         return command
     return f"{command} --cluster {shlex.quote(str(folder))}"

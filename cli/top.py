@@ -1,4 +1,4 @@
-"""edgespec top: the ring, looked at every second."""
+"""edgespec top: the status of the ring, every second."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgespec.cli.answer_view import shown
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import reach
 from edgespec.cli.status import print_status
-from edgespec.cli.top_view import Busy, View, screen
+from edgespec.cli.top_view import BusyHistory, TopView, screen
 from edgespec.config import Address
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
@@ -31,13 +31,13 @@ from edgespec.runtime.client import Client
 from edgespec.wire.client_messages import Status
 
 EVERY_S = 1.0
-"""Seconds between two looks."""
+"""Seconds between two requests for the status."""
 
 KEY_S = 0.1
-"""How long a key or another size of the terminal may go unnoticed."""
+"""Seconds within which a key or a new terminal size is noticed."""
 
 AGAIN_S = 3.0
-"""Seconds that a coordinator has for its first answer, before it is looked for again."""
+"""Seconds for a coordinator's first answer, before it is searched for again."""
 
 
 def top(
@@ -56,9 +56,9 @@ def top(
     address, identity = reach(coordinator, cluster, wait, Notes().say)
     if once:
         with Client(address, identity, wait) as client:
-            told = client.status()
-        print_status(told)
-        if not told.ready:
+            state = client.status()
+        print_status(state)
+        if not state.ready:
             raise typer.Exit(EXIT_FAILED)
         return
     console = Console(markup=False, highlight=False, emoji=False)
@@ -71,7 +71,7 @@ def top(
 
 
 class Watcher:
-    """Asks for the status every second, in a thread, and goes on when nobody answers.
+    """A thread that asks for the status every second, and goes on after errors.
 
     Use as a context manager. `looks` counts answers and failures.
     """
@@ -83,11 +83,11 @@ class Watcher:
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgespec-top", daemon=True)
-        self._told: Status | None = None
+        self._state: Status | None = None
         self._heard = time.monotonic()
         self._problem = ""
         self._fatal: EdgespecError | None = None
-        self._busy = Busy()
+        self._busy = BusyHistory()
         self.looks = 0
 
     def __enter__(self) -> Watcher:
@@ -96,16 +96,16 @@ class Watcher:
 
     def __exit__(self, *_: object) -> None:
         self._leaving.set()
-        self._thread.join(AGAIN_S)  # a moment; longer only while it looks round the network
+        self._thread.join(AGAIN_S)  # longer only during a search on the network
 
-    def view(self) -> View:
-        """What is known now. Raises what going on cannot help, such as a key that is refused."""
+    def view(self) -> TopView:
+        """The latest state. Raises errors that do not pass, such as a refused key."""
         with self._lock:
             if self._fatal is not None:
                 raise self._fatal
             silent = time.monotonic() - self._heard if self._problem else 0.0
-            return View(
-                str(self._at[0]), self._told, self._busy, self._problem, silent,
+            return TopView(
+                str(self._at[0]), self._state, self._busy, self._problem, silent,
                 time.strftime("%H:%M:%S"),
             )  # fmt: skip
 
@@ -121,15 +121,15 @@ class Watcher:
             return
 
     def _watch(self) -> None:
-        """As long as it answers."""
+        """Until an error, or until the user leaves."""
         if self._problem:
             self._at = reach(self._coordinator, self._cluster, AGAIN_S, lambda _: None)
         with Client(*self._at, AGAIN_S, check=self._check) as client:
             while True:
-                told = client.status()
+                state = client.status()
                 with self._lock:
-                    self._told, self._problem, self._heard = told, "", time.monotonic()
-                    self._busy.look(told)
+                    self._state, self._problem, self._heard = state, "", time.monotonic()
+                    self._busy.add(state)
                     self.looks += 1
                 if self._leaving.wait(EVERY_S):
                     return
@@ -149,11 +149,11 @@ class Watcher:
 
 
 class _Left(Exception):
-    """Nobody looks on any more."""
+    """The user has left."""
 
 
 def _show(watcher: Watcher, console: Console) -> None:
-    """On the whole terminal, until q or Ctrl-C."""
+    """Full screen, until q or Ctrl-C."""
     seen: object = None
     with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
         try:
@@ -170,7 +170,7 @@ def _show(watcher: Watcher, console: Console) -> None:
 
 
 def _print(watcher: Watcher, console: Console) -> None:
-    """One block of lines for each look, until Ctrl-C."""
+    """One block of lines for each status, until Ctrl-C."""
     seen = 0
     try:
         while True:
@@ -182,8 +182,8 @@ def _print(watcher: Watcher, console: Console) -> None:
             print(f"{view.clock}  coordinator at {view.address}")
             if view.problem:
                 print(f"the coordinator cannot be reached; trying again: {view.problem}")
-            elif view.told is not None:
-                print_status(view.told)
+            elif view.state is not None:
+                print_status(view.state)
             print(flush=True)
     except KeyboardInterrupt:
         return
@@ -191,9 +191,9 @@ def _print(watcher: Watcher, console: Console) -> None:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[], str]]:
-    """A function that gives the next key, or "" if none is pressed for a moment.
+    """Yields a function that returns the next key, or "" after KEY_S without one.
 
-    SIGTERM ends the program as usual, with the terminal as it was before.
+    The terminal is restored, after SIGTERM too.
     """
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     descriptor = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None

@@ -1,4 +1,4 @@
-"""The screen of `edgespec top`: the ring as a table with bars, fit to the terminal's width."""
+"""The screen of `edgespec top`: a table with bars that fits the terminal's width."""
 
 from __future__ import annotations
 
@@ -11,58 +11,56 @@ from rich.table import Table
 from rich.text import Text
 
 from edgespec.cli.answer_view import shown
-from edgespec.cli.status import UNKNOWN, duration, figures, remarks, ring_line, who
+from edgespec.cli.status import UNKNOWN, duration, figure_cells, name_cells, remarks, ring_line
 from edgespec.wire.client_messages import NodeStatus, Status
 
 HISTORY = 16
-"""Looks of which the busy share is shown."""
+"""How many busy shares are shown."""
 
 BAR = 8
-"""Characters that a full bar has."""
+"""Characters of a full bar."""
 
 WARM = 10.0
-"""Degrees below its limit from which on a device is shown as warm."""
+"""A device is shown as warm from so many degrees below its limit."""
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _STATES = {"ready": "green", "missing": "bold red", "standing by": "dim"}
 
 
-class Busy:
-    """How busy each node was at the last looks. One thread may look while another reads."""
+class BusyHistory:
+    """The last busy shares of each node. One thread may write while another reads."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, str], tuple[float, ...]] = {}
 
-    def look(self, told: Status) -> None:
-        """Take note of one status; nodes that it does not have are forgotten."""
+    def add(self, state: Status) -> None:
+        """Add one status; nodes that it lacks are forgotten."""
         self._seen = {
-            (node.stage, node.name): (*self.of(node), node.busy)[-HISTORY:] for node in told.nodes
+            (node.stage, node.name): (*self.of(node), node.busy)[-HISTORY:] for node in state.nodes
         }
 
     def of(self, node: NodeStatus) -> tuple[float, ...]:
-        """The oldest first."""
         return self._seen.get((node.stage, node.name), ())
 
 
 @dataclass(frozen=True)
-class View:
-    """What is to be shown: the last status (None: none yet), and what is in the way of a new one.
+class TopView:
+    """What to show: the last status (None: none yet), and the error since then.
 
     `silent_for`: seconds without an answer.
     """
 
     address: str
-    told: Status | None
-    busy: Busy
+    state: Status | None
+    busy: BusyHistory
     problem: str = ""
     silent_for: float = 0.0
     clock: str = ""
 
 
-def screen(view: View, console: Console) -> RenderableType:
-    """Everything, as wide as the console at most."""
-    told = view.told
-    model = f"{shown(told.model)}, " if told is not None and told.model else ""
+def screen(view: TopView, console: Console) -> RenderableType:
+    state = view.state
+    model = f"{shown(state.model)}, " if state is not None and state.model else ""
     lines: list[RenderableType] = [
         Text.assemble(("edgespec top", "bold"), f"  {model}coordinator at {view.address}  ",
                       (view.clock, "dim"))
@@ -72,16 +70,16 @@ def screen(view: View, console: Console) -> RenderableType:
         lines.append(
             Text(f"the coordinator cannot be reached{silent}; trying again: {view.problem}", "red")
         )
-    if told is None:
+    if state is None:
         if not view.problem:
             lines.append(Text("waiting for the coordinator", style="dim"))
         return Group(*lines, _footer())
     if view.problem:
         lines.append(Text("what it said last:", style="dim"))
     else:
-        lines.append(Text(shown(ring_line(told)), style="green" if told.ready else "bold red"))
-    lines += [Text(), fitting(told, view.busy, console), Text()]
-    lines += [Text(shown(line), style="yellow") for line in remarks(told)]
+        lines.append(Text(shown(ring_line(state)), style="green" if state.ready else "bold red"))
+    lines += [Text(), widest_table(state, view.busy, console), Text()]
+    lines += [Text(shown(line), style="yellow") for line in remarks(state)]
     return Group(*lines, _footer())
 
 
@@ -91,60 +89,60 @@ def _footer() -> Text:
 
 # --- the table ----------------------------------------------------------------------------------
 
-Cell = Callable[[NodeStatus, Busy, bool], Text]
-"""What a column says of a node; the last argument is whether the terminal has block characters."""
+Cell = Callable[[NodeStatus, BusyHistory, bool], Text]
+"""A cell of a node; the last argument: whether the terminal can show block characters."""
 
 
-def fitting(told: Status, busy: Busy, console: Console) -> Table:
-    """The table with as many columns as fit."""
+def widest_table(state: Status, busy: BusyHistory, console: Console) -> Table:
+    """The table with the widest layout that fits."""
     unlimited = console.options.update(width=1000)
     for names in _LAYOUTS:
-        table = _table(told, busy, console, names)
+        table = _table(state, busy, console, names)
         if Measurement.get(console, unlimited, table).maximum <= console.width:
             break
     return table
 
 
-def _table(told: Status, busy: Busy, console: Console, names: str) -> Table:
+def _table(state: Status, busy: BusyHistory, console: Console, names: str) -> Table:
     blocks = (console.encoding or "").lower().startswith("utf")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     columns = [_COLUMNS[name] for name in names.split()]
     for title, justify, _ in columns:
         table.add_column(title, justify=justify, no_wrap=True)
-    for node in told.nodes:
+    for node in state.nodes:
         table.add_row(*(cell(node, busy, blocks) for *_, cell in columns))
     return table
 
 
-def _said(number: int) -> Cell:
-    """One of the texts that `edgespec status` shows too."""
+def _status_cell(number: int) -> Cell:
+    """A cell that `edgespec status` has too."""
 
-    def cell(node: NodeStatus, busy: Busy, blocks: bool) -> Text:
-        return Text(shown((*who(node), *figures(node))[number]))
+    def cell(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
+        return Text(shown((*name_cells(node), *figure_cells(node))[number]))
 
     return cell
 
 
-def _state(node: NodeStatus, busy: Busy, blocks: bool) -> Text:
+def _state(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
     return Text(shown(node.state), style=_STATES.get(node.state, "yellow"))
 
 
-def _words(node: NodeStatus, busy: Busy, blocks: bool) -> Text:
+def _words(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
     text = _state(node, busy, blocks)
     if node.state == "loading":
         text.plain = shown(node.words)
     return text
 
 
-def _memory_bar(node: NodeStatus, busy: Busy, blocks: bool) -> Text:
+def _memory_bar(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
     if not node.memory or not node.free:
         return Text(UNKNOWN)
     used = 1 - node.free / node.memory
     return bar(used, "red" if used > 0.95 else "cyan", blocks)
 
 
-def _temperature(node: NodeStatus, busy: Busy, blocks: bool) -> Text:
-    text = _said(_FIGURE["°C"])(node, busy, blocks)
+def _temperature(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
+    text = _status_cell(_FIGURE["°C"])(node, busy, blocks)
     if node.throttled or (node.limit and node.temperature >= node.limit):
         text.stylize("bold red")
     elif node.limit and node.temperature >= node.limit - WARM:
@@ -152,15 +150,15 @@ def _temperature(node: NodeStatus, busy: Busy, blocks: bool) -> Text:
     return text
 
 
-def _busy_bar(node: NodeStatus, busy: Busy, blocks: bool) -> Text:
-    share = _said(_FIGURE["busy"])(node, busy, blocks)
+def _busy_bar(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
+    share = _status_cell(_FIGURE["busy"])(node, busy, blocks)
     if share.plain == UNKNOWN:
         return share
     return Text.assemble(bar(node.busy, "green", blocks), f" {share.plain:>4}")
 
 
-def _busy_history(node: NodeStatus, busy: Busy, blocks: bool) -> Text:
-    if _said(_FIGURE["busy"])(node, busy, blocks).plain == UNKNOWN:
+def _busy_history(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
+    if _status_cell(_FIGURE["busy"])(node, busy, blocks).plain == UNKNOWN:
         return Text(UNKNOWN)
     levels = _LEVELS if blocks else "0123456789"
     last = len(levels) - 1
@@ -169,7 +167,6 @@ def _busy_history(node: NodeStatus, busy: Busy, blocks: bool) -> Text:
 
 
 def bar(share: float, style: str, blocks: bool) -> Text:
-    """A share of 1 as a bar."""
     full = round(min(max(share, 0.0), 1.0) * BAR)
     one, none = ("█", "░") if blocks else ("#", ".")
     return Text.assemble((one * full, style), (none * (BAR - full), "dim"))
@@ -178,21 +175,21 @@ def bar(share: float, style: str, blocks: bool) -> Text:
 _FIGURE = {"GiB free": 5, "°C": 6, "busy": 7, "link ms": 8, "heard s": 9, "losses": 10}
 
 _COLUMNS: dict[str, tuple[str, JustifyMethod, Cell]] = {
-    "node": ("node", "left", _said(0)),
-    "device": ("device", "left", _said(1)),
-    "address": ("address", "left", _said(2)),
-    "layers": ("layers", "left", _said(3)),
+    "node": ("node", "left", _status_cell(0)),
+    "device": ("device", "left", _status_cell(1)),
+    "address": ("address", "left", _status_cell(2)),
+    "layers": ("layers", "left", _status_cell(3)),
     "words": ("state", "left", _words),
     "state": ("state", "left", _state),
     "bar": ("memory", "left", _memory_bar),
-    "free": ("GiB free", "right", _said(_FIGURE["GiB free"])),
+    "free": ("GiB free", "right", _status_cell(_FIGURE["GiB free"])),
     "celsius": ("°C", "right", _temperature),
     "work": ("busy", "left", _busy_bar),
     "history": (f"last {HISTORY} looks", "left", _busy_history),
-    "busy": ("busy", "right", _said(_FIGURE["busy"])),
-    "trip": ("link ms", "right", _said(_FIGURE["link ms"])),
-    "heard": ("heard s", "right", _said(_FIGURE["heard s"])),
-    "losses": ("losses", "right", _said(_FIGURE["losses"])),
+    "busy": ("busy", "right", _status_cell(_FIGURE["busy"])),
+    "trip": ("link ms", "right", _status_cell(_FIGURE["link ms"])),
+    "heard": ("heard s", "right", _status_cell(_FIGURE["heard s"])),
+    "losses": ("losses", "right", _status_cell(_FIGURE["losses"])),
 }
 _LAYOUTS = (
     "node device address layers words bar free celsius work history trip heard losses",
@@ -205,4 +202,4 @@ _LAYOUTS = (
     "node layers state celsius busy",
     "node state busy",
 )
-"""What is shown, from the widest terminal to the narrowest."""
+"""Columns, from the widest terminal to the narrowest."""

@@ -15,7 +15,7 @@ from edgespec.errors import ConfigError
 
 train = typer.Typer(help="Train draft weights for a base model.", no_args_is_help=True)
 
-ReusedPrefix = Annotated[Path, typer.Argument(help="Folder of the base model.")]
+BaseFolder = Annotated[Path, typer.Argument(help="Folder of the base model.")]
 Text = Annotated[
     Path, typer.Argument(help='Text: one document a line, or .jsonl objects with a "text".')
 ]
@@ -36,7 +36,7 @@ Seed = Annotated[int, typer.Option(help="Of the order of the rows.")]
 
 @train.command()
 def eagle(
-    base: ReusedPrefix,
+    base: BaseFolder,
     text: Text,
     out: Path = typer.Option(..., metavar="DIR", help="Folder to write the head to."),
     kind: str = typer.Option("eagle", help="eagle (the form of EAGLE-2) or eagle3."),
@@ -64,7 +64,7 @@ def eagle(
     _make(out)
     notes = Notes()
     with notes.waiting("loading") as say:
-        # torch takes seconds to import: not for an option that is wrong.
+        # Imported late, as torch takes seconds: a wrong option is refused at once.
         from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
         from edgespec.training.eagle import LEVELS
@@ -94,7 +94,7 @@ def eagle(
 
 @train.command()
 def ppd(
-    base: ReusedPrefix,
+    base: BaseFolder,
     text: Text,
     out: Path = typer.Option(..., metavar="DIR", help="Folder to write the prompt tokens to."),
     depth: int = typer.Option(3, min=1, max=8, help="Tokens to guess ahead."),
@@ -117,7 +117,7 @@ def ppd(
     """
     _make(out)
     with Notes().waiting("loading") as say:
-        # torch takes seconds to import: not for an option that is wrong.
+        # Imported late, as torch takes seconds: a wrong option is refused at once.
         from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
         from edgespec.training.loop import Settings
@@ -135,7 +135,7 @@ def ppd(
 
 
 def _make(out: Path) -> None:
-    """Before hours are spent on what could not be written. Raises ConfigError."""
+    """Make the folder before hours of training. Raises ConfigError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:

@@ -22,7 +22,7 @@ def campaign(
 ) -> int:
     """Play the scenarios of the seeds from `first` on, up to the first that fails.
 
-    Up to `jobs` (0: one a processor) processes share the work; `news(played)` hears how many
+    Up to `jobs` (0: one a processor) processes share the work; `news(played)`: how many
     scenarios are done. Returns how many passed, which is all of them. Raises ScenarioFailed, which
     names the seed and its trace in the folder `traces`.
     """

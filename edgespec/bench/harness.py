@@ -1,4 +1,4 @@
-"""Harness: every policy answers the same prompts on one real ring, and what came of it."""
+"""Harness: all policies answer the same prompts on one real ring, and their figures."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WARM_UP_TOKENS = 8
 
 NEAR_TIE = 1e-3
 """Below this distance between the best token and the runner-up (logits), a batch of another shape
-may round the other way; above it, a difference between two policies is a fault."""
+may round to the other token; above it, a difference between two policies is a fault."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What all policies are asked. Raises ConfigError for what no coordinator would accept."""
+class BenchSettings:
+    """The settings of all requests. Raises ConfigError for values that are refused."""
 
     policies: tuple[str, ...]
     max_new_tokens: int
@@ -33,7 +33,6 @@ class Settings:
             raise ConfigError(f"max-new-tokens is {self.max_new_tokens}; it must be at least 1")
 
     def submit(self, tag: int, text: str, policy: str, max_new_tokens: int = 0) -> Submit:
-        """The request for one answer."""
         s = self.sampling
         limit = max_new_tokens or self.max_new_tokens
         shape = (float(s.temperature), s.top_k, float(s.top_p), float(s.min_p), s.seed)
@@ -41,8 +40,8 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One policy's answer to one turn of the `number`th prompt; the coordinator's `request`th."""
+class BenchAnswer:
+    """One policy's answer to a turn of prompt `number`; `request`: the coordinator's number."""
 
     number: int
     prompt: str
@@ -53,13 +52,12 @@ class Answer:
 
     @property
     def policy(self) -> str:
-        """Who decided what to send."""
         return self.finished.policy
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An answer whose tokens are not the reference's from `position` on.
+    """An answer whose tokens differ from the reference's from `position` on.
 
     `margin`: the larger of both answers' smallest margins. A difference at a near-tie has one below
     NEAR_TIE in both.
@@ -73,27 +71,26 @@ class Difference:
 
     @property
     def is_near_tie(self) -> bool:
-        """Whether rounding explains it."""
         return self.margin < NEAR_TIE
 
 
 def play(
     client: Client,
     prompts: Sequence[Prompt],
-    settings: Settings,
+    settings: BenchSettings,
     news: Callable[[str], None] = lambda text: None,
-) -> list[Answer]:
+) -> list[BenchAnswer]:
     """Every answer, prompt by prompt and turn by turn, all policies one after the other.
 
-    So whatever drifts hits all policies alike. The first answer of the ring is a short one that
-    does not count. A later turn follows the earlier ones and the reference's answers to them,
-    whatever the policy: all policies get the same text. `news(text)` hears how far it is. The
-    client must be the only one of a fresh ring. Raises RequestFailed, naming the prompt.
+    So drift affects all policies alike. The ring first gives a short answer that does not count. A
+    later turn follows the earlier ones and the reference's answers to them, so all policies get the
+    same text. `news(text)` reports progress. The client must be the only one of a fresh ring.
+    Raises RequestFailed, naming the prompt.
     """
     assert REFERENCE in settings.policies, "there is nothing to compare with"
     asked = 1
     _ask(client, settings.submit(asked, prompts[0].text, REFERENCE, WARM_UP_TOKENS))
-    answers: list[Answer] = []
+    answers: list[BenchAnswer] = []
     for number, prompt in enumerate(prompts, 1):
         text = ""
         for turn, says in enumerate(prompt.turns, 1):
@@ -106,7 +103,9 @@ def play(
                     finished = _ask(client, settings.submit(asked, text, policy))
                 except RequestFailed as problem:
                     raise RequestFailed(f"{where} with {policy}: {problem}") from None
-                answers.append(Answer(number, prompt.id, prompt.category, turn, asked, finished))
+                answers.append(
+                    BenchAnswer(number, prompt.id, prompt.category, turn, asked, finished)
+                )
             (reference,) = (a for a in answers[-len(settings.policies) :] if a.policy == REFERENCE)
             text += reference.finished.text
     return answers
@@ -120,8 +119,8 @@ def _ask(client: Client, submit: Submit) -> Finished:
     return finished
 
 
-def differences(answers: Iterable[Answer]) -> list[Difference]:
-    """Every answer that is not the reference's."""
+def differences(answers: Iterable[BenchAnswer]) -> list[Difference]:
+    """The answers that differ from the reference's."""
     found: list[Difference] = []
     right: dict[tuple[int, int], Finished] = {}
     ordered = sorted(answers, key=lambda answer: answer.policy != REFERENCE)
@@ -140,22 +139,21 @@ def differences(answers: Iterable[Answer]) -> list[Difference]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
-    """What was measured: devices as named (D0's first; "" are real ones), and whose costs."""
+class MeasuredRing:
+    """The measured devices (D0's profile first; "": real ones), and the charged model."""
 
     profiles: tuple[str, ...]
     cost_model: str
 
     @property
     def is_emulated(self) -> bool:
-        """Whether the times are other devices'."""
         return bool(self.profiles[0])
 
 
 def results(
-    answers: Sequence[Answer],
+    answers: Sequence[BenchAnswer],
     activities: Mapping[int, Activity],
-    ring: Ring,
+    ring: MeasuredRing,
     settings: Mapping[str, object],
 ) -> dict[str, object]:
     """The object of results.json (docs/commands.md)."""
@@ -177,16 +175,18 @@ def results(
     }
 
 
-def overall(answers: Sequence[Answer], activities: Mapping[int, Activity], ring: Ring) -> list[Run]:
-    """The figures of every policy over all answers, as `edgespec simulate` has them."""
+def overall(
+    answers: Sequence[BenchAnswer], activities: Mapping[int, Activity], ring: MeasuredRing
+) -> list[Run]:
+    """Each policy's figures over all answers, as `edgespec simulate` has them."""
     played = _played(answers, activities)
     return [run_of(policy, played, ring.profiles, ring.cost_model) for policy in played]
 
 
 def _figures(
-    answers: Sequence[Answer], activities: Mapping[int, Activity], ring: Ring
+    answers: Sequence[BenchAnswer], activities: Mapping[int, Activity], ring: MeasuredRing
 ) -> list[dict[str, object]]:
-    """Each policy's: those of a simulated run, in real seconds, and what the traces tell."""
+    """Each policy's figures of a run, in real seconds, and those of the traces."""
     figures = []
     for run in overall(answers, activities, ring):
         entries = asdict(run)
@@ -206,8 +206,10 @@ def _figures(
     return figures
 
 
-def _played(answers: Sequence[Answer], activities: Mapping[int, Activity]) -> dict[str, Played]:
-    """What each policy made of all prompts."""
+def _played(
+    answers: Sequence[BenchAnswer], activities: Mapping[int, Activity]
+) -> dict[str, Played]:
+    """Each policy's answers to all prompts."""
     played = {}
     for policy in dict.fromkeys(answer.policy for answer in answers):
         mine = [answer for answer in answers if answer.policy == policy]
@@ -219,5 +221,5 @@ def _played(answers: Sequence[Answer], activities: Mapping[int, Activity]) -> di
 
 
 def _shares(seconds: Sequence[Sequence[float]], elapsed: float) -> list[float]:
-    """Of every node, over all answers."""
+    """Each node's share of `elapsed`, over all answers."""
     return [sum(node) / elapsed if elapsed > 0 else 0.0 for node in zip(*seconds, strict=True)]

@@ -26,7 +26,7 @@ def map_in_processes(
 ) -> list[Result]:
     """`work(item, news)` of every item, up to `jobs` (0: one a processor) at a time.
 
-    `news(index, done)` hears how many parts of items[index] are done. With one job everything
+    `news(index, done)`: how many parts of items[index] are done. With one job everything
     happens in this process. `work` must be a function of a module, as each process imports it
     anew. The first error ends all processes and is raised here.
     """
@@ -94,7 +94,7 @@ def _deal_out(
 
 
 def _serve(connection: Connection, work: Callable[[Any, News], Any]) -> None:
-    """A worker process: one item after the other until its parent is gone."""
+    """A worker process: items one after the other, until its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends us
     with suppress(EOFError, OSError):
         while True:

@@ -30,7 +30,7 @@ def plot_profile(
     """One line a quantisation ("none": 16 bit), both axes logarithmic.
 
     `layer`: seconds of a layer by rows; `stored`: its bytes. The dashed line of the same colour is
-    the time in which `bandwidth` (bytes a second) reads so many bytes: nothing can lie below it,
+    the time in which `bandwidth` (bytes a second) reads so many bytes: nothing can be below it,
     unless weights are still in a cache.
     """
     import matplotlib

@@ -29,8 +29,8 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A request as it was. `after`: seconds behind the first one at which it came. `token_ids` and
-    `seconds` are None if it had no good end; `was_cut`: its client did not want the rest."""
+    """A recorded request. `after`: seconds after the first one. `token_ids` and `seconds` are None
+    if it failed. `was_cut`: its client cancelled it."""
 
     submit: Submit
     after: float
@@ -40,21 +40,18 @@ class Recorded:
 
     @property
     def was_cut(self) -> bool:
-        """Whether its client did not want the rest."""
         return self.outcome == "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of it this time; `same`: whether its tokens are the recorded ones, None if there
-    are none to compare with."""
+    """Its replay. `same`: whether the tokens are the recorded ones, None if none were recorded."""
 
     recorded: Recorded
     end: Finished | Failed
 
     @property
     def same(self) -> bool | None:
-        """Whether its tokens are those that were recorded."""
         before = self.recorded.token_ids
         if before is None:
             return None
@@ -125,16 +122,15 @@ def _recorded(line: dict[str, Any]) -> Recorded:
 
 
 def prompts_of(recording: list[Recorded]) -> list[Prompt]:
-    """What was asked, as a workload."""
     texts = (recorded.submit.prompt or recorded.submit.messages for recorded in recording)
     return [Prompt(str(number), "", (text,)) for number, text in enumerate(texts, start=1)]
 
 
 def replay_recording(setup: Setup, recording: list[Recorded], policy: str = "") -> list[Replayed]:
-    """Play all requests again, each at its time, on a ring in virtual time.
+    """Play all requests, each at its time, on a ring in virtual time. Outcomes are in their order.
 
-    `policy` "": that of each request. Of a request that was cancelled only as much is asked as was
-    answered. They wait for each other as they did; the outcomes are in their order.
+    `policy` "": as recorded. A cancelled request is asked for as many tokens as it got. Requests
+    wait for each other as they did.
     """
     with one_thread():
         world = world_of(setup, load_base(setup.model, setup.dtype, setup.stages))

@@ -1,4 +1,4 @@
-"""Report: the figures of policies that played the same prompts, as JSON and side by side."""
+"""Report: figures of policies that answered the same prompts, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rich.text import Text
 from edgespec.wire.client_messages import Finished, SourceFigures
 
 REFERENCE = "autoregressive"
-"""The policy whose tokens all others must give."""
+"""Every policy must give the tokens of this one."""
 RIVAL = "naive_tree"
-"""The policy that a pipelined one is compared with."""
+"""The baseline of pipelined policies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What one policy made of all prompts: answers in their order.
+    """One policy's answers to all prompts, in order.
 
-    `elapsed`: virtual seconds from the first submission until the ring had nothing left to do;
-    `busy`: those in which D0, V1 … VN computed.
+    `elapsed`: virtual seconds from the first submission until the ring was empty; `busy`: seconds
+    in which D0, V1 … VN computed.
     """
 
     answers: tuple[Finished, ...]
@@ -32,12 +32,11 @@ class Played:
 
     @property
     def tokens(self) -> list[tuple[int, ...]]:
-        """The tokens of each answer."""
         return [answer.token_ids for answer in self.answers]
 
     @property
     def speed(self) -> float:
-        """New tokens a second, the prompts' way round the ring included."""
+        """New tokens per second, prefill included."""
         new_tokens = sum(answer.new_tokens for answer in self.answers)
         return _ratio(new_tokens, sum(answer.seconds for answer in self.answers))
 
@@ -74,7 +73,7 @@ class Run:
 def run_of(
     policy: str, results: Mapping[str, Played], profiles: Sequence[str], cost_model: str
 ) -> Run:
-    """The figures of one policy of `results`, which has REFERENCE and, if it could run, RIVAL.
+    """One policy's figures. `results` has REFERENCE and, if it could run, RIVAL too.
 
     `profiles`: the names of the devices, D0's first.
     """
@@ -115,7 +114,7 @@ def run_of(
 
 
 def _of_sources(answers: Sequence[Finished]) -> tuple[SourceFigures, ...]:
-    """What each source brought to all answers together."""
+    """Each draft source's tokens, over all answers."""
     figures = zip(*(answer.sources for answer in answers), strict=True)
     return tuple(
         SourceFigures(

@@ -49,12 +49,12 @@ _ROOM = 4096
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Everything that the runs follow from, but the policies.
+    """Everything that determines a run, except the policy.
 
     `model`: a folder. `draft`: what drafting.choice takes, with its folders (none: "").
     `profiles`: D0's, then those of V1 … VN. `link`: every link of the ring, instead of the
     profiles' own. `split`: layers of the cost model that each stage is charged for; none given:
-    evenly. Raises ConfigError for what cannot be run.
+    evenly. Raises ConfigError for what cannot run.
     """
 
     model: str
@@ -77,11 +77,10 @@ class Setup:
 
     @property
     def stages(self) -> int:
-        """Stages of the ring."""
         return len(self.profiles) - 1
 
     def costs(self) -> RingCosts:
-        """What the ring charges. Raises ConfigError if the model does not fit the devices."""
+        """The charged costs. Raises ConfigError if the model does not fit the devices."""
         try:
             return ring_costs(self.profiles, self.cost_model, self.split)
         except CapacityError as problem:
@@ -96,7 +95,7 @@ class Setup:
         )
 
     def settings(self) -> dict[str, object]:
-        """What decides the figures, for whoever wants to run them again."""
+        """The settings that a rerun needs."""
         content = json.dumps([[prompt.id, prompt.text] for prompt in self.prompts])
         return {
             "stages": self.stages,
@@ -140,7 +139,7 @@ def simulate(
     """The figures of each policy, in the order of their names; the same for any number of jobs.
 
     Up to `jobs` (0: one a processor) policies run at once, in processes of their own.
-    `news(policy, done)` hears how many of a policy's prompts are answered. The policies that the
+    `news(policy, done)`: how many of a policy's prompts are answered. The policies that the
     others are compared with run too, whether they are asked for or not. Raises ConfigError for
     settings, models or prompts that do not fit.
     """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.bench.harness import Answer
+from edgespec.bench.harness import BenchAnswer
 
 
 def answer_lines(
-    answers: Sequence[Answer], policy: str, model_id: str, at: float
+    answers: Sequence[BenchAnswer], policy: str, model_id: str, at: float
 ) -> list[dict[str, object]]:
     """One object a prompt, with all its turns; `at`: seconds since 1970.
 

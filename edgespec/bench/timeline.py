@@ -38,7 +38,7 @@ class Bar:
 class Activity:
     """One answer on the ring: `bars` in order; entries of the others are those of D0, V1 … VN.
 
-    `late`: seconds by which emulated compute ended behind its charged time. `sent_bytes`: of
+    `late`: seconds by which emulated compute ended after its charged time. `sent_bytes`: of
     segments and control messages between the nodes.
     """
 
@@ -58,7 +58,7 @@ def read_traces(paths: Iterable[Path]) -> dict[int, list[dict[str, Any]]]:
             lines = path.read_text(encoding="utf-8").split("\n")
         except OSError as problem:
             raise ConfigError(f"cannot read the trace {path}: {problem.strerror}") from None
-        for line in lines[:-1]:  # what stands behind the last line's end is no whole line
+        for line in lines[:-1]:  # the text after the last newline is no whole line
             try:
                 entry = json.loads(line)
                 found[entry["request"]].append(entry)
@@ -96,10 +96,10 @@ def _kind(span: dict[str, Any], used: set[int]) -> str:
 
 
 def _used_rows(spans: Sequence[dict[str, Any]], finished: Finished) -> set[int]:
-    """The rows whose verdict became a token of the answer, prompt rows included.
+    """The rows whose target token is in the answer, prompt rows included.
 
     They are those on the answer's own path: each holds the answer's token at its position, and
-    follows one that is of use.
+    its parent is on the path too.
     """
     prompt, tokens = finished.prompt_tokens, finished.token_ids
     used: set[int] = set()

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 from support.nodes import NodeRing
 
-from edgespec.bench.harness import Answer, Ring, Settings, differences, play, results
+from edgespec.bench.harness import (
+    BenchAnswer,
+    BenchSettings,
+    MeasuredRing,
+    differences,
+    play,
+    results,
+)
 from edgespec.bench.specbench import answer_lines
 from edgespec.bench.timeline import Activity, Bar, activity_of, read_traces
 from edgespec.bench.workloads import Prompt
@@ -37,13 +44,13 @@ FINISHED = Finished(
     misses=2,
     smallest_margin=0.5,
 )
-SETTINGS = Settings(("autoregressive", "flowspec"), 6, Sampling())
+SETTINGS = BenchSettings(("autoregressive", "flowspec"), 6, Sampling())
 
 
-def answer(policy: str, number: int = 1, turn: int = 1, **changes: Any) -> Answer:
+def answer(policy: str, number: int = 1, turn: int = 1, **changes: Any) -> BenchAnswer:
     """One answer."""
     finished = replace(FINISHED, policy=policy, **changes)
-    return Answer(number, f"p{number}", "math", turn, 10 * number + turn, finished)
+    return BenchAnswer(number, f"p{number}", "math", turn, 10 * number + turn, finished)
 
 
 # --- asking -------------------------------------------------------------------------------------
@@ -78,7 +85,7 @@ def test_a_prompt_that_cannot_be_answered_is_named() -> None:
 
 def test_no_new_tokens_are_refused() -> None:
     with pytest.raises(ConfigError, match="max-new-tokens is 0"):
-        Settings(("autoregressive",), 0, Sampling())
+        BenchSettings(("autoregressive",), 0, Sampling())
 
 
 # --- comparing ----------------------------------------------------------------------------------
@@ -123,7 +130,7 @@ def test_results_have_the_figures_of_a_simulation_in_seconds_and_more() -> None:
         a.request: Activity(a.finished.seconds, (), (0.1, 0.5), (0.0, 0.25), (0.0, 0.1), 60)
         for a in answers
     }
-    content = results(answers, activities, Ring(("nano", "nano"), "llama"), {"stages": 1})
+    content = results(answers, activities, MeasuredRing(("nano", "nano"), "llama"), {"stages": 1})
     json.dumps(content)
     runs: Any = content["runs"]
     assert [run["policy"] for run in runs] == ["autoregressive", "flowspec"]

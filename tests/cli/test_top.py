@@ -25,7 +25,7 @@ from support.tiers import examples
 
 from edgespec.cli import top as module
 from edgespec.cli.status import print_status
-from edgespec.cli.top_view import HISTORY, Busy, View, bar, screen
+from edgespec.cli.top_view import HISTORY, BusyHistory, TopView, bar, screen
 from edgespec.serving.events import _status
 from edgespec.serving.metrics import Metrics
 from edgespec.wire.client_messages import NodeStatus, Status
@@ -53,7 +53,7 @@ MISSING = NodeStatus(4, 32, 40, losses=1, last_loss="left: stopped by SIGTERM", 
 STATUS = Status(False, (), (FIRST, HOT, LOADING, MISSING), stages=4, ring=5, waiting=2)
 
 
-def drawn(view: View, width: int, encoding: str = "utf-8") -> str:
+def drawn(view: TopView, width: int, encoding: str = "utf-8") -> str:
     """The screen as text."""
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, errors="replace")
@@ -63,14 +63,14 @@ def drawn(view: View, width: int, encoding: str = "utf-8") -> str:
     return raw.getvalue().decode(encoding)
 
 
-def view(told: Status | None = STATUS, problem: str = "") -> View:
+def view(state: Status | None = STATUS, problem: str = "") -> TopView:
     """With a few looks at it."""
-    busy = Busy()
+    busy = BusyHistory()
     for share in (0.0, 0.5, 1.0):
-        if told is not None:
-            nodes = tuple(replace(node, busy=share) for node in told.nodes)
-            busy.look(replace(told, nodes=nodes))
-    return View("10.0.0.9:7430", told, busy, problem, 12.0, "12:00:00")
+        if state is not None:
+            nodes = tuple(replace(node, busy=share) for node in state.nodes)
+            busy.add(replace(state, nodes=nodes))
+    return TopView("10.0.0.9:7430", state, busy, problem, 12.0, "12:00:00")
 
 
 # --- what it shows --------------------------------------------------------------------------------
@@ -130,11 +130,11 @@ def test_bars(share: float, full: int) -> None:
 
 
 def test_the_history_is_short_and_of_those_who_are_there() -> None:
-    busy = Busy()
+    busy = BusyHistory()
     for _ in range(3 * HISTORY):
-        busy.look(STATUS)
+        busy.add(STATUS)
     assert len(busy.of(FIRST)) == HISTORY
-    busy.look(replace(STATUS, nodes=(HOT,)))
+    busy.add(replace(STATUS, nodes=(HOT,)))
     assert busy.of(FIRST) == ()
     assert len(busy.of(HOT)) == HISTORY
 
@@ -290,14 +290,14 @@ def any_numbers(kind: type[NodeStatus] | type[Status]) -> st.SearchStrategy[Any]
 
 
 @examples(20)
-@given(told=any_numbers(Status))
-def test_no_number_of_a_coordinator_breaks_what_shows_it(told: Status) -> None:
-    busy = Busy()
-    busy.look(told)
+@given(state=any_numbers(Status))
+def test_no_number_of_a_coordinator_breaks_what_shows_it(state: Status) -> None:
+    busy = BusyHistory()
+    busy.add(state)
     for width in (40, 200):
-        assert drawn(View("here", told, busy), width)
+        assert drawn(TopView("here", state, busy), width)
     with redirect_stdout(io.StringIO()) as shown:
-        print_status(told)
+        print_status(state)
     assert shown.getvalue()
-    json.dumps(_status(told), allow_nan=False)
-    assert Metrics().text(told)
+    json.dumps(_status(state), allow_nan=False)
+    assert Metrics().text(state)
