@@ -136,7 +136,7 @@ def _build(
         # As many as a stage has memory for anyway, for one request of full length.
         kept_rows=context_length + SPECULATIVE_ROWS,
         needs=draft.needs if draft else frozenset(),
-        prompts=prompts_of(draft),
+        ppd_table=prompts_of(draft),
         sources=draft.sources if draft else (),
     )
     codec = Tokenizer(model.tokenizer)

@@ -8,18 +8,15 @@ from edgespec.backends.base import BlockBackend, Head
 from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
-    DeepenDraft,
-    ExpandDraft,
+    Draft,
     GatherRows,
     MoveCache,
     OpenCache,
     OpenDraft,
-    RunDraft,
     RunHead,
 )
 from edgespec.decoding.events import (
     Drafted,
-    Expanded,
     HeadDone,
 )
 from edgespec.drafting.base import DraftSource
@@ -31,9 +28,11 @@ from edgespec.machines.events import (
     BlockDone,
     Event,
 )
+from edgespec.policy.base import Deepen, Expand, Grow
+from edgespec.tree.drafted import Children, DraftedTree
 
 STAGE_COMPUTE = (OpenCache, MoveCache, CloseCache, RunBlock, GatherRows)
-COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, RunDraft, DeepenDraft, ExpandDraft, RunHead)
+COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, Draft, RunHead)
 COMPUTE = STAGE_COMPUTE + COORDINATOR_COMPUTE
 """Effects that go to the worker, in order; all others go to the sockets."""
 
@@ -77,7 +76,7 @@ class CoordinatorCompute:
         """Carry out one effect."""
         if isinstance(effect, RunHead):
             wanted = effect.hidden, effect.positions, effect.sampling, effect.top
-            return HeadDone(effect.job, *self._head.choose(*wanted))
+            return HeadDone(effect.job, effect.request, *self._head.choose(*wanted))
         if self._draft is None:
             raise TypeError(f"{type(effect).__name__} without a draft source")
         match effect:
@@ -88,14 +87,18 @@ class CoordinatorCompute:
                     self._draft.close(base)
             case CloseDraft(request):
                 self._draft.close(request)
-            case RunDraft(job, request, context, depth, width, features):
-                tree = self._draft.refresh(request, context, depth, width, features)
-                return Drafted(job, tree)
-            case DeepenDraft(job, request, levels, width):
-                return Drafted(job, self._draft.deepen(request, levels, width))
-            case ExpandDraft(job, request, context, paths, width, features):
-                children = self._draft.expand(request, context, paths, width, features)
-                return Expanded(job, children)
+            case Draft():
+                return Drafted(effect.job, effect.request, self._guess(self._draft, effect))
             case _:
                 raise TypeError(f"a coordinator computes no {type(effect).__name__}")
         return None
+
+    def _guess(self, source: DraftSource, draft: Draft) -> DraftedTree | Children:
+        request, context, features = draft.request, draft.context, draft.features
+        match draft.plan:
+            case Grow(depth, width):
+                return source.refresh(request, context, depth, width, features)
+            case Deepen(levels, width):
+                return source.deepen(request, levels, width)
+            case Expand(width=width):
+                return source.expand(request, context, draft.paths, width, features)

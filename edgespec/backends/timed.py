@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
-    DeepenDraft,
-    ExpandDraft,
+    Draft,
     GatherRows,
     MoveCache,
     OpenCache,
     OpenDraft,
-    RunDraft,
     RunHead,
 )
 from edgespec.machines.effects import (
@@ -22,6 +20,7 @@ from edgespec.machines.effects import (
 )
 from edgespec.planning.cost_model import DraftPass
 from edgespec.planning.costs import NodeCosts
+from edgespec.policy.base import Deepen
 
 
 class StageDurations:
@@ -71,12 +70,12 @@ class CoordinatorDurations:
                 return 0.0
             case RunHead():
                 return self._costs.head_seconds(effect.hidden.shape[0])
-            case RunDraft() | ExpandDraft():
+            case Draft(plan=Deepen()):
+                pass  # below the context of the request's last Grow
+            case Draft():
                 self._context[effect.request] = len(effect.context)
                 if effect.features.prompts is not None:
                     head = self._costs.head_seconds(effect.features.prompts.shape[0])
-            case DeepenDraft():
-                pass  # below the context of the request's last RunDraft
             case _:
                 raise TypeError(f"a coordinator computes no {type(effect).__name__}")
         seen = self._context.get(effect.request, 0)

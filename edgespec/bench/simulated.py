@@ -298,7 +298,7 @@ def ring_world(
                 loaded.context_length,
                 draft.name if draft else "",
                 needs=draft.needs if draft else frozenset(),
-                prompts=prompts_of(draft),
+                ppd_table=prompts_of(draft),
                 sources=draft.sources if draft else (),
             ),
             loaded.tokenizer,

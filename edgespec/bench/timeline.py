@@ -16,7 +16,7 @@ USED = "used"
 WASTED = "wasted"
 HEAD = "head"
 DRAFT = "draft"
-KINDS = {"RunHead": HEAD, "RunDraft": DRAFT, "DeepenDraft": DRAFT, "ExpandDraft": DRAFT}
+KINDS = {"RunHead": HEAD, "Draft": DRAFT}
 """What D0 computes; a stage's blocks are USED or WASTED."""
 
 

@@ -15,7 +15,8 @@ from edgespec.decoding.effects import (
 from edgespec.decoding.events import (
     PromptEncoded,
 )
-from edgespec.decoding.request import Request
+from edgespec.decoding.flights import Flights
+from edgespec.decoding.request import Request, Watcher
 from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost, QueueFull
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
@@ -35,7 +36,7 @@ class Ring:
     request waits for a ring that was lost; with 0 it fails at once. `kept_rows`: cache rows that
     answered requests, whose conversations may go on, and the running one may take up together; with
     0 nothing is kept. `needs`: which of types.features the draft source must be given;
-    `prompts`: the vectors of the prompt rows that it needs. `sources`: the names of its members, in
+    `ppd_table`: the vectors of the PPD rows that it needs. `sources`: the names of its members, in
     the order of the bits of their guesses.
     """
 
@@ -48,10 +49,18 @@ class Ring:
     kept_rows: int = 0
     needs: frozenset[str] = frozenset()
     sources: tuple[str, ...] = ()
-    prompts: PPDTable | None = None
+    ppd_table: PPDTable | None = None
 
 
-def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit) -> Request:
+def admit(
+    ring: Ring,
+    codec: TextCodec,
+    number: int,
+    peer: bytes,
+    submit: Submit,
+    flights: Flights,
+    watcher: Watcher,
+) -> Request:
     """The request that `submit` asks for, its prompt not encoded yet.
 
     Raises ConfigError, or CapacityError for a prompt that is surely too long, fit for the user.
@@ -68,7 +77,7 @@ def admit(ring: Ring, codec: TextCodec, number: int, peer: bytes, submit: Submit
         codec.check_length(submit.prompt, most_tokens(ring))
     answer = Answer(codec, submit.stop, submit.max_new_tokens)
     needs = ring.needs if policy.drafts else frozenset()
-    return Request(number, peer, submit, sampling, policy, answer, ring.stages, needs)
+    return Request(number, peer, submit, sampling, policy, answer, flights, watcher, needs)
 
 
 def most_tokens(ring: Ring) -> int:

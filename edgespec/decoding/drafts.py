@@ -1,116 +1,105 @@
-"""Drafts of a request: asks the draft source for guesses, takes what comes back into the tree."""
+"""Drafts of a request: asks the draft source for guesses, merges what comes back into the tree."""
 
 from __future__ import annotations
 
-from edgespec.decoding.effects import (
-    DeepenDraft,
-    ExpandDraft,
-    RunDraft,
-)
-from edgespec.decoding.events import (
-    Drafted,
-    Expanded,
-)
-from edgespec.decoding.request import DraftJob, Request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgespec.decoding.effects import Draft
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import (
-    Effect,
-)
-from edgespec.policy.base import Deepen, Expand, Grow
+from edgespec.policy.base import Deepen, Expand, Grow, Plan
+from edgespec.tree.drafted import Children, DraftedTree
+
+if TYPE_CHECKING:
+    from edgespec.decoding.request import Request
 
 READ_ONLY = Grow(depth=0, width=1, keep=0)
 """Guess nothing, but read what is committed."""
 
 
-def ask(request: Request, wanted: Grow | Deepen | Expand, job: int, now: float) -> Effect:
-    """Note `wanted` as the request's draft job and return its effect.
+@dataclass(slots=True)
+class DraftJob:
+    """A draft at work, or the last one that grew a tree.
+
+    `root`: below which node it grows. `context_length`: committed tokens when it was asked for, at
+    `started`. `reads`: committed rows that it reads besides. `shares`: the head was, or is, at work
+    meanwhile, so that its time does not tell what drafting takes.
+    """
+
+    job: int
+    plan: Plan
+    root: int
+    context_length: int
+    started: float = 0.0
+    reads: int = 0
+    shares: bool = False
+
+
+def ask(request: Request, plan: Plan, now: float) -> Draft:
+    """Have the draft source carry out `plan`.
 
     Raises LocalProtocolError if there is no drafted tree to deepen.
     """
-    match wanted:
-        case Grow():
-            return _grow(request, wanted, job, now)
-        case Deepen():
-            return _deepen(request, wanted, job, now)
-        case Expand():
-            return _expand(request, wanted, job, now)
-
-
-def last_reading(request: Request, job: int) -> Effect:
-    """Have the draft source read what it lacks of an answered request; nobody waits for it."""
-    return RunDraft(job, request.number, request.context, 0, 1, request.features())
-
-
-def _grow(request: Request, grow: Grow, job: int, now: float) -> Effect:
-    context = request.context
+    if isinstance(plan, Deepen):
+        return _deepen(request, plan)
+    context, features = request.context, request.features()
+    paths: tuple[tuple[int, ...], ...] = ()
+    reads = features.rows
+    if isinstance(plan, Expand):
+        assert request.tree is not None, "a policy decides once there is a tree"
+        paths = tuple(request.tree.path(i) for i in plan.ids)
+        request.tree.expand(plan.ids)
+    elif request.hidden is None:
+        reads = len(context) - request.prefix.reused_rows
     root = request.tree.root if request.tree else -1
-    features = request.features()
-    unread = len(context) - (len(request.base.ids) if request.base else 0)
-    reads = unread if request.hidden is None else features.rows
-    request.draft = DraftJob(
-        job, root, len(context), grow.keep, False, (), now, request.calm, reads
-    )
-    return RunDraft(job, request.number, context, grow.depth, grow.width, features)
+    shares = bool(request.head_jobs)
+    job = DraftJob(request.next_job(), plan, root, len(context), now, reads, shares)
+    request.draft = job
+    return Draft(job.job, request.number, plan, context, paths, features)
 
 
-def _deepen(request: Request, deepen: Deepen, job: int, now: float) -> Effect:
+def _deepen(request: Request, plan: Deepen) -> Draft:
     grown = request.grown
     if grown is None:
         raise LocalProtocolError("there is no drafted tree to deepen")
-    request.draft = DraftJob(job, grown.root, grown.context_length, deepen.keep, only_new=True)
-    return DeepenDraft(job, request.number, deepen.levels, deepen.width)
+    request.draft = DraftJob(request.next_job(), plan, grown.root, grown.context_length)
+    return Draft(request.draft.job, request.number, plan, ())
 
 
-def _expand(request: Request, expand: Expand, job: int, now: float) -> Effect:
-    tree, context = request.tree, request.context
-    assert tree is not None, "a policy decides once there is a tree"
-    paths = tuple(tree.path(i) for i in expand.ids)
-    tree.expand(expand.ids)
-    features = request.features()
-    request.draft = DraftJob(
-        job,
-        tree.root,
-        len(context),
-        expand.keep,
-        False,
-        expand.ids,
-        now,
-        request.calm,
-        features.rows,
-    )
-    return ExpandDraft(job, request.number, context, paths, expand.width, features)
+def last_reading(request: Request) -> Draft:
+    """Have the draft source read what it lacks of an answered request; no event is awaited."""
+    context, features = request.context, request.features()
+    return Draft(request.next_job(), request.number, READ_ONLY, context, (), features)
 
 
-def take(request: Request, event: Drafted | Expanded, now: float) -> None:
-    """Merge what came back, and note what it took."""
+def merge(request: Request, guesses: DraftedTree | Children, now: float) -> None:
+    """The draft at work has ended: merge its guesses, and learn what it took."""
     draft, request.draft = request.draft, None
     assert draft is not None
-    assert draft.job == event.job
-    if isinstance(event, Expanded):
-        _attach(request, draft, event, now)
+    plan, tree, last = draft.plan, request.tree, request.last_position
+    if isinstance(plan, Expand):
+        assert isinstance(guesses, Children)
+        assert tree is not None
+        _learn(request, draft, len(plan.ids), now)
+        scores = guesses.scores.tolist()
+        if request.policy.calibrates:
+            calibration = request.estimates.calibration(request.sampling.without_seed)
+            scores = [calibration.score(score) for score in scores]
+        tree.attach(plan.ids, guesses, plan.keep, last, scores)
         return
     request.grown = draft
-    if draft.keep == 0:  # it only read
-        _time(request, draft, now)
+    if plan.keep == 0:  # it only read
+        _learn(request, draft, 0, now)
         return
-    assert request.tree is not None
+    assert isinstance(guesses, DraftedTree)
+    assert tree is not None
+    deepens = isinstance(plan, Deepen)
     since = request.context[draft.context_length :]
-    added = request.tree.merge(event.tree, since, draft.keep, request.last_position, draft.only_new)
-    request.exhausted = draft.only_new and added == 0
+    added = tree.merge(guesses, since, plan.keep, last, only_new=deepens)
+    request.exhausted = deepens and added == 0
 
 
-def _attach(request: Request, draft: DraftJob, event: Expanded, now: float) -> None:
-    assert request.tree is not None
-    _time(request, draft, now)
-    calibration = request.estimates.calibration(request.sampling.without_seed)
-    scores = event.children.scores.tolist()
-    if request.policy.calibrates:
-        scores = [calibration.score(score) for score in scores]
-    request.tree.attach(draft.expanding, event.children, draft.keep, request.last_position, scores)
-
-
-def _time(request: Request, draft: DraftJob, now: float) -> None:
-    """Note what its rows took, if the head did not take part of it."""
-    rows = draft.reads + len(draft.expanding)
-    if rows and draft.heads == request.heads:
+def _learn(request: Request, draft: DraftJob, expanded: int, now: float) -> None:
+    rows = draft.reads + expanded
+    if rows and not draft.shares:
         request.estimates.draft.record(rows, now - draft.started)

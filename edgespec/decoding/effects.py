@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.machines.effects import Effect
+from edgespec.policy.base import Plan
 from edgespec.tree.ledger import IntArray
 from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.tensor import Tensor
@@ -100,43 +101,20 @@ class CloseDraft(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class RunDraft(Effect):
-    """Grow a fresh tree below the last token of `context`; comes back as Drafted.
+class Draft(Effect):
+    """Have the draft source guess what `plan` says; comes back as Drafted.
 
-    `features`: what the draft source needs of the committed rows, as far as it has not had it.
+    `context`: all committed tokens. Grow makes a fresh tree below the last of them, Deepen adds
+    levels to the request's last tree, Expand guesses children of each of `paths`: the tokens from
+    the first one after `context` to each of the plan's nodes (empty: the context's last token).
+    `features`: what the ring gave for committed rows since the last draft effect.
     """
 
     job: int
     request: int
+    plan: Plan
     context: tuple[int, ...]
-    depth: int
-    width: int
-    features: Features = NO_FEATURES
-
-
-@dataclass(frozen=True, slots=True)
-class DeepenDraft(Effect):
-    """Grow the request's last drafted tree by `levels` more; comes back as Drafted."""
-
-    job: int
-    request: int
-    levels: int
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExpandDraft(Effect):
-    """Guess `width` children of each path; comes back as Expanded.
-
-    `paths` are tokens behind the last one of `context` (empty: behind the context itself).
-    `features`: as RunDraft has them.
-    """
-
-    job: int
-    request: int
-    context: tuple[int, ...]
-    paths: tuple[tuple[int, ...], ...]
-    width: int
+    paths: tuple[tuple[int, ...], ...] = ()
     features: Features = NO_FEATURES
 
 

@@ -31,24 +31,19 @@ class PromptEncoded(Event):
 
 @dataclass(frozen=True, slots=True)
 class HeadDone(Event):
-    """RunHead ended: the token behind each row, and what else was asked for."""
+    """RunHead ended: the token after each row, and what else was asked for."""
 
     job: int
+    request: int
     choice: Choice
     top_logprobs: TopLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted(Event):
-    """RunDraft or DeepenDraft ended: the whole drafted tree below the root it was asked for."""
+    """Draft ended: the whole tree below its root (Grow, Deepen), or the children of every path that
+    it named (Expand)."""
 
     job: int
-    tree: DraftedTree
-
-
-@dataclass(frozen=True, slots=True)
-class Expanded(Event):
-    """ExpandDraft ended: the children of every path that it named."""
-
-    job: int
-    children: Children
+    request: int
+    guesses: DraftedTree | Children

@@ -1,28 +1,32 @@
-"""Flights: what is remembered of a segment on the ring, and whether its result can be right."""
+"""Flights: the segments that are on the data ring, and the logical time of the ring in trips."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
+from edgespec.machines.events import Event
 from edgespec.tree.draft_tree import DraftTree
+from edgespec.tree.ledger import Rows
 from edgespec.wire.messages import Segment
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
-    """A segment on the ring: whose it is, and when it entered (stage steps, see RingClock).
+class Flight:
+    """A segment on the ring: whose it is, and when it entered (see RingClock).
 
     `wanted`: ids of the rows that may come back, of `rows` in all.
     """
 
     request: int
-    entered: int
+    entered: Fraction
     committed: bool
     wanted: frozenset[int]
     rows: int
 
     def fits(self, result: Segment) -> bool:
-        """Whether `result` can be what a stage made of this segment."""
+        """Whether `result` can be what the stages made of this segment."""
         ids = result.ids.tolist()
         return (
             result.committed == self.committed
@@ -38,3 +42,96 @@ class InFlight:
         """
         missing = self.wanted.difference(result.ids.tolist())
         return any(tree is None or i in tree for i in missing)
+
+
+@dataclass(frozen=True, slots=True)
+class Landed(Event):
+    """A segment of the request is back from the ring."""
+
+    flight: Flight
+    segment: Segment
+
+
+class RingClock:
+    """Logical time of the ring in trips, whatever the devices: what a schedule costs.
+
+    Every stage takes one step for a segment, and one trip is as many steps as there are stages. A
+    segment enters the ring at least one step after the one before it and not before the results
+    that it was decided on; it is back one trip later. So plain decoding costs one trip a token, and
+    a round of N + 1 segments that must all be back costs two.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self.stages = stages
+        self.now = Fraction(0)
+        """When the newest result that was taken up came back."""
+        self._last_entry = -self._step
+
+    @property
+    def _step(self) -> Fraction:
+        return Fraction(1, self.stages)
+
+    def change(self, stages: int) -> None:
+        """From now on the ring has so many stages."""
+        if stages != self.stages:
+            self.stages = stages
+            self._last_entry = self.now - self._step
+
+    def enter(self) -> Fraction:
+        """A segment leaves now; returns when it enters the ring."""
+        self._last_entry = max(self._last_entry + self._step, self.now)
+        return self._last_entry
+
+    def result(self, entered: Fraction) -> None:
+        """The segment that entered at that time is back."""
+        self.now = max(self.now, entered + 1)
+
+
+class Flights:
+    """Numbers the segments that leave, and remembers each until it is back."""
+
+    def __init__(self, stages: int) -> None:
+        self.clock = RingClock(stages)
+        self._flying: dict[int, Flight] = {}
+        self._queued: set[int] = set()
+        self._newest = 0
+
+    def __len__(self) -> int:
+        return len(self._flying)
+
+    def __iter__(self) -> Iterator[tuple[int, Flight]]:
+        """Sequence number and flight of each, the oldest first."""
+        return iter(self._flying.items())
+
+    @property
+    def queued(self) -> int:
+        """Segments that the first stage has not handed on."""
+        return len(self._queued)
+
+    def launch(self, request: int, rows: Rows, committed: bool, want: int) -> tuple[int, Flight]:
+        """A segment of these rows leaves, of which the last `want` may come back."""
+        self._newest += 1
+        wanted = frozenset(rows.ids[len(rows) - want :].tolist())
+        flight = Flight(request, self.clock.enter(), committed, wanted, len(rows))
+        self._flying[self._newest] = flight
+        self._queued.add(self._newest)
+        return self._newest, flight
+
+    def land(self, segment: Segment) -> Flight | None:
+        """A segment is back; None for a repeated delivery, or one of an earlier ring."""
+        flight = self._flying.get(segment.seq)
+        if flight is None or flight.request != segment.request:
+            return None
+        self._queued.discard(segment.seq)
+        return self._flying.pop(segment.seq)
+
+    def hand_on(self, seq: int) -> bool:
+        """The first stage has handed this segment on; False if that was known."""
+        known = seq in self._queued
+        self._queued.discard(seq)
+        return known
+
+    def clear(self) -> None:
+        """The ring is gone: nothing comes back from it."""
+        self._flying.clear()
+        self._queued.clear()

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 
+from edgespec.decoding.effects import EncodePrompt
 from edgespec.decoding.request import Request
 from edgespec.errors import QueueFull
+from edgespec.machines.effects import Effect, SendPeer
+from edgespec.wire.client_messages import Progress
 
 
 class RequestQueue:
@@ -87,3 +90,62 @@ class RequestQueue:
         longest = max(map(len, turns), default=0)
         rounds = [waiting[n] for n in range(longest) for waiting in turns if n < len(waiting)]
         return [*([self._first] if self._first else []), *rounds]
+
+
+class WaitingRoom:
+    """The queue, the encoding of its prompts, and what those who wait are told."""
+
+    def __init__(self, limit: int, longest_prompt: int) -> None:
+        """`longest_prompt`: tokens of the longest prompt that can be answered."""
+        self.queue = RequestQueue(limit)
+        self._limit = limit
+        self._longest_prompt = longest_prompt
+        self._encoding: int | None = None  # whose prompt is being encoded
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    def renew(self) -> list[Request]:
+        """Begin with an empty queue, nothing being encoded; returns who waited."""
+        waiting, self.queue = self.queue.in_order(), RequestQueue(self._limit)
+        self._encoding = None
+        return waiting
+
+    def is_encoding(self, request: int) -> bool:
+        """Whether the prompt of that request is being encoded."""
+        return request == self._encoding
+
+    def encoded(self, request: int) -> None:
+        """The prompt of that request is encoded, or cannot be."""
+        if request == self._encoding:
+            self._encoding = None
+
+    def encode_next(self) -> list[Effect]:
+        """Have one prompt encoded at a time, in the order of the queue; so a prompt that is
+        cancelled before its turn costs nothing."""
+        request = next((r for r in self.queue.in_order() if r.asked), None)
+        if self._encoding is not None or request is None or request.asked is None:
+            return []
+        self._encoding = request.number
+        asked, most = request.asked, self._longest_prompt
+        return [EncodePrompt(request.number, asked.prompt, asked.messages, most)]
+
+    def tell(self, missing: str, running: int) -> list[Effect]:
+        """Say to each request why it waits, if that has changed: for what is `missing`, or for
+        those before it, `running` ones included."""
+        if not self.queue.has_changed:
+            return []
+        self.queue.has_changed = False
+        effects: list[Effect] = []
+        for place, request in enumerate(self.queue.in_order(), running):
+            if missing or place:  # with nothing before it, its prompt is being encoded
+                effects += say_once(request, missing or f"waiting behind {place} other request(s)")
+        return effects
+
+
+def say_once(request: Request, text: str) -> list[Effect]:
+    """Tell a request's client what it waits for, if it was not told so last."""
+    if request.told == text:
+        return []
+    request.told = text
+    return [SendPeer(request.peer, Progress(request.tag, text))]

@@ -1,76 +1,64 @@
-"""The coordinator's state of one request: who asked, its tokens, its tree, its figures."""
+"""Request: one prompt on its way to an answer. `handle` is the decode loop.
+
+    rows are back from the ring → sample the tokens after them → walk the draft tree: emit what is
+    committed, prune the rest everywhere → the policy decides: send rows, have guesses made
+    guesses are there           → attach them to the tree      → the policy decides
+
+The coordinator starts a request, hands it its events, and ends it; nothing else drives it.
+"""
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
+from edgespec.decoding import drafts
 from edgespec.decoding.answer import Answer
-from edgespec.decoding.effects import (
-    RunHead,
-)
-from edgespec.decoding.figures import RequestStats, RingClock
-from edgespec.decoding.flights import InFlight
+from edgespec.decoding.drafts import DraftJob
+from edgespec.decoding.effects import RunHead, SendRing
+from edgespec.decoding.events import Drafted, HeadDone
+from edgespec.decoding.flights import Flights, Landed
 from edgespec.decoding.hidden_rows import HiddenRows
-from edgespec.decoding.logprobs import TokenLogprobs, token_logprobs
+from edgespec.decoding.logprobs import HeadLog
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.decoding.ppd_rows import PPDRows
-from edgespec.decoding.prefix_cache import CachedPrefix, ReusedPrefix
-from edgespec.policy.base import Policy, View
+from edgespec.decoding.prefix import Prefix
+from edgespec.decoding.prefix_cache import ReusedPrefix
+from edgespec.decoding.request_stats import RequestStats
+from edgespec.decoding.retain_log import RetainLog
+from edgespec.errors import LocalProtocolError
+from edgespec.machines.effects import Effect, SendPeer, SendStages
+from edgespec.machines.events import Event, MessageArrived
+from edgespec.policy.base import Policy, Send, View
 from edgespec.policy.estimates import RingEstimates
 from edgespec.tree.draft_tree import Advance, DraftTree
 from edgespec.tree.ledger import IntArray, Rows
-from edgespec.types.features import (
-    NO_FEATURES,
-    PPD_TOKENS,
-    Features,
-    PPDTable,
-    aux_layers,
-)
-from edgespec.verify.sampling import Choice, Sampling
-from edgespec.verify.top_logprobs import TopLogprobs
-from edgespec.wire.client_messages import Finished, Submit, Tokens
-from edgespec.wire.messages import Retain, Segment
+from edgespec.types.features import NO_FEATURES, PPD_TOKENS, Features, PPDTable, aux_layers
+from edgespec.verify.sampling import Sampling
+from edgespec.wire.client_messages import Submit, Tokens
+from edgespec.wire.messages import Credit, Retain, Segment
 
 SPECULATIVE_ROWS = 256
 """Cache rows reserved for guesses beside the prompt and the answer; more make the cache grow."""
 
-
-@dataclass(frozen=True, slots=True)
-class DraftJob:
-    """A draft at work: below which root, how long the context was, what to merge of it.
-
-    `expanding`: the nodes whose children are guessed; none if whole levels are grown. `started`:
-    when it was asked for. `heads`: head jobs of the request so far, -1 if one was at work: a draft
-    that had to wait for a head does not tell what drafting takes. `reads`: committed rows that it
-    reads beside.
-    """
-
-    job: int
-    root: int
-    context_length: int
-    keep: int
-    only_new: bool
-    expanding: tuple[int, ...] = ()
-    started: float = 0.0
-    heads: int = 0
-    reads: int = 0
+LOST_WAIT_S = 1.0
+"""A result that lacks live rows is followed by the Fault of the stage that dropped them; after this
+many seconds without one, the request fails, so that nothing hangs."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadJob:
-    """A result at the output head: the row ids whose next tokens are being sampled."""
+class Watcher(Protocol):
+    """Is told of every walk of a request's tree, and changes nothing."""
 
-    request: int
-    ids: tuple[int, ...]
+    def walked(self, request: Request, step: Advance) -> None:
+        """The tree of `request` was walked and pruned."""
 
 
 class Request:
-    """One prompt on its way to an answer."""
+    """One prompt on its way to an answer, on one ring after another if rings are lost."""
 
     def __init__(
         self,
@@ -80,7 +68,8 @@ class Request:
         sampling: Sampling,
         policy: Policy,
         answer: Answer,
-        stages: int,
+        flights: Flights,
+        watcher: Watcher,
         needs: frozenset[str] = frozenset(),
     ) -> None:
         """`needs`: which of types.features its draft source must be given."""
@@ -95,333 +84,360 @@ class Request:
         self.answer = answer
         self.stats = RequestStats()
         self.estimates = RingEstimates()  # replaced by what earlier requests of the policy taught
-        self.clock = RingClock(stages)
         self.last_position = self.reserve = 0
         self.recoveries = 0
         self.waiting_since = 0.0  # for a ring that was lost
         self.told = ""  # what its client was told last that it waits for
         self.needs = needs
-        self._prompting: tuple[PPDTable, ChainValues] | None = None
+        self._flights = flights
+        self._watcher = watcher
+        self._ppd: tuple[PPDTable, ChainValues] | None = None
+        self._jobs = 0
         self._begin(number)
 
     def _begin(self, number: int) -> None:
-        """All that belongs to one ring: nothing is there yet but the tokens that are committed."""
+        """All that belongs to one ring: nothing is there yet but the committed tokens."""
         self.number = number
-        self.prefix = self.context
-        self.opening = True  # no result has made a token committed yet
-        self.prefilled = 0
-        self.base: ReusedPrefix | None = None
-        self._used_rows: list[int] = []
+        self.prefix = Prefix(self.context)
+        self.opening = True  # no result has committed a token yet
         self.hidden = self._hidden_from(0)
-        self.prompts = PPDRows(*self._prompting) if self._prompting else None
-        self.chunk = len(self.prefix)  # rows of the prefix that travel together
+        self.ppd_rows = PPDRows(*self._ppd) if self._ppd else None
         self.tree: DraftTree | None = None
         self.in_flight = 0  # segments on the ring or, back from it, in `results`
-        self.results: deque[tuple[InFlight, Segment]] = deque()
-        self.ahead = 0  # rows of the segment sent last, if a miss has not made it worthless
-        self.verifying = 0
-        self.heads = 0
+        self.results: deque[Landed] = deque()
+        self.rows_before = 0  # rows of the segment sent last, if no miss has made it worthless
+        self.head_jobs: dict[int, tuple[int, ...]] = {}  # the rows that each samples after
         self.draft: DraftJob | None = None
         self.grown: DraftJob | None = None
         self.exhausted = False
-        self.margins: dict[int, float] = {}
-        self._chances: dict[int, TokenLogprobs] = {}
         self.rows_missing_until: float | None = None
-        self._epoch = 0
-        self._accepted: list[tuple[int, tuple[int, ...]]] = []
+        self._head_log = HeadLog()
+        self.retains = RetainLog(number, len(self.prefix))
+
+    # --- the decode loop ----------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """One step of decoding; ends with `answer.finish_reason` set once the answer is whole."""
+        effects: list[Effect] = []
+        match event:
+            case Landed():
+                self.results.append(event)
+            case HeadDone():
+                effects = self._take_tokens(event, now)
+            case Drafted():
+                effects = self._take_guesses(event, now)
+            case MessageArrived(_, Credit()) if self.policy.waits_for_credit:
+                effects = self._next_work(now)
+        while self.results and not self._is_in_step and not self.answer.finish_reason:
+            effects += self._take_rows(self.results.popleft(), now)
+        return effects
+
+    def _take_rows(self, landed: Landed, now: float) -> list[Effect]:
+        """Rows are back: have the tokens after those that are alive sampled."""
+        flight, segment = landed.flight, landed.segment
+        self.in_flight -= 1
+        self._flights.clock.result(flight.entered)
+        self.retains.acknowledge(segment.epoch)
+        if flight.lacks_live_rows(segment, self.tree):
+            self.rows_missing_until = now + LOST_WAIT_S
+            return []
+        if segment.committed:
+            return self._take_prefix_rows(segment, now)
+        assert self.tree is not None
+        if self.ppd_rows is not None and segment.hidden is not None:
+            self.ppd_rows.arrived(flight.wanted, segment.ids, segment.hidden)
+            self.ppd_rows.settle(self.tree)
+        live = np.flatnonzero([i in self.tree for i in segment.ids.tolist()])
+        if not len(live) or segment.hidden is None:
+            return self._walk(now)
+        self._keep_hidden(segment, live)
+        return [self._sample(segment, live)]
+
+    def _take_tokens(self, done: HeadDone, now: float) -> list[Effect]:
+        """The target tokens after some rows are known: walk the tree along them."""
+        ids = self.head_jobs.pop(done.job, None)
+        if ids is None:
+            raise LocalProtocolError(f"head job {done.job} ended but was not running")
+        self._head_log.add(ids, done.choice, done.top_logprobs)
+        assert self.tree is not None
+        self.tree.record(ids, done.choice.tokens.tolist())
+        return self._walk(now)
+
+    def _take_guesses(self, drafted: Drafted, now: float) -> list[Effect]:
+        """Guesses are there: attach them to the tree."""
+        if self.draft is None or self.draft.job != drafted.job:
+            return []
+        drafts.merge(self, drafted.guesses, now)
+        return self._next_work(now) if self.tree else []
+
+    def _walk(self, now: float) -> list[Effect]:
+        """Walk the tree as far as target tokens are known; emit what is committed, prune the rest
+        here and on every stage."""
+        assert self.tree is not None
+        if (self.in_flight or self.head_jobs) and not self.policy.verifies_each_result:
+            return []
+        step = self.tree.advance()
+        self._watcher.walked(self, step)
+        self._learn(step)
+        if not step.tokens:
+            return self._next_work(now)
+        told = SendPeer(self.peer, self._emit(step, now))
+        if self.answer.finish_reason:
+            return [told]
+        return [told, SendStages(self._retain(step.passed)), *self._next_work(now)]
+
+    def _next_work(self, now: float) -> list[Effect]:
+        """Carry out what the policy decides."""
+        # The policy is asked from the first token on, or as soon as the prompt is on its way if it
+        # begins with that.
+        if self.tree is None or (self.opening and not self.policy.starts_with_prompt):
+            return []
+        effects: list[Effect] = []
+        for decision in self.policy.decide(self.view()):
+            if isinstance(decision, Send):
+                effects.append(self._send(decision.ids))
+            else:
+                effects.append(drafts.ask(self, decision, now))
+        return effects
+
+    def _send(self, ids: Sequence[int]) -> Effect:
+        """Send these nodes of the tree as one segment, with the PPD rows that hang from them."""
+        assert self.tree is not None
+        rows = self.tree.send(ids)
+        self.stats.rows_sent += len(rows)
+        rows = self._with_ppd_rows(rows, ids)
+        self.rows_before = len(rows)
+        return self._launch(rows, committed=False, reserve=0, want=len(rows))
+
+    def view(self) -> View:
+        """What the policy may see."""
+        assert self.tree is not None, "a request has no tree before its prompt is on its way"
+        root = self.tree[self.tree.root]
+        return View(
+            tree=self.tree,
+            stages=self._flights.clock.stages,
+            in_flight=self.in_flight,
+            verifying=len(self.head_jobs),
+            drafting=self.draft is not None,
+            drafted_root=self.grown.root if self.grown else None,
+            exhausted=self.exhausted,
+            depth_left=self.last_position - root.position,
+            queued=self._flights.queued,
+            ahead=self.rows_before if root.sent else 0,
+            estimates=self.estimates,
+        )
+
+    @property
+    def _is_in_step(self) -> bool:
+        """Whether the policy wants the draft and the head to be done before the next result."""
+        busy = self.draft is not None or bool(self.head_jobs)
+        return self.policy.drafts_in_step and not self.opening and busy
+
+    # --- what a step leaves -------------------------------------------------------------------
+
+    def _sample(self, segment: Segment, index: IntArray) -> RunHead:
+        """Have the tokens after these rows of a result sampled."""
+        assert segment.hidden is not None
+        if self.draft is not None:
+            self.draft.shares = True
+        job = self.next_job()
+        self.head_jobs[job] = tuple(segment.ids[index].tolist())
+        hidden, positions = segment.hidden.take(index), segment.positions[index] + 1
+        return RunHead(job, self.number, hidden, positions, self.sampling, self.top)
+
+    def _keep_hidden(self, segment: Segment, index: IntArray) -> None:
+        """Keep these rows of a result, if the draft source needs them once they are committed."""
+        if self.hidden is not None and segment.hidden is not None:
+            aux_hidden = None if segment.aux_hidden is None else segment.aux_hidden.take(index)
+            self.hidden.arrived(segment.ids[index].tolist(), segment.hidden.take(index), aux_hidden)
+
+    def _learn(self, step: Advance) -> None:
+        """Learn from a walk what guesses are worth."""
+        self.stats.walked(step, opening=self.opening, drafts=self.policy.drafts)
+        self.estimates.verified(self.sampling.without_seed, step)
+        if self.ppd_rows is not None and step.tokens:
+            assert self.tree is not None
+            newest = self.tree[self.tree.root].position
+            self.ppd_rows.judge(len(step.tokens), step.missed, newest)
+            self.ppd_rows.settle(self.tree)
+        if step.missed:
+            self.rows_before = 0
+
+    def _emit(self, step: Advance, now: float) -> Tokens:
+        """Take committed tokens, up to the answer's end; what the client is told."""
+        text: list[str] = []
+        for token in step.tokens:
+            text.append(self.answer.push(token))
+            if self.answer.finish_reason:
+                break
+        used, stats = len(text), self.stats
+        ids = step.passed[:used]
+        logprobs = self._head_log.as_json(ids, self.answer.codec) if self.top >= 0 else ""
+        guessed = self.retains.used(ids)
+        if self.hidden is not None:
+            self.hidden.passed(guessed, ids[-1])
+        stats.smallest_margin = min(stats.smallest_margin, self._head_log.take(ids))
+        stats.committed(step.sources[:used], len(guessed), now, self._flights.clock.now)
+        self.opening = False
+        return Tokens(self.tag, step.tokens[:used], "".join(text), logprobs)
+
+    def _retain(self, passed: tuple[int, ...]) -> Retain:
+        """The retained set after `passed` became committed (FlowSpec §3.3)."""
+        assert self.tree is not None
+        awaited = () if self.ppd_rows is None else self.ppd_rows.awaited(self.tree)
+        return self.retains.next(self.tree.newest, passed, (*self.tree.ids, *awaited))
+
+    def _with_ppd_rows(self, rows: Rows, ids: Sequence[int]) -> Rows:
+        """These rows, with the PPD rows that hang from nodes `ids`."""
+        if self.ppd_rows is None:
+            return rows
+        assert self.tree is not None
+        step = self.estimates.step
+        chains = self.ppd_rows.hang(self.tree, ids, len(rows), self.last_position, step)
+        self.stats.ppd_rows += len(chains)
+        return rows.joined(chains)
+
+    def _launch(self, rows: Rows, *, committed: bool, reserve: int, want: int) -> SendRing:
+        """Rows enter the ring; the last `want` of them are to come back."""
+        seq, flight = self._flights.launch(self.number, rows, committed, want)
+        if self.stats.entered is None:
+            self.stats.entered = flight.entered
+        self.in_flight += 1
+        reused = self.prefix.reused if reserve else None
+        return SendRing(
+            Segment(
+                self.number,
+                seq,
+                self.epoch,
+                committed,
+                reserve,
+                want,
+                rows.ids,
+                rows.parents,
+                rows.positions,
+                rows.tokens,
+                None,
+                base=reused.request if reused else 0,
+                base_ids=reused.ids if reused else (),
+                aux_layers=aux_layers(self.needs),
+                prompts=self.ppd_rows.vectors(rows.tokens) if self.ppd_rows else None,
+            )
+        )
+
+    # --- the prompt ---------------------------------------------------------------------------
 
     def encoded(self, prompt: tuple[int, ...], max_new_tokens: int) -> None:
         """Its prompt's tokens are known, and so how many new ones fit: it can be started."""
         self.asked = None
         self.prompt = prompt
         self.answer.limit = max_new_tokens
-        # The verdict of a row behind this position would be a token past the limit.
+        # The target token of a row after this position would be a token past the limit.
         self.last_position = len(prompt) + max_new_tokens - 2
         self.reserve = len(prompt) + max_new_tokens + SPECULATIVE_ROWS
         self._begin(self.number)
 
+    def use_ppd(self, table: PPDTable, values: ChainValues) -> None:
+        """Its guesses carry PPD rows, as its draft source needs."""
+        self._ppd = table, values
+        self.ppd_rows = PPDRows(table, values)
+
+    def begin_with(self, reused: ReusedPrefix | None) -> None:
+        """Read only what comes after the rows of an answered request, if there is one."""
+        self.prefix = Prefix(self.context, reused)
+        self.hidden = self._hidden_from(self.prefix.reused_rows)
+        self.stats.cached = max(self.stats.cached, self.prefix.reused_rows)
+
+    def read_ahead(self, now: float) -> Effect:
+        """Have the draft source read the committed tokens, while the stages do."""
+        return drafts.ask(self, drafts.READ_ONLY, now)
+
+    def send_prefix(self) -> list[Effect]:
+        """As many chunks of the prefix as may be in flight: they overlap along the ring. When all
+        are on their way, the tree begins at the last token."""
+        effects: list[Effect] = []
+        while not self.is_read and self.in_flight <= self._flights.clock.stages:
+            reserve = 0 if self.prefix.has_begun else self.reserve
+            rows = self.prefix.next_rows()
+            # The first token comes of the prefix's last row; a draft source may need them all.
+            want = len(rows) if self.hidden is not None else int(self.is_read)
+            effects.append(self._launch(rows, committed=True, reserve=reserve, want=want))
+        if self.is_read and self.tree is None:
+            last = len(self.prefix) - 1
+            self.tree = DraftTree(last, last - 1, self.prefix.tokens[-1], last)
+            self.tree.send((last,))
+            # PPD rows below that row travel in a segment of their own, as it is committed.
+            chain = self._with_ppd_rows(Rows.none(), (last,))
+            if len(chain):
+                effects.append(self._launch(chain, committed=False, reserve=0, want=len(chain)))
+        return effects
+
+    def _take_prefix_rows(self, segment: Segment, now: float) -> list[Effect]:
+        self._keep_hidden(segment, np.arange(len(segment.ids)))
+        last = np.flatnonzero(segment.ids == len(self.prefix) - 1)
+        effects: list[Effect] = [self._sample(segment, last)] if len(last) else []
+        effects += self.send_prefix()
+        if self.hidden is not None and self.draft is None:
+            # What the draft reads now it need not read before its first guess.
+            effects.append(self.read_ahead(now))
+        return effects
+
+    # --- the end of a ring, the end of the request --------------------------------------------
+
     def restart(self, number: int) -> None:
         """Its ring is lost: go on from the committed tokens, on the next ring, as `number`.
 
-        A new number makes whatever still comes of the old ring, its draft and its head a matter of
-        a request that nobody knows any more; row ids and epochs begin again with it.
+        Whatever still comes of the old ring, its draft and its head names a request that is not
+        known; row ids and epochs begin again.
         """
         self.recoveries += 1
         self._begin(number)
 
-    def use_prompts(self, table: PPDTable, values: ChainValues) -> None:
-        """Its guesses carry prompt rows, as its draft source needs."""
-        self._prompting = table, values
-        self.prompts = PPDRows(table, values)
+    # --- what it is ---------------------------------------------------------------------------
 
-    def begin_with(self, base: ReusedPrefix | None) -> None:
-        """Read only what comes behind the rows of an answered request, if there is one."""
-        self.base = base
-        if base is not None:
-            self.hidden = self._hidden_from(len(base.ids))
-            self.prefilled = len(base.ids)
-            self.stats.cached = max(self.stats.cached, len(base.ids))
-
-    def _hidden_from(self, first: int) -> HiddenRows | None:
-        """What its draft source needs of the prefix from that row on, and of what follows."""
-        rows = self.needs - {PPD_TOKENS}
-        return HiddenRows(range(first, len(self.prefix)), rows) if rows else None
-
-    @property
-    def has_opened(self) -> bool:
-        """Whether any of its rows is on its way."""
-        return self.prefilled > (len(self.base.ids) if self.base else 0)
+    def next_job(self) -> int:
+        """The number of its next head or draft job."""
+        self._jobs += 1
+        return self._jobs
 
     @property
     def capacity(self) -> int:
         """Cache rows that it takes up on every stage."""
-        return max(self.reserve, self.base.capacity if self.base else 0)
-
-    def kept(self) -> CachedPrefix:
-        """What every stage holds of it once it is answered: the rows of all committed tokens but
-        the last, which nobody has had to run."""
-        ids = (*range(len(self.prefix)), *self._used_rows)
-        own = (self.base.own if self.base else 0) or len(self.prompt) - 1
-        tokens = self.context[: len(ids)]
-        return CachedPrefix(tokens, ids, self.capacity, self.asker, len(self.prompt), own)
-
-    @property
-    def is_in_step(self) -> bool:
-        """Whether the policy wants the draft and the head to be done before the next result."""
-        busy = self.draft is not None or self.verifying > 0
-        return self.policy.drafts_in_step and not self.opening and busy
-
-    @property
-    def may_decide(self) -> bool:
-        """Whether its policy may be asked: from the first token on, or as soon as the prompt is on
-        its way if the policy begins with that."""
-        started = self.policy.starts_with_prompt or not self.opening
-        return started and self.tree is not None
-
-    @property
-    def calm(self) -> int:
-        """Head jobs so far; -1 while one is at work."""
-        return -1 if self.verifying else self.heads
+        reused = self.prefix.reused
+        return max(self.reserve, reused.capacity if reused else 0)
 
     @property
     def epoch(self) -> int:
         """The newest retained set that was made."""
-        return self._epoch
+        return self.retains.epoch
 
     @property
     def context(self) -> tuple[int, ...]:
         """All committed tokens in order, the root's included."""
         return self.prompt + tuple(self.answer.token_ids)
 
-    def view(self, stages: int, queued: int) -> View:
-        """What the policy may see."""
-        assert self.tree is not None, "a request has no tree before its prompt is on its way"
-        return View(
-            tree=self.tree,
-            stages=stages,
-            in_flight=self.in_flight,
-            verifying=self.verifying,
-            drafting=self.draft is not None,
-            drafted_root=self.grown.root if self.grown else None,
-            exhausted=self.exhausted,
-            depth_left=self.last_position - self.tree[self.tree.root].position,
-            queued=queued,
-            ahead=self.ahead if self.tree[self.tree.root].sent else 0,
-            estimates=self.estimates,
-        )
+    @property
+    def is_read(self) -> bool:
+        """Whether the whole prefix is on its way."""
+        return self.asked is None and self.prefix.is_sent
+
+    @property
+    def trips(self) -> float:
+        """Trips round the ring so far."""
+        return self.stats.trips(self._flights.clock.now)
+
+    def owns_ppd_row(self, row_id: int) -> bool:
+        """Whether that row is, or was, one of its PPD rows."""
+        return self.ppd_rows is not None and row_id in self.ppd_rows
 
     def features(self) -> Features:
         """What the draft source needs of the committed rows and has not had yet."""
         features = NO_FEATURES if self.hidden is None else self.hidden.take()
-        chain = None if self.prompts is None else self.prompts.take()
+        chain = None if self.ppd_rows is None else self.ppd_rows.take()
         if chain is None:
             return features
         return replace(features, anchor=chain[0], prompts=chain[1])
 
-    @property
-    def is_read(self) -> bool:
-        """Whether the whole prefix is on its way."""
-        return self.asked is None and self.prefilled == len(self.prefix)
-
-    def next_chunk(self) -> Rows:
-        """The rows of the prefix that travel next."""
-        first = self.prefilled
-        last = self.prefilled = min(first + self.chunk, len(self.prefix))
-        ids = np.arange(first, last, dtype=np.int64)
-        return Rows(ids, ids - 1, np.array(self.prefix[first:last], np.int64), ids)
-
-    def rows_back(self, rows: Rows) -> int:
-        """How many of the last rows of that chunk are wanted back: the first token comes of the
-        prefix's last, and a draft source may need them all."""
-        return len(rows) if self.hidden is not None else int(self.is_read)
-
-    def plant(self) -> None:
-        """Begin the tree at the prefix's last token, whose row is on its way."""
-        last = len(self.prefix) - 1
-        self.tree = DraftTree(last, last - 1, self.prefix[-1], last)
-        self.tree.send((last,))
-
-    def advanced(self, step: Advance) -> None:
-        """Keep what the tree's walk tells; the first token comes of the prompt, not of guesses."""
-        if not self.opening or len(step.tokens) > 1:
-            self.stats.accepted_per_step[len(step.tokens) - self.opening] += 1
-        self.estimates.verified(self.sampling.without_seed, step)
-        if self.prompts is not None and step.tokens:
-            assert self.tree is not None
-            newest = self.tree[self.tree.root].position
-            self.prompts.judge(len(step.tokens), step.missed, newest)
-            self.prompts.settle(self.tree)
-        if step.missed:
-            self.ahead = 0
-            self.stats.misses += self.policy.drafts and not self.opening
-
-    def with_prompts(self, rows: Rows, ids: Sequence[int]) -> Rows:
-        """These rows, with the prompt rows that hang from nodes `ids`."""
-        if self.prompts is None:
-            return rows
-        assert self.tree is not None
-        step = self.estimates.step
-        chains = self.prompts.hang(self.tree, ids, len(rows), self.last_position, step)
-        self.stats.prompt_rows += len(chains)
-        return rows.joined(chains)
-
-    def owns_prompt(self, row_id: int) -> bool:
-        """Whether that row is, or was, one of its prompt rows."""
-        return self.prompts is not None and row_id in self.prompts
-
-    def arrived(self, segment: Segment, index: IntArray) -> None:
-        """Keep these rows of a result, if the draft source needs them once they are committed."""
-        if self.hidden is not None and segment.hidden is not None:
-            aux_hidden = None if segment.aux_hidden is None else segment.aux_hidden.take(index)
-            ids = segment.ids[index].tolist()
-            self.hidden.arrived(ids, segment.hidden.take(index), aux_hidden)
-
-    def sample(self, job: int, segment: Segment, index: IntArray) -> RunHead:
-        """Have the tokens behind these rows of a result sampled."""
-        assert segment.hidden is not None
-        self.verifying += 1
-        self.heads += 1
-        hidden, positions = segment.hidden.take(index), segment.positions[index] + 1
-        return RunHead(job, self.number, hidden, positions, self.sampling, self.top)
-
-    def note_choice(self, ids: tuple[int, ...], choice: Choice, others: TopLogprobs | None) -> None:
-        """Keep what the head said of these rows until they are committed, or gone."""
-        self.margins.update(zip(ids, choice.margins.tolist(), strict=True))
-        if others is not None:
-            self._chances.update(zip(ids, token_logprobs(choice, others), strict=True))
-
-    def push(self, step: Advance, now: float) -> Tokens:
-        """Take committed tokens, up to the answer's end; what the client shall be told."""
-        self.clock.committed()
-        text: list[str] = []
-        for token in step.tokens:
-            text.append(self.answer.push(token))
-            if self.answer.finish_reason:
-                break
-        used = len(text)
-        log_probs = self._told(step.passed[:used])
-        self._passed(step.passed[:used], now)
-        self.stats.sources.update(step.sources[:used])
-        self.opening = False
-        return Tokens(self.tag, step.tokens[:used], "".join(text), log_probs)
-
-    def _told(self, ids: tuple[int, ...]) -> str:
-        """What the client is told of these rows' tokens, if it asked for it (see Tokens)."""
-        if self.top < 0:
-            return ""
-        codec = self.answer.codec
-        return json.dumps([self._chances[i].as_json(codec) for i in ids], ensure_ascii=False)
-
-    def _passed(self, ids: tuple[int, ...], now: float) -> None:
-        """Keep the figures of rows whose verdicts were used; forget those of older rows."""
-        stats, newest = self.stats, ids[-1]
-        if stats.first_token is None:
-            stats.first_token = now
-        guessed = [i for i in ids if i >= len(self.prefix)]
-        stats.rows_used += len(guessed)
-        self._used_rows += guessed
-        if self.hidden is not None:
-            self.hidden.passed(guessed, newest)
-        stats.smallest_margin = min(stats.smallest_margin, *(self.margins[i] for i in ids))
-        self.margins = {i: m for i, m in self.margins.items() if i > newest}
-        self._chances = {i: c for i, c in self._chances.items() if i > newest}
-
-    def retain(self, passed: tuple[int, ...]) -> Retain:
-        """The retained set after `passed` became committed (FlowSpec §3.3).
-
-        The accepted list reaches back to what every stage has acknowledged, so that a lost, late
-        or repeated set is harmless.
-        """
-        assert self.tree is not None
-        self._epoch += 1
-        guessed = tuple(i for i in passed if i >= len(self.prefix))  # the prefix is committed
-        self._accepted.append((self._epoch, guessed))
-        accepted = tuple(i for _, ids in self._accepted for i in ids)
-        awaited = () if self.prompts is None else self.prompts.awaited(self.tree)
-        retained = (*self.tree.ids, *awaited)
-        return Retain(self.number, self._epoch, self.tree.newest, accepted, retained)
-
-    def last_retain(self) -> Retain:
-        """It is answered: of its guesses none is wanted any more."""
-        assert self.tree is not None
-        self._epoch += 1
-        accepted = tuple(self._used_rows)
-        return Retain(self.number, self._epoch, self.tree.newest, accepted, ())
-
-    def acknowledged(self, epoch: int) -> None:
-        """Every stage has applied the retained sets up to `epoch`."""
-        self._accepted = [entry for entry in self._accepted if entry[0] > epoch]
-
-    def finished(
-        self, reason: str, stages: int, draft: str, sources: tuple[str, ...], now: float
-    ) -> Finished:
-        """The request's good end; `sources`: the names of the draft's members."""
-        stats, answer = self.stats, self.answer
-        margin = stats.smallest_margin
-        first = stats.started if stats.first_token is None else stats.first_token
-        return Finished(
-            tag=self.tag,
-            text=answer.text,
-            token_ids=tuple(answer.token_ids),
-            finish_reason=reason,
-            policy=self.policy.name,
-            draft=draft if self.policy.drafts else "none",
-            stages=stages,
-            prompt_tokens=len(self.prompt),
-            new_tokens=len(answer.token_ids),
-            seconds=now - stats.started,
-            first_token_seconds=first - stats.started,
-            trips=self.clock.trips,
-            accepted_histogram=stats.histogram(),
-            rows_sent=stats.rows_sent,
-            rows_wasted=stats.rows_sent - stats.rows_used,
-            misses=stats.misses,
-            smallest_margin=margin if margin < float("inf") else 0.0,
-            recoveries=self.recoveries,
-            cached_tokens=stats.cached,
-            sources=stats.of_sources(sources if self.policy.drafts else ()),
-            prompt_rows=stats.prompt_rows,
-        )
-
-
-def segment_of(
-    request: Request, seq: int, rows: Rows, committed: bool, reserve: int, want: int
-) -> Segment:
-    """Rows of a request as they enter the ring."""
-    return Segment(
-        request.number,
-        seq,
-        request.epoch,
-        committed,
-        reserve,
-        want,
-        rows.ids,
-        rows.parents,
-        rows.positions,
-        rows.tokens,
-        None,
-        base=request.base.request if reserve and request.base else 0,
-        base_ids=request.base.ids if reserve and request.base else (),
-        aux_layers=aux_layers(request.needs),
-        prompts=request.prompts.vectors(rows.tokens) if request.prompts else None,
-    )
+    def _hidden_from(self, first: int) -> HiddenRows | None:
+        """What its draft source needs of the prefix from that row on, and of what follows."""
+        rows = self.needs - {PPD_TOKENS}
+        return HiddenRows(range(first, len(self.prefix)), rows) if rows else None

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from operator import attrgetter
 
 from edgespec.decoding.answer import TextCodec
-from edgespec.decoding.flights import InFlight
+from edgespec.decoding.flights import Flights
 from edgespec.decoding.request import Request
 from edgespec.machines.effects import (
     Effect,
@@ -150,33 +150,26 @@ class SnapshotKeeper:
         """A request is over, or paused: that is shown though nothing else happens."""
         self._news = True
 
-    def advance(self, request: Request) -> Advance:
-        """The tree's walk; while anybody watches, what leaves the tree with it is kept."""
-        tree = request.tree
-        assert tree is not None
+    def walked(self, request: Request, step: Advance) -> None:
+        """A request's tree was walked: while anybody watches, keep what left the tree with it."""
         if not self._watchers:
-            return tree.advance()
+            return
         if request.number != self._request:
             self._forget_tree(request.number)
-        before, score = [tree[i] for i in tree.ids], tree[tree.root].score
-        step = tree.advance()
-        if step.passed:
-            self._left(request, before, score, step)
-        return step
-
-    def _left(self, request: Request, before: list[Node], score: float, step: Advance) -> None:
+        if not step.passed:
+            return
         assert request.tree is not None
-        passed = frozenset(step.passed)
+        passed, score = frozenset(step.passed), step.before[step.passed[0]].score
         gone: list[Node] = []
         is_over = False
-        for node in before:
+        for node in step.before.values():
             if node.id in passed:
-                # The token that ends an answer is none of its text, and nothing is behind it.
+                # The token that ends an answer is none of its text, and nothing comes after it.
                 is_over = is_over or node.token in self._codec.eos_ids
                 if not is_over:
                     self._trunk.append(self._node(request, node, "accepted", score))
             elif node.id not in request.tree and (node.sent or node.parent in passed):
-                gone.append(node)  # what was never sent, and far from the answer, tells nobody much
+                gone.append(node)  # what was never sent, far from the answer, is of no interest
         for node in gone[-LEFT:]:
             self._pruned.append(self._node(request, node, "pruned", score))
         if step.missed:
@@ -191,7 +184,7 @@ class SnapshotKeeper:
     def show(
         self,
         request: Request | None,
-        flying: Mapping[int, InFlight],
+        flights: Flights,
         paused: bool,
         now: float,
     ) -> list[Effect]:
@@ -200,12 +193,12 @@ class SnapshotKeeper:
             return []
         self._drop_late(now)
         self._next, self._news = now + SNAPSHOT_S, False
-        scene = self._scene(request, flying, paused, now)
+        scene = self._snapshot(request, flights, paused, now)
         self._runs.clear()
         return [SendPeer(peer, scene) for peer in self._watchers]
 
-    def _scene(
-        self, request: Request | None, flying: Mapping[int, InFlight], paused: bool, now: float
+    def _snapshot(
+        self, request: Request | None, flights: Flights, paused: bool, now: float
     ) -> Snapshot:
         if request is not None and request.number != self._request:
             self._forget_tree(request.number)
@@ -215,10 +208,10 @@ class SnapshotKeeper:
             request=request.number if request else 0,
             policy=request.policy.name if request else "",
             tokens=len(request.answer.token_ids) if request else 0,
-            trips=request.clock.answer_trips if request else 0.0,
+            trips=request.stats.answer_trips if request else 0.0,
             root=tree.root if tree else -1,
             nodes=self._nodes(request, tree),
-            segments=_segments(tree, self._request, flying),
+            segments=_segments(tree, self._request, flights),
             runs=_aged(self._runs, now),
         )
 
@@ -270,11 +263,11 @@ def _state(request: Request | None) -> str:
 
 
 def _segments(
-    tree: DraftTree | None, request: int, flying: Mapping[int, InFlight]
+    tree: DraftTree | None, request: int, flights: Flights
 ) -> tuple[SnapshotSegment, ...]:
     """What is on the ring, the newest last; rows of a request that is over are all dead."""
     found = []
-    for seq, one in list(flying.items())[-MOST_SEGMENTS:]:
+    for seq, one in list(flights)[-MOST_SEGMENTS:]:
         dead = 0
         if tree is None or one.request != request:
             dead = 0 if one.committed and one.request == request else one.rows

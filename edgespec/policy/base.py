@@ -69,7 +69,10 @@ class Send:
     ids: tuple[int, ...]
 
 
-Decision = Grow | Deepen | Expand | Send
+Plan = Grow | Deepen | Expand
+"""What the draft source is asked to guess."""
+
+Decision = Plan | Send
 
 
 class Policy(Protocol):

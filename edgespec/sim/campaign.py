@@ -70,7 +70,7 @@ def build(
         scenario.prefill_chunk,
         recovery=scenario.recovery,
         needs=draft.needs,
-        prompts=prompts_of(draft),
+        ppd_table=prompts_of(draft),
     )
     limits = {f.stage: f.rows for f in scenario.faults if isinstance(f, SmallCache)}
     promises = {ask.tag: _promise(scenario, ask, codec) for ask in scenario.asks}

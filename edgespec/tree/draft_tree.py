@@ -8,7 +8,7 @@ base model's next token behind it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,7 +51,7 @@ class Advance:
     for every guess (of an expansion) below the nodes passed, its own score and whether it was
     right: what scores can be calibrated by. `ranks`: for every node passed that had been expanded,
     the rank of the guess that was right, None if none was. `sources`: for every token, who had
-    guessed it (see Node).
+    guessed it (see Node). `before`: the tree's nodes by id before it was pruned, for watchers.
     """
 
     tokens: tuple[int, ...]
@@ -60,6 +60,7 @@ class Advance:
     outcomes: tuple[tuple[float, bool], ...] = ()
     ranks: tuple[int | None, ...] = ()
     sources: tuple[int, ...] = ()
+    before: Mapping[int, Node] = field(default_factory=dict, repr=False, compare=False)
 
 
 class DraftTree:
@@ -305,6 +306,7 @@ class DraftTree:
         condition). If it is not, the walk misses: the token becomes a new, unsent root whose
         parent is the last node passed, and nothing else remains.
         """
+        before = self._nodes
         tokens: list[int] = []
         passed: list[int] = []
         outcomes: list[tuple[float, bool]] = []
@@ -328,9 +330,8 @@ class DraftTree:
         if passed:
             self.root = node.id
             self._keep_below(node)
-        return Advance(
-            tuple(tokens), tuple(passed), missed, tuple(outcomes), tuple(ranks), tuple(sources)
-        )
+        outcome = tuple(outcomes), tuple(ranks), tuple(sources)
+        return Advance(tuple(tokens), tuple(passed), missed, *outcome, before)
 
     def _outcomes(self, node: Node) -> list[tuple[float, bool]]:
         guesses = [self._nodes[child] for child in node.children.values()]

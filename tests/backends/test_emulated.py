@@ -15,9 +15,9 @@ from edgespec.backends.emulated import CoordinatorPrices, Emulated
 from edgespec.backends.timed import CoordinatorDurations
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.effects import (
+    Draft,
     GatherRows,
     OpenDraft,
-    RunDraft,
 )
 from edgespec.errors import EdgespecError
 from edgespec.machines.effects import (
@@ -30,6 +30,7 @@ from edgespec.machines.events import (
 )
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import ring_costs
+from edgespec.policy.base import Grow
 from edgespec.sim.toy_model import FakeHead
 from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import Tensor
@@ -184,7 +185,7 @@ def test_a_draft_is_charged_for_the_passes_that_it_took() -> None:
     emulated.perform(OpenDraft(1, Sampling()), lambda: False)
     assert not waited
     context = (1, 2, 3)
-    emulated.perform(RunDraft(1, 1, context, 2, 2), lambda: False)
+    emulated.perform(Draft(1, 1, Grow(2, 2, 1), context), lambda: False)
     assert rows_of(draft) == (), "it was taken"
     same = FakeDraft(1, 40, 0.7)
     same.open(1, Sampling())

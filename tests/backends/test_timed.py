@@ -11,13 +11,11 @@ from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
-    DeepenDraft,
-    ExpandDraft,
+    Draft,
     GatherRows,
     MoveCache,
     OpenCache,
     OpenDraft,
-    RunDraft,
     RunHead,
 )
 from edgespec.machines.effects import (
@@ -26,6 +24,7 @@ from edgespec.machines.effects import (
 )
 from edgespec.planning.cost_model import DraftPass, cost_model_named
 from edgespec.planning.costs import ring_costs
+from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
@@ -55,9 +54,9 @@ STAGE_EFFECTS: list[Effect] = [
 ]
 COORDINATOR_EFFECTS: list[Effect] = [
     OpenDraft(1, Sampling()),
-    RunDraft(1, 1, (1, 2, 3), 5, 8),
-    DeepenDraft(1, 1, 2, 8),
-    ExpandDraft(1, 1, (1, 2, 3), ((4,),), 8),
+    Draft(1, 1, Grow(5, 8, 1), (1, 2, 3)),
+    Draft(1, 1, Deepen(2, 8, 1), ()),
+    Draft(1, 1, Expand((1,), 8, 1), (1, 2, 3), ((4,),)),
     head(2),
     CloseDraft(1),
 ]
@@ -93,7 +92,7 @@ def passes(*rows: int, source: str = "independent") -> tuple[DraftPass, ...]:
 
 def test_every_source_has_its_own_price() -> None:
     durations = CoordinatorDurations(D0)
-    expand = ExpandDraft(1, 1, tuple(range(50)), ((1,),), 8)
+    expand = Draft(1, 1, Expand((1,), 8, 1), tuple(range(50)), ((1,),))
     both = (*passes(3), *passes(4, source="eagle"))
     assert durations.seconds(expand, both) == pytest.approx(
         D0.draft_seconds(3, 50) + D0.draft_seconds(4, 50, "eagle")
@@ -106,27 +105,27 @@ def test_the_coordinator_is_charged_for_head_rows_and_draft_passes() -> None:
     context = tuple(range(50))
     assert durations.seconds(OpenDraft(1, Sampling()), ()) == 0.0
     assert durations.seconds(head(6), ()) == D0.head_seconds(6)
-    assert durations.seconds(RunDraft(1, 1, context, 5, 8), passes(50, 1, 8)) == pytest.approx(
-        D0.draft_seconds(50, 50) + D0.draft_seconds(1, 50) + D0.draft_seconds(8, 50)
-    )
-    assert durations.seconds(ExpandDraft(1, 1, context, ((1,),), 8), passes(3)) == (
+    assert durations.seconds(
+        Draft(1, 1, Grow(5, 8, 1), context), passes(50, 1, 8)
+    ) == pytest.approx(D0.draft_seconds(50, 50) + D0.draft_seconds(1, 50) + D0.draft_seconds(8, 50))
+    assert durations.seconds(Draft(1, 1, Expand((1,), 8, 1), context, ((1,),)), passes(3)) == (
         D0.draft_seconds(3, 50)
     )
-    assert durations.seconds(RunDraft(1, 1, context, 5, 8), ()) == 0.0
+    assert durations.seconds(Draft(1, 1, Grow(5, 8, 1), context), ()) == 0.0
 
 
 def test_a_deepened_tree_attends_to_the_context_that_it_hangs_from() -> None:
     durations = CoordinatorDurations(D0)
-    durations.seconds(RunDraft(1, 1, tuple(range(50)), 5, 8), passes(50))
-    durations.seconds(RunDraft(1, 2, tuple(range(900)), 5, 8), passes(900))
-    assert durations.seconds(DeepenDraft(2, 1, 2, 8), passes(8, 8)) == pytest.approx(
+    durations.seconds(Draft(1, 1, Grow(5, 8, 1), tuple(range(50))), passes(50))
+    durations.seconds(Draft(1, 2, Grow(5, 8, 1), tuple(range(900))), passes(900))
+    assert durations.seconds(Draft(2, 1, Deepen(2, 8, 1), ()), passes(8, 8)) == pytest.approx(
         2 * D0.draft_seconds(8, 50)
     )
     assert durations.seconds(CloseDraft(1), ()) == 0.0
-    durations.seconds(RunDraft(1, 3, tuple(range(50)), 5, 8), passes(50))
+    durations.seconds(Draft(1, 3, Grow(5, 8, 1), tuple(range(50))), passes(50))
     assert durations.seconds(OpenDraft(4, Sampling(), base=3, rows=20), ()) == 0.0
-    assert durations.seconds(DeepenDraft(2, 3, 2, 8), passes(8)) == D0.draft_seconds(8, 0)
-    assert durations.seconds(DeepenDraft(2, 1, 2, 8), passes(8)) == D0.draft_seconds(8, 0)
+    assert durations.seconds(Draft(2, 3, Deepen(2, 8, 1), ()), passes(8)) == D0.draft_seconds(8, 0)
+    assert durations.seconds(Draft(2, 1, Deepen(2, 8, 1), ()), passes(8)) == D0.draft_seconds(8, 0)
 
 
 def test_an_effect_of_the_other_node_is_refused() -> None:

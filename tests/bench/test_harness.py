@@ -176,7 +176,7 @@ def test_a_block_is_of_use_if_a_row_of_it_is_on_the_answers_path() -> None:
         block(5.4, 5.5, (5, 3, 4, 12)),  # the right token on the wrong path
         block(5.5, 5.6, (6, 4, 4, 12)),  # behind it nothing was wanted
         block(5.6, 5.7, (7, 4, 4, 5), stopped=True),
-        span(0, "ExpandDraft", 6.9, 7.5),  # it ended after the answer
+        span(0, "Draft", 6.9, 7.5),  # it ended after the answer
         span(1, "GatherRows", 7.0, 7.2),  # all of it
         {"what": "sent", "node": 1, "request": 1, "on_ring": True, "bytes": 70},
     ]

@@ -25,8 +25,8 @@ import numpy as np
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import (
+    Draft,
     EncodePrompt,
-    RunDraft,
     RunHead,
     SendRing,
 )
@@ -150,11 +150,13 @@ def prepared(nodes: int) -> tuple[CoordinatorMachine, list[bytes], list[Segment]
     machine.handle(RingUp(), 0.0)
     asked = the(machine.handle(MessageArrived(b"client", submit), 0.0), EncodePrompt)
     effects = machine.handle(machine.encode(asked), 0.0)
-    prefill, reading = the(effects, SendRing), the(effects, RunDraft)
-    machine.handle(Drafted(reading.job, DraftedTree.empty()), 0.0)
+    prefill, reading = the(effects, SendRing), the(effects, Draft)
+    machine.handle(Drafted(reading.job, reading.request, DraftedTree.empty()), 0.0)
     head = the(machine.handle(SegmentArrived(back(prefill.segment)), 0.0), RunHead)
-    growing = the(machine.handle(HeadDone(head.job, choice(7)), 0.0), RunDraft)
-    effects = machine.handle(Drafted(growing.job, drafted(nodes - 1, 10, rng)), 0.0)
+    growing = the(machine.handle(HeadDone(head.job, head.request, choice(7)), 0.0), Draft)
+    effects = machine.handle(
+        Drafted(growing.job, growing.request, drafted(nodes - 1, 10, rng)), 0.0
+    )
     flying = [e.segment for e in effects if isinstance(e, SendRing)]
     return machine, [bytes(frame) for frame in encode(back(flying[0]))], flying
 
@@ -198,15 +200,15 @@ def measure(nodes: int, repeats: int) -> tuple[dict[str, list[float]], list[int]
         job = the(effects, RunHead)
         verdicts = choice(*[999 + SEGMENT_ROWS, *[1] * (len(segment.ids) - 1)])
         with timed(STEPS[2]):
-            effects = machine.handle(HeadDone(job.job, verdicts), 0.0)
+            effects = machine.handle(HeadDone(job.job, job.request, verdicts), 0.0)
         walked = live(machine)
         news = [e.message for e in effects if isinstance(e, SendStages | SendPeer)]
         with timed(STEPS[3]):
             for message in news:
                 encode(message)
-        growing = the(effects, RunDraft)
+        growing = the(effects, Draft)
         with timed(STEPS[4]):
-            effects = machine.handle(Drafted(growing.job, fresh), 0.0)
+            effects = machine.handle(Drafted(growing.job, growing.request, fresh), 0.0)
         sizes = [nodes, walked, live(machine)]
         following = the(effects, SendRing).segment
         with timed(STEPS[5]):

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/trips.py [--new-tokens 48] [--temperature 0]
 
-A trip is `stages` steps of a segment from stage to stage (decoding.request.RingClock), so that the
+A trip is `stages` steps of a segment from stage to stage (decoding.flights.RingClock), so that the
 figures are the same on every machine. The twenty prompts of tests/data/prompts.jsonl; float32; the
 lock-step ring of support.local_ring.
 """

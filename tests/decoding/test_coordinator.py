@@ -17,10 +17,9 @@ from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import (
-    DeepenDraft,
+    Draft,
     EncodePrompt,
     OpenDraft,
-    RunDraft,
     RunHead,
     SendRing,
 )
@@ -60,10 +59,10 @@ def situation(fake: FakeRing, tag: int) -> str:
         if fake.coordinator._active != request.number:
             return "queued"
         if not request.answer.token_ids:
-            return "prefill at the head" if request.verifying else "prefill"
+            return "prefill at the head" if request.head_jobs else "prefill"
         waits = [
             "on the ring" if request.in_flight else "",
-            "at the head" if request.verifying else "",
+            "at the head" if request.head_jobs else "",
             "drafting" if request.draft else "",
         ]
         return ", ".join(filter(None, waits))
@@ -202,7 +201,7 @@ class Flaky:
         compute.perform = perform  # type: ignore[method-assign, assignment]
 
 
-@pytest.mark.parametrize("kinds", [(RunHead,), (RunDraft, DeepenDraft), (RunBlock,), (OpenDraft,)])
+@pytest.mark.parametrize("kinds", [(RunHead,), (Draft,), (RunBlock,), (OpenDraft,)])
 def test_failed_compute_ends_its_request_and_no_other(kinds: tuple[type, ...]) -> None:
     at = total = 0
     while True:

@@ -29,7 +29,7 @@ def _starts_with_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def queued(wire: Wire) -> set[int]:
     """Segments that the first stage is believed to have."""
-    return wire.machine._queued
+    return wire.machine._flights._queued
 
 
 def rooted(policy: str = "adaptive") -> Wire:

@@ -12,11 +12,10 @@ from support.wires import Wire
 
 from edgespec.decoding import drafts
 from edgespec.decoding.effects import (
-    ExpandDraft,
+    Draft,
 )
 from edgespec.decoding.events import (
     Drafted,
-    Expanded,
 )
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.events import (
@@ -74,10 +73,10 @@ def rooted(policy: str = "greedy", tokens: int = 50) -> Wire:
     return wire
 
 
-def asked(wire: Wire) -> ExpandDraft:
+def asked(wire: Wire) -> Draft:
     """The one expansion that is at work."""
     (job,) = wire.drafts
-    assert isinstance(job, ExpandDraft)
+    assert isinstance(job, Draft)
     return job
 
 
@@ -172,10 +171,10 @@ def test_one_draft_at_a_time() -> None:
 def test_a_draft_that_nobody_waits_for_is_ignored() -> None:
     wire = rooted()
     job = asked(wire).job
-    assert wire.machine.handle(Expanded(job + 100, NOTHING), 2.0) == []
+    assert wire.machine.handle(Drafted(job + 100, 1, NOTHING), 2.0) == []
     wire.take(wire.machine.handle(MessageArrived(b"client", Cancel(1)), 2.0))
-    assert wire.machine.handle(Expanded(job, NOTHING), 2.0) == []
-    assert wire.machine.handle(Drafted(job, DraftedTree.empty()), 2.0) == []
+    assert wire.machine.handle(Drafted(job, 1, NOTHING), 2.0) == []
+    assert wire.machine.handle(Drafted(job, 1, DraftedTree.empty()), 2.0) == []
 
 
 def test_an_expansion_that_gives_nothing_is_not_asked_again() -> None:
@@ -189,7 +188,7 @@ def test_there_must_be_a_tree_to_deepen() -> None:
     wire = rooted()
     wire.request.grown = None
     with pytest.raises(LocalProtocolError, match="no drafted tree"):
-        drafts.ask(wire.request, Deepen(1, 1, 1), 99, 0.0)
+        drafts.ask(wire.request, Deepen(1, 1, 1), 0.0)
 
 
 # --- what they take -------------------------------------------------------------------------------

@@ -169,12 +169,12 @@ def test_what_is_late_of_the_lost_ring_changes_nothing() -> None:
     wire.take(wire.machine.handle(RingUp(), 8.0))
     before = (wire.segments[:], wire.replies[:], wire.drafts[:])
     late = (
-        Drafted(drafted.job, DraftedTree.empty()),
+        Drafted(drafted.job, drafted.request, DraftedTree.empty()),
         ComputeFailed(drafted.job, 1, "late"),
         MessageArrived(b"stage", Fault(1, "late")),
         MessageArrived(b"stage", Fault(2, "late")),
         MessageArrived(b"stage", Credit(prompt.seq)),
-        HeadDone(job.job, Choice(np.array([9]), np.ones(1), np.zeros(1))),
+        HeadDone(job.job, job.request, Choice(np.array([9]), np.ones(1), np.zeros(1))),
     )
     for event in late:
         wire.take(wire.machine.handle(event, 9.0))

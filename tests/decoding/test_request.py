@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from edgespec.decoding.answer import Answer
-from edgespec.decoding.figures import RequestStats, RingClock
+from edgespec.decoding.flights import RingClock
+from edgespec.decoding.request_stats import RequestStats
 from edgespec.errors import ConfigError
 from edgespec.sim.toy import ToyCodec, text_of
 
@@ -14,27 +17,27 @@ from edgespec.sim.toy import ToyCodec, text_of
 def test_plain_decoding_costs_one_trip_a_token(stages: int) -> None:
     clock = RingClock(stages)
     for _ in range(10):
-        clock.result(clock.send())
-    assert clock.trips == 10.0
+        clock.result(clock.enter())
+    assert clock.now == 10
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
 def test_a_round_of_one_segment_more_than_stages_costs_two_trips(stages: int) -> None:
     clock = RingClock(stages)
     for rounds in range(1, 5):
-        for entered in [clock.send() for _ in range(stages + 1)]:
+        for entered in [clock.enter() for _ in range(stages + 1)]:
             clock.result(entered)
-        assert clock.trips == 2.0 * rounds
+        assert clock.now == 2 * rounds
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
 def test_a_full_pipeline_gives_a_result_a_step(stages: int) -> None:
     clock = RingClock(stages)
-    flying = [clock.send() for _ in range(stages)]
+    flying = [clock.enter() for _ in range(stages)]
     for _ in range(20 * stages):
         clock.result(flying.pop(0))
-        flying.append(clock.send())
-    assert clock.trips == pytest.approx(1 + (20 * stages - 1) / stages)
+        flying.append(clock.enter())
+    assert clock.now == 1 + Fraction(20 * stages - 1, stages)
 
 
 def test_histogram() -> None:

@@ -168,7 +168,7 @@ def test_a_head_job_that_nobody_started_is_our_bug() -> None:
     wire.first_token("autoregressive")
     choice = Choice(np.array([1]), np.ones(1), np.zeros(1))
     before = repr({**vars(wire.machine), "_before": []})
-    for event in (HeadDone(99, choice), BlockDone(1, None)):
+    for event in (HeadDone(99, 1, choice), BlockDone(1, None)):
         with pytest.raises(LocalProtocolError):
             wire.machine.handle(event, 0.0)
     assert repr({**vars(wire.machine), "_before": []}) == before
@@ -179,7 +179,7 @@ def test_late_results_of_compute_are_ignored_after_the_end() -> None:
     wire.first_token("flowspec")
     job = wire.drafts[0].job
     wire.take(wire.machine.handle(MessageArrived(b"client", Cancel(1)), 0.0))
-    assert wire.machine.handle(Drafted(job, DraftedTree.empty()), 0.0) == []
+    assert wire.machine.handle(Drafted(job, 1, DraftedTree.empty()), 0.0) == []
     assert wire.machine.handle(ComputeFailed(job, 1, "?"), 0.0) == []
     assert wire.machine.idle
 

@@ -146,7 +146,7 @@ def test_without_a_watcher_nobody_does_anything(ring: FakeRing) -> None:
         waiting = [m for node in range(4) for m in ring.ring.waiting_control(node)]
         assert not any(isinstance(m, StageActivity | SubscribeActivity) for m in waiting)
     assert not scenes(ring)
-    keeper = ring.coordinator._scene
+    keeper = ring.coordinator._snapshot
     assert not (keeper._trunk)
     assert not (keeper._pruned)
     assert not (keeper._runs)

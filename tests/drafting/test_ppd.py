@@ -143,7 +143,7 @@ def ring_of(found: PromptTokens, stages: int) -> tuple[LocalRing, Spied]:
     head = OutputHead(checkpoint, "float64")
     guesser = Spied(found, head)
     draft = TreeDraft(guesser)
-    ring = Ring(stages, CONTEXT, "ppd", needs=draft.needs, prompts=draft.prompts)
+    ring = Ring(stages, CONTEXT, "ppd", needs=draft.needs, ppd_table=draft.prompts)
     parts = []
     for number, (first, end) in enumerate(split_layers(checkpoint.layers, stages), start=1):
         machine = StageMachine(

@@ -11,9 +11,8 @@ from support.worlds import submit, toy_world
 
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.effects import (
-    DeepenDraft,
+    Draft,
     OpenCache,
-    RunDraft,
     RunHead,
 )
 from edgespec.machines.effects import (
@@ -22,6 +21,7 @@ from edgespec.machines.effects import (
 )
 from edgespec.planning.cost_model import DraftPass, cost_model_named
 from edgespec.planning.costs import LinkCosts, ring_costs
+from edgespec.policy.base import Deepen, Grow
 from edgespec.sim.durations import CostDurations, RandomDurations, network_of
 from edgespec.sim.links import LinkSpec
 from edgespec.tree.ledger import Rows
@@ -48,7 +48,8 @@ def test_every_node_is_charged_its_own_costs() -> None:
         assert durations.slices(number, BLOCK) == stage.layers
     assert durations.coordinator(HEAD, ()) == COSTS.coordinator.head_seconds(3)
     draft = durations.coordinator(
-        RunDraft(1, 1, (1, 2, 3), 2, 2), tuple(DraftPass(rows, "independent") for rows in (3, 2))
+        Draft(1, 1, Grow(2, 2, 1), (1, 2, 3)),
+        tuple(DraftPass(rows, "independent") for rows in (3, 2)),
     )
     one, two = (COSTS.coordinator.draft_seconds(rows, 3) for rows in (3, 2))
     assert draft == one + two
@@ -105,9 +106,9 @@ def test_random_times_are_within_twice_the_pace(effect: Effect) -> None:
 
 def test_random_drafts_pay_for_every_pass() -> None:
     durations = RandomDurations(random.Random(0), 1.0, 0.0, (), ())
-    assert durations.coordinator(DeepenDraft(1, 1, 1, 1), (3, 3)) == 0.0
+    assert durations.coordinator(Draft(1, 1, Deepen(1, 1, 1), ()), (3, 3)) == 0.0
     assert any(durations.coordinator(HEAD, ()) for _ in range(20))
     durations = RandomDurations(random.Random(0), 0.0, 1.0, (), ())
     assert durations.coordinator(HEAD, ()) == 0.0
-    assert any(durations.coordinator(DeepenDraft(1, 1, 1, 1), (3,)) for _ in range(20))
-    assert durations.coordinator(DeepenDraft(1, 1, 1, 1), ()) == 0.0
+    assert any(durations.coordinator(Draft(1, 1, Deepen(1, 1, 1), ()), (3,)) for _ in range(20))
+    assert durations.coordinator(Draft(1, 1, Deepen(1, 1, 1), ()), ()) == 0.0

@@ -116,7 +116,7 @@ class LocalRing:
         return reply
 
     def run(self) -> None:
-        """Run in lock-step until nothing is left to do: the time of decoding.figures.RingClock.
+        """Run in lock-step until nothing is left to do: the time of decoding.flights.RingClock.
 
         In every step each stage computes one segment and hands it on; the coordinator takes no
         time at all.

@@ -72,7 +72,7 @@ class FakeRing:
                 queue_limit,
                 kept_rows=kept_rows,
                 needs=self.draft.needs,
-                prompts=prompts_of(self.draft),
+                ppd_table=prompts_of(self.draft),
                 sources=self.draft.sources,
             ),
             self.codec,
@@ -107,7 +107,7 @@ class FakeRing:
         assert not list(self.ring.steps())
         left = {
             name: value
-            for name in ("_requests", "_waiting", "_active", "_flying", "_head_jobs")
+            for name in ("_requests", "_waiting", "_active", "_flights")
             if (value := getattr(self.coordinator, name))
         }
         assert not left

@@ -72,7 +72,7 @@ def torch_ring(
         draft.name,
         kept_rows=kept_rows,
         needs=draft.needs,
-        prompts=prompts_of(draft),
+        ppd_table=prompts_of(draft),
         sources=draft.sources,
     )
     return LocalRing(

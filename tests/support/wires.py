@@ -11,16 +11,13 @@ from support.rings import submit
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import (
-    DeepenDraft,
+    Draft,
     EncodePrompt,
-    ExpandDraft,
-    RunDraft,
     RunHead,
     SendRing,
 )
 from edgespec.decoding.events import (
     Drafted,
-    Expanded,
     HeadDone,
     SegmentArrived,
 )
@@ -52,7 +49,7 @@ class Wire:
         self.now = 0.0
         self.segments: list[Segment] = []
         self.heads: list[RunHead] = []
-        self.drafts: list[RunDraft | DeepenDraft | ExpandDraft] = []
+        self.drafts: list[Draft] = []
         self.retains: list[Retain] = []
         self.replies: list[Message] = []
         self.ends: list[int] = []
@@ -67,7 +64,7 @@ class Wire:
                     self.segments.append(segment)
                 case RunHead():
                     self.heads.append(effect)
-                case RunDraft() | DeepenDraft() | ExpandDraft():
+                case Draft():
                     self.drafts.append(effect)
                 case SendStages(Retain() as retain):
                     self.retains.append(retain)
@@ -97,11 +94,12 @@ class Wire:
         """The oldest head job ends."""
         job = self.heads.pop(0)
         choice = Choice(np.array(tokens), np.ones(len(tokens)), np.zeros(len(tokens)))
-        self.take(self.machine.handle(HeadDone(job.job, choice), self.now))
+        self.take(self.machine.handle(HeadDone(job.job, job.request, choice), self.now))
 
     def drafted(self, tree: DraftedTree) -> None:
         """The oldest draft job ends."""
-        self.take(self.machine.handle(Drafted(self.drafts.pop(0).job, tree), self.now))
+        job = self.drafts.pop(0)
+        self.take(self.machine.handle(Drafted(job.job, job.request, tree), self.now))
 
     def expanded(self, *children: tuple[int, int, float]) -> None:
         """The oldest draft job ends with these children: (path, token, score)."""
@@ -109,7 +107,8 @@ class Wire:
         found = Children(
             np.array(parents, np.int64), np.array(tokens, np.int64), np.array(scores, np.float64)
         )
-        self.take(self.machine.handle(Expanded(self.drafts.pop(0).job, found), self.now))
+        job = self.drafts.pop(0)
+        self.take(self.machine.handle(Drafted(job.job, job.request, found), self.now))
 
     def take_draft_of_the_prompt(self) -> None:
         """The draft source has read the prompt."""
