@@ -344,7 +344,7 @@ class CoordinatorMachine:
 
         What was to be sent is lost, and the state may be anything: a new ring clears it.
         """
-        self._snapshot = SnapshotKeeper(self._codec)  # who watches asks again
+        self._snapshot.reset()  # a watcher asks again
         open_ones = dict.fromkeys([*self._before, *self._requests.values()])
         match event:
             case MessageArrived(_, Subscribe() | StageActivity()):

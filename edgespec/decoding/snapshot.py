@@ -95,6 +95,10 @@ class SnapshotKeeper:
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._texts: dict[int, str] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget who watches, and all that they were shown."""
         self._watchers: dict[bytes, float] = {}  # until when
         self._observed = self._next = float("-inf")
         self._news = False  # something that no watcher was told of, while no request runs
