@@ -16,7 +16,7 @@ from edgespec.errors import AddressUnavailable
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.app import Service, application
 from edgespec.serving.events import routes
-from edgespec.serving.limits import CONNECT_S, Limits
+from edgespec.serving.limits import CONNECT_S, HttpLimits
 from edgespec.serving.protocol import ApiServer, opened, settings_of
 
 BACKLOG = 512
@@ -30,7 +30,7 @@ class ApiConfig:
 
     http: Address
     coordinator: Address
-    limits: Limits = field(default_factory=Limits)
+    limits: HttpLimits = field(default_factory=HttpLimits)
 
 
 def run_api(config: ApiConfig, folder: ClusterFolder) -> int:

@@ -32,7 +32,7 @@ class Writer:
         await self._send({"type": "http.response.body", "body": body})
 
     async def events(self) -> None:
-        """The beginning of a stream of events."""
+        """The head of a stream of events."""
         headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
@@ -41,7 +41,7 @@ class Writer:
         await self._start(200, headers, None)
 
     async def piece(self, data: bytes, *, is_last: bool = False) -> None:
-        """Some of a stream."""
+        """The next part of a stream."""
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def _start(self, status: int, headers: dict[str, str], length: int | None) -> None:
@@ -52,21 +52,18 @@ class Writer:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
 
-class Hears(Protocol):
-    """Who is told what becomes of an answer."""
+class AnswerListener(Protocol):
+    """Is told what becomes of an answer."""
 
     def tokens(self, count: int) -> None:
-        """So many more came."""
+        """`count` more tokens came."""
 
     def ended(self, end: Finished | ApiProblem | None) -> None:
-        """The answer has ended: well, badly, or because its client left."""
+        """The answer is complete, has failed, or its client left (None); called once."""
 
 
-class Reply:
-    """The ASGI response that asks the ring and answers one client, which may leave at any time.
-
-    `hears` is told of the tokens as they come, and once of how it ended.
-    """
+class AnswerResponse:
+    """The ASGI response that asks the ring and answers one client, which may leave at any time."""
 
     def __init__(
         self,
@@ -74,13 +71,13 @@ class Reply:
         form: Format,
         streams: bool,
         pause_seconds: float,
-        hears: Hears,
+        listener: AnswerListener,
     ) -> None:
         self._answer = answer
         self._form = form
         self._streams = streams
         self._pause_seconds = pause_seconds
-        self._hears = hears
+        self._listener = listener
         self._end: Finished | ApiProblem | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,11 +86,11 @@ class Reply:
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Its generator is closed on the way, which cancels the request through the ring.
+            # This closes the generator, which cancels the request on the ring.
             for task in (work, left):
                 task.cancel()
             ends = await asyncio.gather(work, left, return_exceptions=True)
-            self._hears.ended(self._end)
+            self._listener.ended(self._end)
         for problem in ends:
             if isinstance(problem, Exception):
                 raise problem
@@ -113,7 +110,7 @@ class Reply:
         async with contextlib.aclosing(self._answer) as answer:
             async for message in answer:
                 if isinstance(message, Tokens):
-                    self._hears.tokens(len(message.token_ids))
+                    self._listener.tokens(len(message.token_ids))
                     log_probs += log_probs_of(message.log_probs)
                 elif isinstance(message, Finished):
                     self._end = message
@@ -124,8 +121,8 @@ class Reply:
         waiting = WAITING
         messages = with_pauses(self._answer, self._pause_seconds)
         async with contextlib.aclosing(messages) as answer:
-            # What is refused at once has a status of its own: nothing is sent before the first
-            # word of the coordinator, or a pause.
+            # A request that is refused at once gets its own status: nothing is sent before the
+            # coordinator's first message, or a pause.
             async for message in answer:
                 if not writer.has_started:
                     await writer.events()
@@ -137,7 +134,7 @@ class Reply:
                         await writer.piece(comment(waiting))
                     case Tokens(_, ids, text, log_probs):
                         waiting = WAITING
-                        self._hears.tokens(len(ids))
+                        self._listener.tokens(len(ids))
                         if text or log_probs:
                             told = log_probs_of(log_probs)
                             await self._say(writer, [self._form.piece(text, told)])
@@ -152,6 +149,6 @@ class Reply:
 
 
 async def _left(receive: Receive) -> None:
-    """Until the client has gone."""
+    """Return when the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         continue

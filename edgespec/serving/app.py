@@ -17,10 +17,10 @@ from starlette.routing import BaseRoute, Route
 
 from edgespec.errors import EdgespecError, PeerLost
 from edgespec.runtime.async_client import AsyncClient
-from edgespec.serving.answering import Reply
+from edgespec.serving.answering import AnswerResponse
 from edgespec.serving.formats import format_of
 from edgespec.serving.guard import ASKER, Guard
-from edgespec.serving.limits import STATUS_AGE_S, Limits
+from edgespec.serving.limits import STATUS_AGE_S, HttpLimits
 from edgespec.serving.metrics import CONTENT_TYPE, Metrics
 from edgespec.serving.openapi import openapi
 from edgespec.serving.problems import SERVER, ApiProblem, problem_of
@@ -28,23 +28,23 @@ from edgespec.serving.requests import Asked, chat_request, completion_request, p
 from edgespec.wire.client_messages import Finished, Status
 
 SMALL_BODY = 64 << 10
-"""Bytes of a request's body for which there is room however many long ones come."""
+"""Bytes of each body that do not count towards the limit of all bodies together."""
 
 
 class Service:
     """The API over one connection to a coordinator."""
 
-    def __init__(self, client: AsyncClient, limits: Limits | None = None) -> None:
+    def __init__(self, client: AsyncClient, limits: HttpLimits | None = None) -> None:
         self.client = client
-        self.limits = limits or Limits()
+        self.limits = limits or HttpLimits()
         self.answers = 0
-        """Answers that clients wait for or read now."""
-        self._bodies = 0  # bytes of requests that are being read, but for SMALL_BODY of each
+        """Answers that clients wait for or read."""
+        self._bodies = 0  # bytes of bodies that are being read, without SMALL_BODY of each
         self.metrics = Metrics()
         self._started = int(time.time())
 
     def routes(self) -> list[BaseRoute]:
-        """All of them, for an application."""
+        """The routes of the API, for an application."""
         return [
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{model:path}", self.model, methods=["GET"]),
@@ -57,31 +57,31 @@ class Service:
         ]
 
     async def models(self, request: Request) -> Response:
-        """The one model."""
+        """List the one model."""
         status = await self.status()
         return JSONResponse({"object": "list", "data": [self._described(status)]})
 
     async def model(self, request: Request) -> Response:
-        """What is known of one model."""
+        """Describe one model."""
         status = await self.status()
         _check_model(request.path_params["model"], status)
         return JSONResponse(self._described(status))
 
-    async def chat(self, request: Request) -> Reply:
+    async def chat(self, request: Request) -> AnswerResponse:
         """Answer a conversation."""
         return await self._reply(request, chat_request(await self._object(request)))
 
-    async def completion(self, request: Request) -> Reply:
-        """Go on with a text."""
+    async def completion(self, request: Request) -> AnswerResponse:
+        """Continue a text."""
         return await self._reply(request, completion_request(await self._object(request)))
 
     async def health(self, request: Request) -> Response:
-        """Whether this process works and reaches its coordinator."""
+        """Say whether this process works and reaches its coordinator."""
         await self.status()
         return JSONResponse({"status": "ok"})
 
     async def readiness(self, request: Request) -> Response:
-        """Whether the ring is up, and if not, what is missing."""
+        """Say whether the ring is up, and if not, what is missing."""
         status = await self.status(age=0.0)
         if status.ready:
             return JSONResponse({"status": "ready", "stages": status.stages})
@@ -90,7 +90,7 @@ class Service:
         return JSONResponse(body, problem.status, problem.headers)
 
     async def figures(self, request: Request) -> Response:
-        """For Prometheus; also without a coordinator."""
+        """Serve Prometheus; also without a coordinator."""
         try:
             status = await self.status()
         except ApiProblem:
@@ -98,11 +98,11 @@ class Service:
         return Response(self.metrics.text(status), media_type=CONTENT_TYPE)
 
     async def document(self, request: Request) -> Response:
-        """What there is, for programs."""
+        """Serve the OpenAPI document."""
         return JSONResponse(openapi())
 
     async def status(self, age: float = STATUS_AGE_S) -> Status:
-        """How the ring is, or was at most `age` seconds ago. Raises ApiProblem."""
+        """The ring's status, at most `age` seconds old. Raises ApiProblem."""
         try:
             return await self.client.status(age)
         except EdgespecError as error:
@@ -165,7 +165,7 @@ class Service:
             413, f"the body is longer than {self.limits.body} bytes", code="body_too_large"
         )
 
-    async def _reply(self, request: Request, asked: Asked) -> Reply:
+    async def _reply(self, request: Request, asked: Asked) -> AnswerResponse:
         status = await self.status(STATUS_AGE_S if asked.waits else 0.0)
         if asked.model:
             _check_model(asked.model, status)
@@ -183,26 +183,26 @@ class Service:
         form = format_of(asked, status.model, int(time.time()))
         self.answers += 1
         self.metrics.began()
-        return Reply(self.client.ask(submit), form, asked.streams, self.limits.pause_seconds, self)
+        return AnswerResponse(
+            self.client.ask(submit), form, asked.streams, self.limits.pause_seconds, self
+        )
 
     def tokens(self, count: int) -> None:
-        """See Hears."""
         self.metrics.tokens(count)
 
     def ended(self, end: Finished | ApiProblem | None) -> None:
-        """See Hears."""
         self.answers -= 1
         self.metrics.ended(end)
 
     async def refuse(self, request: Request, problem: Exception) -> Response:
-        """Say why a request is not answered, and count it if it asked the ring."""
+        """Say why a request is not answered; count it if it asked the ring."""
         assert isinstance(problem, ApiProblem)
         if request.method == "POST":
             self.metrics.refused(problem)
         return await _on_problem(request, problem)
 
     def end(self) -> None:
-        """The process is ending: no answer is waited for any more."""
+        """The process is ending: fail the open answers."""
         self.client.end(PeerLost("the HTTP API is ending; ask again when it is back"))
 
 
@@ -211,7 +211,7 @@ def application(
     accepts: Callable[[str], bool] | None = None,
     more: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The ASGI application. `accepts`: see Guard. `more`: routes beside those of the API."""
+    """The ASGI application. `accepts`: see Guard. `more`: further routes."""
 
     @contextlib.asynccontextmanager
     async def connected(app: Starlette) -> AsyncIterator[None]:
@@ -241,7 +241,7 @@ async def _on_problem(request: Request, problem: Exception) -> Response:
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
-    """A path that nobody serves, or another method than it has."""
+    """An unknown path, or a method that the path does not have."""
     assert isinstance(error, HTTPException)
     path = ascii(request.url.path)[:200]
     words = f"{request.method} {path}: {error.detail}; see /openapi.json for what there is"
@@ -251,7 +251,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_left(request: Request, _: Exception) -> Response:
-    """The client left in the middle of its body: nobody reads this."""
+    """The client left in the middle of its body, so it does not read this."""
     return Response(status_code=400)
 
 
@@ -284,5 +284,5 @@ def _not_ready(status: Status) -> ApiProblem:
 
 
 def _missing(status: Status) -> list[str]:
-    """The places whose stages are not ready, with what they do."""
+    """The places whose stages are not ready, with their states."""
     return [f"V{n.stage} is {n.state}" for n in status.nodes if n.stage and n.state != "ready"]

@@ -1,6 +1,6 @@
 """Events: the page's files, and the one stream from which it learns what the ring does.
 
-However many look at the page, the coordinator is watched once; and not at all if nobody does.
+However many pages are open, there is one subscription at the coordinator; and none without pages.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from edgespec.wire.client_messages import Status
 from edgespec.wire.snapshots import Snapshot
 
 STATUS_S = 1.0
-"""Seconds between two looks at the ring."""
+"""Seconds between two status events."""
 
 WATCH_S = 10.0
-"""Seconds that a watch is asked for; it is renewed when half of them are over."""
+"""Seconds of one subscription; it is renewed at half time."""
 
 MOST_VIEWERS = 64
 
 MOST_UNREAD = 8
-"""Events that are kept for a viewer that is slow; then the older ones are left out."""
+"""Events that are kept for a slow viewer; older ones are dropped."""
 
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -47,19 +47,19 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # ask each time: the answer is mostly 304
+    "cache-control": "no-cache",  # revalidate each time: the answer is mostly 304
 }
-"""Of the page: nothing from elsewhere, and no script or style that stands in the page itself."""
+"""Of the page: nothing from other sites, and no inline script or style."""
 
 
 class Watched(Protocol):
-    """A client of the coordinator, as far as the page needs it."""
+    """The part of AsyncClient that the page needs."""
 
     async def status(self, age: float = 0.0) -> Status:
-        """The ring. Raises EdgespecError if the coordinator cannot be asked."""
+        """The ring's status. Raises EdgespecError if the coordinator cannot be asked."""
 
     def watch(self, seconds: float, see: Callable[[Snapshot], None]) -> None:
-        """Have scenes shown to `see` for so many seconds; 0: none any more.
+        """Call `see` with snapshots for that many seconds; 0: stop.
 
         Raises EdgespecError if the coordinator cannot be asked.
         """
@@ -73,12 +73,12 @@ class Viewer:
         self._news = asyncio.Event()
 
     def put(self, event: bytes) -> None:
-        """One more event for it."""
+        """Queue an event."""
         self._unread = [*self._unread[1 - MOST_UNREAD :], event]
         self._news.set()
 
     async def take(self) -> bytes:
-        """All that it has not seen, once there is something."""
+        """Wait for events; returns all that are queued."""
         await self._news.wait()
         self._news.clear()
         unread, self._unread = self._unread, []
@@ -86,8 +86,7 @@ class Viewer:
 
 
 class _Stream(StreamingResponse):
-    """What a viewer is sent; `left` is told of its end, also of one that comes before the first
-    event."""
+    """A viewer's response. It calls `left` at its end, also if that comes before any event."""
 
     def __init__(self, viewer: Viewer, left: Callable[[Viewer], None]) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -109,7 +108,7 @@ class _Stream(StreamingResponse):
 
 
 class Theatre:
-    """Watches the ring on behalf of all viewers."""
+    """Watches the ring for all viewers."""
 
     def __init__(self, client: Watched) -> None:
         self._client = client
@@ -117,7 +116,7 @@ class Theatre:
         self._work: asyncio.Task[None] | None = None
 
     async def events(self, request: Request) -> Response:
-        """The stream: status once a second, scenes while a request runs."""
+        """The stream: a status each second, snapshots while a request runs."""
         if len(self._viewers) >= MOST_VIEWERS:
             raise ApiProblem(
                 503,
@@ -138,7 +137,7 @@ class Theatre:
             self._work = None
 
     async def _watch(self) -> None:
-        """As long as anybody looks."""
+        """Runs while there are viewers."""
         try:
             renew = 0.0
             while True:
@@ -150,7 +149,7 @@ class Theatre:
                         renew = started + WATCH_S / 2
                 except EdgespecError as problem:
                     self._tell("status", {"reachable": False, "text": str(problem)})
-                    renew = 0.0  # who is back knows nothing of it
+                    renew = 0.0  # a restarted coordinator has lost the subscription
                 await asyncio.sleep(max(started + STATUS_S - time.monotonic(), 0.1))
         finally:
             with contextlib.suppress(EdgespecError):
@@ -171,7 +170,7 @@ def _status(status: Status) -> dict[str, Any]:
 
 
 def _scene(scene: Snapshot) -> dict[str, Any]:
-    """Its parts as lists of lists, in the order of their fields: half as long as with names."""
+    """With lists of field values in place of objects: half the size."""
     return {
         "state": scene.state,
         "request": scene.request,
@@ -192,7 +191,7 @@ def _scene(scene: Snapshot) -> dict[str, Any]:
 
 
 class Files:
-    """The page's files, in memory: there is no path that could lead anywhere else."""
+    """The page's files, in memory, so that no path leads to another file."""
 
     def __init__(self) -> None:
         self._files: dict[str, tuple[bytes, str, str]] = {}
@@ -208,7 +207,7 @@ class Files:
         return self._answer("index.html", request)
 
     async def file(self, request: Request) -> Response:
-        """What it is made of. Raises ApiProblem if there is no such file."""
+        """One of its files. Raises ApiProblem if there is no such file."""
         name = request.path_params["name"]
         if name not in self._files:
             raise ApiProblem(404, "the page has no such file", code="unknown_url")
@@ -223,7 +222,7 @@ class Files:
 
 
 def routes(client: Watched) -> list[Route]:
-    """`/`, its files and `/events`, for an application that keeps the client connected."""
+    """`/`, its files and `/events`; the application keeps the client connected."""
     pages, theatre = Files(), Theatre(client)
     return [
         Route("/", pages.page, methods=["GET"]),

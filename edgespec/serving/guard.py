@@ -1,4 +1,4 @@
-"""Guard: who may ask at all: API keys, and on loopback nobody but programs of this machine."""
+"""Guard: lets requests in by API key, and on loopback only those of this machine's programs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from edgespec.serving.problems import ApiProblem
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
 ASKER = "edgespec.asker"
-"""Where an ASGI scope says by which API key it is asked; nowhere if no key is asked for."""
+"""Key of an ASGI scope for the SHA-256 of the API key that was sent; absent without keys."""
 
 OPEN_FOLDER = "/static/"
-"""What may be read without a key: nothing that the ring was asked or answered."""
+"""May be read without a key: the page's own files."""
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -26,11 +26,11 @@ _WRONG_ORIGIN = ApiProblem(403, "pages of other sites may not ask this server", 
 
 
 class Guard:
-    """ASGI middleware. `accepts` says whether a key counts; None: no key is asked for.
+    """ASGI middleware. `accepts` says whether a key is valid; None: no key is needed.
 
-    Without keys it is the browser that has to be kept out: a page of somebody else's may send
-    requests to this machine's loopback, and by DNS rebinding also read the answers. So a request
-    has to name the loopback as its host, and may not come from another site's page.
+    Without keys, browsers are the danger: a page of another site may send requests to this
+    machine's loopback, and by DNS rebinding also read the answers. So a request has to name the
+    loopback as its host, and may not come from another site's page.
     """
 
     def __init__(self, app: ASGIApp, accepts: Callable[[str], bool] | None, header: int) -> None:
@@ -48,12 +48,12 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _problem(self, asked: HTTPConnection) -> ApiProblem | None:
-        if _head_bytes(asked.scope) > self._header:  # h11 counts those that come in pieces alone
+        if _head_bytes(asked.scope) > self._header:  # h11 checks only heads that come in pieces
             return ApiProblem(
                 400, f"the head is longer than {self._header} bytes", code="invalid_http"
             )
         if self._accepts is None:
-            return _of_stranger(asked)
+            return _foreign(asked)
         path = asked.url.path
         if _is_open(path):
             return None
@@ -71,7 +71,7 @@ class Guard:
         )
 
 
-def _of_stranger(asked: HTTPConnection) -> ApiProblem | None:
+def _foreign(asked: HTTPConnection) -> ApiProblem | None:
     host = asked.headers.get("host", "")
     if _name(host) not in LOOPBACK_NAMES:
         return ApiProblem(
@@ -83,7 +83,7 @@ def _of_stranger(asked: HTTPConnection) -> ApiProblem | None:
     origin = asked.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != host:
         return _WRONG_ORIGIN
-    # A picture or script of another site's page is asked for without an Origin.
+    # A browser fetches a picture or script for another site's page without an Origin.
     is_foreign = asked.headers.get("sec-fetch-site") == "cross-site"
     return _WRONG_ORIGIN if is_foreign and not _is_open(asked.url.path) else None
 
@@ -96,12 +96,12 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]*)\]|([^\[\]:]*))(?::[0-9]*)?")
 
 
 def _name(host: str) -> str:
-    """A host header without its port; "" if it is none."""
+    """A host header without its port; "" if it is malformed."""
     found = _HOST.fullmatch(host)
     return (found[1] or found[2] or "").lower() if found else ""
 
 
 def _head_bytes(scope: Scope) -> int:
-    """Of a request's head, but for its blanks."""
+    """Size of a request's head, without its blanks."""
     line = len(scope.get("raw_path") or b"") + len(scope["query_string"])
     return line + sum(len(name) + len(value) + 4 for name, value in scope["headers"])

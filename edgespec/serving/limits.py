@@ -1,4 +1,4 @@
-"""Limits: how much of everything one client of the API may take, so that there is some for all."""
+"""Limits: how much of each resource the clients of the API may take."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from edgespec.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HttpLimits:
     """Sizes in bytes, times in seconds.
 
-    `body`, `header`: the longest of a request. `header_seconds`, `body_seconds`: within which they
-    have to come. `idle_seconds`: how long a connection is kept for the next request.
-    `connections`: at once; of these, `answers` may be waiting for an answer or be reading one. One
-    too many takes the place of one that has sent no head for `crowded_seconds`, if there is one.
-    `bodies`: of all connections together.
-    `write_seconds`: how long a client may take nothing of an answer. `pause_seconds`: after so long
-    a silence a stream says that it still lives. `drain_seconds`: how long a sender that was refused
-    is still listened to, so that it gets to read why.
+    `body`, `header`: maximum sizes of one request; `header_seconds`, `body_seconds`: the time in
+    which they have to arrive. `bodies`: bodies of all connections together. `idle_seconds`: how
+    long a connection is kept for the next request. `connections`: open at once; one more replaces
+    a connection that has sent no head for `crowded_seconds`, if there is one. `answers`: requests
+    that wait for an answer or read one. `write_seconds`: how long a client may leave its answer
+    unread. `pause_seconds`: a silent stream sends a comment this often. `drain_seconds`: how long
+    the input of a refused sender is still read, so that it gets to read the refusal.
     """
 
     body: int = 4 << 20
@@ -46,7 +45,7 @@ CONNECT_S = 2.0
 """Seconds that a request waits for a coordinator that is not there."""
 
 STATUS_AGE_S = 0.25
-"""However many ask how the ring is, the coordinator is asked this often at most."""
+"""Age up to which a status of the ring is used again instead of asking the coordinator."""
 
 RETRY_S = 5
-"""What clients are told to wait before they try again."""
+"""Seconds in `Retry-After`."""

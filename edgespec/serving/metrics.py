@@ -1,4 +1,4 @@
-"""Metrics: what Prometheus is told: the requests of this process, and the ring as it is now."""
+"""Metrics: the figures for Prometheus: requests of this process, and the state of the ring."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from edgespec.wire.client_messages import Finished, NodeStatus, Status
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-disable_created_metrics()  # a series more for each one here, and nobody asks for when it began
+disable_created_metrics()  # they would double the number of series
 
 LEFT = "client_left"
-"""The outcome of a request whose client went before its end."""
+"""The outcome of a request whose client left before its end."""
 
 _SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 _ACCEPTED = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -32,7 +32,7 @@ _SPEED = (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Counts what ends here; `text` adds how the ring is."""
+    """Counts the requests; `text` adds the state of the ring."""
 
     def __init__(self) -> None:
         self._registry = own = CollectorRegistry()
@@ -53,7 +53,7 @@ class Metrics:
         self._trips = counter("trips", "Trips round the ring.")
         self._sent = counter("rows_sent", "Guesses that went round the ring.")
         self._wasted = counter("rows_wasted", "Of these, guesses that were wrong.")
-        self._misses = counter("misses", "Results whose next token nobody had guessed.")
+        self._misses = counter("misses", "Results whose next token was not guessed.")
         self._sources = counter(
             "source_accepted", "Tokens of answers that a draft source had guessed.", ["source"]
         )
@@ -72,15 +72,15 @@ class Metrics:
         )
 
     def began(self) -> None:
-        """A request was taken."""
+        """A request was accepted."""
         self._answers.inc()
 
     def tokens(self, count: int) -> None:
-        """So many tokens of an answer came."""
+        """`count` tokens of an answer came."""
         self._generated.inc(count)
 
     def ended(self, end: Finished | ApiProblem | None) -> None:
-        """A request that was taken has ended; None: its client left."""
+        """An accepted request has ended; None: its client left."""
         self._answers.dec()
         if isinstance(end, Finished):
             self._requests.labels(end.finish_reason).inc()
@@ -89,7 +89,7 @@ class Metrics:
             self.refused(end)
 
     def refused(self, problem: ApiProblem | None) -> None:
-        """A request has ended badly."""
+        """A request was refused, or has failed."""
         self._requests.labels(problem.code or str(problem.status) if problem else LEFT).inc()
 
     def _finished(self, end: Finished) -> None:
@@ -112,13 +112,13 @@ class Metrics:
             self._speed.observe(end.new_tokens / end.seconds)
 
     def text(self, status: Status | None) -> bytes:
-        """All of it, with the ring as it is. `status` None: the coordinator does not answer."""
+        """The exposition. `status` None: the coordinator does not answer."""
         self._ring.status = status
         return generate_latest(self._registry)
 
 
 class _Ring(Collector):
-    """The ring's state, as it was told last."""
+    """The ring's state, by the latest status."""
 
     def __init__(self) -> None:
         self.status: Status | None = None
@@ -129,7 +129,7 @@ class _Ring(Collector):
         if status is None:
             return
         yield _one("ring_up", "Whether all stages are ready.", status.ready)
-        yield _one("ring_up_seconds", "Since the ring is up; 0: it is not.", status.up_for)
+        yield _one("ring_up_seconds", "Since the ring came up; 0: it is not up.", status.up_for)
         yield _one("ring_number", "One more for each ring that was lost.", status.ring)
         yield _one("ring_stages", "Stages that the ring has.", status.stages)
         yield _one("requests_running", "Requests on the ring now.", status.running)
@@ -148,11 +148,11 @@ _FIGURES = (
     ("heard_seconds", "Since its last message.", "heard"),
     ("layers", "Layers of its block.", "layers"),
 )
-"""Of a stage: the metric's name, what it is, and the field of NodeStatus."""
+"""Of a stage: the metric's name, its help text, and the field of NodeStatus."""
 
 
 def _of_nodes(nodes: tuple[NodeStatus, ...]) -> Iterator[Metric]:
-    """One value a stage, spares with the stage 0; of spares only the first of a name counts."""
+    """One value per stage; spares have the stage 0, and of equal names only the first counts."""
     named = {(str(node.stage), node.name): node for node in reversed(nodes)}
     state = GaugeMetricFamily(
         "edgespec_stage_state",
@@ -161,7 +161,7 @@ def _of_nodes(nodes: tuple[NodeStatus, ...]) -> Iterator[Metric]:
     )
     losses = CounterMetricFamily(
         "edgespec_stage_losses",
-        "How often who had this place was lost.",
+        "How often the stage at this place was lost.",
         labels=["stage", "device"],
     )
     for labels, node in named.items():

@@ -1,4 +1,4 @@
-"""Problems: errors in OpenAI's shape, and which of ours becomes which."""
+"""Problems: errors in OpenAI's shape, and how our own errors become such."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _OF_KIND: dict[str, tuple[int, str, str]] = {
     "slow": (408, INVALID, "slow_reader"),
     "": (500, SERVER, "request_failed"),
 }
-"""What the coordinator's message Failed becomes, by its kind."""
+"""Status, type and code for a message Failed of the coordinator, by its kind."""
 
 
 class ApiProblem(Exception):
-    """Why a request is not answered; its text is for the client's user."""
+    """Why a request is not answered; the text is for the client's user."""
 
     def __init__(
         self, status: int, message: str, *, kind: str = INVALID, param: str = "", code: str = ""
@@ -42,7 +42,7 @@ class ApiProblem(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the reply says beside its body."""
+        """The reply's further headers."""
         if self.status in (429, 503):
             return {"retry-after": str(RETRY_S)}
         if self.status == 408:
@@ -66,17 +66,17 @@ class ApiProblem(Exception):
 
 
 def refused(message: str, param: str = "", code: str = "invalid_value") -> ApiProblem:
-    """A request that cannot be served as it is."""
+    """For a request that cannot be served as it is."""
     return ApiProblem(400, message, param=param, code=code)
 
 
 def not_supported(message: str, param: str) -> ApiProblem:
-    """A request for what this server does not do."""
+    """For a request that asks for an unsupported feature."""
     return refused(message, param, "unsupported_parameter")
 
 
 def problem_of(error: EdgespecError) -> ApiProblem:
-    """What a client is told of one of our errors."""
+    """One of our errors as the client gets it."""
     if isinstance(error, RequestFailed):
         status, kind, code = _OF_KIND.get(error.kind, _OF_KIND[""])
         return ApiProblem(status, str(error), kind=kind, code=code)

@@ -21,16 +21,16 @@ from edgespec.config import Address
 from edgespec.net.discovery_interfaces import listens_everywhere
 from edgespec.net.sockets import number_of
 from edgespec.serving.app import Service
-from edgespec.serving.limits import Limits
+from edgespec.serving.limits import HttpLimits
 from edgespec.serving.problems import SERVER, ApiProblem
 
 GRACE_S = 2
-"""Seconds that open answers get for their last word when the process ends."""
+"""Seconds for open answers to send their error when the process ends."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
-def protocol_of(limits: Limits) -> type[asyncio.Protocol]:
+def protocol_of(limits: HttpLimits) -> type[asyncio.Protocol]:
     """The protocol with these limits."""
     return type("ApiProtocol", (_Protocol,), {"limits": limits})
 
@@ -38,7 +38,7 @@ def protocol_of(limits: Limits) -> type[asyncio.Protocol]:
 class _Protocol(H11Protocol):
     """One connection."""
 
-    limits = Limits()
+    limits = HttpLimits()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -50,7 +50,7 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > 2 * self.limits.connections:
-            self.transport.abort()  # there are as many already that are told why
+            self.transport.abort()  # as many connections are being refused already
         elif len(self.connections) > self.limits.connections and not self._made_room():
             self._refuse(
                 ApiProblem(
@@ -61,7 +61,7 @@ class _Protocol(H11Protocol):
             self._await_request()
 
     def _made_room(self) -> bool:
-        """Let the connection go that has taken longest to send a head, if that is no moment."""
+        """Drop the connection that has sent no head for longest, if that is long enough."""
         waiting = [c for c in self.connections if isinstance(c, _Protocol) and c._may_go(self)]
         if not waiting:
             return False
@@ -90,11 +90,11 @@ class _Protocol(H11Protocol):
 
     @property
     def _is_answering(self) -> bool:
-        """The head of a request is here, and its answer is not complete."""
+        """A request's head has come, and its answer is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _await_request(self) -> None:
-        """A request's head, or the rest of a body that was refused, has to come in time."""
+        """Bound the time for a request's head, or for the rest of a refused body."""
         self._sender_limit = self.loop.call_later(self.limits.header_seconds, self._too_slow)
 
     def _too_slow(self) -> None:
@@ -108,18 +108,19 @@ class _Protocol(H11Protocol):
         )
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP, or has too long a head."""
+        """Called by uvicorn for input that is not HTTP, or has too long a head."""
         self._refuse(ApiProblem(400, "this is no valid HTTP request", code="invalid_http"))
 
     def _refuse(self, problem: ApiProblem) -> None:
-        """Answer what never got to the application, and close.
+        """Answer a connection whose request did not reach the application, and close it.
 
-        What still comes is thrown away for a while: closing at once would take the answer back.
+        Its input is read and discarded for a while: closing at once would reset the connection
+        before the client has read the answer.
         """
         if self._is_refused or self.transport.is_closing():
             return
         cycle: object | None = self.cycle
-        if cycle is not None:  # an answer is, or was, on the way: two make no sense
+        if cycle is not None:  # an answer is or was on the way: no second one
             self.transport.abort()
             return
         body = problem.as_bytes()
@@ -156,7 +157,7 @@ def _stop(timer: asyncio.TimerHandle | None) -> None:
 
 
 def opened(address: Address, backlog: int) -> socket.socket:
-    """A socket that listens there. Raises OSError."""
+    """A listening socket. Raises OSError."""
     host = number_of(address.host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -172,9 +173,9 @@ def opened(address: Address, backlog: int) -> socket.socket:
     return listener
 
 
-def settings_of(app: Starlette, limits: Limits, backlog: int) -> uvicorn.Config:
+def settings_of(app: Starlette, limits: HttpLimits, backlog: int) -> uvicorn.Config:
     """How uvicorn serves an application within these limits."""
-    # Whoever misspells a request shall not fill the log; our own bugs shall be in it.
+    # Bad requests must not fill the log; our own bugs have to be in it.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return uvicorn.Config(
         app,
@@ -194,7 +195,7 @@ def settings_of(app: Starlette, limits: Limits, backlog: int) -> uvicorn.Config:
 
 
 class ApiServer(uvicorn.Server):
-    """Ends every open answer with a word when a signal ends the process."""
+    """Ends every open answer with an error when a signal ends the process."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -202,8 +203,7 @@ class ApiServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """As uvicorn has it, but that signal is not raised again: it was obeyed, and this process
-        has an exit code of its own."""
+        """As in uvicorn, without raising the signal again: this process has its own exit code."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

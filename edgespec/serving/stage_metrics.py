@@ -1,4 +1,4 @@
-"""Stage metrics: what Prometheus is told by a stage's own daemon, at an address of its own."""
+"""Stage metrics: the figures for Prometheus of a stage's own daemon, at an address of its own."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from edgespec.decoding.stage import StageMachine
 from edgespec.decoding.stage_stats import ROW_CLASSES, StageStats
 from edgespec.errors import AddressUnavailable
 from edgespec.serving.guard import Guard
-from edgespec.serving.limits import Limits
+from edgespec.serving.limits import HttpLimits
 from edgespec.serving.protocol import opened, settings_of
 from edgespec.wire.messages import Assign, Health
 
 log = logging.getLogger("edgespec")
 
 
-class Seen(Protocol):
-    """The stage that is told of. Read by another thread than its own: figures alone."""
+class ObservedStage(Protocol):
+    """The stage whose figures are served. It is read by another thread than its own."""
 
     @property
     def machine(self) -> StageMachine | None:
-        """None before it had a place for the first time."""
+        """None until it gets its first place."""
 
     @property
     def place(self) -> Assign | None:
-        """The newest one; None as a spare."""
+        """Its current place; None for a spare."""
 
     @property
     def is_connected(self) -> bool:
-        """Whether the ring is up for it."""
+        """Whether it is connected in the ring."""
 
     def device(self) -> Health | None:
-        """How its device is, as far as that is known."""
+        """Its device's state, as far as that is known."""
 
 
-LIMITS = Limits(header=8 << 10, header_seconds=5.0, idle_seconds=5, connections=8)
-"""Few ask, and every connection is a descriptor of the stage's own process."""
+LIMITS = HttpLimits(header=8 << 10, header_seconds=5.0, idle_seconds=5, connections=8)
+"""There are few clients, and each connection takes a descriptor of the stage's process."""
 
 BACKLOG = 8
-"""Connections that the system holds, and that are taken at once."""
+"""Connections that wait in the system to be accepted."""
 
 END_S = 5.0
 
@@ -62,7 +62,7 @@ class StageMetrics:
     """Serves /metrics of one stage, in a thread of its own. Use as a context manager."""
 
     def __init__(
-        self, address: Address, stage: Seen, accepts: Callable[[str], bool] | None = None
+        self, address: Address, stage: ObservedStage, accepts: Callable[[str], bool] | None = None
     ) -> None:
         """`accepts`: see Guard. Raises AddressUnavailable if nothing can listen there."""
         registry = CollectorRegistry()
@@ -100,14 +100,14 @@ class StageMetrics:
     def _run(self) -> None:
         try:
             self._server.run(sockets=[self._listener])
-        except Exception:  # the stage works without this
-            log.exception("metrics are served no more")
+        except Exception:  # the stage works without metrics
+            log.exception("metrics are no longer served")
 
 
 class _Stage(Collector):
-    """Reads the stage whenever somebody asks."""
+    """Reads the stage at each scrape."""
 
-    def __init__(self, stage: Seen) -> None:
+    def __init__(self, stage: ObservedStage) -> None:
         self._stage = stage
 
     def collect(self) -> Iterator[Metric]:

@@ -25,10 +25,10 @@ from support.rings import submit
 
 from edgespec.config import Timing
 from edgespec.runtime.access_policy import CLIENT
-from edgespec.serving.limits import Limits
+from edgespec.serving.limits import HttpLimits
 
 MIB = 1 << 20
-LIMITS = Limits(
+LIMITS = HttpLimits(
     body=MIB,
     header_seconds=1.0,
     body_seconds=1.0,

@@ -13,7 +13,7 @@ from support.nodes import CONTEXT, NodeRing, until
 from support.rings import submit
 
 from edgespec.runtime.access_policy import CLIENT
-from edgespec.serving.limits import Limits
+from edgespec.serving.limits import HttpLimits
 from edgespec.wire.client_messages import Submit
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "policy": "flowspec", "seed": 0}
@@ -231,7 +231,7 @@ def slow_ring() -> Iterator[NodeRing]:
 def slow_url(slow_ring: NodeRing) -> Iterator[str]:
     """Its API."""
     who = slow_ring.keys.add("the API", CLIENT)
-    limits = Limits(pause_seconds=0.2, answers=2)
+    limits = HttpLimits(pause_seconds=0.2, answers=2)
     with api(slow_ring.address, who, limits=limits, timing=slow_ring.timing) as base:
         yield base
 

@@ -14,7 +14,7 @@ from edgespec.daemon.api import listening, server_of
 from edgespec.net.keys import Identity
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.app import Service
-from edgespec.serving.limits import Limits
+from edgespec.serving.limits import HttpLimits
 
 HOST = "127.0.0.1"
 
@@ -24,7 +24,7 @@ def api(
     coordinator: Address,
     identity: Identity,
     *,
-    limits: Limits | None = None,
+    limits: HttpLimits | None = None,
     accepts: Callable[[str], bool] | None = None,
     timing: Timing | None = None,
     wait: float = 2.0,
