@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
 
+from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from edgespec.errors import EdgespecError
@@ -143,7 +144,7 @@ class AnswerResponse:
                         await self._say(writer, self._form.ending(message))
                         await writer.piece(DONE, is_last=True)
 
-    async def _say(self, writer: Writer, objects: list[dict[str, Any]]) -> None:
+    async def _say(self, writer: Writer, objects: Sequence[Struct]) -> None:
         if objects:
             await writer.piece(b"".join(map(event, objects)))
 

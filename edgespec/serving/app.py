@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,13 +19,21 @@ from starlette.routing import BaseRoute, Route
 from edgespec.errors import EdgespecError, PeerLost
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.answering import AnswerResponse
-from edgespec.serving.formats import format_of
+from edgespec.serving.formats import encoded, format_of
 from edgespec.serving.guard import ASKER, Guard
 from edgespec.serving.limits import STATUS_AGE_S, HttpLimits
 from edgespec.serving.metrics import CONTENT_TYPE, Metrics
 from edgespec.serving.openapi import openapi
 from edgespec.serving.problems import SERVER, ApiProblem, problem_of
-from edgespec.serving.requests import Asked, chat_request, completion_request, parsed
+from edgespec.serving.requests import checked, parsed, submit_of
+from edgespec.serving.schema import (
+    ChatRequest,
+    HealthReply,
+    Model,
+    ModelList,
+    ReadyReply,
+    TextRequest,
+)
 from edgespec.wire.client_messages import Finished, Status
 
 SMALL_BODY = 64 << 10
@@ -59,32 +68,32 @@ class Service:
     async def models(self, request: Request) -> Response:
         """List the one model."""
         status = await self.status()
-        return JSONResponse({"object": "list", "data": [self._described(status)]})
+        return _json(ModelList([self._model(status)]))
 
     async def model(self, request: Request) -> Response:
         """Describe one model."""
         status = await self.status()
         _check_model(request.path_params["model"], status)
-        return JSONResponse(self._described(status))
+        return _json(self._model(status))
 
     async def chat(self, request: Request) -> AnswerResponse:
         """Answer a conversation."""
-        return await self._reply(request, chat_request(await self._object(request)))
+        return await self._reply(request, checked(ChatRequest, await self._object(request)))
 
     async def completion(self, request: Request) -> AnswerResponse:
         """Continue a text."""
-        return await self._reply(request, completion_request(await self._object(request)))
+        return await self._reply(request, checked(TextRequest, await self._object(request)))
 
     async def health(self, request: Request) -> Response:
         """Say whether this process works and reaches its coordinator."""
         await self.status()
-        return JSONResponse({"status": "ok"})
+        return _json(HealthReply())
 
     async def readiness(self, request: Request) -> Response:
         """Say whether the ring is up, and if not, what is missing."""
         status = await self.status(age=0.0)
         if status.ready:
-            return JSONResponse({"status": "ready", "stages": status.stages})
+            return _json(ReadyReply(status.stages))
         problem = _not_ready(status)
         body = {**problem.as_json(), "status": "not ready", "missing": _missing(status)}
         return JSONResponse(body, problem.status, problem.headers)
@@ -108,14 +117,8 @@ class Service:
         except EdgespecError as error:
             raise problem_of(error) from None
 
-    def _described(self, status: Status) -> dict[str, object]:
-        return {
-            "id": status.model,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "edgespec",
-            "context_length": status.context_length,
-        }
+    def _model(self, status: Status) -> Model:
+        return Model(status.model, self._started, "edgespec", status.context_length)
 
     async def _object(self, request: Request) -> dict[str, object]:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -165,11 +168,11 @@ class Service:
             413, f"the body is longer than {self.limits.body} bytes", code="body_too_large"
         )
 
-    async def _reply(self, request: Request, asked: Asked) -> AnswerResponse:
-        status = await self.status(STATUS_AGE_S if asked.waits else 0.0)
+    async def _reply(self, request: Request, asked: ChatRequest | TextRequest) -> AnswerResponse:
+        status = await self.status(STATUS_AGE_S if asked.wait else 0.0)
         if asked.model:
             _check_model(asked.model, status)
-        if not status.ready and not asked.waits:
+        if not status.ready and not asked.wait:
             raise _not_ready(status)
         if self.answers >= self.limits.answers:
             raise ApiProblem(
@@ -178,13 +181,13 @@ class Service:
                 kind="rate_limit_error",
                 code="too_many_requests",
             )
-        submit = asked.within(status.context_length)
+        submit = submit_of(asked, status.context_length)
         submit = replace(submit, scope=request.scope.get(ASKER, ""))
         form = format_of(asked, status.model, int(time.time()))
         self.answers += 1
         self.metrics.began()
         return AnswerResponse(
-            self.client.ask(submit), form, asked.streams, self.limits.pause_seconds, self
+            self.client.ask(submit), form, asked.stream, self.limits.pause_seconds, self
         )
 
     def tokens(self, count: int) -> None:
@@ -231,6 +234,10 @@ def application(
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _json(body: Struct) -> Response:
+    return Response(encoded(body), media_type="application/json")
 
 
 async def _on_problem(request: Request, problem: Exception) -> Response:

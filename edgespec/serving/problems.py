@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from msgspec import to_builtins
+
 from edgespec.errors import (
     AccessRefused,
     AddressUnavailable,
@@ -13,6 +15,7 @@ from edgespec.errors import (
     RequestFailed,
 )
 from edgespec.serving.limits import RETRY_S
+from edgespec.serving.schema import ErrorDetail
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -51,14 +54,8 @@ class ApiProblem(Exception):
 
     def as_json(self) -> dict[str, Any]:
         """The body."""
-        return {
-            "error": {
-                "message": str(self),
-                "type": self.kind,
-                "param": self.param or None,
-                "code": self.code or None,
-            }
-        }
+        error = ErrorDetail(str(self), self.kind, self.param or None, self.code or None)
+        return {"error": to_builtins(error)}
 
     def as_bytes(self) -> bytes:
         """The same, encoded."""

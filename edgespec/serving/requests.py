@@ -3,131 +3,41 @@
 from __future__ import annotations
 
 import json
-import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from reprlib import Repr
+from typing import Any, TypeVar
 
-from edgespec.config import MAX_TEMPERATURE
-from edgespec.policy.registry import POLICIES
-from edgespec.serving.parameters import (
-    Body,
-    Flag,
-    Number,
-    Only,
-    Parameter,
-    Text,
-    Unread,
-    refuse_unknown,
-    shown,
-    text_of,
-)
+from msgspec import ValidationError, convert
+
 from edgespec.serving.problems import ApiProblem, not_supported, refused
-from edgespec.verify.top_logprobs import MOST
+from edgespec.serving.schema import ChatRequest, FieldError, Message, TextRequest
 from edgespec.wire.client_messages import Submit
 
-MOST_TOKENS = (1 << 31) - 1
-MOST_STOPS = 4
-MOST_STOP_CHARS = 1024
-MOST_MESSAGES = 4096
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""Of messages, and what a chat template calls them."""
+Body = Mapping[str, Any]
+Kind = TypeVar("Kind", ChatRequest, TextRequest)
 
-COMPLETION_TOKENS = 16
-"""OpenAI's default of `max_tokens` for completions; chats may go on to the end of the context."""
-
-SAMPLING: tuple[Parameter, ...] = (
-    Number("temperature", 0, MAX_TEMPERATURE, 1.0, "0 takes the most likely token every time."),
-    Number(
-        "top_p", 0, 1, 1.0, "Sample from the likeliest tokens of this total share.", False, True
-    ),
-    Number(
-        "top_k", 0, MOST_TOKENS, 0, "Sample from so many of the likeliest tokens; 0: all.", True
-    ),
-    Number("min_p", 0, 1, 0.0, "Leave out tokens below this share of the likeliest one's."),
-    Number("seed", -(1 << 63), (1 << 63) - 1, None, "The same seed gives the same text.", True),
-)
-
-COMMON: tuple[Parameter, ...] = (
-    *SAMPLING,
-    Flag("stream", False, "Send the answer piece by piece, as server-sent events."),
-    Text("policy", "Extension: what the ring sends when.", tuple(sorted(POLICIES))),
-    Flag("wait", True, "Extension: whether to wait for a ring that is not up, or be told 503."),
-    Only("n", (1,), "one answer a request"),
-    Only("presence_penalty", (0,), "it would change the model's distribution"),
-    Only("frequency_penalty", (0,), "it would change the model's distribution"),
-    Only("logit_bias", ({},), "it would change the model's distribution"),
-    Unread("user", "Not looked at."),
-    Unread("metadata", "Not looked at."),
-)
-"""Of both kinds of request."""
-
-_NO_TOOLS = "the model calls no tools"
-CHAT: tuple[Parameter, ...] = (
-    Number("max_completion_tokens", 1, MOST_TOKENS, None, "Tokens of the answer at most.", True),
-    Number("max_tokens", 1, MOST_TOKENS, None, "The same, by its older name.", True),
-    Flag("logprobs", False, "Tell how likely each token of the answer was."),
-    Number("top_logprobs", 0, MOST, None, "So many of the likeliest tokens beside it.", True),
-    *COMMON,
-    Only("response_format", ({"type": "text"},), "answers are plain text"),
-    Only("tools", ([],), _NO_TOOLS),
-    Only("tool_choice", ("none", "auto"), _NO_TOOLS),
-    Only("parallel_tool_calls", (True, False), _NO_TOOLS),
-    Only("functions", ([],), _NO_TOOLS),
-    Only("function_call", ("none", "auto"), _NO_TOOLS),
-    Only("modalities", (["text"],), "answers are text"),
-    Only("audio", (), "answers are text"),
-    Only("prediction", (), "the ring guesses by itself"),
-    Only("reasoning_effort", ("none",), "the model does not reason on the side"),
-    Only("verbosity", ("medium",), "the model has no such setting"),
-    Only("web_search_options", (), "the model has no way into the web"),
-    Only("store", (False,), "nothing is stored"),
-    Only("service_tier", ("auto", "default"), "there is one tier"),
-    Unread("safety_identifier", "Not looked at."),
-    Unread("prompt_cache_key", "Not looked at."),
-    Unread("prompt_cache_retention", "Not looked at."),
-)
-"""Of chats, beside `model`, `messages`, `stop` and `stream_options`."""
-
-COMPLETION: tuple[Parameter, ...] = (
-    Number("max_tokens", 1, MOST_TOKENS, COMPLETION_TOKENS, "Tokens of the answer at most.", True),
-    Number("logprobs", 0, MOST, None, "So many of the likeliest tokens for each one.", True),
-    *COMMON,
-    Only("best_of", (1,), "one answer a request"),
-    Only("echo", (False,), "the prompt is not repeated"),
-    Only("suffix", ("",), "the model writes at the end of a text"),
-)
-"""Of completions, beside `model`, `prompt`, `stop` and `stream_options`."""
-
-_READ_APART = ("model", "stop", "stream_options")
-_EMPTY_OF_ASSISTANT = ("refusal", "audio", "tool_calls", "function_call", "annotations")
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request as it was read. `submit.max_new_tokens` 0: as many as there is room for.
-
-    `model` "": whichever is served. `waits`: for a ring that is not up.
-    """
-
-    submit: Submit
-    model: str
-    is_chat: bool
-    streams: bool
-    with_usage: bool
-    waits: bool
-
-    def within(self, context_length: int) -> Submit:
-        """What the ring is asked. Raises ApiProblem for more tokens than its context holds."""
-        limit = self.submit.max_new_tokens
-        if limit > context_length:
-            raise refused(
-                f"the answer may have {limit} tokens, and the model's context holds "
-                f"{context_length}, with the prompt",
-                "max_tokens",
-                "context_length_exceeded",
-            )
-        return replace(self.submit, max_new_tokens=limit or context_length)
+_PROBLEM = re.compile(r"(.*?)(?: - at `\$\.?([\w.\[\]]*)`)?", re.DOTALL)
+_STEP = re.compile(r"(\w+)|\[(\d+)\]")
+_CONTENT_PART = re.compile(r"messages\[\d+\]\.content\[\d+\]")
+_ROLES = ("system", "developer", "user", "assistant")
+_WORDS = {
+    "`str | array`": "a string or a list",
+    "`str`": "a string",
+    "`int`": "an integer",
+    "`float`": "a number",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "an object",
+    " of length": " with a length",
+    " <=": " of at most",
+    " >=": " of at least",
+    " >": " above",
+}
+_SHOWN = Repr()
+_SHOWN.maxstring = _SHOWN.maxlong = 80
+_SHOWN.maxlevel = 2
 
 
 def parsed(raw: bytes) -> dict[str, Any]:
@@ -148,158 +58,132 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def chat_request(body: Body) -> Asked:
-    """A chat. Raises ApiProblem, naming the parameter, for what cannot be served."""
-    values = _values(body, CHAT, "messages")
-    if values["top_logprobs"] is not None and not values["logprobs"]:
-        raise refused("top_logprobs needs logprobs to be true", "top_logprobs")
-    top = (values["top_logprobs"] or 0) if values["logprobs"] else -1
-    limit = values["max_completion_tokens"] or values["max_tokens"] or 0
-    messages = json.dumps(_messages(body.get("messages")), ensure_ascii=False)
-    return _asked(body, values, limit, top, messages=messages)
+def checked(kind: type[Kind], body: Body) -> Kind:
+    """A body as a request of that kind. Raises ApiProblem, naming the parameter, for a bad one."""
+    given = {
+        # To JSON, 5.0 is an integer; null counts as left out.
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in body.items()
+        if value is not None or name not in kind.__struct_fields__
+    }
+    try:
+        return convert(given, kind)
+    except UnicodeEncodeError as error:  # in a name, or in one of a few words
+        text = _SHOWN.repr(error.object)
+        raise refused(f"{text} is not valid Unicode text: it has half a character") from None
+    except ValidationError as error:
+        raise _problem_of(error, body) from None
 
 
-def completion_request(body: Body) -> Asked:
-    """A completion. Raises ApiProblem, naming the parameter, for what cannot be served."""
-    values = _values(body, COMPLETION, "prompt")
-    top = -1 if values["logprobs"] is None else values["logprobs"]
-    return _asked(body, values, values["max_tokens"], top, prompt=_prompt(body.get("prompt")))
-
-
-def _values(body: Body, parameters: Sequence[Parameter], own: str) -> dict[str, Any]:
-    refuse_unknown(body, (*(one.name for one in parameters), *_READ_APART, own))
-    return {one.name: one.read(body) for one in parameters}
-
-
-def _asked(
-    body: Body,
-    values: Mapping[str, Any],
-    limit: int,
-    top: int,
-    *,
-    prompt: str = "",
-    messages: str = "",
-) -> Asked:
-    seed = values["seed"]
+def submit_of(request: ChatRequest | TextRequest, context_length: int) -> Submit:
+    """What the ring is asked. Raises ApiProblem for more tokens than its context holds."""
+    if request.limit > context_length:
+        raise refused(
+            f"the answer may have {request.limit} tokens, and the model's context holds "
+            f"{context_length}, with the prompt",
+            "max_tokens",
+            "context_length_exceeded",
+        )
     submit = Submit(
         tag=0,
-        prompt=prompt,
-        max_new_tokens=limit,
-        temperature=values["temperature"],
-        top_k=values["top_k"],
-        top_p=values["top_p"],
-        min_p=values["min_p"],
+        prompt="",
+        max_new_tokens=request.limit or context_length,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
         # Negative ones are among OpenAI's; two that differ stay different.
-        seed=secrets.randbits(63) if seed is None else seed % (1 << 64),
-        stop=_stops(body.get("stop")),
-        policy=values["policy"],
-        messages=messages,
-        top=top,
+        seed=request.seed % (1 << 64),
+        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop),
+        policy=request.policy or "",
+        top=request.top,
     )
-    streams = values["stream"]
-    model = body.get("model")
-    return Asked(
-        submit,
-        "" if model is None else text_of(model, "model"),
-        bool(messages),
-        streams,
-        _with_usage(body.get("stream_options"), streams),
-        values["wait"],
-    )
+    if isinstance(request, ChatRequest):
+        messages = [_as_template_reads(message) for message in request.messages]
+        return replace(submit, messages=json.dumps(messages, ensure_ascii=False))
+    return replace(submit, prompt="".join(request.prompt))
 
 
-def _prompt(value: object) -> str:
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-        value = value[0]
-    if isinstance(value, list):
-        raise not_supported(
-            "prompt is a list; give one string (several prompts are several requests, and token "
-            "ids are not taken)",
-            "prompt",
+def _as_template_reads(message: Message) -> dict[str, str]:
+    role = str(message.__struct_config__.tag)
+    # A message without content called a tool or refused; templates can add an empty text.
+    content = message.content or ""
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    return {"role": "system" if role == "developer" else role, "content": text}
+
+
+# --- problems -----------------------------------------------------------------------------------
+
+
+def _problem_of(error: ValidationError, body: Body) -> ApiProblem:
+    """What msgspec says, with the place as `param`, the wrong value, and in JSON's words."""
+    parts = _PROBLEM.fullmatch(str(error))
+    assert parts is not None
+    problem, path = parts[1], parts[2] or ""
+    if isinstance(cause := error.__cause__, FieldError):
+        path = f"{path}.{cause.name}".strip(".")
+        return refused(f"{path} {cause}", path, cause.code)
+    if unsupported := _unsupported(path, body):
+        return unsupported
+    if problem.startswith("Object "):
+        name = problem.partition("`")[2].removesuffix("`")
+        return _key_problem(problem.startswith("Object missing"), path, name)
+    value = _at(body, path)
+    if path.endswith(".role"):
+        return _unknown_role(path, value)
+    expected = problem.partition(", got ")[0].replace(" | null", "")
+    for word, plain in _WORDS.items():
+        expected = expected.replace(word, plain)
+    expected = expected.replace("Expected ", "it must be ")
+    # Of a parameter that is a list of texts, `param` names the whole.
+    param = path if path.startswith("messages") else path.partition("[")[0]
+    code = "invalid_type" if ", got " in problem else "invalid_value"
+    is_length = " of length " in problem
+    found = f"has a length of {len(value)}" if is_length else f"is {_SHOWN.repr(value)}"
+    return refused(f"{path} {found}; {expected}", param, code)
+
+
+def _unsupported(path: str, body: Body) -> ApiProblem | None:
+    """For what OpenAI's API has, and the model of a ring cannot do."""
+    value = _at(body, path)
+    if path.endswith(".role") and value in ("tool", "function"):
+        return not_supported(f"{path} is {value!r}, and the model calls no tools", path)
+    part = _at(body, place[0]) if (place := _CONTENT_PART.match(path)) else None
+    if place and isinstance(part, dict) and part.get("type") != "text":
+        words = f"{place[0]}.type must be text: the model reads nothing else"
+        return not_supported(words, place[0])
+    if (
+        path.startswith("prompt")
+        and isinstance(found := body.get("prompt"), list)
+        and found != [""]
+    ):
+        words = (
+            "give one string (several prompts are several requests, and token ids are not taken)"
         )
-    if value is None:
-        raise refused("prompt is missing", "prompt", "missing_required_parameter")
-    text = text_of(value, "prompt")
-    if not text:
-        raise refused("prompt is empty; give at least one character", "prompt")
-    return text
+        return not_supported(f"prompt is a list; {words}", "prompt")
+    return None
 
 
-def _stops(value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    listed = value if isinstance(value, list) else [value]
-    if len(listed) > MOST_STOPS:
-        raise refused(f"stop has {len(listed)} entries; at most {MOST_STOPS} are taken", "stop")
-    stops = tuple(text_of(one, "stop") for one in listed)
-    if not all(0 < len(stop) <= MOST_STOP_CHARS for stop in stops):
-        raise refused(
-            f"a stop string is empty, or longer than {MOST_STOP_CHARS} characters", "stop"
-        )
-    return stops
+def _key_problem(is_missing: bool, inside: str, name: str) -> ApiProblem:
+    path = f"{inside}.{name}".removeprefix(".")
+    if not is_missing:
+        words = f"there is no parameter {_SHOWN.repr(path)}"
+        return refused(words, path[:200], "unknown_parameter")
+    if name == "role":
+        return _unknown_role(path, None)
+    code = "invalid_type" if inside else "missing_required_parameter"
+    return refused(f"{path} is missing", path, code)
 
 
-def _with_usage(value: object, streams: bool) -> bool:
-    if value is None:
-        return False
-    if not isinstance(value, dict):
-        raise refused("stream_options must be an object", "stream_options", "invalid_type")
-    if not streams:
-        raise refused("stream_options needs stream to be true", "stream_options")
-    flag = Flag("include_usage", False, "")
-    refuse_unknown(value, (flag.name, "include_obfuscation"), "stream_options.")
-    return flag.read(value)
+def _unknown_role(path: str, value: object) -> ApiProblem:
+    return refused(f"{path} is {_SHOWN.repr(value)}; choose one of: {', '.join(_ROLES)}", path)
 
 
-# --- messages -----------------------------------------------------------------------------------
-
-
-def _messages(value: object) -> list[dict[str, str]]:
-    if value is None:
-        raise refused("messages is missing", "messages", "missing_required_parameter")
-    if not isinstance(value, list):
-        raise refused("messages must be a list", "messages", "invalid_type")
-    if not 0 < len(value) <= MOST_MESSAGES:
-        raise refused(
-            f"messages has {len(value)} entries; 1 to {MOST_MESSAGES} are taken", "messages"
-        )
-    return [_message(one, f"messages[{number}]") for number, one in enumerate(value)]
-
-
-def _message(value: object, where: str) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise refused(f"{where} must be an object", where, "invalid_type")
-    role = value.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise _unknown_role(role, f"{where}.role")
-    taken = ("role", "content", "name", *(_EMPTY_OF_ASSISTANT if role == "assistant" else ()))
-    refuse_unknown(value, taken, f"{where}.")
-    for name in _EMPTY_OF_ASSISTANT:
-        if value.get(name):
-            raise not_supported(f"{where}.{name} is not supported here", f"{where}.{name}")
-    content = value.get("content")
-    if content is None and role == "assistant" and "content" in value:
-        content = ""  # it called a tool or refused; templates can add an empty text to another
-    return {"role": ROLES[role], "content": _content(content, f"{where}.content")}
-
-
-def _unknown_role(role: object, where: str) -> ApiProblem:
-    if role in ("tool", "function"):
-        return not_supported(f"{where} is {shown(role)}, and {_NO_TOOLS}", where)
-    return refused(f"{where} is {shown(role)}; choose one of: {', '.join(ROLES)}", where)
-
-
-def _content(value: object, where: str) -> str:
-    """A string, or a list of texts, which are put one behind the other."""
-    if not isinstance(value, list):
-        return text_of(value, where)
-    texts = []
-    for number, part in enumerate(value):
-        at = f"{where}[{number}]"
-        if not isinstance(part, dict):
-            raise refused(f"{at} must be an object", at, "invalid_type")
-        if part.get("type") != "text":
-            raise not_supported(f"{at}.type must be text: the model reads nothing else", at)
-        refuse_unknown(part, ("type", "text"), f"{at}.")
-        texts.append(text_of(part.get("text"), f"{at}.text"))
-    return "".join(texts)
+def _at(body: Any, path: str) -> Any:
+    """The value there; None if there is none, as in a path that an unknown name made up."""
+    try:
+        for name, index in _STEP.findall(path):
+            body = body[name or int(index)]
+    except (LookupError, TypeError):
+        return None
+    return body

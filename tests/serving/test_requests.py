@@ -8,34 +8,36 @@ from typing import Any
 import pytest
 
 from edgespec.serving.problems import ApiProblem
-from edgespec.serving.requests import (
-    COMPLETION_TOKENS,
-    Asked,
-    chat_request,
-    completion_request,
-    parsed,
-)
+from edgespec.serving.requests import checked, parsed, submit_of
+from edgespec.serving.schema import COMPLETION_TOKENS, ChatRequest, TextRequest
+from edgespec.wire.client_messages import Submit
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
-def chat(**more: Any) -> Asked:
+def chat(**more: Any) -> ChatRequest:
     """A chat with these parameters."""
-    return chat_request({"messages": MESSAGES, **more})
+    return checked(ChatRequest, {"messages": MESSAGES, **more})
 
 
-def text(**more: Any) -> Asked:
+def text(**more: Any) -> TextRequest:
     """A completion with these parameters."""
-    return completion_request({"prompt": "hello", **more})
+    return checked(TextRequest, {"prompt": "hello", **more})
+
+
+def submitted(request: ChatRequest | TextRequest) -> Submit:
+    """What the ring is asked, which has a context of 100 tokens."""
+    return submit_of(request, 100)
 
 
 def test_what_is_left_out_is_as_openai_has_it() -> None:
     asked = chat()
-    assert (asked.submit.temperature, asked.submit.top_p, asked.submit.top) == (1.0, 1.0, -1)
-    assert (asked.streams, asked.with_usage, asked.waits, asked.model) == (False, False, True, "")
-    assert asked.submit.max_new_tokens == 0
-    assert text().submit.max_new_tokens == COMPLETION_TOKENS
-    assert chat().submit.seed != chat().submit.seed
+    submit = submitted(asked)
+    assert (submit.temperature, submit.top_p, submit.top) == (1.0, 1.0, -1)
+    assert (asked.stream, asked.with_usage, asked.wait, asked.model) == (False, False, True, "")
+    assert asked.limit == 0
+    assert submitted(text()).max_new_tokens == COMPLETION_TOKENS
+    assert submitted(chat()).seed != submitted(chat()).seed
 
 
 def test_null_is_as_if_it_was_left_out() -> None:
@@ -63,20 +65,20 @@ def test_all_that_the_ring_takes_arrives() -> None:
         user="u",
         metadata={"k": "v"},
     )
-    submit = asked.submit
+    submit = submitted(asked)
     assert (submit.max_new_tokens, submit.temperature, submit.top_p) == (7, 0.5, 0.9)
     assert (submit.top_k, submit.min_p, submit.seed, submit.stop) == (5, 0.1, 3, ("a", "b"))
     assert (submit.top, submit.policy) == (4, "flowspec")
-    assert (asked.model, asked.streams, asked.with_usage, asked.waits) == ("m", True, True, False)
+    assert (asked.model, asked.stream, asked.with_usage, asked.wait) == ("m", True, True, False)
     assert json.loads(submit.messages) == MESSAGES
-    assert text(logprobs=0).submit.top == 0
-    assert text(prompt=["only one"]).submit.prompt == "only one"
-    assert text(stop="x").submit.stop == ("x",)
-    assert chat(logprobs=True).submit.top == 0
+    assert submitted(text(logprobs=0)).top == 0
+    assert submitted(text(prompt=["only one"])).prompt == "only one"
+    assert submitted(text(stop="x")).stop == ("x",)
+    assert submitted(chat(logprobs=True)).top == 0
 
 
 def test_negative_seeds_are_taken_and_differ() -> None:
-    seeds = {chat(seed=seed).submit.seed for seed in (-2, -1, 0, 1, -(1 << 63))}
+    seeds = {submitted(chat(seed=seed)).seed for seed in (-2, -1, 0, 1, -(1 << 63))}
     assert len(seeds) == 5
     assert all(0 <= seed < 1 << 64 for seed in seeds)
 
@@ -90,7 +92,7 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
             {"role": "assistant", "content": None, "tool_calls": None},
         ]
     )
-    assert json.loads(asked.submit.messages) == [
+    assert json.loads(submitted(asked).messages) == [
         {"role": "system", "content": "ab"},
         {"role": "assistant", "content": "c"},
         {"role": "assistant", "content": ""},
@@ -202,10 +204,10 @@ def test_a_body_that_is_no_json_object_is_told_so(raw: bytes) -> None:
 
 
 def test_more_tokens_than_the_context_holds_are_refused_and_none_are_all() -> None:
-    assert chat().within(100).max_new_tokens == 100
-    assert chat(max_tokens=100).within(100).max_new_tokens == 100
+    assert submitted(chat()).max_new_tokens == 100
+    assert submitted(chat(max_tokens=100)).max_new_tokens == 100
     with pytest.raises(ApiProblem, match="context holds 100"):
-        chat(max_tokens=101).within(100)
+        submitted(chat(max_tokens=101))
 
 
 def test_infinity_is_no_number() -> None:

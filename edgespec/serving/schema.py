@@ -1,0 +1,343 @@
+"""Schema: the bodies of the API as types, which check requests and make the OpenAPI document."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from functools import cache
+from typing import Annotated, Any, Literal, get_type_hints
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from edgespec.config import MAX_TEMPERATURE
+from edgespec.policy.registry import POLICIES
+from edgespec.verify.top_logprobs import MOST
+
+MOST_INT = (1 << 31) - 1
+COMPLETION_TOKENS = 16
+"""OpenAI's default of `max_tokens` for completions; a chat may use the rest of the context."""
+
+Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
+FilledText = Annotated[str, Meta(min_length=1)]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+TokenLimit = Annotated[
+    Annotated[int, Meta(ge=1, le=MOST_INT)] | None,
+    Meta(description="Tokens of the answer at most."),
+]
+TopLimit = Annotated[
+    Annotated[int, Meta(ge=0, le=MOST)] | None,
+    Meta(description="So many of the likeliest tokens beside each token."),
+]
+Unread = Annotated[Any, Meta(description="Not looked at.", extra={"values": None})]
+
+
+def only(reason: str, *values: Any) -> Meta:
+    """For a field that is not supported: it takes `values` alone, which ask for nothing."""
+    extra = {"reason": reason, "values": [*values, None]}
+    return Meta(description=reason, extra_json_schema={"enum": extra["values"]}, extra=extra)
+
+
+class FieldError(ValueError):
+    """A field is wrong in a way that its type does not say; the message goes on after its name."""
+
+    def __init__(self, name: str, message: str, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.name = name
+        self.code = code
+
+
+class RequestPart(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A part of a request. An unknown field is refused: a misspelt one would change answers."""
+
+    def __post_init__(self) -> None:
+        rules = _rules(type(self))
+        for name in self.__struct_fields__:
+            value, rule = getattr(self, name), rules.get(name)
+            if rule is None:
+                # A regex in the type would do, but msgspec 0.22 corrupts memory when it frees a
+                # union of a text with a regex and a list.
+                texts = value if isinstance(value, list) else [value]
+                if any(isinstance(one, str) and _SURROGATE.search(one) for one in texts):
+                    raise FieldError(name, "is not valid Unicode text: it has half a character")
+            elif rule["values"] and not any(_is_same(value, one) for one in rule["values"]):
+                message = f"is not supported here ({rule['reason']}); leave it out"
+                raise FieldError(name, message, "unsupported_parameter")
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@cache
+def _rules(part: type[RequestPart]) -> dict[str, dict[str, Any]]:
+    """Of the fields that take any value, or only some: what `extra` of their type says."""
+    hints = get_type_hints(part, include_extras=True)
+    metas = {name: getattr(hint, "__metadata__", (Meta(),))[-1] for name, hint in hints.items()}
+    return {name: meta.extra for name, meta in metas.items() if meta.extra}
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Equal, and of the same kind: true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+_NO_TOOLS = "the model calls no tools"
+_PENALTY = "it would change the model's distribution"
+_TEXT_ONLY = "answers are text"
+_POLICY = Meta(
+    description="Extension: what the ring sends when.",
+    extra_json_schema={"enum": [*sorted(POLICIES), None]},
+)
+Empty = Annotated[Any, only("it has to be empty", "", [], {}, 0, False)]
+
+
+class TextPart(RequestPart):
+    type: Literal["text"]
+    text: str
+
+
+class Message(RequestPart, tag_field="role"):
+    content: str | list[TextPart]
+    name: Unread = None
+
+
+class SystemMessage(Message, tag="system"): ...
+
+
+class DeveloperMessage(Message, tag="developer"): ...
+
+
+class UserMessage(Message, tag="user"): ...
+
+
+class AssistantMessage(Message, tag="assistant"):
+    """What it said before; a null content, as of a call of a tool, is empty."""
+
+    content: str | list[TextPart] | None  # type: ignore[assignment]
+    refusal: Empty = None
+    audio: Empty = None
+    tool_calls: Empty = None
+    function_call: Empty = None
+    annotations: Empty = None
+
+
+class StreamOptions(RequestPart):
+    include_usage: bool | None = None
+    include_obfuscation: Unread = None
+
+
+class AnswerRequest(RequestPart):
+    """What both kinds of request have."""
+
+    model: Annotated[str, Meta(description="As /v1/models names it.")] = ""
+    stop: Annotated[
+        Stop | Annotated[list[Stop], Meta(max_length=4)],
+        Meta(description="End before these texts."),
+    ] = []
+    temperature: Annotated[
+        float, Meta(ge=0, le=MAX_TEMPERATURE, description="0: the likeliest token every time.")
+    ] = 1.0
+    top_p: Annotated[
+        float, Meta(gt=0, le=1, description="Sample from the likeliest tokens of this share.")
+    ] = 1.0
+    top_k: Annotated[
+        int, Meta(ge=0, le=MOST_INT, description="Sample from so many of the likeliest; 0: all.")
+    ] = 0
+    min_p: Annotated[
+        float, Meta(ge=0, le=1, description="Leave out tokens below this share of the likeliest.")
+    ] = 0.0
+    seed: Annotated[
+        int, Meta(ge=-(1 << 63), le=(1 << 63) - 1, description="The same one: the same text.")
+    ] = field(default_factory=lambda: secrets.randbits(63))
+    stream: Annotated[bool, Meta(description="Send the answer as server-sent events.")] = False
+    stream_options: Annotated[StreamOptions | None, Meta(description="With `stream` alone.")] = None
+    policy: Annotated[str | None, _POLICY] = None
+    wait: Annotated[bool, Meta(description="Extension: wait for a ring that is not up.")] = True
+    n: Annotated[Any, only("one answer a request", 1)] = None
+    presence_penalty: Annotated[Any, only(_PENALTY, 0)] = None
+    frequency_penalty: Annotated[Any, only(_PENALTY, 0)] = None
+    logit_bias: Annotated[Any, only(_PENALTY, {})] = None
+    user: Unread = None
+    metadata: Unread = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stream_options and not self.stream:
+            raise FieldError("stream_options", "needs stream to be true")
+        if self.policy is not None and self.policy not in POLICIES:
+            choices = ", ".join(sorted(POLICIES))
+            raise FieldError("policy", f"is {self.policy!a:.80}; choose one of: {choices}")
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ChatRequest(AnswerRequest, kw_only=True):
+    messages: Annotated[
+        list[SystemMessage | DeveloperMessage | UserMessage | AssistantMessage],
+        Meta(min_length=1, max_length=4096, description="The conversation."),
+    ]
+    max_completion_tokens: TokenLimit = None
+    max_tokens: TokenLimit = None
+    logprobs: Annotated[bool, Meta(description="Tell how likely each token was.")] = False
+    top_logprobs: TopLimit = None
+    response_format: Annotated[Any, only("answers are plain text", {"type": "text"})] = None
+    tools: Annotated[Any, only(_NO_TOOLS, [])] = None
+    tool_choice: Annotated[Any, only(_NO_TOOLS, "none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, only(_NO_TOOLS, True, False)] = None
+    functions: Annotated[Any, only(_NO_TOOLS, [])] = None
+    function_call: Annotated[Any, only(_NO_TOOLS, "none", "auto")] = None
+    modalities: Annotated[Any, only(_TEXT_ONLY, ["text"])] = None
+    audio: Annotated[Any, only(_TEXT_ONLY)] = None
+    prediction: Annotated[Any, only("the ring guesses by itself")] = None
+    reasoning_effort: Annotated[Any, only("the model does not reason on the side", "none")] = None
+    verbosity: Annotated[Any, only("the model has no such setting", "medium")] = None
+    web_search_options: Annotated[Any, only("the model has no way into the web")] = None
+    store: Annotated[Any, only("nothing is stored", False)] = None
+    service_tier: Annotated[Any, only("there is one tier", "auto", "default")] = None
+    safety_identifier: Unread = None
+    prompt_cache_key: Unread = None
+    prompt_cache_retention: Unread = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise FieldError("top_logprobs", "needs logprobs to be true")
+
+    @property
+    def limit(self) -> int:
+        """Tokens of the answer at most; 0: as many as there is room for."""
+        return self.max_completion_tokens or self.max_tokens or 0
+
+    @property
+    def top(self) -> int:
+        """How many of the likeliest tokens to tell; -1: no log-probabilities at all."""
+        return (self.top_logprobs or 0) if self.logprobs else -1
+
+
+class TextRequest(AnswerRequest, kw_only=True):
+    prompt: Annotated[
+        FilledText | Annotated[list[FilledText], Meta(min_length=1, max_length=1)],
+        Meta(description="The text to go on with."),
+    ]
+    max_tokens: TokenLimit = COMPLETION_TOKENS
+    logprobs: TopLimit = None
+    best_of: Annotated[Any, only("one answer a request", 1)] = None
+    echo: Annotated[Any, only("the prompt is not repeated", False)] = None
+    suffix: Annotated[Any, only("the model writes at the end of a text", "")] = None
+
+    @property
+    def limit(self) -> int:
+        """As of a chat."""
+        return self.max_tokens or 0
+
+    @property
+    def top(self) -> int:
+        """As of a chat."""
+        return -1 if self.logprobs is None else self.logprobs
+
+
+# --- replies ------------------------------------------------------------------------------------
+
+
+class RingUsage(Struct):
+    """An extension: what the ring did for the answer."""
+
+    policy: str
+    seconds: Seconds
+    first_token_seconds: Seconds
+    trips: Seconds
+    rows_sent: Count
+    rows_wasted: Count
+    recoveries: Count
+
+
+class CachedTokens(Struct):
+    cached_tokens: Count
+
+
+class Usage(Struct):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: CachedTokens
+    edgespec: RingUsage
+
+
+class AnswerChoice(Struct):
+    index: Literal[0]
+    logprobs: dict[str, Any] | None
+    finish_reason: Annotated[str | None, Meta(extra_json_schema={"enum": ["stop", "length", None]})]
+
+
+class ChatMessage(Struct, tag_field="role", tag="assistant"):
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(AnswerChoice):
+    message: ChatMessage
+
+
+class ChatChunkChoice(AnswerChoice):
+    delta: dict[str, str]
+
+
+class TextChoice(AnswerChoice):
+    text: str
+
+
+class AnswerReply(Struct, tag_field="object", kw_only=True):
+    """A whole answer or a piece of it. `created`: seconds since 1970."""
+
+    id: str
+    created: Count
+    model: str
+    choices: Sequence[AnswerChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Chat(AnswerReply, tag="chat.completion"):
+    choices: Sequence[ChatChoice]
+
+
+class ChatChunk(AnswerReply, tag="chat.completion.chunk"):
+    choices: Sequence[ChatChunkChoice]
+
+
+class TextCompletion(AnswerReply, tag="text_completion"):
+    choices: Sequence[TextChoice]
+
+
+class Model(Struct, tag_field="object", tag="model"):
+    id: str
+    created: Count
+    owned_by: str
+    context_length: Annotated[int, Meta(ge=0, description="Tokens of prompt and answer together.")]
+
+
+class ModelList(Struct, tag_field="object", tag="list"):
+    data: list[Model]
+
+
+class HealthReply(Struct, tag_field="status", tag="ok"): ...
+
+
+class ReadyReply(Struct, tag_field="status", tag="ready"):
+    stages: Count
+
+
+class ErrorDetail(Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(Struct):
+    error: ErrorDetail
