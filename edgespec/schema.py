@@ -121,7 +121,8 @@ def _explained(kind: type[Any], value: object, problem: str) -> str:
     if not what[:1].isupper():  # words of our own types, which say what they speak of
         return f"{place}: {what}" if place else what
     wanted = re.sub(r"`(.*?)`", lambda m: _in_words(m[1]), what.partition(", got ")[0])
-    wanted = wanted.replace(r" matching regex '\\S'", " that is not empty")
+    for empty in (r" matching regex '\\S'", " of length >= 1"):
+        wanted = wanted.replace(empty, " that is not empty")
     subject = f"{'a key of ' if of_key else ''}{place or 'it'} is {_SHOWN.repr(at)}"
     if wanted.startswith("Expected "):
         return f"{subject}; it must be {wanted.removeprefix('Expected ')}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from edgespec.errors import ConfigError
+from edgespec.schema import as_type, parse_json
 
 DEFAULT_WORKLOAD = "gsm8k-test-40"
 """The bundled prompts (see prompts/README.md)."""
@@ -18,6 +20,24 @@ _FORMATS = (
     'a line holds {"question_id", "category", "turns"} (Spec-Bench), {"question", "answer"} '
     '(GSM8K) or {"prompt"}'
 )
+
+_Text = Annotated[str, Meta(min_length=1)]
+
+
+class _TurnsLine(Struct):
+    turns: Annotated[tuple[_Text, ...], Meta(min_length=1)]
+    question_id: int | _Text | None = None
+    category: str = ""
+
+
+class _PromptLine(Struct):
+    prompt: _Text
+    id: int | _Text | None = None
+    category: str = ""
+
+
+class _QuestionLine(Struct):
+    question: _Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +61,7 @@ def default_prompts(limit: int = 0) -> list[Prompt]:
 
 
 def read_prompts(path: str | Path, limit: int = 0) -> list[Prompt]:
-    """The prompts in a file, or its first `limit` ones; lines behind them are not looked at.
+    """The prompts in a file, or its first `limit` ones; later lines are not read.
 
     A file whose name ends in .jsonl, or whose first line opens an object, has one JSON object a
     line (see _FORMATS); any other has one prompt a line. Blank lines are skipped. Raises
@@ -69,13 +89,14 @@ def _prompts(path: Path) -> Iterator[Prompt]:
             yield Prompt(str(number), "", (line,))
             continue
         where = f"{path}, line {number}"
+        prompt = _prompt(parse_json(line, where, _FORMATS), where, number)
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as problem:
-            raise ConfigError(f"{where}: this is not JSON ({problem}); {_FORMATS}") from None
-        if not isinstance(entry, dict):
-            raise ConfigError(f"{where}: this is no JSON object; {_FORMATS}")
-        yield _prompt(entry, where, number)
+            " ".join((prompt.id, prompt.category, *prompt.turns)).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{where}: the prompt holds half a surrogate pair, which is no text; replace it"
+            ) from None
+        yield prompt
 
 
 def _read(path: Path) -> str:
@@ -94,49 +115,17 @@ def _read(path: Path) -> str:
         ) from None
 
 
-def _prompt(entry: Mapping[str, Any], where: str, number: int) -> Prompt:
-    """The prompt of one JSON object."""
-    if "turns" in entry:
-        turns = entry["turns"]
-        if not isinstance(turns, list) or not turns:
-            raise ConfigError(f"{where}: turns must be a list of at least one text")
-        return Prompt(
-            _id(entry.get("question_id", number), where, "question_id"),
-            _text(entry.get("category", ""), where, "category", empty=True),
-            tuple(_text(turn, where, f"turns[{at}]") for at, turn in enumerate(turns)),
-        )
-    if "prompt" in entry:
-        return Prompt(
-            _id(entry.get("id", number), where, "id"),
-            _text(entry.get("category", ""), where, "category", empty=True),
-            (_text(entry["prompt"], where, "prompt"),),
-        )
-    if "question" in entry:
-        question = _text(entry["question"], where, "question")
-        return Prompt(str(number), "gsm8k", (f"Question: {question}\nAnswer:",))
-    raise ConfigError(f"{where}: there is no prompt in this object; {_FORMATS}")
-
-
-def _id(value: object, where: str, key: str) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    return _text(value, where, key, kind="a number or a text")
-
-
-def _text(value: object, where: str, key: str, kind: str = "a text", *, empty: bool = False) -> str:
-    if not isinstance(value, str) or not (value or empty):
-        kind += "" if empty else " that is not empty"
-        raise ConfigError(f"{where}: {key} is {_shown(value)}; it must be {kind}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"{where}: {key} holds half a surrogate pair, which is no text; replace it"
-        ) from None
-    return value
-
-
-def _shown(value: object) -> str:
-    """A value in a message: not longer than a message should be."""
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _prompt(entry: object, where: str, number: int) -> Prompt:
+    """The prompt of one JSON value."""
+    if isinstance(entry, dict):
+        if "turns" in entry:
+            turns = as_type(_TurnsLine, entry, where, _FORMATS)
+            name = number if turns.question_id is None else turns.question_id
+            return Prompt(str(name), turns.category, turns.turns)
+        if "prompt" in entry:
+            one = as_type(_PromptLine, entry, where, _FORMATS)
+            return Prompt(str(number if one.id is None else one.id), one.category, (one.prompt,))
+        if "question" in entry:
+            question = as_type(_QuestionLine, entry, where, _FORMATS).question
+            return Prompt(str(number), "gsm8k", (f"Question: {question}\nAnswer:",))
+    raise ConfigError(f"{where}: there is no prompt in this; {_FORMATS}")

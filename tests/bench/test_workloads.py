@@ -83,7 +83,7 @@ def test_a_byte_order_mark_and_other_line_separators_are_no_harm(tmp_path: Path)
 def test_behind_the_limit_nothing_is_looked_at(tmp_path: Path) -> None:
     path = written(tmp_path, lines_of({"prompt": "a"}, {"prompt": "b"}) + "{broken\n")
     assert [prompt.text for prompt in read_prompts(path, 2)] == ["a", "b"]
-    with pytest.raises(ConfigError, match="line 3: this is not JSON"):
+    with pytest.raises(ConfigError, match="line 3 is not JSON"):
         read_prompts(path)
     with pytest.raises(ConfigError, match="limit is -1"):
         read_prompts(path, -1)
@@ -92,20 +92,20 @@ def test_behind_the_limit_nothing_is_looked_at(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "line 2: this is not JSON"),
-        ("[" * 100_000, "line 2: this is not JSON"),
-        ('["text"]', "line 2: this is no JSON object"),
-        ("plain", "line 2: this is not JSON"),
-        ("{}", "line 2: there is no prompt in this object"),
+        ("{", "line 2 is not JSON"),
+        ("[" * 100_000, "line 2 is not JSON"),
+        ('["text"]', "line 2: there is no prompt in this"),
+        ("plain", "line 2 is not JSON"),
+        ("{}", "line 2: there is no prompt in this"),
         ('{"answer": "42"}', 'Spec-Bench), {"question", "answer"}'),
-        ('{"turns": []}', "line 2: turns must be a list of at least one text"),
-        ('{"turns": "text"}', "line 2: turns must be a list"),
-        ('{"turns": ["a", 3]}', "line 2: turns[1] is 3; it must be a text that is not empty"),
+        ('{"turns": []}', "line 2: turns is []; it must be a list that is not empty"),
+        ('{"turns": "text"}', "line 2: turns is 'text'; it must be a list"),
+        ('{"turns": ["a", 3]}', "line 2: turns[1] is 3; it must be a text"),
         ('{"prompt": ""}', "line 2: prompt is ''; it must be a text that is not empty"),
         ('{"prompt": null}', "line 2: prompt is None"),
-        ('{"prompt": "\\udcff"}', "line 2: prompt holds half a surrogate pair"),
+        ('{"prompt": "\\udcff"}', "line 2: the prompt holds half a surrogate pair"),
         ('{"question": 4}', "line 2: question is 4"),
-        ('{"prompt": "a", "id": true}', "line 2: id is True; it must be a number or a text"),
+        ('{"prompt": "a", "id": true}', "line 2: id is True; it must be a whole number or a text"),
         ('{"prompt": "a", "category": 1}', "line 2: category is 1; it must be a text"),
         ('{"turns": ["a"], "question_id": []}', "line 2: question_id is []"),
     ],
