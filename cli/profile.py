@@ -93,7 +93,7 @@ def _measured(
     """Find the quantisations that run here, then measure; exit code 1 without a 4-bit one."""
     from edgespec.daemon.blocks import default_folder
     from edgespec.daemon.kernels import tried_kernels
-    from edgespec.daemon.measure import Request, measure
+    from edgespec.daemon.measure import MeasureRequest, measure
 
     with notes.waiting("trying the quantisations") as waiting:
         waiting("trying the quantisations")
@@ -106,7 +106,7 @@ def _measured(
                 "of one; see above for each, and run `edgespec doctor`"
             )
             raise typer.Exit(EXIT_FAILED)
-        request = Request(
+        request = MeasureRequest(
             name=name,
             cache=Path(cache) if cache else default_folder(),
             model=model,

@@ -69,7 +69,7 @@ class BlockKey:
         )
 
 
-class Incoming:
+class IncomingBlock:
     """A block that is being received: `folder` is for its files, and keeps them until it is whole.
 
     `found`: the block, if another process finished it meanwhile; then there is nothing to do.
@@ -150,8 +150,8 @@ class BlockLibrary:
             return BlockFolder(home)
 
     @contextmanager
-    def begin(self, key: BlockKey, size: int) -> Iterator[Incoming]:
-        """A folder for a block of `size` bytes that is being received; see Incoming.
+    def begin(self, key: BlockKey, size: int) -> Iterator[IncomingBlock]:
+        """A folder for a block of `size` bytes that is being received; see IncomingBlock.
 
         What an earlier transfer of the same block left is still in it. Other processes that want
         the same block wait meanwhile. Raises ConfigError if the disk is full or refuses.
@@ -164,7 +164,7 @@ class BlockLibrary:
                 self._make_folder(folder)
                 here = sum(file.stat().st_size for file in folder.iterdir())
                 require_room(folder, max(0, size - here))
-            yield Incoming(key, folder, home, found)
+            yield IncomingBlock(key, folder, home, found)
 
     def _write(
         self, source: TensorSource, key: BlockKey, folder: Path, progress: Progress | None

@@ -35,7 +35,7 @@ STALE_LOOKS = 3
 UNKNOWN = Health(0.0, 0.0, 0, 0, 0.0, False, "")
 
 
-class DeviceMonitor:
+class SensorReader:
     """Looks at this device every HEALTH_S seconds while it is entered; `latest()` says how it is.
 
     `device_type`: where the model is, "cpu" or "cuda". Everything is read below `root`.
@@ -52,7 +52,7 @@ class DeviceMonitor:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgespec-health", daemon=True)
 
-    def __enter__(self) -> DeviceMonitor:
+    def __enter__(self) -> SensorReader:
         self._thread.start()
         return self
 

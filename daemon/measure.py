@@ -1,11 +1,11 @@
-"""Measures this device and makes a profile of it that says, figure by figure, how."""
+"""Measures this device and makes its profile; each figure says how it was measured."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -17,7 +17,6 @@ import torch
 from edgespec import __version__
 from edgespec.config import Address, Quantisation
 from edgespec.daemon.bandwidths import (
-    CACHE_ROWS,
     Rate,
     disk_rate,
     gather_rate,
@@ -33,8 +32,6 @@ from edgespec.daemon.device import (
 )
 from edgespec.daemon.kernels import is_four_bit, sixteen_bit_type
 from edgespec.daemon.layer_times import (
-    SEEN,
-    TINY,
     LayerTimes,
     Shape,
     check_room,
@@ -47,15 +44,20 @@ from edgespec.daemon.layer_times import (
     shape_of,
 )
 from edgespec.daemon.memory import Available, available_memory
-from edgespec.daemon.profile_fit import Fit, anyway, best_four_bit, by_layer, doubts, fit
-from edgespec.daemon.timing import shown
+from edgespec.daemon.profile_figures import (
+    SIXTEEN_BIT,
+    ProfileFigures,
+    called,
+    row_table,
+    tidy,
+)
+from edgespec.daemon.profile_fit import best_four_bit, by_layer, doubts, fit
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.block import compute_dtype
 from edgespec.model.device import best_device
 from edgespec.model.loader import Checkpoint
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import own_address_towards
-from edgespec.planning.cost_model import GROUP, packed_bytes
 from edgespec.planning.profile import ROWS, Figure, Profile, RowTable
 
 PAYLOAD = 0.936
@@ -63,15 +65,14 @@ PAYLOAD = 0.936
 ASSUMED_LATENCY = 0.25e-3
 ASSUMED_BITS = 1e9
 
-_SIXTEEN = "none"
-_MEMORY_SHARE = 0.03  # of the time that is there, for each of the two kinds of copying
+_MEMORY_SHARE = 0.03  # of the given time, for each of the two kinds of copying
 _DRAFT_SHARE = 0.15
 _BUSY = 0.7  # load average, before anything is measured
 _MISLEADING = 0.5  # of a file in memory: reading it says nothing about the disk
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class MeasureRequest:
     """What to measure. `model`, `draft`: folders, "" for none; `seconds`: about how long."""
 
     name: str
@@ -101,9 +102,9 @@ class Measured:
 
 @dataclass(slots=True)
 class _Session:
-    """What every step of one measurement needs."""
+    """State of one measurement that its steps share."""
 
-    request: Request
+    request: MeasureRequest
     say: Callable[[str], None]
     device: torch.device = field(default_factory=best_device)
     facts: dict[str, str] = field(default_factory=lambda: {**board_facts(), **gpu_facts()})
@@ -126,14 +127,14 @@ class _Session:
 
     @property
     def title(self) -> str:
-        """What people call the device."""
+        """The device's name for users."""
         parts = ("board", "GPU") if "board" in self.facts else ("CPU", "GPU", "RAM")
         found = ", ".join(self.facts[part] for part in parts if part in self.facts)
         return found + (" of RAM" if "RAM" in parts else "")
 
     @property
     def conditions(self) -> str:
-        """How each origin begins."""
+        """The beginning of each origin."""
         on = "CUDA" if self.device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
         more = [self.facts[name] for name in ("power mode", "GPU clock") if name in self.facts]
         setting = ", ".join((f"torch {torch.__version__}", on, self.dtype, *more))
@@ -149,11 +150,11 @@ class _Session:
         return compute_dtype(self.dtype, self.device)
 
     def left(self) -> float:
-        """Seconds of the time that was given."""
+        """Seconds left of those that the user gave."""
         return _until(self.start + self.request.seconds)
 
     def rate(self, measured: Callable[..., Rate], *what: object) -> Rate:
-        """One of the two kinds of copying."""
+        """The rate of one of the two kinds of copying."""
         return measured(
             self.device,
             *what,
@@ -164,7 +165,7 @@ class _Session:
 
 
 def measure(
-    request: Request,
+    request: MeasureRequest,
     usable: Sequence[str],
     unusable: Mapping[str, str],
     say: Callable[[str], None],
@@ -188,7 +189,7 @@ def measure(
         check_room(shape, room, depth)
     else:
         shape = default_shape(room, depth)
-    unusable = {**unusable, **misfits(shape, [name for name in usable if name != _SIXTEEN])}
+    unusable = {**unusable, **misfits(shape, [name for name in usable if name != SIXTEEN_BIT])}
     usable = [name for name in usable if name not in unusable]
     if not any(is_four_bit(name) for name in usable):
         raise ModelError(f"no 4-bit quantisation fits {shape.name}: {'; '.join(unusable.values())}")
@@ -205,6 +206,7 @@ def measure(
     chosen = best_four_bit(times)
     overlaps = session.device.type == "cuda"
     found = fit(times, chosen, memory.per_second if overlaps else None)
+    figures = ProfileFigures(session.conditions, shape, times, found, chosen, overlaps)
     session.notes += warnings()
     session.notes += doubts(times)
     profile = Profile(
@@ -212,20 +214,18 @@ def measure(
         title=session.title,
         memory_bytes=Figure(room, f"{session.conditions}: {session.room.source}"),
         memory_bandwidth=Figure(
-            _tidy(memory.per_second),
+            tidy(memory.per_second),
             f"{session.conditions}, not that of a data sheet: the sum of {memory.bytes / 1e9:.3g} "
             f"GB of float32; {memory.sample}",
         ),
-        four_bit=_four_bit(session, shape, times, found, chosen),
-        sixteen_bit=_table(session, shape, times, found, _SIXTEEN),
-        layer_seconds=_layer_seconds(session, shape, times, found, chosen),
-        copy_bandwidth=_copy_bandwidth(session, shape, times, gather),
+        four_bit=figures.four_bit(),
+        sixteen_bit=figures.table(SIXTEEN_BIT),
+        layer_seconds=figures.layer_seconds(),
+        copy_bandwidth=figures.copy_bandwidth(gather),
         link_latency=latency,
         link_bandwidth=bandwidth,
         quantisation=chosen,
-        quantisations={
-            name: _table(session, shape, times, found, name) for name in times if name != _SIXTEEN
-        },
+        quantisations={name: figures.table(name) for name in times if name != SIXTEEN_BIT},
         unusable=dict(unusable),
         disk_bandwidth=disk,
         draft_seconds=draft,
@@ -242,11 +242,11 @@ def measure(
 def _layers(
     session: _Session, shape: Shape, usable: Sequence[str], bandwidth: float
 ) -> dict[str, LayerTimes]:
-    """A layer with each quantisation; what time is left is shared equally."""
-    names = (_SIXTEEN, *(name for name in usable if name != _SIXTEEN))
+    """Measure a layer with each quantisation; the time that is left is shared equally."""
+    names = (SIXTEEN_BIT, *(name for name in usable if name != SIXTEEN_BIT))
     times = {}
     for number, name in enumerate(names):
-        session.say(f"a layer of {shape.name}, {_called(name)} ({number + 1} of {len(names)})")
+        session.say(f"a layer of {shape.name}, {called(name)} ({number + 1} of {len(names)})")
         end = time.perf_counter() + session.left() / (len(names) - number)
         times[name] = measure_layer(
             shape,
@@ -283,7 +283,7 @@ def _disk(session: _Session) -> Figure | None:
         f"{found.folder}, after the kernel was asked to forget them; {found.cached:.0%} of it "
         "was still in memory"
     )
-    return Figure(_tidy(rate.per_second), origin)
+    return Figure(tidy(rate.per_second), origin)
 
 
 def _draft(session: _Session) -> RowTable | None:
@@ -298,7 +298,7 @@ def _draft(session: _Session) -> RowTable | None:
         f"from an empty cache; at 1 row {found[1]}; at 64 rows {found[64]}; more rows taken to "
         "last no less than fewer"
     )
-    return _row_table(accumulate((found[rows].median for rows in ROWS), max), origin)
+    return row_table(accumulate((found[rows].median for rows in ROWS), max), origin)
 
 
 def _link(session: _Session) -> tuple[Figure, Figure]:
@@ -312,7 +312,7 @@ def _link(session: _Session) -> tuple[Figure, Figure]:
         )
         return latency, _link_bandwidth("")
     session.say(f"the link to {coordinator}")
-    assert session.request.identity is not None, "whoever names a coordinator has its keys"
+    assert session.request.identity is not None, "a request that names a coordinator has its keys"
     trips = round_trips(coordinator, session.request.identity)
     own = own_address_towards(coordinator)
     if own.startswith("127."):
@@ -324,7 +324,7 @@ def _link(session: _Session) -> tuple[Figure, Figure]:
         f"{session.conditions}: half of the way there and back of a status request to the "
         f"coordinator at {coordinator}; there and back: {trips}"
     )
-    return Figure(_tidy(trips.median / 2), origin), _link_bandwidth(interface_of(own))
+    return Figure(tidy(trips.median / 2), origin), _link_bandwidth(interface_of(own))
 
 
 def _link_bandwidth(interface: str) -> Figure:
@@ -343,102 +343,3 @@ def interface_of(own: str) -> str:
         if any(address.address == own for address in addresses):
             return str(name)
     return ""
-
-
-# --- figures ------------------------------------------------------------------------------------
-
-
-def _tidy(value: float) -> float:
-    """Four significant digits, more than a measurement deserves; whole if they are."""
-    rounded = float(f"{value:.4g}")
-    return int(rounded) if rounded >= 1 and rounded.is_integer() else rounded
-
-
-def _row_table(seconds: Iterable[float], origin: str) -> RowTable:
-    return RowTable.of(map(_tidy, seconds), origin)
-
-
-def _called(name: str) -> str:
-    return "16 bit" if name == _SIXTEEN else name
-
-
-def _table(
-    session: _Session, shape: Shape, times: Mapping[str, LayerTimes], found: Fit, name: str
-) -> RowTable:
-    one = times[name]
-    copies = f"{one.depth} layers at a time" if one.depth > 1 else f"{one.copies} copies by turns"
-    raised = ", ".join(map(str, found.raised[name]))
-    origin = (
-        f"{session.conditions}: a layer of {shape.name} with random weights, {_called(name)}, "
-        f"{one.stored} bytes, {copies}, without layer_seconds; passes at 1 row: {one.passes[1]}, "
-        f"at 64 rows: {one.passes[64]}"
-        + (f"; raised to what fewer rows took: {raised} rows" if raised else "")
-    )
-    return _row_table(found.tables[name], origin)
-
-
-def _four_bit(
-    session: _Session,
-    shape: Shape,
-    times: Mapping[str, LayerTimes],
-    found: Fit,
-    chosen: str,
-) -> RowTable:
-    """The chosen quantisation's table, for bytes as cost models count them."""
-    own = _table(session, shape, times, found, chosen)
-    one = times[chosen]
-    ratio = one.stored / packed_bytes(one.weights, 4)
-    origin = (
-        f"{chosen}, the fastest of 4 bits over 1 to 16 rows, which segments have, times "
-        f"{ratio:.4f}: it stores {8 * one.stored / one.weights:.2f} bits a weight where cost "
-        f"models charge {8 * packed_bytes(GROUP, 4) / GROUP:.2f}; {own.origin}"
-    )
-    return _row_table((seconds * ratio for seconds in found.tables[chosen]), origin)
-
-
-def _layer_seconds(
-    session: _Session,
-    shape: Shape,
-    times: Mapping[str, LayerTimes],
-    found: Fit,
-    chosen: str,
-) -> Figure:
-    few, many = TINY
-    tiny = times[chosen].tiny
-    slope, _ = anyway(times[chosen])
-    origin = (
-        f"{session.conditions}: 1 row through blocks of {few} and of {many} layers like those of "
-        f"{shape.name} with tiny matrices, {chosen}: the difference of the fastest runs, divided "
-        f"by {many - few} ({few}: {tiny[few]}; {many}: {tiny[many]})"
-    )
-    if found.layer_seconds < slope:
-        origin += f"; {shown(slope)} a layer, lowered to " + (
-            "what the measured layers leave when their bytes have been read at "
-            "memory_bandwidth, as the two overlap"
-            if session.device.type == "cuda"
-            else "half of the fastest measured layer"
-        )
-    return Figure(_tidy(found.layer_seconds), origin)
-
-
-def _copy_bandwidth(
-    session: _Session, shape: Shape, times: Mapping[str, LayerTimes], gather: Rate
-) -> Figure:
-    """The slower one of gathering rows and attending to them, as one figure stands for both."""
-    of = times[_SIXTEEN]
-    more = (of.seen.median - of.passes[1].median) / of.depth
-    slowest = gather.per_second
-    attention = "attention over cached rows took no time that could be measured"
-    if more > 0:
-        read = SEEN * shape.kv_bytes / more
-        slowest = min(slowest, read)
-        attention = (
-            f"attention of 1 row reads {SEEN} cached rows of a layer of {shape.name} at "
-            f"{read / 1e9:.3g} GB/s (a pass with them: {of.seen})"
-        )
-    origin = (
-        f"{session.conditions}: the slower one of two: a gather moves cache rows at "
-        f"{gather.per_second / 1e9:.3g} GB/s, bytes read and bytes written counted (every second "
-        f"of {CACHE_ROWS} rows; {gather.sample}); {attention}"
-    )
-    return Figure(_tidy(slowest), origin)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgespec.backends.base import BlockBackend
 from edgespec.config import Address, Emulation, StageConfig
 from edgespec.daemon.emulation import check_profiles, emulated_costs, stage_pace
-from edgespec.daemon.health import DeviceMonitor
+from edgespec.daemon.health import SensorReader
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.process import exit_code, take_file_descriptors
 from edgespec.errors import CapacityError
@@ -70,7 +70,7 @@ def run_stage(
     member = MemberMachine(join, str(config.coordinator), config.wait, config.timing)
     instrumentation = Instrumentation(transport, pace, trace)
     load = _loader(config, identity)
-    with DeviceMonitor(device) as monitor:
+    with SensorReader(device) as monitor:
         latest = monitor.latest
         fetch = _fetcher(config, identity)
         node = StageNode(

@@ -54,7 +54,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class LinkTimes:
     """Seconds between nodes: 0 is D0, 1 … M the devices. [M + 1, M + 1], from row to column.
 
     `trip`: of one row, with the way; `step`: how long a wide segment keeps the link busy.
@@ -74,7 +74,7 @@ def fits(layers: int, devices: Sequence[Candidate]) -> bool:
 
 
 def measured(
-    order: Sequence[int], split: Sequence[int], devices: Sequence[Candidate], links: Links
+    order: Sequence[int], split: Sequence[int], devices: Sequence[Candidate], links: LinkTimes
 ) -> Layout:
     """The layout of this order and split, with its slowest step and its trip."""
     nodes = [0, *(device + 1 for device in order), 0]
@@ -95,7 +95,7 @@ def measured(
 def fastest(
     layers: int,
     devices: Sequence[Candidate],
-    links: Links,
+    links: LinkTimes,
     slowest_weight: float,
     trip_weight: float,
     must: int = -1,
@@ -125,7 +125,7 @@ def fastest(
     return best and _evened(best, devices, links)
 
 
-def _evened(layout: Layout, devices: Sequence[Candidate], links: Links) -> Layout:
+def _evened(layout: Layout, devices: Sequence[Candidate], links: LinkTimes) -> Layout:
     """As good, with layers spread evenly over devices of the same speed.
 
     Neither the trip nor the slowest step grows if one of two such devices gives a layer to the
@@ -154,7 +154,7 @@ def _evened(layout: Layout, devices: Sequence[Candidate], links: Links) -> Layou
     return measured(layout.order, split, devices, links)
 
 
-def _possible_steps(layers: int, devices: Sequence[Candidate], links: Links) -> Floats:
+def _possible_steps(layers: int, devices: Sequence[Candidate], links: LinkTimes) -> Floats:
     """Every value that the slowest step of a layout can have, in ascending order."""
     counts = np.arange(1, layers + 1)
     of_devices = [counts * device.step for device in devices]
@@ -168,7 +168,9 @@ class _Search:
     far; place 1 + j: device j is.
     """
 
-    def __init__(self, layers: int, devices: Sequence[Candidate], links: Links, must: int) -> None:
+    def __init__(
+        self, layers: int, devices: Sequence[Candidate], links: LinkTimes, must: int
+    ) -> None:
         self._layers = layers
         self._devices = devices
         self._links = links
@@ -235,7 +237,7 @@ def _placed(before: Floats, most: int, seconds: float) -> Floats:
     return placed
 
 
-def _hops(count: int, links: Links, must: int) -> tuple[Floats, Floats]:
+def _hops(count: int, links: LinkTimes, must: int) -> tuple[Floats, Floats]:
     """Seconds of a trip, and of a step, [first, from place, to]; to `count` is D0.
 
     Infinite where the ring cannot go: back to the first device, against the list's order, past

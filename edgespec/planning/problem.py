@@ -9,7 +9,7 @@ import numpy as np
 
 from edgespec.errors import ConfigError
 from edgespec.planning.costs import NodeCosts, RingCosts, link_between
-from edgespec.planning.layout import Candidate, Links, fits
+from edgespec.planning.layout import Candidate, LinkTimes, fits
 from edgespec.planning.memory import Device, Needs, PlannedModel
 
 MOST_DEVICES = 17
@@ -75,7 +75,7 @@ class Problem:
             self.model.of.layers, self.candidates
         )
 
-    def links(self) -> Links:
+    def links(self) -> LinkTimes:
         """Between all devices, D0 first; a segment from D0 holds tokens, no hidden rows."""
         devices = [self.coordinator, *self.others]
         bytes_of = RingCosts(NodeCosts(self.coordinator.profile, self.model.costs, 0), (), ())
@@ -86,4 +86,4 @@ class Problem:
                 link = link_between(near.profile, far.profile)
                 trip[i, j] = link.latency + link.seconds(bytes_of.segment_bytes(1, i > 0))
                 step[i, j] = link.seconds(bytes_of.segment_bytes(SEGMENT_ROWS, i > 0))
-        return Links(trip, step)
+        return LinkTimes(trip, step)

@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.daemon import health as module
 from edgespec.daemon.device import ROOT
-from edgespec.daemon.health import UNKNOWN, DeviceMonitor
+from edgespec.daemon.health import UNKNOWN, SensorReader
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Health
 
@@ -63,7 +63,7 @@ def board(tmp_path: Path) -> Path:
 
 
 def test_a_board_that_is_well(board: Path) -> None:
-    said = DeviceMonitor(root=board).look()
+    said = SensorReader(root=board).look()
     assert (said.temperature, said.limit) == (72.5, 0.0), "90 - 72.5 is nearer than 99 - 71.5"
     assert (said.memory, said.free) == (7802624 * 1024, 6291456 * 1024)
     assert (said.throttled, said.text) == (False, "")
@@ -72,7 +72,7 @@ def test_a_board_that_is_well(board: Path) -> None:
 
 def test_the_sensor_nearest_to_its_limit_is_told(board: Path) -> None:
     write(board, {f"{THERMAL}/thermal_zone1/temp": "60000"})
-    said = DeviceMonitor(root=board).look()
+    said = SensorReader(root=board).look()
     assert (said.temperature, said.limit) == (71.5, 99.0)
 
 
@@ -98,7 +98,7 @@ def test_the_sensor_nearest_to_its_limit_is_told(board: Path) -> None:
     ],
 )
 def test_a_throttled_board_says_why(board: Path, files: dict[str, str], why: str) -> None:
-    monitor = DeviceMonitor(root=board)
+    monitor = SensorReader(root=board)
     assert not monitor.look().throttled
     write(board, files)
     said = monitor.look()
@@ -106,7 +106,7 @@ def test_a_throttled_board_says_why(board: Path, files: dict[str, str], why: str
 
 
 def test_a_slow_power_mode_is_no_throttling_and_a_faster_one_is_learnt(board: Path) -> None:
-    monitor = DeviceMonitor(root=board)
+    monitor = SensorReader(root=board)
     monitor.look()
     write(board, {f"{POLICIES}/policy0/scaling_max_freq": "1984000"})
     assert not monitor.look().throttled
@@ -117,12 +117,12 @@ def test_a_slow_power_mode_is_no_throttling_and_a_faster_one_is_learnt(board: Pa
 def test_several_reasons_are_all_told(board: Path) -> None:
     cool = f"{THERMAL}/cooling_device"
     write(board, {f"{cool}0/cur_state": "1", f"{cool}2/type": "gpu", f"{cool}2/cur_state": "4"})
-    text = DeviceMonitor(root=board).look().text
+    text = SensorReader(root=board).look().text
     assert text == "cpufreq-cpu0 is held back to cool it; gpu is held back to cool it"
 
 
 def test_a_device_that_says_nothing(tmp_path: Path) -> None:
-    said = DeviceMonitor(root=tmp_path).look()
+    said = SensorReader(root=tmp_path).look()
     assert (said.temperature, said.limit, said.throttled, said.text) == (0.0, 0.0, False, "")
     assert said.memory == psutil.virtual_memory().total
     assert 0 < said.free <= said.memory
@@ -132,7 +132,7 @@ def test_files_of_nonsense_are_nothing(board: Path) -> None:
     for file in board.rglob("*"):
         if file.is_file():
             file.write_bytes(b"\xff\x00 nonsense")
-    said = DeviceMonitor(root=board).look()
+    said = SensorReader(root=board).look()
     assert (said.temperature, said.limit, said.throttled, said.text) == (0.0, 0.0, False, "")
 
 
@@ -147,15 +147,15 @@ def test_without_zones_psutil_knows_the_processor_s(monkeypatch: pytest.MonkeyPa
     }
     monkeypatch.setattr(module, "zones", lambda root: [])
     monkeypatch.setattr(psutil, "sensors_temperatures", lambda: reads, raising=False)
-    said = DeviceMonitor(root=ROOT).look()
+    said = SensorReader(root=ROOT).look()
     assert (said.temperature, said.limit) == (70.0, 0.0)
     reads["coretemp"][0].current = 95.0
-    said = DeviceMonitor(root=ROOT).look()
+    said = SensorReader(root=ROOT).look()
     assert (said.temperature, said.limit) == (95.0, 100.0)
 
 
 def test_it_looks_again_and_again_while_it_is_entered(board: Path) -> None:
-    with DeviceMonitor(root=board, every=0.01) as monitor:
+    with SensorReader(root=board, every=0.01) as monitor:
         await_until(lambda: monitor.latest() is not None)
         write(board, {f"{THERMAL}/thermal_zone1/temp": "81000"})
         await_until(lambda: getattr(monitor.latest(), "temperature", 0.0) == 81.0)
@@ -165,7 +165,7 @@ def test_it_looks_again_and_again_while_it_is_entered(board: Path) -> None:
 def test_a_sensor_that_hangs_holds_nobody_up(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hang = threading.Event()
     monkeypatch.setattr(module, "zones", lambda root: hang.wait(600) or [])
-    with DeviceMonitor(root=board, every=0.01) as monitor:
+    with SensorReader(root=board, every=0.01) as monitor:
         assert monitor.latest() is None
     assert alive(), "nobody waited for it"
     hang.set()
@@ -182,7 +182,7 @@ def test_a_device_that_cannot_be_looked_at_is_told_once(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(module, "zones", broken)
-    with DeviceMonitor(root=board, every=0.01) as monitor:
+    with SensorReader(root=board, every=0.01) as monitor:
         await_until(lambda: len(looks) > 5)
         assert monitor.latest() is None
     assert [record.getMessage() for record in caplog.records] == [
@@ -204,7 +204,7 @@ def await_until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_look_that_fails_is_tried_again_and_old_values_are_none(board: Path) -> None:
-    monitor = DeviceMonitor(root=board, every=0.02)
+    monitor = SensorReader(root=board, every=0.02)
     looks: list[str] = []
     look = monitor.look
 

@@ -28,7 +28,8 @@ from edgespec.daemon.layer_times import (
     measure_draft,
     measure_layer,
 )
-from edgespec.daemon.measure import Request
+from edgespec.daemon.measure import MeasureRequest
+from edgespec.daemon.profile_figures import ProfileFigures
 from edgespec.daemon.profile_fit import Fit, best_four_bit, by_layer, doubts, fit
 from edgespec.daemon.timing import LEAST_RUNS, Sample, shown, timed
 from edgespec.errors import CapacityError, ConfigError, ModelError
@@ -354,9 +355,9 @@ def test_the_link_is_half_the_median_round_trip(monkeypatch: pytest.MonkeyPatch)
 # --- all of it ----------------------------------------------------------------------------------
 
 
-def request(tmp_path: Path, **more: object) -> Request:
+def request(tmp_path: Path, **more: object) -> MeasureRequest:
     folder = write_checkpoint(tmp_path / "base", hidden_size=128, intermediate_size=128)
-    return Request("mine", tmp_path / "cache", model=str(folder), seconds=0.02, **more)  # type: ignore[arg-type]
+    return MeasureRequest("mine", tmp_path / "cache", model=str(folder), seconds=0.02, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.thorough
@@ -399,7 +400,7 @@ def test_a_quantisation_that_does_not_fit_the_model_is_left_out_with_the_reason(
     monkeypatch.setattr(bandwidths, "_MOST_BUFFER", 2**22)
     monkeypatch.setattr(measure, "disk_rate", partial(disk_rate, most=2**20))
     folder = write_checkpoint(tmp_path / "odd", hidden_size=64, intermediate_size=192, head_dim=16)
-    asked = Request("mine", tmp_path / "cache", model=str(folder), seconds=0.0)
+    asked = MeasureRequest("mine", tmp_path / "cache", model=str(folder), seconds=0.0)
     found = measure.measure(asked, ["none", "int4", "int4-g128"], {}, lambda _: None)
     assert set(found.profile.quantisations) == {"int4"}
     assert "128 columns does not fit" in found.profile.unusable["int4-g128"]
@@ -413,8 +414,7 @@ def test_four_bit_is_charged_by_the_bytes_of_cost_models(tmp_path: Path) -> None
     times = {name: made_up(LINE, stored=450_000, once=0.0) for name in ("none", "int4")}
     times["int4"] = replace(times["int4"], weights=800_000)
     found = Fit(0.0, {"int4": tuple(LINE.values())}, {"int4": ()})
-    session = measure._Session(Request("x", tmp_path), lambda _: None)
-    table = measure._four_bit(session, shape, times, found, "int4")
+    table = ProfileFigures("measured", shape, times, found, "int4", False).four_bit()
     # 4.5 bits a weight are charged as 4.25.
     expected = [float(f"{seconds * 4.5 / 4.25:.4g}") for seconds in LINE.values()]
     assert list(table.seconds.values()) == pytest.approx(expected)
@@ -424,7 +424,7 @@ def test_four_bit_is_charged_by_the_bytes_of_cost_models(tmp_path: Path) -> None
 def test_a_cache_that_stays_in_memory_makes_no_disk_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = measure._Session(Request("x", tmp_path), lambda _: None)
+    session = measure._Session(MeasureRequest("x", tmp_path), lambda _: None)
     rate = bandwidths.Rate(1e9, 10**8, Sample((0.1,)))
     monkeypatch.setattr(
         measure, "disk_rate", lambda _: bandwidths.DiskRate(rate, 1.0, str(tmp_path))

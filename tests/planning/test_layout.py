@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from edgespec.planning.layout import Candidate, Layout, Links, fastest, fits, measured
+from edgespec.planning.layout import Candidate, Layout, LinkTimes, fastest, fits, measured
 
 CASES = 200
 WEIGHTS = ((0.15, 0.1), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
@@ -27,7 +27,7 @@ def splits(most: Sequence[int], layers: int) -> Iterator[tuple[int, ...]]:
             yield (count, *rest)
 
 
-def all_layouts(layers: int, devices: Sequence[Candidate], links: Links) -> Iterator[Layout]:
+def all_layouts(layers: int, devices: Sequence[Candidate], links: LinkTimes) -> Iterator[Layout]:
     """Every subset of the devices, every first one, every split."""
     for size in range(1, len(devices) + 1):
         for chosen in itertools.combinations(range(len(devices)), size):
@@ -39,7 +39,7 @@ def all_layouts(layers: int, devices: Sequence[Candidate], links: Links) -> Iter
                     yield measured(order, split, devices, links)
 
 
-def random_case(seed: int) -> tuple[int, list[Candidate], Links]:
+def random_case(seed: int) -> tuple[int, list[Candidate], LinkTimes]:
     """A small ring with uneven memory, speeds and links; some devices are alike."""
     rng = random.Random(seed)
     count, layers = rng.randint(1, 4), rng.randint(1, 8)
@@ -54,7 +54,7 @@ def random_case(seed: int) -> tuple[int, list[Candidate], Links]:
         size = range(count + 1)
         return np.array([[rng.uniform(0, rng.choice(most)) for _ in size] for _ in size])
 
-    return layers, devices, Links(matrix([0.1, 3.0]), matrix([0.1, 5.0]))
+    return layers, devices, LinkTimes(matrix([0.1, 3.0]), matrix([0.1, 5.0]))
 
 
 @pytest.mark.parametrize("first_seed", range(0, CASES, 50))
@@ -88,11 +88,11 @@ def test_it_is_the_best_of_all_layouts(first_seed: int) -> None:
 
 def test_a_slow_device_is_left_out_and_a_thin_link_avoided() -> None:
     quick, slow = Candidate(8, 8, 1.0, 1.0), Candidate(8, 8, 9.0, 9.0)
-    free = Links(np.zeros((4, 4)), np.zeros((4, 4)))
+    free = LinkTimes(np.zeros((4, 4)), np.zeros((4, 4)))
     found = fastest(8, [slow, quick, quick], free, 1.0, 1.0)
     assert found is not None
     assert (found.order, found.split) == ((1, 2), (4, 4))
-    thin = Links(np.zeros((4, 4)), np.zeros((4, 4)))
+    thin = LinkTimes(np.zeros((4, 4)), np.zeros((4, 4)))
     thin.step[2, 3] = 99.0
     found = fastest(8, [slow, quick, quick], thin, 1.0, 1.0)
     assert found is not None
@@ -101,7 +101,7 @@ def test_a_slow_device_is_left_out_and_a_thin_link_avoided() -> None:
 
 def test_alike_devices_share_evenly() -> None:
     devices = [Candidate(9, 9, 1.0, 1.0)] * 6
-    found = fastest(40, devices, Links(np.zeros((7, 7)), np.zeros((7, 7))), 1.0, 1.0)
+    found = fastest(40, devices, LinkTimes(np.zeros((7, 7)), np.zeros((7, 7))), 1.0, 1.0)
     assert found is not None
     assert sorted(found.split) == [6, 6, 7, 7, 7, 7]
 
@@ -114,7 +114,7 @@ def test_sixteen_mixed_devices_take_seconds() -> None:
         devices.append(Candidate(most, most, trip, trip * rng.uniform(1, 2)))
     size = (17, 17)
     chance = np.random.default_rng(5)
-    links = Links(chance.uniform(0, 0.1, size), chance.uniform(0, 0.5, size))
+    links = LinkTimes(chance.uniform(0, 0.1, size), chance.uniform(0, 0.5, size))
     for slowest, trip in (*WEIGHTS, (1.0, 0.01)):
         start = time.process_time()
         found = fastest(80, devices, links, slowest, trip)
