@@ -1,4 +1,4 @@
-"""Advertising: a coordinator says on the local network that it is there, for as long as it runs."""
+"""Advertising: announces a running coordinator on the local network (mDNS)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Advertising:
         self._said = ""
 
     def start(self) -> None:
-        """Announce it from now on; nothing is sent for a coordinator on loopback."""
+        """Begin to announce it; nothing is sent for a coordinator on loopback."""
         if not ip_address(self._host).is_loopback:
             self._thread.start()
 
@@ -58,7 +58,7 @@ class Advertising:
         self._withdraw()
 
     def _announce(self, places: list[Interface]) -> bool:
-        """Announce it at other places than before; returns whether that worked."""
+        """Announce it at these addresses instead; returns whether that worked."""
         self._withdraw()
         if not places:
             self._say(logging.INFO, "not announced: no network is up")
@@ -76,7 +76,7 @@ class Advertising:
         return True
 
     def _say(self, level: int, text: str) -> None:
-        """Log it, unless it was the last that was said: a failure is tried again for ever."""
+        """Log it unless the last log line was the same: failures are retried for ever."""
         if text != self._said:
             log.log(level, text)
         self._said = text

@@ -53,13 +53,13 @@ def run_api(config: ApiConfig, folder: ClusterFolder) -> int:
 
 
 def server_of(service: Service, accepts: Callable[[str], bool] | None) -> ApiServer:
-    """The server of an API, which listens where it is told when it is run."""
+    """The uvicorn server of an API; its socket is passed to `run`."""
     app = application(service, accepts, routes(service.client))
     return ApiServer(settings_of(app, service.limits, BACKLOG), service)
 
 
 def listening(http: Address) -> socket.socket:
-    """A socket that listens there. Raises AddressUnavailable."""
+    """A listening socket. Raises AddressUnavailable."""
     try:
         return opened(http, BACKLOG)
     except OSError as problem:

@@ -1,4 +1,4 @@
-"""API keys: who may ask over HTTP; on disk there are their names and hashes alone."""
+"""API keys for HTTP; only their names and hashes are stored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MARK = "esk-"
 
 
 class ApiKey(FileStruct, frozen=True):
-    """What is kept of a key. `sha256`: of its text, in hex; `made`: seconds since 1970."""
+    """What is stored of a key. `sha256`: of its text, in hex; `made`: seconds since 1970."""
 
     name: str
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -56,14 +56,14 @@ class ApiKeys:
         self._read: tuple[tuple[int, ...], tuple[ApiKey, ...]] | None = None
 
     def all(self) -> tuple[ApiKey, ...]:
-        """All that count, the oldest first."""
+        """All valid keys, the oldest first."""
         state = _state(self._file)
         if self._read is None or self._read[0] != state:
             self._read = state, self._load()
         return self._read[1]
 
     def new(self, name: str) -> str:
-        """Make one; its text is returned here, and kept nowhere. Raises ConfigError for a name."""
+        """Make a key; its text is returned and not stored. Raises ConfigError for a bad name."""
         if not (0 < len(name) <= MOST_NAME_CHARS and name.isprintable()) or name == "all":
             raise ConfigError(
                 f"{name!r} is no name for a key; give 1 to {MOST_NAME_CHARS} characters, not 'all'"
@@ -82,7 +82,7 @@ class ApiKeys:
         return text
 
     def revoke(self, name: str) -> None:
-        """Let a key count no more; "all": every one. Raises ConfigError if there is none."""
+        """Revoke a key; "all": every one. Raises ConfigError if there is none."""
         with held(self._folder):
             keys = self._load()
             left = () if name == "all" else tuple(key for key in keys if key.name != name)
@@ -91,7 +91,7 @@ class ApiKeys:
             self._store(left)
 
     def accepts(self, text: str) -> bool:
-        """Whether this is the text of a key; how long that takes does not tell how near it is."""
+        """Whether this is the text of a key, compared in constant time."""
         shown = _hash(text)
         found = False
         for key in self.all():
@@ -114,7 +114,7 @@ def _hash(text: str) -> str:
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """What changes when the file is replaced."""
+    """Differs once the file is replaced."""
     try:
         found = os.stat(path)
     except OSError:

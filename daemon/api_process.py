@@ -49,8 +49,9 @@ def needs_keys(http: Address) -> bool:
 
 
 def check_keys(http: Address, folder: ClusterFolder, option: str = "--http") -> None:
-    """Raise ConfigError if whoever reaches that address could ask without a key. `option`: what
-    named the address."""
+    """Raise ConfigError if other machines could use that address without a key.
+
+    `option`: the option that gave the address."""
     if needs_keys(http) and not ApiKeys(folder.path).all():
         raise ConfigError(
             f"{option} {http} can be reached from other machines, and there is no API key; make "
@@ -69,12 +70,12 @@ def served_http(text: str, folder: ClusterFolder) -> Address | None:
 class ApiProcess:
     """The API as a child of `edgespec serve`. Use as a context manager.
 
-    One that was killed is started again. One that ended by itself has said why, and is not: the
-    ring serves without it.
+    It is restarted if it was killed. If it ended by itself, its log says why, and the ring goes on
+    without it.
     """
 
     def __init__(self, http: Address, coordinator: Address, folder: ClusterFolder) -> None:
-        """`coordinator`: where that one listens."""
+        """`coordinator`: its address."""
         host = LOOPBACK if listens_everywhere(coordinator.host) else coordinator.host
         self._command = [sys.executable, "-m", "edgespec.cli.main", "api"]
         self._command += ["--coordinator", str(Address(host, coordinator.port))]

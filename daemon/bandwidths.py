@@ -171,7 +171,7 @@ def round_trips(
 ) -> Sample:
     """Seconds from asking a coordinator for its status to having it, several times.
 
-    Raises PeerLost if nobody answers there, AccessRefused if the key is not accepted.
+    Raises PeerLost if there is no answer, AccessRefused if the key is not accepted.
     """
     with Client(coordinator, identity, _COORDINATOR_WAIT_S) as client:
         client.status()  # connecting is not a trip

@@ -29,10 +29,10 @@ log = logging.getLogger("edgespec")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The block that this stage was assigned, and whom to tell how far it is.
+    """The block that this stage was assigned.
 
-    `coordinator`: where it is reached, with the keys of `identity`. `stop()`: whether nobody wants
-    the block any more.
+    `coordinator`: its address, to be used with the keys of `identity`. `say` reports progress.
+    `stop()`: whether the block is no longer needed.
     """
 
     assign: Assign
@@ -43,18 +43,18 @@ class Wanted:
 
     @property
     def key(self) -> BlockKey:
-        """What tells the block from others."""
+        """Identifies the block."""
         place = self.assign
         quantisation = Quantisation.parse(place.quantisation)
         return BlockKey(place.fingerprint, place.first, place.end, quantisation)
 
     def checked(self, done: int, total: int) -> None:
-        """Progress of reading a file again."""
+        """Report the progress of verifying a file."""
         self.say(f"checking the block on disk: {done * 100 // max(total, 1)} %")
 
 
 def obtain(wanted: Wanted, model: str, cache: str) -> TensorSource:
-    """The tensors of a block. `model`: where the user says it is, "" for wherever it is found.
+    """The tensors of a block. `model`: the folder or id that the user gave, "" for none.
 
     Looked for in this order: the cache (folder `cache`, "" for the user's own), the folder that
     the coordinator names, if it is here too and holds the same model, and the coordinator itself.

@@ -1,4 +1,4 @@
-"""Block library: finished blocks that a daemon keeps on disk, so that a restart makes none anew."""
+"""Block library: finished blocks on disk, so that a restart does not make them again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BLOCK = "block.safetensors"
 
 
 def default_folder() -> Path:
-    """Where a user's programs keep what they can make again."""
+    """The user's cache folder for blocks."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
     return root / "edgespec" / "blocks"
@@ -47,7 +47,7 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class BlockKey:
-    """What tells blocks apart: layers [first, end) of the model with this fingerprint, and how."""
+    """Identifies a block: layers [first, end) of the model with this fingerprint, quantised so."""
 
     fingerprint: str
     first: int
@@ -70,9 +70,9 @@ class BlockKey:
 
 
 class IncomingBlock:
-    """A block that is being received: `folder` is for its files, and keeps them until it is whole.
+    """A block that is being received into `folder`, which keeps partial files.
 
-    `found`: the block, if another process finished it meanwhile; then there is nothing to do.
+    `found`: the block, if another process has finished it meanwhile.
     """
 
     def __init__(self, key: BlockKey, folder: Path, home: Path, found: BlockFolder | None) -> None:
@@ -118,7 +118,7 @@ class BlockLibrary:
         self.folder = Path(folder) if folder else default_folder()
 
     def find(self, key: BlockKey, progress: Progress | None = None) -> BlockFolder | None:
-        """The block, verified (`progress` hears of bytes), or None.
+        """The block, verified (`progress` gets bytes), or None.
 
         A damaged one is logged with the reason, and removed.
         """
@@ -130,7 +130,7 @@ class BlockLibrary:
     def make(
         self, source: TensorSource, key: BlockKey, progress: Progress | None = None
     ) -> BlockFolder:
-        """Write the block from a source (`progress` hears of layers), unless it is there.
+        """Write the block from a source (`progress` gets layers), unless it is there.
 
         `source` is of the model of the key, and quantises as the key says. Raises ModelError for
         what it cannot give, ConfigError if the disk is full or refuses.
@@ -153,8 +153,8 @@ class BlockLibrary:
     def begin(self, key: BlockKey, size: int) -> Iterator[IncomingBlock]:
         """A folder for a block of `size` bytes that is being received; see IncomingBlock.
 
-        What an earlier transfer of the same block left is still in it. Other processes that want
-        the same block wait meanwhile. Raises ConfigError if the disk is full or refuses.
+        It still has the files of an earlier transfer of the same block. Other processes that
+        need the same block wait. Raises ConfigError if the disk is full or refuses.
         """
         with self._locked(key):
             home = self._home(key)

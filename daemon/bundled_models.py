@@ -1,4 +1,4 @@
-"""Where the bundled demo models are."""
+"""Paths of the bundled demo models."""
 
 from __future__ import annotations
 

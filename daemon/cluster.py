@@ -1,4 +1,4 @@
-"""The cluster folder: who this machine is, and on the coordinator's also what it serves."""
+"""The cluster folder: this machine's keys and membership; on the coordinator also the settings."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class ClusterSettings(FileStruct, frozen=True):
     """What `edgespec serve` takes for the ring, in the words of its options.
 
     `model` and `draft` "": the bundled ones. `layers` "": equal shares; `context` 0: what the model
-    takes; `quant` "": as the model's folder has it. `places`: the devices that a plan gives the
-    places of the ring to, that of stage 1 first; () if any device may take any place.
+    takes; `quant` "": as the model's folder has it. `places`: names of
+    the devices that a plan assigns to stages 1, 2, …; () if any device may be any stage.
     """
 
     model: str = ""
@@ -97,18 +97,18 @@ class ClusterSettings(FileStruct, frozen=True):
             )
 
     def to_json(self) -> str:
-        """As it is stored."""
+        """The content of the file."""
         return json_text(self, _VERSION)
 
     @staticmethod
     def from_json(text: str, path: Path) -> ClusterSettings:
-        """What is stored in a file. Raises ConfigError that names it."""
+        """The settings in a file. Raises ConfigError that names it."""
         remedy = "`edgespec init` writes it again"
         return read_as(ClusterSettings, text, str(path), remedy, _VERSION, all_keys=True)
 
 
 class _Membership(FileStruct, frozen=True):
-    """Of a device: the coordinator's public key, what it calls us, and where it was last."""
+    """Of a device: the coordinator's public key and last address, and our name there."""
 
     coordinator: str
     name: str
@@ -121,7 +121,7 @@ class _Membership(FileStruct, frozen=True):
 
 
 class ClusterFolder:
-    """The keys of this machine, and whose they are; made by `create`, `open` and `remember`.
+    """The keys and the membership of this machine; made by `create`, `open` and `remember`.
 
     Every method raises AccessRefused if others could read or change what is stored, and ConfigError
     if it is damaged, or if the disk refuses.
@@ -156,7 +156,7 @@ class ClusterFolder:
 
     @staticmethod
     def open(path: Path) -> ClusterFolder:
-        """What is there. Raises AccessRefused, with what to do, if nothing is."""
+        """The cluster in a folder. Raises AccessRefused, with what to do, if there is none."""
         require_own(path)
         own = _key(path / _CLUSTER_KEY)
         if own is not None:
@@ -184,9 +184,9 @@ class ClusterFolder:
     def remember(
         path: Path, own: KeyPair, coordinator_key: str, name: str, address: str
     ) -> ClusterFolder:
-        """Keep that the coordinator with this public key has admitted our key, as `name`.
+        """Store that the coordinator with this public key has admitted our key, as `name`.
 
-        `address`: its HOST:PORT. What was remembered before is replaced. Raises ConfigError for a
+        `address`: its HOST:PORT. An earlier membership is replaced. Raises ConfigError for a
         coordinator's folder.
         """
         membership = _Membership(coordinator_key, name, address)
@@ -200,14 +200,14 @@ class ClusterFolder:
 
     @property
     def identity(self) -> Identity:
-        """With what this machine proves who it is, and to whom."""
+        """Our key pair, and the key of the coordinator."""
         if self._membership is None:
             return Identity.of_coordinator(self._own)
         return Identity(self._own, self._membership.coordinator)
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether the cluster's own key is here: whoever may read it may do everything."""
+        """Whether the cluster's own key is here, which grants all rights."""
         return self._membership is None
 
     @property
@@ -217,7 +217,7 @@ class ClusterFolder:
 
     @property
     def settings(self) -> ClusterSettings:
-        """What the coordinator serves, as it is on disk now. Raises ConfigError on a device."""
+        """The coordinator's settings, as they are on disk now. Raises ConfigError on a device."""
         if self._membership is not None:
             raise ConfigError(
                 f"{self.path} is that of a device, which has no settings of a ring; do this on the "
@@ -231,10 +231,9 @@ class ClusterFolder:
 
     @contextmanager
     def served(self) -> Iterator[None]:
-        """Be the one process that serves the cluster, until it ends, however it does.
+        """Hold the lock of the one process that serves the cluster.
 
-        Raises EdgespecError if another one serves it, which may end; ConfigError if the disk
-        refuses.
+        Raises EdgespecError if another process holds it; ConfigError if the disk refuses.
         """
 
         def taken() -> None:
@@ -254,7 +253,7 @@ class ClusterFolder:
             yield
 
     def keep_plan(self, text: str) -> None:
-        """Keep the plan that the settings follow, in plan.json; "": there is none (any more)."""
+        """Store the plan that the settings follow in plan.json; "": remove it."""
         with held(self.path):
             if text:
                 write_private(self.path / _PLAN, text)
@@ -263,7 +262,7 @@ class ClusterFolder:
 
     @property
     def name(self) -> str:
-        """What the cluster calls this machine."""
+        """This machine's name in the cluster."""
         return COORDINATOR_NAME if self._membership is None else self._membership.name
 
     @property
@@ -276,7 +275,7 @@ class ClusterFolder:
         return str(Address(host, settings.port))
 
     def with_address(self, address: str) -> ClusterFolder:
-        """The same, with where the coordinator is now; on a device that is kept on disk."""
+        """The same with another address of the coordinator; a device stores it."""
         if self._membership is None or address == self._membership.address:
             return self
         membership = structs.replace(self._membership, address=address)

@@ -42,8 +42,8 @@ log = logging.getLogger("edgespec")
 def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Address | None) -> int:
     """Serve the devices and clients of a cluster until a signal ends it; returns the exit code.
 
-    `http`: where a process of its own shall serve the HTTP API; None: nowhere.
-    The address is taken, and printed as the one line on standard output, before the models are
+    `http`: address of the HTTP API, served by a child process; None: no API.
+    The address is bound, and printed as the only line on standard output, before the models are
     loaded, so that stages can start meanwhile. Raises ConfigError for settings, models or an
     address that cannot be used.
     """
@@ -95,7 +95,7 @@ def _build(
 ) -> tuple[CoordinatorNode, BlockServer]:
     """Load head, draft and tokenizer; put the node and its block server together.
 
-    `ends`: closes what the node leaves behind.
+    `ends`: closes the node's resources.
     """
     # torch and transformers take seconds to import: not before the address is taken.
     from edgespec.backends.torch_backend import TorchHead

@@ -1,7 +1,7 @@
-"""What this device says of itself: board, power mode, temperatures, clocks, network, caches.
+"""Facts about this device: board, power mode, temperatures, clocks, network, caches.
 
-Everything is read below a root folder, which is "/" but in tests. What a system does not tell is
-left out, never guessed.
+Everything is read below a root folder, "/" except in tests. Facts that the system does not report
+are left out, never guessed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CORES = {
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """A temperature sensor. `limit`: the trip point from which the board slows down, if told."""
+    """A temperature sensor. `limit`: the trip point at which the board slows down, if known."""
 
     name: str
     celsius: float
@@ -65,7 +65,7 @@ def is_jetson(root: Path = ROOT) -> bool:
 
 
 def board_facts(root: Path = ROOT) -> dict[str, str]:
-    """What is known of this device, by name, in the order in which people ask for it."""
+    """Facts about this device by name, in the order in which they are shown."""
     facts = {
         "board": _model(root),
         "L4T": system_text(root / "etc/nv_tegra_release").partition("\n")[0].lstrip("# "),
@@ -138,7 +138,7 @@ def _trip(zone: Path) -> float | None:
 
 
 def power_mode(root: Path = ROOT) -> PowerMode | None:
-    """What `nvpmodel -q` says; None where there is no nvpmodel, or it does not answer."""
+    """Output of `nvpmodel -q`; None if there is no nvpmodel, or it does not answer."""
     program = next((root / file for file in _NVPMODEL_FILES if (root / file).is_file()), None)
     if program is None:
         return None
@@ -238,7 +238,7 @@ def _ram(root: Path) -> str:
 def interface_speed(name: str = "", root: Path = ROOT) -> tuple[str, float] | None:
     """(interface, bits a second) of `name`, or of the one that leads to the default route.
 
-    None if there is none, or its driver does not tell (Wi-Fi, virtual interfaces).
+    None if there is none, or its driver does not report it (Wi-Fi, virtual interfaces).
     """
     name = name or next(_default_routes(root), "")
     megabits = _number(root / "sys/class/net" / name / "speed") if name else None
@@ -256,7 +256,7 @@ def _default_routes(root: Path) -> Iterator[str]:
 
 
 def system_text(file: Path) -> str:
-    """What a file of the system says; "" if it is not there or does not answer."""
+    """Content of a system file; "" if it is missing or cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip("\0 \n\t")
     except OSError:

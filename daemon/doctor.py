@@ -1,4 +1,4 @@
-"""Looks whether edgespec can run on this device, and what would make it run better."""
+"""Checks whether edgespec can run on this device, and what would make it run better."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEAST_DISK = 4 * GIB  # a 4-bit block of some layers
 
 
 def examine(cache: Path, port: int = DEFAULT_PORT, root: Path = ROOT) -> Iterator[Finding]:
-    """Look at this device, one thing after the other; it takes some seconds."""
+    """Check this device; takes some seconds."""
     yield from _versions()
     broken = _import_problem()
     if broken:

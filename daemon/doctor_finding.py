@@ -1,4 +1,4 @@
-"""A finding: one thing that `edgespec doctor` looked at, and what to do about it."""
+"""A finding of `edgespec doctor`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OK, WARNING, BLOCKED = "ok", "warning", "blocked"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `state`: OK, WARNING (it runs all the same) or BLOCKED."""
+    """The result of one check. `state`: OK, WARNING (edgespec runs) or BLOCKED."""
 
     name: str
     state: str

@@ -1,6 +1,6 @@
-"""Looks at a device's surroundings: its clock, its cluster, and the way to the coordinator.
+"""Checks a device's surroundings: its clock, its cluster, and the way to the coordinator.
 
-Nothing here waits for long, and nothing asks for rights: every leg ends within a few seconds.
+No check takes more than a few seconds, or needs special rights.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class _Way:
 def examine_network(
     cluster: Path, told: Address | None = None, root: Path = ROOT
 ) -> Iterator[Finding]:
-    """Look at everything around this device; `cluster`: the cluster folder, which need not be
-    there; `told`: where the user says that the coordinator is."""
+    """Run all checks. `cluster`: the cluster folder, which need not exist; `told`: the address of
+    the coordinator that the user gave."""
     yield _clock([Path(__file__), cluster])
     folder, finding = _cluster(cluster)
     yield finding
@@ -88,7 +88,7 @@ def examine_network(
 def _clock(witnesses: Sequence[Path]) -> Finding:
     """Whether the time of day can be right: it may not be before these files were written.
 
-    It blocks nothing: no node compares its time with another's.
+    Only a warning: nodes do not compare their times.
     """
     now = time.time()
     least = max([_EDGESPEC_BEGAN, *(path.stat().st_mtime - _DAY_S for path in _there(witnesses))])
@@ -119,7 +119,7 @@ def _there(paths: Sequence[Path]) -> list[Path]:
 
 
 def _is_synchronised() -> bool | None:
-    """What the kernel says of its clock; None if it does not tell."""
+    """State of the kernel's clock; None if unknown."""
     request = ctypes.create_string_buffer(512)  # struct timex, modes 0: to be asked takes no rights
     try:
         state = ctypes.CDLL(None).adjtimex(request)
@@ -148,7 +148,7 @@ def _cluster(path: Path) -> tuple[ClusterFolder | None, Finding]:
 
 
 def _is_unused(path: Path) -> bool:
-    """Whether nobody has made or entered a cluster by this folder, as far as we may know."""
+    """Whether the folder holds no cluster, as far as we may read it."""
     if not os.path.lexists(path):
         return True
     kept = (path / "cluster.key", path / "membership.json")
@@ -156,7 +156,7 @@ def _is_unused(path: Path) -> bool:
 
 
 def _known(folder: ClusterFolder) -> Address | None:
-    """Where the coordinator is by what is stored; None if that does not say."""
+    """The stored address of the coordinator; None if there is none."""
     if not folder.is_coordinator:
         return Address.parse(folder.address) if folder.address else None
     settings = folder.settings
@@ -208,7 +208,7 @@ def _described(one: Found) -> str:
 def _sorted_out(
     heard: Sequence[Found], folder: ClusterFolder | None
 ) -> tuple[list[Found], list[Found]]:
-    """Those that say that they are of our cluster, and the others."""
+    """Announced coordinators: of our cluster, and others."""
     ours = [one for one in heard if folder and one.cluster == folder.cluster_id]
     return ours, [one for one in heard if one not in ours]
 
@@ -284,7 +284,7 @@ def _connecting(address: Address, folder: ClusterFolder | None) -> tuple[str, fl
 
 
 def _access(address: Address, folder: ClusterFolder, root: Path) -> Iterator[Finding]:
-    """Whether it takes our key, and if it does, how far away it is."""
+    """Whether it accepts our key, and if so, the round-trip time."""
     try:
         trips = _within(ANSWER_S + TRIPS_S, lambda: _round_trips(address, folder))
     except AccessRefused as problem:
@@ -301,7 +301,7 @@ def _access(address: Address, folder: ClusterFolder, root: Path) -> Iterator[Fin
 
 
 def _round_trips(address: Address, folder: ClusterFolder) -> list[float]:
-    """Seconds of each way there and back. Raises AccessRefused or PeerLost."""
+    """Seconds of each round trip. Raises AccessRefused or PeerLost."""
     trips: list[float] = []
     with Client(address, folder.identity, ANSWER_S) as client:
         client.status()  # connecting is not a trip

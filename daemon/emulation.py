@@ -1,4 +1,4 @@
-"""Emulation: from the profiles that a command names to what each node of a ring is charged."""
+"""Emulation: from profiles to the costs that each node of a ring is charged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def emulated_costs(emulation: Emulation, stages: int) -> RingCosts:
 
 
 def check_profiles(emulation: Emulation) -> None:
-    """Raises ConfigError for what is wrong with it whatever the number of stages."""
+    """Raises ConfigError for mistakes that do not depend on the number of stages."""
     for name in emulation.profiles:
         profile_named(name)
     if emulation.cost_model:
@@ -50,19 +50,19 @@ def check_profiles(emulation: Emulation) -> None:
 
 
 def coordinator_pace(costs: RingCosts, draft: DraftSource | None) -> NodePace:
-    """What D0 is held to."""
+    """Costs of D0."""
     return NodePace(
         CoordinatorPrices(CoordinatorDurations(costs.coordinator), draft), _links(costs, 0)
     )
 
 
 def stage_pace(costs: RingCosts, stage: int) -> NodePace:
-    """What stage `stage`, counted from 1, is held to."""
+    """Costs of a stage, counted from 1."""
     return NodePace(StageDurations(costs.stages[stage - 1]), _links(costs, stage))
 
 
 def described(costs: RingCosts) -> str:
-    """One line that nobody can take the times for real ones after."""
+    """A line that marks all times as emulated."""
     names = [node.profile.name for node in (costs.coordinator, *costs.stages)]
     devices = names[0] if len(set(names)) == 1 else ", ".join(names)
     return f"times are emulated: {costs.coordinator.model.name} on {devices}"

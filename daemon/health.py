@@ -1,6 +1,6 @@
-"""How this device is: temperature, memory, whether it is throttled; seen by a thread of its own.
+"""Health of this device: temperature, memory, throttling; read by a thread.
 
-A sensor may take its time, or hang: neither shall keep a stage's loop from saying that it lives.
+A sensor may be slow, or hang: that must not delay the heartbeats of a stage's loop.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _PROCESSORS = re.compile(r"cpu|gpu|processor|devfreq", re.IGNORECASE)
 """Kinds of cooling device that cool by computing less; others are fans."""
 
 _CHIPS = re.compile(r"cpu|gpu|core|k10temp|zenpower|soc|thermal|acpitz", re.IGNORECASE)
-"""Chips of psutil whose temperature is the processor's; a disk's says nothing of computing."""
+"""Chips of psutil that report the processor's temperature; others are disks and the like."""
 
 
 STALE_LOOKS = 3
-"""Looks that may fail or take long before what the last one saw is no longer told as how it is."""
+"""Readings that may be missed before the last one is no longer reported."""
 
 UNKNOWN = Health(0.0, 0.0, 0, 0, 0.0, False, "")
 
 
 class SensorReader:
-    """Looks at this device every HEALTH_S seconds while it is entered; `latest()` says how it is.
+    """Reads the sensors every HEALTH_S seconds while it is entered; `latest()` is the last reading.
 
     `device_type`: where the model is, "cpu" or "cuda". Everything is read below `root`.
     """
@@ -48,7 +48,7 @@ class SensorReader:
         self._root = root
         self._every = every
         self._clocks: dict[str, int] = {}  # the highest limit of each since the start
-        self._latest: tuple[float, Health] | None = None  # when, and how it was
+        self._latest: tuple[float, Health] | None = None  # when, and the reading
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgespec-health", daemon=True)
 
@@ -61,8 +61,7 @@ class SensorReader:
         self._thread.join(self._every)  # it may hang in a sensor
 
     def latest(self) -> Health | None:
-        """How the device was at the last look; None before the first. If that was long ago, as no
-        look has succeeded since, nothing is known of it any more, and all is 0."""
+        """The last reading; None before the first one. UNKNOWN if it is too old."""
         if self._latest is None:
             return None
         looked, health = self._latest
@@ -70,8 +69,7 @@ class SensorReader:
         return UNKNOWN if is_old else health
 
     def look(self) -> Health:
-        """How the device is now, by the sensor that is nearest to its limit. What it does not tell
-        is 0."""
+        """Read now; of the sensors the one nearest to its limit. Unknown figures are 0."""
         found = _zones(self._root)
         zone = min(found, key=_room, default=None)
         total, free = _memory(self._device_type, self._root)
@@ -92,7 +90,7 @@ class SensorReader:
             try:
                 self._latest = time.monotonic(), self.look()
                 fails = False
-            except Exception:  # no descriptor is left, or a device as odd as none before
+            except Exception:  # no descriptor left, or an unknown kind of device
                 if not fails:
                     log.exception("how this device is cannot be told; it is tried again")
                 fails = True
@@ -107,7 +105,7 @@ class SensorReader:
         for name in _cooling(self._root):
             yield f"{name} is held back to cool it"
         for clock in sorted((self._root / "sys/devices/system/cpu/cpufreq").glob("policy*")):
-            # A power mode lowers the limit too, but for good: `edgespec doctor` tells of that.
+            # A power mode lowers the limit too, but permanently: `edgespec doctor` reports that.
             now = _whole(clock / "scaling_max_freq")
             most = self._clocks[clock.name] = max(now, self._clocks.get(clock.name, 0))
             if 0 < now < most:
@@ -133,12 +131,12 @@ def _sensors() -> list[Zone]:
 
 
 def _room(zone: Zone) -> float:
-    """°C that are left until its part slows down."""
+    """°C below the temperature at which its part slows down."""
     return (HOT + NEAR_TRIP if zone.limit is None else zone.limit) - zone.celsius
 
 
 def _cooling(root: Path) -> Iterator[str]:
-    """The cooling devices that are at work by slowing a processor down."""
+    """The active cooling devices that slow a processor down."""
     kinds = {
         system_text(folder / "type")
         for folder in (root / "sys/class/thermal").glob("cooling_device*")

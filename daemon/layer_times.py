@@ -28,7 +28,7 @@ from edgespec.planning.profile import ROWS
 SEEN = 1024
 """Cached rows at which attention's reading is measured."""
 TINY = (1, 9)
-"""Layers of the two blocks of tiny matrices that tell what a layer and a pass cost anyway."""
+"""Layers of the two blocks of tiny matrices that give the fixed cost of a layer and of a pass."""
 
 _DEFAULTS = ("llama-2-7b", "tinyllama-1.1b", "qwen2.5-0.5b")
 _TINY_WIDTH = 128
@@ -244,7 +244,7 @@ class RandomLayers:
         return self._plain[shape]
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
-        """A random matrix in packed form; every caller gets memory of his own."""
+        """A random matrix in packed form; each call allocates."""
         if shape not in self._packed:
             self._packed[shape] = pack(_random(shape), self.quantisation)
         return {part: tensor.clone() for part, tensor in self._packed[shape].items()}
@@ -262,7 +262,7 @@ def _block(source: RandomLayers, layers: int, dtype: str, device: torch.device) 
 def _passes(
     blocks: list[Block], rows: int, seen: int, head: OutputHead | None = None
 ) -> Callable[[], object]:
-    """One pass of `rows` rows behind `seen` cached ones, through the next block at each call."""
+    """One pass of `rows` rows after `seen` cached ones, through the next block at each call."""
     first = blocks[0]
     device = first.device
     inputs = torch.randn(rows, first.hidden_size).to(device, first.dtype)
@@ -281,7 +281,7 @@ def _passes(
         caches[turn].gather(seen, nothing)
         hidden = blocks[turn].forward(inputs, places, caches[turn], mask)
         if head is not None:
-            assert hidden is not None, "nobody stopped it"
+            assert hidden is not None, "it is never stopped"
             head.logits(hidden)
         settled(device)
 

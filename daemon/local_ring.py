@@ -28,8 +28,8 @@ LOAD_S = 180.0
 """Seconds that a coordinator may take to load its models on a slow machine."""
 
 RECOVERY_S = 5.0
-"""Seconds that a request waits for a stage that fell silent: one that only stalled is back by then,
-nobody replaces another, and a process that ended is an error at once (`check`)."""
+"""Seconds that a request waits for a silent stage: one that only stalled is back by then. No other
+device replaces a stage here, and a process that ended is an error at once (`check`)."""
 
 END_S = 5.0
 """Seconds that processes get to end by themselves."""
@@ -42,19 +42,19 @@ _TIME = re.compile(r"^\d\d:\d\d:\d\d ")
 
 
 class LocalRing:
-    """Starts the processes on entering, ends them all on leaving, whatever happens between.
+    """Starts the processes on entering, and ends them all on leaving.
 
-    They listen on loopback alone, and the kernel ends them should this process be killed.
+    They listen on loopback only, and the kernel ends them if this process is killed.
     """
 
     def __init__(self, config: CoordinatorConfig, trace: Path | None = None) -> None:
-        """`trace`: the folder in which every process writes what it did when, as NAME.jsonl."""
+        """`trace`: the folder for the traces of all processes, NAME.jsonl."""
         self._config = config
         self._trace = trace
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="edgespec-")
         self.address = config.address
-        # Keys of its own, which end with it: nobody else's cluster, and nobody else on the machine.
+        # Temporary keys: no other cluster, and no other user of this machine, can connect.
         self._cluster = ClusterFolder.create(
             Path(self._folder.name) / "cluster", ClusterSettings(config.model, stages=config.stages)
         )
@@ -73,7 +73,7 @@ class LocalRing:
         return self
 
     def _on_interrupt(self, number: int, frame: object) -> None:
-        """Ctrl-C; noted as well, as an exception that meets a destructor is printed and lost."""
+        """Ctrl-C; noted too, as an exception raised within a destructor is lost."""
         self._interrupted = True
         raise KeyboardInterrupt
 
@@ -201,8 +201,8 @@ def _read_line(stream: IO[bytes], timeout: float) -> str:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Let a signal to end take effect only behind the block: a process that is born within it must
-    be known to whoever ends them all."""
+    """Delay termination signals until after the block: a process that starts within it must be
+    registered before all are ended."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return

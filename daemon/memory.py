@@ -1,4 +1,4 @@
-"""How much memory models can really have here: from the system, its control groups, or the GPU."""
+"""Memory available to models: from the system, its control groups, or the GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgespec.daemon.device import ROOT, is_jetson, system_text
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Bytes that can be had now, and who says so."""
+    """Bytes that can be allocated now, and the source of the figure."""
 
     bytes: int
     source: str

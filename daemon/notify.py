@@ -1,4 +1,4 @@
-"""Tells systemd how this daemon is: ready, its state in words, alive, stopping (sd_notify)."""
+"""Reports this daemon's state to systemd: ready, status, alive, stopping (sd_notify)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ _LONGEST_STATUS = 500
 
 
 class Notifier:
-    """The way to the service manager that started this process; silent where there is none.
+    """The connection to the service manager that started this process; without one, a no-op.
 
-    Nothing here raises or waits: a service manager that is gone or busy shall not end the ring.
-    `beat` belongs into the I/O loop and nowhere else, so that the watchdog hears of a loop that
-    is stuck, whatever other threads do.
+    No method raises or blocks: a service manager that is gone or busy must not end the ring.
+    Only the I/O loop calls `beat`, so that the watchdog notices a stuck loop.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class Notifier:
             self._said = text
 
     def beat(self) -> None:
-        """The loop has turned. Sends at half the watchdog's interval; cheap in between."""
+        """Called in each turn of the loop; sends at half the watchdog's interval."""
         if self._pause_s and self._clock() >= self._next_beat and self._send("WATCHDOG=1"):
             self._next_beat = self._clock() + self._pause_s
 
@@ -54,7 +53,7 @@ class Notifier:
         self._send(f"STOPPING=1\nSTATUS={_line(reason)}")
 
     def close(self) -> None:
-        """Say no more."""
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -46,7 +46,7 @@ class _DeviceEntry(FileStruct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ModelToPlan:
-    """A model as asked for. `context`: the most that it takes, 0 if nobody knows.
+    """A model to be planned. `context`: the most that it takes, 0 if unknown.
 
     `split`: layers of the stages that a folder of block files is cut into, () for other models.
     """
@@ -183,7 +183,7 @@ def _names(choice: DraftChoice) -> str:
 
 
 def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) -> DraftCosts:
-    """What those sources take of D0, and of its time. n-grams take next to nothing of either."""
+    """Memory and time that the sources take on D0; n-grams take almost none."""
     if any(member.name == "ppd" for member in choice.members):
         raise ConfigError(
             "plan does not reckon with ppd, whose rows go round with the base's; plan without "

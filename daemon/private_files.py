@@ -1,4 +1,4 @@
-"""Private files: what only its owner may read, written whole or not at all; for keys above all."""
+"""Private files, such as keys: readable by their owner only, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_BYTES = 4 << 20
 """A file that is longer is not read: ours are far shorter."""
 
 LOCK_WAIT_S = 1.0
-"""Less than the silence after which a node is given up: a coordinator may be the one that waits."""
+"""Less than the silence after which a node counts as lost: a coordinator may be waiting."""
 
 REMEDY = "put a copy of it back, or remove it"
 """What to do about a damaged file."""
@@ -31,7 +31,7 @@ class _Busy(Exception):
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that is its owner's alone, or take one that nobody else can write to.
+    """Make a folder that only its owner can read, or use one that others cannot write to.
 
     Raises AccessRefused for one that others can write to, and ConfigError if it cannot be made.
     """
@@ -65,7 +65,7 @@ def require_own(folder: Path) -> None:
 def held(folder: Path) -> Iterator[None]:
     """Keep all other processes (and threads) from changing the files of a folder.
 
-    Raises ConfigError if another one does not let go of it within `LOCK_WAIT_S`.
+    Raises ConfigError if another process holds it for longer than `LOCK_WAIT_S`.
     """
     limit = time.monotonic() + LOCK_WAIT_S
     with ExitStack() as stack:
@@ -86,7 +86,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file whole, or not at all; nobody else can read it at any time.
+    """Replace a file whole, or not at all; others cannot read it at any time.
 
     The caller holds the folder (`held`). Written by root, it belongs to the folder's owner: a
     service that runs as a user of its own goes on reading it. Raises ConfigError if that fails.
@@ -111,7 +111,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def remove_private(path: Path) -> None:
-    """Remove a file, and what a killed process may have left of it, if it is there."""
+    """Remove a file, and the temporary file of a killed process, if they exist."""
     try:
         for name in (path, _fresh(path)):
             name.unlink(missing_ok=True)

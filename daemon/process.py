@@ -13,7 +13,7 @@ from typing import NoReturn
 from edgespec.ring.effects import Stop
 
 PARENT = "EDGESPEC_PARENT"
-"""Environment variable: the process id that this daemon shall not outlive (set by `demo`)."""
+"""Environment variable: id of the process that this daemon must not outlive (set by `demo`)."""
 
 ENOUGH_FILES = 65536
 
@@ -27,14 +27,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def start_logging() -> None:
-    """Log to standard error, where systemd and people look for it; of libraries warnings alone."""
+    """Log to standard error; of libraries only warnings."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("edgespec").setLevel(logging.INFO)
 
 
 def take_file_descriptors() -> None:
-    """Have as many as the system lets this process have: each connection is one, and strangers,
-    who are let wait some seconds for their handshake, shall not take those of the ring."""
+    """Raise the limit of open files: each connection is one, and unknown peers, which keep theirs
+    open for some seconds of handshake, must not use up those of the ring."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES)
     if soft < most:
@@ -55,8 +55,8 @@ def end_with_parent() -> None:
 def leave(code: int) -> NoReturn:
     """End this process now: its sockets are closed, nothing else is left to do.
 
-    Taking torch and transformers apart in good order takes seconds on a small board, while others
-    wait for this process, and may crash if a forward pass is still running.
+    An orderly exit of torch and transformers takes seconds on a small board, while other nodes wait
+    for this process, and may crash if a forward pass is still running.
     """
     logging.shutdown()
     sys.stdout.flush()

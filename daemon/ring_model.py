@@ -1,4 +1,4 @@
-"""Ring model: what the coordinator knows of the model that it runs, and the blocks it sends."""
+"""Ring model: the coordinator's view of the model that it runs, and the blocks it sends."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class RingModel:
         """The folder with the tokenizer's files."""
         here = Path(config.model)
         self.name = str(here.resolve()) if here.is_dir() else config.model
-        """What stages are told: a path that they may have too, or the hub id."""
+        """The name for stages: a path that they may have too, or the hub id."""
 
     @property
     def can_be_cut_anew(self) -> bool:
-        """Whether it has blocks of any layers, and not only those that it was made into."""
+        """Whether blocks of any layers can be made, not only those of a sharded folder."""
         return self._made is None
 
     @property

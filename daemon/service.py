@@ -1,4 +1,4 @@
-"""Installs the coordinator or the stage as a service of systemd, removes it, tells its state."""
+"""Installs and removes the coordinator or the stage as a systemd service; reports its state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATE_FOLDER = Path("/var/lib/edgespec")
 """Where the units' StateDirectory lies: the cluster folder of a service."""
 
 _RUNNING = Path("run/systemd/system")  # there if and only if systemd is the init of this machine
-_GPU_GROUPS = ("video", "render")  # whoever may use a GPU; a group that is missing stops the unit
+_GPU_GROUPS = ("video", "render")  # groups that may use a GPU; a missing group stops the unit
 _HIDDEN = (Path("/home"), Path("/root"), Path("/run/user"))  # by ProtectHome=yes
 _COMMAND = "/usr/bin/env edgespec"  # in the shipped units
 _CONTROL_SECONDS = 60.0
@@ -33,7 +33,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How a service is; texts are systemd's own words, empty where it says nothing."""
+    """State of a service; the texts are systemd's, "" if there are none."""
 
     role: str
     unit: str
@@ -65,7 +65,7 @@ def unit_text(
 ) -> str:
     """The unit of a role with its command and options, for this machine.
 
-    `user`: who runs it; "" for a user of its own that exists while it runs. `command`: the edgespec
+    `user`: the account that runs it; "" for a dynamic user. `command`: the edgespec
     executable, by default this installation's. Raises ConfigError for an unknown role or user.
     """
     text = (resources.files("edgespec.systemd") / unit_name(role)).read_text(encoding="utf-8")
@@ -239,7 +239,7 @@ class Systemd:
         )
 
     def path(self, role: str) -> Path:
-        """Where the unit of a role lies."""
+        """Path of a role's unit."""
         return self.root / UNITS_FOLDER / unit_name(role)
 
     @property

@@ -1,4 +1,4 @@
-"""From what a command was told to a CoordinatorConfig: what is left out is filled in here."""
+"""From the options of a command to a CoordinatorConfig, with defaults filled in."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Value = TypeVar("Value", str, int, tuple[int, ...])
 
 @dataclass(frozen=True, slots=True)
 class RingOptions:
-    """What a command was told of a ring; what it was not told is empty (port: None)."""
+    """The ring options of a command; those that were not given are empty (port: None)."""
 
     model: str
     draft: str
@@ -44,14 +44,14 @@ class RingOptions:
 
     @property
     def describes_ring(self) -> bool:
-        """Whether it says anything of the ring, beside where it listens."""
+        """Whether any option was given but the address."""
         return any(value for name, value in asdict(self).items() if name not in ("host", "port"))
 
 
 def served_config(
     settings: ClusterSettings, asked: RingOptions, emulation: Emulation | None
 ) -> CoordinatorConfig:
-    """The ring that was asked for, or else that of the cluster. Raises ConfigError."""
+    """The ring of the options, or else that of the cluster. Raises ConfigError."""
     if asked.describes_ring:
         ring = replace(
             asked, dtype=asked.dtype or "float32", draft_quant=asked.draft_quant or "none"
@@ -110,7 +110,7 @@ def chosen_draft(draft: str, model: str) -> DraftChoice:
 
 
 def look_at_models(config: CoordinatorConfig) -> None:
-    """Find the commonest mistakes at once: before anything is imported, and stages are started."""
+    """Find the commonest mistakes early: before slow imports, and before stages start."""
     require_model(config.model)
     for folder in parse_draft(config.draft).folders:
         try:
@@ -161,7 +161,7 @@ def context_of(config: CoordinatorConfig, longest: int) -> int:
 
 
 def _agreed(what: str, asked: Value, made: Value, model: str) -> Value:
-    """What the folder was made with, unless something else is asked for."""
+    """The value that the folder was made with. Raises ConfigError if another one was given."""
     if asked and asked != made:
         raise ConfigError(
             f"{model} was made with {what} {_shown(made)}, not {_shown(asked)}; leave --{what} "

@@ -34,10 +34,10 @@ log = logging.getLogger("edgespec")
 def run_stage(
     config: StageConfig, identity: Identity, name: str, accepts: Callable[[str], bool] | None = None
 ) -> int:
-    """Join the ring, and join it again when it was lost, until a signal; returns the exit code.
+    """Join the ring, again whenever it is lost, until a signal; returns the exit code.
 
-    `name`: what the cluster calls this device. `accepts`: whether a key may read its metrics;
-    None: no key is asked for.
+    `name`: this device's name in the cluster. `accepts`: whether a key may read its metrics;
+    None: no key is needed.
 
     Raises ConfigError for settings or addresses that cannot be used, AccessRefused if the
     coordinator does not, or no longer, know the key.
@@ -86,7 +86,7 @@ def _metrics(
 ) -> AbstractContextManager[object]:
     if address is None:
         return nullcontext()
-    from edgespec.serving.stage_metrics import StageMetrics  # not for those who ask for none
+    from edgespec.serving.stage_metrics import StageMetrics  # only with --metrics
 
     return StageMetrics(address, node, accepts)
 
@@ -137,7 +137,7 @@ def _fetcher(config: StageConfig, identity: Identity) -> Fetcher:
 def _require_memory(assign: Assign, source: TensorSource) -> None:
     """Raise CapacityError, with numbers, for a block that this device has no memory for.
 
-    Without it the system would end some process, or slow down beyond use, once the block is read.
+    Otherwise the system would kill a process, or swap, once the block is read.
     """
     from edgespec.daemon.memory import available_memory
     from edgespec.model.block import compute_dtype

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TypeVar
 
 LEAST_RUNS = 3
-"""Runs of each piece of work behind the one that warms it up, if OVERRUN allows it."""
+"""Runs of each piece of work after the warm-up run, if OVERRUN allows it."""
 OVERRUN = 2
 """Times the budget after which fewer runs, even the one that warms up, have to do."""
 MOST_RUNS = 1000
@@ -28,12 +28,12 @@ class Sample:
 
     @property
     def least(self) -> float:
-        """The one that nothing disturbed, as far as that happened at all."""
+        """The fastest run, the least disturbed one."""
         return min(self.seconds)
 
     @property
     def median(self) -> float:
-        """The middle one: a run that something else disturbed does not count."""
+        """The median run, which disturbed runs do not change."""
         return median(self.seconds)
 
     def __str__(self) -> str:

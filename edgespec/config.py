@@ -60,16 +60,16 @@ QUANTISATIONS = {
 class Timing:
     """How long to wait, in seconds.
 
-    A node says `Heartbeat` every `beat`; a stage that said nothing for `silence` is lost, and a
-    coordinator is to its stages. A stage that has no place asks again every `retry`. A client gives
-    up a coordinator after `answer_silence`, and is given up after `client_silence`: neither holds
-    anybody up. `recovery`: how long a request waits for a ring that was lost; 0: not at all.
+    A node sends a `Heartbeat` every `beat`; stage and coordinator count as lost to each other after
+    `silence` without a message. A stage without layers asks again every `retry`. A client gives up
+    a coordinator after `answer_silence`, and the coordinator a client after `client_silence`.
+    `recovery`: how long a request waits for a ring that was lost; 0: not at all.
 
-    Two seconds are promised until a dead stage is noticed. A false alarm is cheap, as a stage keeps
+    A dead stage is noticed within two seconds, as promised. A false alarm is cheap: a stage keeps
     its block and is back within a beat or two, so that only the committed tokens are read again;
-    but one every minute would be a nuisance. A stage's loop is a thread of its own beside torch,
-    which holds Python's lock for some tenths of a second at most while it is asked for tokens. It
-    may take longer while a block is imported, packed and read: see `loading_silence`.
+    but one every minute would be a nuisance. A stage's loop runs in a thread beside torch, which
+    holds Python's lock for some tenths of a second at most during decoding, and for longer while
+    a block is imported, packed and read: see `loading_silence`.
     """
 
     beat: float = 0.25
@@ -81,7 +81,7 @@ class Timing:
 
     @property
     def loading_silence(self) -> float:
-        """The silence of a stage that does not hold its block yet: nobody computes meanwhile."""
+        """The silence of a stage that does not hold its block yet: the ring is idle then."""
         return 4 * self.silence
 
     def __post_init__(self) -> None:
@@ -99,8 +99,8 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A TCP host and port. `host`: a name, an IPv4 number, or an IPv6 number without brackets, with
-    a zone behind it (`fe80::1%eth0`) if it is link-local."""
+    """A TCP host and port. `host`: a name, an IPv4 number, or an IPv6 number without brackets,
+    followed by a zone (`fe80::1%eth0`) if it is link-local."""
 
     host: str
     port: int
@@ -120,7 +120,7 @@ class Address:
 
     @property
     def is_ipv6(self) -> bool:
-        """Whether it is an IPv6 number; of a name nobody knows."""
+        """Whether it is an IPv6 number (a name is not)."""
         return ":" in self.host
 
     @property
@@ -160,7 +160,7 @@ def _check_ipv6(host: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """Which devices a ring is held to: names or paths of profiles, and whose costs are charged.
+    """The devices that a ring emulates: names or paths of profiles, and the cost model.
 
     One profile stands for all devices, several are those of D0, V1 … VN. `cost_model` "" means
     the one that the profile was fitted with, or the default.
@@ -187,7 +187,7 @@ class Emulation:
 
     @property
     def options(self) -> list[str]:
-        """The options of a command that say the same."""
+        """The same as options of a command."""
         return ["--emulate", ",".join(self.profiles), "--cost-model", self.cost_model]
 
 
@@ -199,9 +199,9 @@ class CoordinatorConfig:
     `draft`: what drafting.choice takes, "" means none. `layers`: how many each stage gets; empty
     means equal shares. `context`: tokens of prompt and answer together; 0 means as many as the
     model takes. `cache`: the folder that keeps finished blocks; "" means the user's own. `trace`:
-    the file that says what this node did when, and `record` the one with all requests and their
-    ends; "" means none. `places`: names of the devices that a plan gives the places of stages 1, 2,
-    … to; empty means that any device may take any.
+    the file for this node's trace, `record` the one for all requests and their ends; "" means none.
+    `places`: names of the devices that a plan assigns to stages 1, 2, …; empty means that any
+    device may be any stage.
     """
 
     model: str
@@ -239,12 +239,12 @@ class CoordinatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """What `edgespec join` runs. `stage` 0: whichever place is free, or else a spare.
+    """What `edgespec join` runs. `stage` 0: any stage that is missing, or else a spare.
 
-    `model` "" means what is at hand: a block in the cache, the folder that the coordinator names,
-    or else the block that the coordinator sends. `cache`: the folder that keeps finished blocks;
-    "" means the user's own. `trace`: the file that says what this node did when; "" means none.
-    `metrics`: where Prometheus may ask for figures; None: nowhere.
+    `model` "" means: a block in the cache, the folder that the coordinator names, or else the block
+    that the coordinator sends. `cache`: the folder that keeps finished blocks;
+    "" means the user's own. `trace`: the file for this node's trace; "" means none.
+    `metrics`: address of the Prometheus endpoint; None: no endpoint.
     """
 
     stage: int
@@ -275,6 +275,6 @@ def _check_dtype(dtype: str) -> None:
 
 def _check_path(what: str, path: str) -> None:
     try:
-        path.encode("utf-8")  # the stages are told it in a message
+        path.encode("utf-8")  # it is sent to stages
     except UnicodeEncodeError:
         raise ConfigError(f"the {what} folder's name {path!r} is not valid UTF-8") from None

@@ -1,8 +1,8 @@
 """Layout: which devices make the fastest ring, in which order, with how many layers; exactly.
 
 The problem. A ring starts at D0, goes to a first device, then to any further ones in the order in
-which they are listed, and back. Who is first, who takes part and how many layers each has is free;
-each has at least one and at most as many as fit it. Wanted is the least
+which they are listed, and back. Free to choose: the first device, which others take part, and how
+many layers each has, at least one and at most as many as fit it. Minimise
 
     slowest_weight × slowest + trip_weight × trip
 
@@ -76,7 +76,7 @@ def fits(layers: int, devices: Sequence[Candidate]) -> bool:
 def measured(
     order: Sequence[int], split: Sequence[int], devices: Sequence[Candidate], links: LinkTimes
 ) -> Layout:
-    """The layout of this order and split, with its slowest step and its trip."""
+    """The layout of this order and split, with its times."""
     nodes = [0, *(device + 1 for device in order), 0]
     hops = list(pairwise(nodes))
     shares = [(devices[device], count) for device, count in zip(order, split, strict=True)]

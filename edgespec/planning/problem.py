@@ -45,7 +45,7 @@ class Problem:
 
     @cached_property
     def needs(self) -> Needs:
-        """What devices need for it."""
+        """The memory that devices need."""
         return Needs(self.model, self.context, self.requests)
 
     @cached_property
@@ -70,7 +70,7 @@ class Problem:
         return not any(self.model.quantisation.name in d.profile.unusable for d in self.others)
 
     def fits(self) -> bool:
-        """Whether there is a plan at all."""
+        """Whether any plan exists."""
         return self.needs.coordinator().total <= self.coordinator.memory and fits(
             self.model.of.layers, self.candidates
         )

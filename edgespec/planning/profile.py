@@ -82,11 +82,11 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     to application. `cost_model`: the model that the figures were fitted with, used when the user
     names none; "" if they fit any.
 
-    What only a device can tell, empty or None in a profile that was not measured:
+    Known only from measurements on a device; empty or None in other profiles:
     `quantisations`: a table for each quantisation that runs here, by name, for 10^9 bytes as
     packed by it; `unusable`: why the others do not. `quantisation`: the one that `four_bit` was
     taken from. `disk_bandwidth`: at which a block file is read. `draft_seconds`: one forward pass
-    of the draft model that its origin names, head included. `board`: facts, for people.
+    of the draft model that its origin names, head included. `board`: facts for users.
     """
 
     name: Text

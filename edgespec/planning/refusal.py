@@ -16,7 +16,7 @@ from edgespec.planning.profile import Figure
 CONTEXT_STEP = 64
 """Advice names contexts that are multiples of it."""
 LEAST_CONTEXT = 256
-"""No advice goes below it: a shorter context serves nobody."""
+"""The shortest context that is advised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Shortage:
 
     def __str__(self) -> str:
         who = f"stage {self.stage}" if self.stage else "the coordinator"
-        # To the hundredth above and below, so that need is more than have in words as well.
+        # Rounded up and down to a hundredth, so that the shown need exceeds what the device has.
         return (
             f"{who} ({self.device.name}) needs {gib(self.need + GIB / 200)} for {self.share}, "
             f"has {gib(max(0, self.device.memory - GIB / 200))}"
@@ -47,7 +47,7 @@ class Remedy:
 
 
 def refusal(problem: Problem) -> str:
-    """Why a problem that does not fit does not, and every way out that was found."""
+    """Why a problem does not fit, and every remedy that was found."""
     short = "; ".join(map(str, shortages(problem)))
     ways = ", or ".join(remedy.words for remedy in remedies(problem))
     of = problem.model
@@ -83,7 +83,7 @@ def remedies(problem: Problem) -> list[Remedy]:
 
 
 def _short_stage(problem: Problem) -> Shortage | None:
-    """If the layers do not fit: the stage that lacks most when the rest is spread.
+    """If the layers do not fit: the stage that lacks most memory when the rest is spread.
 
     Every device is filled up; each layer that is left goes to the device that then lacks least.
     """
