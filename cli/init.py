@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import typer
@@ -80,30 +80,36 @@ def init(
     folder = folder_of(cluster)
     kept = _is_cluster(folder)
     model, draft = _absolute(model), _absolute_draft(draft, model)
-    planned = None
+    plan = None
     if devices:
         if stages or layers:
             raise ConfigError(
                 "--devices plans how many stages there are and how many layers each has; leave "
                 "--stages and --layers out"
             )
-        planned = _planned(model, draft, quant, draft_quant, context, devices)
-        quant, context, layers = planned.quant, planned.made.problem.context, planned.layers
-    dtype = dtype or ("bfloat16" if planned else "float32")
+        plan = _planned(model, draft, quant, draft_quant, context, devices)
+        quant, context = plan.problem.model.quantisation.name, plan.problem.context
+        layers = ",".join(map(str, plan.split))
+    dtype = dtype or ("bfloat16" if plan else "float32")
     settings, later = _settings(
         RingOptions(model, draft, stages, dtype, quant, draft_quant, layers, context),
         Address(host, port),
     )
-    if planned:
-        settings = structs.replace(settings, places=planned.places)
-    text = planned.text(notes) if planned else ""
+    text = ""
+    if plan:
+        settings = structs.replace(settings, places=_places(plan))
+        with notes.waiting("playing the plan in virtual time"):
+            speed = speculative_speed(plan)
+        base, chosen = model or bundled("base"), str(chosen_draft(draft, model))
+        commands = list(commands_of(plan, base, chosen, draft_quant))
+        text = json.dumps(plan_as_json(plan, speed, commands), ensure_ascii=False) + "\n"
     made = ClusterFolder.create(folder, settings)
     made.keep_plan(text)
     token = AccessStore(made).new_token(STAGE, 0, TOKEN_S)
     if as_json:
         print(json.dumps(_as_object(made, settings, token.text, kept), ensure_ascii=False))
         return
-    for line in planned.lines() if planned else ():
+    for line in _device_lines(plan) if plan else ():
         notes.say(line)
     _tell(notes, made, kept, later)
     print(f"edgespec join {token.text}")
@@ -122,66 +128,38 @@ def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, lis
     return ClusterSettings(**asdict(made)), later
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """A plan, and the models that it is for."""
-
-    made: Plan
-    model: str
-    draft: str
-    draft_quant: str
-
-    @property
-    def quant(self) -> str:
-        return self.made.problem.model.quantisation.name
-
-    @property
-    def layers(self) -> str:
-        """As the option --layers takes them."""
-        return ",".join(map(str, self.made.split))
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """The devices' names in ring order; () if the plan names profiles only."""
-        devices = [place.device for place in self.made.places[1:]]
-        if not all(map(_has_own_name, devices)):
-            return ()
-        names = tuple(clean_name(device.name) for device in devices)
-        if len(set(names)) < len(names):
-            raise ConfigError(
-                f"two devices would be called the same: {', '.join(names)}; give them names that "
-                "differ in more than spaces"
-            )
-        return names
-
-    def text(self, notes: Notes) -> str:
-        """The JSON object that `edgespec plan --json` prints; takes seconds."""
-        with notes.waiting("playing the plan in virtual time"):
-            speed = speculative_speed(self.made)
-        commands = list(commands_of(self.made, self.model, self.draft, self.draft_quant))
-        return json.dumps(plan_as_json(self.made, speed, commands), ensure_ascii=False) + "\n"
-
-    def lines(self) -> Iterator[str]:
-        """A line for each device."""
-        for place in self.made.places:
-            what = f"layers {place.first} to {place.end - 1}" if place.stage else "coordinator"
-            yield (
-                f"{'V' if place.stage else 'D'}{place.stage} {place.device.name}: {what}, needs "
-                f"{place.need.total / GIB:.2f} of {place.device.memory / GIB:.2f} GiB"
-            )
-        for device, reason in self.made.left_out:
-            yield f"left out: {device.name} ({reason})"
-
-
 def _planned(
     model: str, draft: str, quant: str, draft_quant: str, context: int, devices: str
-) -> _Planned:
-    base = model or bundled("base")
+) -> Plan:
     chosen = chosen_draft(draft, model)
-    asked = model_to_plan(base, quant, str(chosen) or NONE, draft_quant)
+    asked = model_to_plan(model or bundled("base"), quant, str(chosen) or NONE, draft_quant)
     coordinator, others = devices_of(devices)
-    problem = Problem(asked.model, coordinator, others, chosen_context(asked, context))
-    return _Planned(make_plan(problem), base, str(chosen), draft_quant)
+    return make_plan(Problem(asked.model, coordinator, others, chosen_context(asked, context)))
+
+
+def _places(plan: Plan) -> tuple[str, ...]:
+    """The devices' names in ring order; () if the plan names profiles only."""
+    devices = [place.device for place in plan.places[1:]]
+    if not all(map(_has_own_name, devices)):
+        return ()
+    names = tuple(clean_name(device.name) for device in devices)
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            f"two devices would be called the same: {', '.join(names)}; give them names that "
+            "differ in more than spaces"
+        )
+    return names
+
+
+def _device_lines(plan: Plan) -> Iterator[str]:
+    for place in plan.places:
+        what = f"layers {place.first} to {place.end - 1}" if place.stage else "coordinator"
+        yield (
+            f"{'V' if place.stage else 'D'}{place.stage} {place.device.name}: {what}, needs "
+            f"{place.need.total / GIB:.2f} of {place.device.memory / GIB:.2f} GiB"
+        )
+    for device, reason in plan.left_out:
+        yield f"left out: {device.name} ({reason})"
 
 
 def _has_own_name(device: Device) -> bool:

@@ -19,9 +19,9 @@ from edgespec.config import Address
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.errors import ConfigError
-from edgespec.net.keys import Identity
 
 if TYPE_CHECKING:
+    from edgespec.daemon.kernels import Kernels
     from edgespec.daemon.measure import Measured
 
 _LEAST_SECONDS, _MOST_SECONDS = 0.01, 3600.0
@@ -63,7 +63,16 @@ def profile(
     address = Address.parse(coordinator) if coordinator else None
     identity = ClusterFolder.open(folder_of(cluster)).identity if coordinator else None
     notes = Notes()
-    measured = _measured(notes, name, cache, model, draft, address, identity, seconds)
+    with notes.waiting("trying the quantisations") as waiting:
+        # Imported late, as torch takes seconds: a wrong option is refused at once.
+        from edgespec.daemon.blocks import default_folder
+        from edgespec.daemon.measure import MeasureRequest, measure
+
+        waiting("trying the quantisations")
+        kernels = _kernels(notes)
+        folder = Path(cache) if cache else default_folder()
+        request = MeasureRequest(name, folder, model, draft, address, identity, seconds)
+        measured = measure(request, kernels.usable, kernels.unusable, waiting)
     content = json.dumps(measured.profile.to_dict(), indent=2, ensure_ascii=False) + "\n"
     file.write_text(content, encoding="utf-8")
     if plot:
@@ -80,42 +89,20 @@ def profile(
     )
 
 
-def _measured(
-    notes: Notes,
-    name: str,
-    cache: str,
-    model: str,
-    draft: str,
-    coordinator: Address | None,
-    identity: Identity | None,
-    seconds: float,
-) -> Measured:
-    """Find the quantisations that run here, then measure; exit code 1 without a 4-bit one."""
-    from edgespec.daemon.blocks import default_folder
+def _kernels(notes: Notes) -> Kernels:
+    """The quantisations that run here; exit code 1 without a 4-bit one."""
     from edgespec.daemon.kernels import tried_kernels
-    from edgespec.daemon.measure import MeasureRequest, measure
 
-    with notes.waiting("trying the quantisations") as waiting:
-        waiting("trying the quantisations")
-        kernels = tried_kernels()
-        for kernel, reason in kernels.unusable.items():
-            notes.say(f"{kernel} is not measured: {reason}")
-        if not kernels.has_four_bit:
-            notes.say(
-                "edgespec: error: no 4-bit quantisation runs here, and a profile needs the times "
-                "of one; see above for each, and run `edgespec doctor`"
-            )
-            raise typer.Exit(EXIT_FAILED)
-        request = MeasureRequest(
-            name=name,
-            cache=Path(cache) if cache else default_folder(),
-            model=model,
-            draft=draft,
-            coordinator=coordinator,
-            identity=identity,
-            seconds=seconds,
+    kernels = tried_kernels()
+    for kernel, reason in kernels.unusable.items():
+        notes.say(f"{kernel} is not measured: {reason}")
+    if not kernels.has_four_bit:
+        notes.say(
+            "edgespec: error: no 4-bit quantisation runs here, and a profile needs the times of "
+            "one; see above for each, and run `edgespec doctor`"
         )
-        return measure(request, kernels.usable, kernels.unusable, waiting)
+        raise typer.Exit(EXIT_FAILED)
+    return kernels
 
 
 def _default_name(out: str) -> str:

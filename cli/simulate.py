@@ -104,6 +104,10 @@ def simulate(
     recorded = read_recording(recording) if recording is not None else []
     policies = chosen_policies(split_names([policy]), str(chosen))
     names, profiles = ring_of(profile or [DEFAULT_PROFILE], stages)
+    if recording is not None:
+        workload = prompts_of(recorded)
+    else:
+        workload = read_prompts(prompts, limit) if prompts else default_prompts(limit)
     setup = Setup(
         model=base,
         draft=str(chosen),
@@ -111,13 +115,7 @@ def simulate(
         profiles=profiles,
         cost_model=charged_model(cost_model, profiles),
         link=parse_link(link) if link else None,
-        prompts=tuple(
-            prompts_of(recorded)
-            if recording is not None
-            else read_prompts(prompts, limit)
-            if prompts
-            else default_prompts(limit)
-        ),
+        prompts=tuple(workload),
         max_new_tokens=sampling.max_new_tokens,
         sampling=sampling.sampling,
     )
@@ -228,27 +226,20 @@ def _progress(prompts: int, waiting: Callable[[str], None]) -> Callable[[str, in
 
 
 def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
-    table = table_of(runs)
     of = setup.cost_model
     devices = f"each a {names[0]}" if len(set(names)) == 1 else ", ".join(names)
     links = "the profiles' links"
     if (link := setup.link) is not None:
-        links = (
-            f"links of {link.latency * 1e3:g} ms, "
-            + (
-                f"{link.bytes_per_second * 8 / 1e6:g} Mbit/s"
-                if link.bytes_per_second
-                else "no limit"
-            )
-            + f", {link.jitter * 1e3:g} ms jitter, {link.loss:g} loss"
-        )
-    new_tokens = runs[0].new_tokens
+        mbit = link.bytes_per_second * 8 / 1e6
+        rate = f"{mbit:g} Mbit/s" if mbit else "no limit"
+        jitter = f"{link.jitter * 1e3:g} ms jitter"
+        links = f"links of {link.latency * 1e3:g} ms, {rate}, {jitter}, {link.loss:g} loss"
     show_table(
-        table,
+        table_of(runs),
         f"charged: {of.name}, drafts by {of.draft.name}; D0 and {setup.stages} stage(s), "
         f"{devices}; {links}",
-        f"{len(setup.prompts)} prompts, {new_tokens} new tokens; all times are virtual, from those "
-        "figures and not measured",
+        f"{len(setup.prompts)} prompts, {runs[0].new_tokens} new tokens; all times are virtual, "
+        "from those figures and not measured",
         f"vs AR, vs naive: tok/s over that of {REFERENCE}, {RIVAL}; exact: the tokens of "
         f"{REFERENCE}",
     )

@@ -21,8 +21,8 @@ from edgespec.wire.client_messages import NodeStatus, Status
 
 UNKNOWN = "-"
 
-_COLUMNS = ("node", "device", "address", "layers", "state")
-_FIGURES = ("GiB free", "°C", "busy", "link ms", "heard s", "losses")
+NAMES = ("node", "device", "address", "layers", "state")
+FIGURES = ("GiB free", "°C", "busy", "link ms", "heard s", "losses")
 
 
 def status(
@@ -54,9 +54,9 @@ def print_status(state: Status) -> None:
 
 def _table(state: Status) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in _COLUMNS:
+    for name in NAMES:
         table.add_column(name)
-    for name in _FIGURES:
+    for name in FIGURES:
         table.add_column(name, justify="right")
     for node in state.nodes:
         table.add_row(*map(Text, (*name_cells(node), *figure_cells(node))))
@@ -64,7 +64,7 @@ def _table(state: Status) -> Table:
 
 
 def name_cells(node: NodeStatus) -> Iterator[str]:
-    """The cells of _COLUMNS."""
+    """The cells of NAMES."""
     yield node_name(node)
     yield node.name or UNKNOWN
     yield node.address or UNKNOWN
@@ -78,7 +78,7 @@ def node_name(node: NodeStatus) -> str:
 
 
 def figure_cells(node: NodeStatus) -> Iterator[str]:
-    """The cells of _FIGURES."""
+    """The cells of FIGURES."""
     is_here = node.state != "missing"
     has_said = node.free or node.temperature  # a device that has reported its health
     if node.free:

@@ -11,7 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from edgespec.cli.answer_view import shown
-from edgespec.cli.status import UNKNOWN, duration, figure_cells, name_cells, remarks, ring_line
+from edgespec.cli.status import (
+    FIGURES,
+    NAMES,
+    UNKNOWN,
+    duration,
+    figure_cells,
+    name_cells,
+    remarks,
+    ring_line,
+)
 from edgespec.wire.client_messages import NodeStatus, Status
 
 HISTORY = 16
@@ -114,8 +123,10 @@ def _table(state: Status, busy: BusyHistory, console: Console, names: str) -> Ta
     return table
 
 
-def _status_cell(number: int) -> Cell:
+def _status_cell(column: str) -> Cell:
     """A cell that `edgespec status` has too."""
+
+    number = (*NAMES, *FIGURES).index(column)
 
     def cell(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
         return Text(shown((*name_cells(node), *figure_cells(node))[number]))
@@ -142,7 +153,7 @@ def _memory_bar(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
 
 
 def _temperature(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
-    text = _status_cell(_FIGURE["°C"])(node, busy, blocks)
+    text = _status_cell("°C")(node, busy, blocks)
     if node.throttled or (node.limit and node.temperature >= node.limit):
         text.stylize("bold red")
     elif node.limit and node.temperature >= node.limit - WARM:
@@ -151,14 +162,14 @@ def _temperature(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
 
 
 def _busy_bar(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
-    share = _status_cell(_FIGURE["busy"])(node, busy, blocks)
+    share = _status_cell("busy")(node, busy, blocks)
     if share.plain == UNKNOWN:
         return share
     return Text.assemble(bar(node.busy, "green", blocks), f" {share.plain:>4}")
 
 
 def _busy_history(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
-    if _status_cell(_FIGURE["busy"])(node, busy, blocks).plain == UNKNOWN:
+    if _status_cell("busy")(node, busy, blocks).plain == UNKNOWN:
         return Text(UNKNOWN)
     levels = _LEVELS if blocks else "0123456789"
     last = len(levels) - 1
@@ -172,24 +183,22 @@ def bar(share: float, style: str, blocks: bool) -> Text:
     return Text.assemble((one * full, style), (none * (BAR - full), "dim"))
 
 
-_FIGURE = {"GiB free": 5, "°C": 6, "busy": 7, "link ms": 8, "heard s": 9, "losses": 10}
-
 _COLUMNS: dict[str, tuple[str, JustifyMethod, Cell]] = {
-    "node": ("node", "left", _status_cell(0)),
-    "device": ("device", "left", _status_cell(1)),
-    "address": ("address", "left", _status_cell(2)),
-    "layers": ("layers", "left", _status_cell(3)),
+    "node": ("node", "left", _status_cell("node")),
+    "device": ("device", "left", _status_cell("device")),
+    "address": ("address", "left", _status_cell("address")),
+    "layers": ("layers", "left", _status_cell("layers")),
     "words": ("state", "left", _words),
     "state": ("state", "left", _state),
     "bar": ("memory", "left", _memory_bar),
-    "free": ("GiB free", "right", _status_cell(_FIGURE["GiB free"])),
+    "free": ("GiB free", "right", _status_cell("GiB free")),
     "celsius": ("°C", "right", _temperature),
     "work": ("busy", "left", _busy_bar),
     "history": (f"last {HISTORY} looks", "left", _busy_history),
-    "busy": ("busy", "right", _status_cell(_FIGURE["busy"])),
-    "trip": ("link ms", "right", _status_cell(_FIGURE["link ms"])),
-    "heard": ("heard s", "right", _status_cell(_FIGURE["heard s"])),
-    "losses": ("losses", "right", _status_cell(_FIGURE["losses"])),
+    "busy": ("busy", "right", _status_cell("busy")),
+    "trip": ("link ms", "right", _status_cell("link ms")),
+    "heard": ("heard s", "right", _status_cell("heard s")),
+    "losses": ("losses", "right", _status_cell("losses")),
 }
 _LAYOUTS = (
     "node device address layers words bar free celsius work history trip heard losses",

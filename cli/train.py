@@ -15,45 +15,39 @@ from edgespec.errors import ConfigError
 
 train = typer.Typer(help="Train draft weights for a base model.", no_args_is_help=True)
 
-BaseFolder = Annotated[Path, typer.Argument(help="Folder of the base model.")]
-Text = Annotated[
-    Path, typer.Argument(help='Text: one document a line, or .jsonl objects with a "text".')
-]
 Steps = Annotated[int, typer.Option(min=1, help="Steps of training.")]
 Batch = Annotated[int, typer.Option(min=1, help="Rows of text a step.")]
-RowLength = Annotated[int, typer.Option(min=64, help="Tokens of a row.")]
-TextRows = Annotated[
-    int, typer.Option(min=1, help="Rows of the file at most. The others are left out.")
-]
-OwnRows = Annotated[
-    int, typer.Option(min=0, help="Rows that the base writes itself, beside the file's.")
-]
 Rate = Annotated[float, typer.Option(help="Peak of the learning rate.")]
-Dtype = Annotated[str, typer.Option(help="What the base is held in.")]
-Low = Annotated[bool, typer.Option("--low/--no-low", help="Compute in bfloat16 where it may be.")]
-Seed = Annotated[int, typer.Option(help="Of the order of the rows.")]
+BASE = typer.Argument(..., help="Folder of the base model.")
+TEXT = typer.Argument(..., help='Text: one document a line, or .jsonl objects with a "text".')
+ROW_LENGTH = typer.Option(256, min=64, help="Tokens of a row.")
+TEXT_ROWS = typer.Option(20_000, min=1, help="Rows of the file at most. The others are left out.")
+OWN_ROWS = typer.Option(1024, min=0, help="Rows that the base writes itself, beside the file's.")
+DTYPE = typer.Option("float32", help="What the base is held in.")
+LOW = typer.Option(True, "--low/--no-low", help="Compute in bfloat16 where it may be.")
+SEED = typer.Option(0, help="Of the order of the rows.")
 
 
 @train.command()
 def eagle(
-    base: BaseFolder,
-    text: Text,
+    base: Path = BASE,
+    text: Path = TEXT,
     out: Path = typer.Option(..., metavar="DIR", help="Folder to write the head to."),
     kind: str = typer.Option("eagle", help="eagle (the form of EAGLE-2) or eagle3."),
     steps: Steps = 2000,
     batch: Batch = 8,
-    row_length: RowLength = 256,
-    own_rows: OwnRows = 1024,
-    text_rows: TextRows = 20_000,
+    row_length: int = ROW_LENGTH,
+    own_rows: int = OWN_ROWS,
+    text_rows: int = TEXT_ROWS,
     levels: int | None = typer.Option(
         None, min=1, max=8, help="Levels of the tree to train. Default: 4, for eagle3 7."
     ),
     rate: Rate = 2e-3,
     draft_vocab: int = typer.Option(0, min=0, help="Tokens that an eagle3 head scores. 0: all."),
-    dtype: Dtype = "float32",
-    low: Low = True,
-    seed: Seed = 0,
-    as_json_object: bool = options.JSON,
+    dtype: str = DTYPE,
+    low: bool = LOW,
+    seed: int = SEED,
+    as_json: bool = options.JSON,
 ) -> None:
     """Train an EAGLE head for a base model. Stopped, the same command goes on where it was.
 
@@ -74,42 +68,30 @@ def eagle(
 
         known: Kind = "eagle3" if kind == "eagle3" else "eagle"
         settings = Settings(steps, batch, levels or LEVELS[known], rate, low, seed)
-        plan = Plan(
-            base,
-            text,
-            out,
-            known,
-            settings,
-            row_length,
-            text_rows=text_rows,
-            own_rows=own_rows,
-            vocab=draft_vocab,
-        )
+        rows = {"text_rows": text_rows, "own_rows": own_rows}
+        plan = Plan(base, text, out, known, settings, row_length, vocab=draft_vocab, **rows)
         figures = run(plan, say, compute_dtype(dtype, best_device()))
-    if as_json_object:
-        print(json.dumps(figures))
-    else:
-        _show(figures, out)
+    _show(figures, out, as_json)
 
 
 @train.command()
 def ppd(
-    base: BaseFolder,
-    text: Text,
+    base: Path = BASE,
+    text: Path = TEXT,
     out: Path = typer.Option(..., metavar="DIR", help="Folder to write the prompt tokens to."),
     depth: int = typer.Option(3, min=1, max=8, help="Tokens to guess ahead."),
     copies: int = typer.Option(1, min=1, max=8, help="Vectors of each (EPTs)."),
     steps: Steps = 1000,
     batch: Batch = 4,
     chains: int = typer.Option(64, min=1, help="Chains of prompt tokens in a row."),
-    row_length: RowLength = 256,
-    text_rows: TextRows = 20_000,
-    own_rows: OwnRows = 1024,
+    row_length: int = ROW_LENGTH,
+    text_rows: int = TEXT_ROWS,
+    own_rows: int = OWN_ROWS,
     rate: Rate = 1e-2,
-    dtype: Dtype = "float32",
-    low: Low = True,
-    seed: Seed = 0,
-    as_json_object: bool = options.JSON,
+    dtype: str = DTYPE,
+    low: bool = LOW,
+    seed: int = SEED,
+    as_json: bool = options.JSON,
 ) -> None:
     """Train PPD prompt tokens for a base model. Stopped, the same command goes on where it was.
 
@@ -128,10 +110,7 @@ def ppd(
             base, text, out, depth, copies, chains, settings, row_length, text_rows, own_rows
         )
         figures = train_prompts(plan, say, compute_dtype(dtype, best_device()))
-    if as_json_object:
-        print(json.dumps(figures))
-    else:
-        _show(figures, out)
+    _show(figures, out, as_json)
 
 
 def _make(out: Path) -> None:
@@ -144,7 +123,10 @@ def _make(out: Path) -> None:
         ) from None
 
 
-def _show(figures: dict[str, Any], out: Path) -> None:
+def _show(figures: dict[str, Any], out: Path, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(figures))
+        return
     print(f"draft weights in {out}, measured on {figures['held_out_tokens']} held-out tokens")
     for rank, shares in figures["agreement_by_level"].items():
         levels = "  ".join(f"{share:.3f}" for share in shares)
