@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from edgespec.daemon.access_list import (
     clean_name,
 )
 from edgespec.daemon.cluster import COORDINATOR_NAME, ClusterFolder
-from edgespec.daemon.private_files import held, read_private, write_private
+from edgespec.daemon.private_files import file_state, held, read_private, state_of, write_private
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.net.keys import Token, is_key, short
 from edgespec.runtime.access_policy import CLIENT, OWNER, STAGE, TOKEN
@@ -203,7 +202,7 @@ class AccessStore:
             now = time.monotonic()
             if at_once or now - self._looked >= LOOK_EVERY_S:
                 self._looked = now
-                if self._signature() != self._seen:
+                if file_state(self._path) != self._seen:
                     self._reload()
             return self._entries
 
@@ -221,13 +220,7 @@ class AccessStore:
         if stored is None:
             return AccessList(), ()
         text, state = stored
-        return AccessList.parse(text, self._path), _signature(state)
-
-    def _signature(self) -> tuple[int, ...]:
-        try:
-            return _signature(os.stat(self._path))
-        except OSError:
-            return ()
+        return AccessList.parse(text, self._path), state_of(state)
 
     @contextmanager
     def _changing(self) -> Iterator[AccessList]:
@@ -240,11 +233,6 @@ class AccessStore:
             text = entries.to_json()
             if text != before:
                 write_private(self._path, text)
-            seen = self._signature()  # no other process writes while we hold the folder
+            seen = file_state(self._path)  # no other process writes while we hold the folder
             with self._lock:
                 self._entries, self._seen, self._warned = entries, seen, False
-
-
-def _signature(state: os.stat_result) -> tuple[int, ...]:
-    """Differs once the file is written, replaced or given other permissions."""
-    return (state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_size)

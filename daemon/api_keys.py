@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import os
 import secrets
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from msgspec import Meta
 
 from edgespec.daemon.private_files import (
     REMEDY,
+    file_state,
     held,
     read_private,
     write_private,
@@ -57,7 +57,7 @@ class ApiKeys:
 
     def all(self) -> tuple[ApiKey, ...]:
         """All valid keys, the oldest first."""
-        state = _state(self._file)
+        state = file_state(self._file)
         if self._read is None or self._read[0] != state:
             self._read = state, self._load()
         return self._read[1]
@@ -111,12 +111,3 @@ class ApiKeys:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _state(path: Path) -> tuple[int, ...]:
-    """Differs once the file is replaced."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ()
-    return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 ROOT = Path("/")
 HOT = 85.0
 """Degrees Celsius from which a zone without trip points counts as hot; boards throttle above."""
@@ -243,6 +245,14 @@ def interface_speed(name: str = "", root: Path = ROOT) -> tuple[str, float] | No
     name = name or next(_default_routes(root), "")
     megabits = _number(root / "sys/class/net" / name / "speed") if name else None
     return (name, megabits * 1e6) if megabits and megabits > 0 else None
+
+
+def interface_of(own: str) -> str:
+    """The network interface that has this address; "" if none has."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == own for address in addresses):
+            return str(name)
+    return ""
 
 
 def _default_routes(root: Path) -> Iterator[str]:

@@ -18,11 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-import psutil
-
 from edgespec.config import LOOPBACK, Address
 from edgespec.daemon.cluster import ClusterFolder
-from edgespec.daemon.device import ROOT, interface_speed
+from edgespec.daemon.device import ROOT, interface_of, interface_speed
 from edgespec.daemon.doctor_finding import BLOCKED, OK, WARNING, Finding
 from edgespec.errors import AccessRefused, ConfigError, EdgespecError
 from edgespec.net.control import takes_connections
@@ -320,7 +318,7 @@ def _link(address: Address, trip: float, root: Path) -> Finding:
     if own == number_of(address.host):
         busy = "; that is long: this machine is busy with other things" if is_slow else ""
         return Finding("link", WARNING if is_slow else OK, f"{text}, on this machine{busy}")
-    name = _interface_with(own)
+    name = interface_of(own)
     speed = interface_speed(name, root) if name else None
     if speed is None:
         text += f" by {name or own}, which does not tell its speed (Wi-Fi does not)"
@@ -333,14 +331,6 @@ def _link(address: Address, trip: float, root: Path) -> Finding:
     else:
         return Finding("link", OK, text)
     return Finding("link", WARNING, text)
-
-
-def _interface_with(own: str) -> str:
-    """The network interface that has this address; "" if none has."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address == own for address in addresses):
-            return str(name)
-    return ""
 
 
 def _within(seconds: float, work: Callable[[], Result]) -> Result | None:

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
-import psutil
 import torch
 
 from edgespec import __version__
@@ -26,6 +25,7 @@ from edgespec.daemon.bandwidths import (
 from edgespec.daemon.device import (
     board_facts,
     gpu_facts,
+    interface_of,
     interface_speed,
     last_level_cache,
     warnings,
@@ -335,11 +335,3 @@ def _link_bandwidth(interface: str) -> Figure:
     else:
         what, bits = f"the {told[1] / 1e6:.0f} Mbit/s of {told[0]}", told[1]
     return Figure(round(PAYLOAD * bits / 8), f"assumed, not measured: what TCP carries over {what}")
-
-
-def interface_of(own: str) -> str:
-    """The network interface that has this address; "" if none has."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address == own for address in addresses):
-            return str(name)
-    return ""

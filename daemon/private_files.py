@@ -147,6 +147,19 @@ def read_private(path: Path, *, secret: bool) -> tuple[str, os.stat_result] | No
     return text, state
 
 
+def file_state(path: Path) -> tuple[int, ...]:
+    """Differs once a file is written, replaced or given other permissions; () if there is none."""
+    try:
+        return state_of(os.stat(path))
+    except OSError:
+        return ()
+
+
+def state_of(found: os.stat_result) -> tuple[int, ...]:
+    """`file_state` of what `read_private` returns."""
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size
+
+
 def _check_mode(path: Path, mode: int, secret: bool) -> None:
     if not stat.S_ISREG(mode):
         raise ConfigError(f"{path} is no plain file; {REMEDY}")

@@ -76,6 +76,16 @@ class Architecture:
         return self.vocab * self.hidden
 
     @property
+    def head_bytes(self) -> int:
+        """Bytes of the output head in 16 bit."""
+        return 2 * self.head_weights
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the keys and values of one row in one layer, in 16 bit."""
+        return 2 * 2 * self.kv_width
+
+    @property
     def largest_matrix(self) -> int:
         """Weights of the largest matrix of a layer."""
         return max(r * c for r, c in (*self.attention_matrices, *self.mlp_matrices))

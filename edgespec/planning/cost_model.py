@@ -50,7 +50,7 @@ class DraftPass(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftCosts:
-    """A draft model on D0: its layers at `bits` (4, 8 or 16), its head at `head_bits`.
+    """A draft model on D0: its layers at `bits` (4, 8 or 16), its head in 16.
 
     `layer_bytes` as held; `kv_bytes`: keys and values of one row in one layer, 16 bit.
     `ends_bytes`: what D0 holds of the draft's embedding and head, beside the base's head.
@@ -61,7 +61,6 @@ class DraftCosts:
     layer_bytes: int
     bits: int
     head_bytes: int
-    head_bits: int
     kv_bytes: int
     ends_bytes: int
 
@@ -71,7 +70,7 @@ class DraftCosts:
         return self.layers * self.layer_bytes + self.ends_bytes
 
 
-NO_DRAFT = DraftCosts("", 0, 0, 16, 0, 16, 0, 0)
+NO_DRAFT = DraftCosts("", 0, 0, 16, 0, 0, 0)
 """A ring without a draft model."""
 
 
@@ -128,8 +127,8 @@ def cost_model_of(
         layers=of.layers,
         hidden_size=of.hidden,
         layer_bytes=of.layer_bytes(quantisation),
-        kv_bytes=2 * 2 * of.kv_width,
-        head_bytes=2 * of.head_weights,
+        kv_bytes=of.kv_bytes,
+        head_bytes=of.head_bytes,
         draft=draft,
         bits=bits_of(quantisation),
         quantisation=quantisation.name,
@@ -151,16 +150,14 @@ def draft_costs_of(name: str, of: Architecture, quantisation: Quantisation) -> D
     """
     mlp = of.mlp_bytes(quantisation) * (of.active if of.experts else 1) // max(1, of.experts)
     unused = of.mlp_bytes(quantisation) - mlp
-    head = 2 * of.head_weights
     return DraftCosts(
         name=name,
         layers=of.layers,
         layer_bytes=of.attention_bytes(quantisation) + mlp,
         bits=bits_of(quantisation),
-        head_bytes=head,
-        head_bits=16,
-        kv_bytes=2 * 2 * of.kv_width,
-        ends_bytes=(1 if of.tied else 2) * head + of.layers * unused,
+        head_bytes=of.head_bytes,
+        kv_bytes=of.kv_bytes,
+        ends_bytes=(1 if of.tied else 2) * of.head_bytes + of.layers * unused,
     )
 
 
@@ -172,10 +169,9 @@ def _independent(name: str) -> DraftCosts:
         layers=of.layers,
         layer_bytes=packed_bytes(of.layer_weights, 4),
         bits=4,
-        head_bytes=packed_bytes(of.head_weights, 16),
-        head_bits=16,
-        kv_bytes=2 * 2 * of.kv_width,
-        ends_bytes=packed_bytes(of.head_weights, 16) * (1 if of.tied else 2),
+        head_bytes=of.head_bytes,
+        kv_bytes=of.kv_bytes,
+        ends_bytes=of.head_bytes * (1 if of.tied else 2),
     )
 
 
@@ -191,10 +187,9 @@ def eagle_costs(base: str, of: Architecture, bits: int) -> DraftCosts:
         layers=1,
         layer_bytes=packed_bytes(weights, bits),
         bits=bits,
-        head_bytes=packed_bytes(of.head_weights, 16),
-        head_bits=16,
-        kv_bytes=2 * 2 * of.kv_width,
-        ends_bytes=packed_bytes(of.head_weights, 16),
+        head_bytes=of.head_bytes,
+        kv_bytes=of.kv_bytes,
+        ends_bytes=of.head_bytes,
     )
 
 
@@ -202,20 +197,19 @@ def eagle3_costs(base: str, of: Architecture, bits: int) -> DraftCosts:
     """EAGLE-3's head for a base: one layer whose attention reads twice the width, and an output
     head of its own for up to EAGLE3_VOCAB tokens, in 16 bit.
 
-    The matrix that joins three taps runs over committed rows alone: it is held, and not charged.
-    Like the base's embedding, which D0 needs too.
+    The matrix that joins three hidden states runs over committed rows only: it is held, and not
+    charged. So is the base's embedding, which D0 needs too.
     """
     wider = of.hidden * (of.width + 2 * of.kv_width)
     head = packed_bytes(of.hidden * min(of.vocab, EAGLE3_VOCAB), 16)
-    held = packed_bytes(3 * of.hidden * of.hidden, bits) + packed_bytes(of.head_weights, 16)
+    held = packed_bytes(3 * of.hidden * of.hidden, bits) + of.head_bytes
     return DraftCosts(
         name=f"{base}-eagle3",
         layers=1,
         layer_bytes=packed_bytes(of.layer_weights + wider, bits),
         bits=bits,
         head_bytes=head,
-        head_bits=16,
-        kv_bytes=2 * 2 * of.kv_width,
+        kv_bytes=of.kv_bytes,
         ends_bytes=head + held,
     )
 
@@ -227,8 +221,8 @@ def _cost_model(name: str, base: str, draft: DraftCosts) -> CostModel:
         layers=of.layers,
         hidden_size=of.hidden,
         layer_bytes=packed_bytes(of.layer_weights, 4),
-        kv_bytes=2 * 2 * of.kv_width,
-        head_bytes=packed_bytes(of.head_weights, 16),
+        kv_bytes=of.kv_bytes,
+        head_bytes=of.head_bytes,
         draft=draft,
         heads={"eagle": eagle_costs(base, of, 4), "eagle3": eagle3_costs(base, of, 4)},
     )

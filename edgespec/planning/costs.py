@@ -66,7 +66,7 @@ class NodeCosts:
             return 0.0
         weights = self._weights(rows, draft.layer_bytes, draft.bits)
         layer = self._layer(weights, seen, draft.kv_bytes)
-        return draft.layers * layer + self._weights(rows, draft.head_bytes, draft.head_bits)
+        return draft.layers * layer + self._weights(rows, draft.head_bytes, 16)
 
     def _layer(self, weights: float, seen: int, kv_bytes: int) -> float:
         """A layer whose weights take so many seconds."""

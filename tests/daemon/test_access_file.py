@@ -75,23 +75,23 @@ def test_the_file_is_not_looked_at_for_every_question(
     seconds = 1000.0
     monkeypatch.setattr(access_store.time, "monotonic", lambda: seconds)
     looks = 0
-    look = access_store._signature
+    look = access_store.file_state
 
-    def counted(state: os.stat_result) -> tuple[int, ...]:
+    def counted(path: Path) -> tuple[int, ...]:
         nonlocal looks
         looks += 1
-        return look(state)
+        return look(path)
 
     known = AccessStore(folder, clock)
     key = enrol(AccessStore(folder, clock))
-    monkeypatch.setattr(access_store, "_signature", counted)
+    monkeypatch.setattr(access_store, "file_state", counted)
     for _ in range(100):
         assert known.role_of(key) is None
     assert looks == 0
     seconds += 0.2
     for _ in range(100):
         assert known.role_of(key) == "stage"
-    assert looks == 2  # of the look itself, and of what was read then
+    assert looks == 1
 
 
 ENROL = """

@@ -332,7 +332,7 @@ def test_a_slow_link_is_named(
     place.mkdir(parents=True)
     (place / "speed").write_text(speed, encoding="ascii")
     monkeypatch.setattr(doctor_network, "own_address_towards", lambda _: "10.0.0.5")
-    monkeypatch.setattr(doctor_network, "_interface_with", lambda _: "eth0")
+    monkeypatch.setattr(doctor_network, "interface_of", lambda _: "eth0")
     found = doctor_network._link(Address("10.0.0.9", 7430), trip, tmp_path)
     assert (found.name, found.state) == ("link", state)
     assert words in found.text

@@ -17,7 +17,7 @@ from support.keys import OWNER_IDENTITY
 from transformers import AutoConfig
 
 from edgespec.config import Address, Quantisation
-from edgespec.daemon import bandwidths, measure
+from edgespec.daemon import bandwidths, device, measure
 from edgespec.daemon.bandwidths import disk_rate, round_trips
 from edgespec.daemon.layer_times import (
     LayerTimes,
@@ -447,5 +447,5 @@ def test_the_speed_of_the_link_is_that_of_its_interface(monkeypatch: pytest.Monk
     assert "the 2500 Mbit/s of eth0" in figure.origin
     monkeypatch.setattr(measure, "interface_speed", lambda name: None)
     assert measure._link_bandwidth("").value == 117_000_000
-    assert measure.interface_of("127.0.0.1") == "lo"
-    assert measure.interface_of("192.0.2.1") == ""
+    assert device.interface_of("127.0.0.1") == "lo"
+    assert device.interface_of("192.0.2.1") == ""
