@@ -11,7 +11,7 @@ The picture, top to bottom; a room may import the rows below its own, never one 
     decoding  ring      blocks
     machines
     policy    verify
-    tree      wire      planning
+    tree      wire      planning   (wire may import tree)
     types
     config    schema
     errors
@@ -47,6 +47,7 @@ ROWS: tuple[frozenset[str], ...] = (
 )
 HEIGHT = {room: height for height, row in enumerate(ROWS) for room in row}
 SIDEWAYS = {("backends", "drafting")}  # a backend drives the draft sources of its device
+SIDEWAYS |= {("wire", "tree")}  # rows and retained sets travel as what they are
 BLIND = {("net", "model")}  # moving bytes needs no torch
 # Guessing knows no machine: what both speak of are values in lower rooms.
 BLIND |= {("drafting", room) for room in ("machines", "decoding", "ring", "blocks")}

@@ -24,19 +24,19 @@ class BlockBackend(Protocol):
     def open(self, request: int, reserve: int) -> None:
         """Make an empty cache with room for `reserve` rows; it grows if more come."""
 
-    def move(self, request: int, base: int) -> None:
-        """Give the cache of `base`, which has none any more, to `request`."""
+    def fork(self, request: int, fork_of: int) -> None:
+        """Begin `request` with the cache of `fork_of`, which has none afterwards."""
 
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
-        """Run the block over the job's rows and append their keys and values to the cache.
+        """Run the block over the job's rows and append their keys and values to the caches.
 
         Returns hidden rows, a Tensor [R, H] in the model's dtype (after the final norm on the
         last stage), or None if `stop()` turned true between two layers: the rows' slots then
         hold garbage that a later `gather` drops.
         """
 
-    def take_taps(self) -> Tensor | None:
-        """What entered the tapped layers (RunBlock.tapped) of this block in the last run: uint8
+    def take_aux_hidden(self) -> Tensor | None:
+        """What entered the RunBlock.aux_layers of this block in the last run: uint8
         [R, ...], layer by layer (see model.aux_hidden); None if the block has none of them."""
 
     def gather(self, request: int, start: int, order: IntArray) -> None:

@@ -9,8 +9,8 @@ from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
     Draft,
+    ForkCache,
     GatherRows,
-    MoveCache,
     OpenCache,
     OpenDraft,
     RunHead,
@@ -31,7 +31,7 @@ from edgespec.machines.events import (
 from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.drafted import Children, DraftedTree
 
-STAGE_COMPUTE = (OpenCache, MoveCache, CloseCache, RunBlock, GatherRows)
+STAGE_COMPUTE = (OpenCache, ForkCache, CloseCache, RunBlock, GatherRows)
 COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, Draft, RunHead)
 COMPUTE = STAGE_COMPUTE + COORDINATOR_COMPUTE
 """Effects that go to the worker, in order; all others go to the sockets."""
@@ -48,17 +48,16 @@ class StageCompute:
         match effect:
             case OpenCache(request, reserve):
                 self._block.open(request, reserve)
-            case MoveCache(request, base):
-                self._block.move(request, base)
+            case ForkCache(request, fork_of):
+                self._block.fork(request, fork_of)
             case CloseCache(request):
                 self._block.close(request)
             case GatherRows(request, start, order):
                 self._block.gather(request, start, order)
             case RunBlock():
                 hidden = self._block.run(effect, stop)
-                aux_hidden = (
-                    self._block.take_taps() if effect.aux_layers and hidden is not None else None
-                )
+                tapped = effect.aux_layers and hidden is not None
+                aux_hidden = self._block.take_aux_hidden() if tapped else None
                 return BlockDone(effect.job, hidden, aux_hidden)
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")

@@ -8,8 +8,8 @@ from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
     Draft,
+    ForkCache,
     GatherRows,
-    MoveCache,
     OpenCache,
     OpenDraft,
     RunHead,
@@ -35,13 +35,12 @@ class StageDurations:
         Every row of a block is charged for all rows that any of them could see.
         """
         match effect:
-            case OpenCache() | MoveCache() | CloseCache():
+            case OpenCache() | ForkCache() | CloseCache():
                 return 0.0
             case GatherRows():
                 return self._costs.gather_seconds(len(effect.order))
             case RunBlock():
-                seen = effect.committed + effect.sees.shape[1]
-                return self._costs.block_seconds(len(effect.rows), seen)
+                return self._costs.block_seconds(len(effect.rows), effect.slots)
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
 

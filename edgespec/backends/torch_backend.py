@@ -16,7 +16,7 @@ from edgespec.model.ends import OutputHead
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.model.tree_attention import tree_mask
-from edgespec.tree.ledger import IntArray
+from edgespec.tree.ledger import IntArray, Rows
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling, choose
 from edgespec.verify.top_logprobs import TopLogprobs, top_logprobs
@@ -34,10 +34,10 @@ class TorchBlock:
         """Make an empty cache with room for `reserve` rows; it grows if more come."""
         self._caches[request] = self._block.new_cache(reserve)
 
-    def move(self, request: int, base: int) -> None:
+    def fork(self, request: int, fork_of: int) -> None:
         """See BlockBackend."""
-        self._caches[request] = self._cache(base)
-        del self._caches[base]
+        self._caches[request] = self._cache(fork_of)
+        del self._caches[fork_of]
 
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
         """Run the block over the job's rows and append their keys and values to the cache.
@@ -46,16 +46,18 @@ class TorchBlock:
         two layers. Raises RemoteProtocolError, changing nothing, for tokens or hidden rows that
         this block cannot take; LocalProtocolError for a job that does not fit the cache.
         """
-        cache = self._cache(job.request)
-        rows, behind = job.sees.shape
-        if job.committed + behind != cache.length + rows or rows != len(job.rows):
+        if len(job.parts) != 1:
+            raise RemoteProtocolError(f"job {job.job} has rows of {len(job.parts)} requests, not 1")
+        part = job.parts[0]
+        cache, rows = self._cache(part.request), len(part.rows)
+        if part.slots != cache.length + rows or rows != len(part.sees):
             raise LocalProtocolError(
-                f"job {job.job} expects {job.committed + behind - rows} rows in the cache of "
-                f"request {job.request}, which holds {cache.length}"
+                f"job {job.job} expects {part.slots - rows} rows in the cache of "
+                f"request {part.request}, which holds {cache.length}"
             )
         if not rows:
             return from_torch(torch.empty((0, self._block.hidden_size), dtype=self._block.dtype))
-        inputs = self._inputs(job)
+        inputs = self._inputs(job, part.rows)
         self._taps = []
 
         def enters(layer: int, entering: torch.Tensor) -> None:
@@ -64,15 +66,15 @@ class TorchBlock:
 
         hidden = self._block.forward(
             inputs,
-            torch.from_numpy(job.rows.positions).to(self._block.device),
+            torch.from_numpy(part.rows.positions).to(self._block.device),
             cache,
-            tree_mask(job.committed, job.sees, self._block.device),
+            tree_mask(part.committed, part.sees, self._block.device),
             stop,
             enters if job.aux_layers else None,
         )
         return None if hidden is None else from_torch(hidden)
 
-    def take_taps(self) -> Tensor | None:
+    def take_aux_hidden(self) -> Tensor | None:
         """See BlockBackend."""
         aux_hidden, self._taps = self._taps, []
         return packed(aux_hidden) if aux_hidden else None
@@ -90,12 +92,12 @@ class TorchBlock:
             raise LocalProtocolError(f"request {request} is not open on this block")
         return self._caches[request]
 
-    def _inputs(self, job: RunBlock) -> torch.Tensor:
+    def _inputs(self, job: RunBlock, rows: Rows) -> torch.Tensor:
         """Tokens for the block that embeds, else hidden rows; checked, as peers sent them."""
         block = self._block
         if block.first == 0:
-            return self._embedded(job)
-        expected = (len(job.rows), block.hidden_size)
+            return self._embedded(job, rows)
+        expected = (len(rows), block.hidden_size)
         hidden = job.hidden
         if (
             hidden is None
@@ -109,12 +111,13 @@ class TorchBlock:
             )
         return to_torch(hidden, block.device)
 
-    def _embedded(self, job: RunBlock) -> torch.Tensor:
-        """Tokens of the job's rows, or their vectors if some are those of prompt rows."""
-        block, tokens = self._block, job.rows.tokens
-        if tokens.shape != job.rows.ids.shape:
+    def _embedded(self, job: RunBlock, rows: Rows) -> torch.Tensor:
+        """Tokens of the rows, or vectors of all if some stand for PPD tokens."""
+        block, tokens = self._block, rows.tokens
+        if tokens.shape != rows.ids.shape:
             raise RemoteProtocolError(f"job {job.job} lacks the tokens of its rows")
-        vectors = 0 if job.prompts is None else job.prompts.shape[0]
+        table = job.ppd_tokens
+        vectors = 0 if table is None else table.shape[0]
         # An index outside the embedding would end the process on CUDA.
         if tokens.min() < -vectors or tokens.max() >= block.vocab_size:
             raise RemoteProtocolError(
@@ -123,16 +126,15 @@ class TorchBlock:
         places = torch.from_numpy(tokens).to(block.device)
         if tokens.min() >= 0:
             return places
-        prompts = job.prompts
-        assert prompts is not None
-        if prompts.shape[1:] != (block.hidden_size,) or "float" not in prompts.dtype:
+        assert table is not None
+        if table.shape[1:] != (block.hidden_size,) or "float" not in table.dtype:
             raise RemoteProtocolError(
-                f"prompt rows are {prompts.dtype}{list(prompts.shape)}, this model's have "
+                f"prompt rows are {table.dtype}{list(table.shape)}, this model's have "
                 f"{block.hidden_size} floats; use prompt tokens that were trained for it"
             )
-        rows = block.embedded(places.clamp(min=0))
-        own = to_torch(prompts, block.device).to(block.dtype)
-        return torch.where((places < 0)[:, None], own[(-1 - places).clamp(min=0)], rows)
+        embedded = block.embedded(places.clamp(min=0))
+        own = to_torch(table, block.device).to(block.dtype)
+        return torch.where((places < 0)[:, None], own[(-1 - places).clamp(min=0)], embedded)
 
 
 class TorchHead:

@@ -38,7 +38,8 @@ from edgespec.machines.events import (
 from edgespec.policy.estimates import RingEstimates
 from edgespec.types.features import PPD_TOKENS
 from edgespec.wire.client_messages import Cancel, Failed, Submit
-from edgespec.wire.messages import CloseRequest, Credit, Fault, Segment
+from edgespec.wire.messages import CloseRequest, Credit, Fault
+from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import StageActivity, Subscribe
 
 BEGINS = "reading the prompt"
@@ -125,7 +126,7 @@ class CoordinatorMachine:
             return []
         if not flight.fits(segment):
             return self._fail(request, "the ring returned rows that were not sent round", now)
-        ran = [(time.rows, time.seconds) for time in segment.ran]
+        ran = [(time.rows, time.seconds) for time in segment.cost]
         request.estimates.segment(ran, self._ring.stages)
         return self._step(request, Landed(flight, segment), now)
 

@@ -10,7 +10,7 @@ from edgespec.tree.ledger import IntArray
 from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import Segment
+from edgespec.wire.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class OpenCache(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class MoveCache(Effect):
-    """A request takes over the KV cache of another one, which is over."""
+class ForkCache(Effect):
+    """A request begins with the KV cache of an answered one, which has none afterwards."""
 
     request: int
-    base: int
+    fork_of: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from edgespec.machines.events import Event
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.verify.sampling import Choice
 from edgespec.verify.top_logprobs import TopLogprobs
-from edgespec.wire.messages import Segment
+from edgespec.wire.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from fractions import Fraction
 from edgespec.machines.events import Event
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import Rows
-from edgespec.wire.messages import Segment
+from edgespec.wire.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,13 @@ class Flight:
 
     def fits(self, result: Segment) -> bool:
         """Whether `result` can be what the stages made of this segment."""
-        ids = result.ids.tolist()
+        part, ids = result.parts[0], result.parts[0].ids.tolist()
         return (
-            result.committed == self.committed
+            len(result.parts) == 1
+            and part.committed == self.committed
             and self.wanted.issuperset(ids)
             and (result.hidden is not None or not ids)
-            and all(time.rows <= self.rows for time in result.ran)
+            and all(time.rows <= self.rows for time in result.cost)
         )
 
     def lacks_live_rows(self, result: Segment, tree: DraftTree | None) -> bool:
@@ -40,7 +41,7 @@ class Flight:
 
         Live nodes are in every retained set, so that only a failing stage can lose them.
         """
-        missing = self.wanted.difference(result.ids.tolist())
+        missing = self.wanted.difference(result.parts[0].ids.tolist())
         return any(tree is None or i in tree for i in missing)
 
 
@@ -119,11 +120,12 @@ class Flights:
 
     def land(self, segment: Segment) -> Flight | None:
         """A segment is back; None for a repeated delivery, or one of an earlier ring."""
-        flight = self._flying.get(segment.seq)
+        seq = segment.header.seq
+        flight = self._flying.get(seq)
         if flight is None or flight.request != segment.request:
             return None
-        self._queued.discard(segment.seq)
-        return self._flying.pop(segment.seq)
+        self._queued.discard(seq)
+        return self._flying.pop(seq)
 
     def hand_on(self, seq: int) -> bool:
         """The first stage has handed this segment on; False if that was known."""

@@ -40,7 +40,8 @@ from edgespec.tree.ledger import IntArray, Rows
 from edgespec.types.features import NO_FEATURES, PPD_TOKENS, Features, PPDTable, aux_layers
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Submit, Tokens
-from edgespec.wire.messages import Credit, Retain, Segment
+from edgespec.wire.messages import Credit, Retain
+from edgespec.wire.segment import Header, Part, Segment
 
 SPECULATIVE_ROWS = 256
 """Cache rows reserved for guesses beside the prompt and the answer; more make the cache grow."""
@@ -135,19 +136,20 @@ class Request:
     def _take_rows(self, landed: Landed, now: float) -> list[Effect]:
         """Rows are back: have the tokens after those that are alive sampled."""
         flight, segment = landed.flight, landed.segment
+        part = segment.parts[0]
         self.in_flight -= 1
         self._flights.clock.result(flight.entered)
-        self.retains.acknowledge(segment.epoch)
+        self.retains.acknowledge(part.epoch)
         if flight.lacks_live_rows(segment, self.tree):
             self.rows_missing_until = now + LOST_WAIT_S
             return []
-        if segment.committed:
+        if part.committed:
             return self._take_prefix_rows(segment, now)
         assert self.tree is not None
         if self.ppd_rows is not None and segment.hidden is not None:
-            self.ppd_rows.arrived(flight.wanted, segment.ids, segment.hidden)
+            self.ppd_rows.arrived(flight.wanted, part.ids, segment.hidden)
             self.ppd_rows.settle(self.tree)
-        live = np.flatnonzero([i in self.tree for i in segment.ids.tolist()])
+        live = np.flatnonzero([i in self.tree for i in part.ids.tolist()])
         if not len(live) or segment.hidden is None:
             return self._walk(now)
         self._keep_hidden(segment, live)
@@ -241,15 +243,16 @@ class Request:
         if self.draft is not None:
             self.draft.shares = True
         job = self.next_job()
-        self.head_jobs[job] = tuple(segment.ids[index].tolist())
-        hidden, positions = segment.hidden.take(index), segment.positions[index] + 1
+        self.head_jobs[job] = tuple(segment.parts[0].ids[index].tolist())
+        hidden, positions = segment.hidden.take(index), segment.parts[0].positions[index] + 1
         return RunHead(job, self.number, hidden, positions, self.sampling, self.top)
 
     def _keep_hidden(self, segment: Segment, index: IntArray) -> None:
         """Keep these rows of a result, if the draft source needs them once they are committed."""
         if self.hidden is not None and segment.hidden is not None:
             aux_hidden = None if segment.aux_hidden is None else segment.aux_hidden.take(index)
-            self.hidden.arrived(segment.ids[index].tolist(), segment.hidden.take(index), aux_hidden)
+            ids = segment.parts[0].ids[index].tolist()
+            self.hidden.arrived(ids, segment.hidden.take(index), aux_hidden)
 
     def _learn(self, step: Advance) -> None:
         """Learn from a walk what guesses are worth."""
@@ -304,25 +307,21 @@ class Request:
             self.stats.entered = flight.entered
         self.in_flight += 1
         reused = self.prefix.reused if reserve else None
-        return SendRing(
-            Segment(
-                self.number,
-                seq,
-                self.epoch,
-                committed,
-                reserve,
-                want,
-                rows.ids,
-                rows.parents,
-                rows.positions,
-                rows.tokens,
-                None,
-                base=reused.request if reused else 0,
-                base_ids=reused.ids if reused else (),
-                aux_layers=aux_layers(self.needs),
-                prompts=self.ppd_rows.vectors(rows.tokens) if self.ppd_rows else None,
-            )
+        part = Part(
+            self.number,
+            self.epoch,
+            committed,
+            reserve,
+            want,
+            rows.ids,
+            rows.parents,
+            rows.positions,
+            rows.tokens,
+            fork_of=reused.request if reused else 0,
+            fork_ids=reused.ids if reused else (),
         )
+        vectors = self.ppd_rows.vectors(rows.tokens) if self.ppd_rows else None
+        return SendRing(Segment(Header(seq, aux_layers(self.needs)), (part,), ppd_tokens=vectors))
 
     # --- the prompt ---------------------------------------------------------------------------
 
@@ -372,8 +371,8 @@ class Request:
         return effects
 
     def _take_prefix_rows(self, segment: Segment, now: float) -> list[Effect]:
-        self._keep_hidden(segment, np.arange(len(segment.ids)))
-        last = np.flatnonzero(segment.ids == len(self.prefix) - 1)
+        self._keep_hidden(segment, np.arange(segment.rows))
+        last = np.flatnonzero(segment.parts[0].ids == len(self.prefix) - 1)
         effects: list[Effect] = [self._sample(segment, last)] if len(last) else []
         effects += self.send_prefix()
         if self.hidden is not None and self.draft is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from edgespec.tree.ledger import RetainSet
 from edgespec.wire.messages import Retain
 
 
@@ -36,12 +37,14 @@ class RetainLog:
         self.epoch += 1
         self._unacknowledged.append((self.epoch, self.guessed(passed)))
         accepted = tuple(i for _, ids in self._unacknowledged for i in ids)
-        return Retain(self._request, self.epoch, watermark, accepted, tuple(live))
+        keep = RetainSet(self.epoch, watermark, accepted, frozenset(live))
+        return Retain(self._request, keep)
 
     def last(self, watermark: int) -> Retain:
         """The request is answered: none of its guesses is wanted."""
         self.epoch += 1
-        return Retain(self._request, self.epoch, watermark, tuple(self.rows), ())
+        keep = RetainSet(self.epoch, watermark, tuple(self.rows), frozenset())
+        return Retain(self._request, keep)
 
     def acknowledge(self, epoch: int) -> None:
         """Every stage has applied the retained sets up to `epoch`."""

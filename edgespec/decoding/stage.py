@@ -8,15 +8,15 @@ travels, so that the coordinator's credits stay right.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from edgespec.decoding.effects import (
     AbortBlock,
     CloseCache,
+    ForkCache,
     GatherRows,
-    MoveCache,
     OpenCache,
     SendRing,
 )
@@ -27,6 +27,7 @@ from edgespec.decoding.snapshot import RunLog
 from edgespec.decoding.stage_stats import StageStats
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import (
+    BlockPart,
     Effect,
     RunBlock,
     SendCoordinator,
@@ -41,7 +42,8 @@ from edgespec.machines.events import (
 )
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
 from edgespec.types.tensor import Tensor
-from edgespec.wire.messages import CloseRequest, Credit, Fault, Retain, Segment, StageTime
+from edgespec.wire.messages import CloseRequest, Credit, Fault, Retain
+from edgespec.wire.segment import Part, Segment, StageTime
 from edgespec.wire.snapshots import SubscribeActivity
 
 REMEMBERED_ENDS = 1024
@@ -58,12 +60,12 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """The one job at the block: the segment as it came in, the rows that are computed, and what
-    the stages before tapped of them."""
+    """The one job at the block: the segment as it came in, the rows of each part that are computed,
+    and what the stages before tapped of these."""
 
     job: int
     segment: Segment
-    rows: Rows
+    rows: tuple[Rows, ...]
     aux_hidden: Tensor | None
     since: float
 
@@ -89,8 +91,8 @@ class StageMachine:
         match event:
             case SegmentArrived(segment):
                 return self._on_segment(segment, now)
-            case MessageArrived(_, Retain() as retain):
-                return self._on_retain(retain)
+            case MessageArrived(_, Retain(request, keep)):
+                return self._on_retain(request, keep)
             case MessageArrived(_, CloseRequest(request)):
                 return self._end(request)
             case MessageArrived(_, SubscribeActivity(seconds)):
@@ -151,80 +153,88 @@ class StageMachine:
     # --- segments -----------------------------------------------------------------------------
 
     def _on_segment(self, segment: Segment, now: float) -> list[Effect]:
-        if segment.seq <= self._last_seq:
+        if segment.header.seq <= self._last_seq:
             return []  # a repeated delivery; the first one was or will be computed
-        self._last_seq = segment.seq
+        self._last_seq = segment.header.seq
         self._queue.append(segment)
         return self._start_next(now)
 
     def _start_next(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         while self._running is None and self._queue:
-            segment = self._queue.popleft()
-            try:
-                effects += self._start(segment, now)
-            except RemoteProtocolError as problem:
-                effects += self._fault(segment, str(problem))
+            effects += self._start(self._queue.popleft(), now)
         return effects
 
     def _start(self, segment: Segment, now: float) -> list[Effect]:
+        """Compute the rows that retained sets have not dropped; hand it on if there are none."""
         effects: list[Effect] = []
-        request = segment.request
-        if segment.reserve and request not in self._held and request not in self._ended:
-            effects += self._open(segment)
-        elif segment.base in self._held and request in self._ended:
-            effects += self._end(segment.base)  # nobody wants its rows any more
-        held = self._held.get(request)
+        blocks: list[BlockPart] = []
+        rows: list[Rows] = []
+        index: list[IntArray] = []
+        first = 0
+        for part in segment.parts:
+            live = Rows.none()
+            try:
+                effects += self._open(part)
+                stay = self._staying(part, part.ids)
+                if len(stay):
+                    live = part.rows().take(stay)
+                    blocks.append(self._book(part, live))
+                    index.append(first + stay)
+            except RemoteProtocolError as problem:
+                live = Rows.none()
+                effects += self._fault(part, str(problem))
+            rows.append(live)
+            first += len(part.ids)
+        if not blocks:
+            return [*effects, *self._hand_on(self._emptied(segment))]
+        taken = np.concatenate(index)
+        aux_hidden = _take(segment.aux_hidden, taken)
+        self._jobs += 1
+        self._running = _Running(self._jobs, segment, tuple(rows), aux_hidden, now)
+        hidden, layers = _take(segment.hidden, taken), segment.header.aux_layers
+        run = RunBlock(self._jobs, tuple(blocks), hidden, layers, segment.ppd_tokens)
+        return [*effects, run]
+
+    def _open(self, part: Part) -> list[Effect]:
+        """Begin the part's request, if this is its first: empty, or with an answered one's rows."""
+        request, fork_of = part.request, part.fork_of
+        if request in self._held or request in self._ended or not part.reserve:
+            # Rows to begin with are of no use to a request that is over.
+            unused = fork_of in self._held and request in self._ended
+            return self._end(fork_of) if unused else []
+        held = self._held[request] = _Held()
+        if not fork_of:
+            return [OpenCache(request, min(part.reserve, self._row_limit))]
+        origin = self._held.get(fork_of)
+        if origin is None:
+            raise RemoteProtocolError(f"nothing is left of request {fork_of} to begin with")
+        held.ledger, order = origin.ledger.heir(part.fork_ids)
+        del self._held[fork_of]
+        self._ended.append(fork_of)
+        return [ForkCache(request, fork_of), GatherRows(request, 0, order)]
+
+    def _staying(self, part: Part, ids: IntArray) -> IntArray:
+        """Places of the rows that the request's retained set keeps; none if it is not held."""
+        held = self._held.get(part.request)
         if held is None:
-            return [*effects, *self._hand_on(_emptied(segment, segment.epoch))]
-        rows, hidden, aux_hidden = _live_rows(segment, held.keep)
-        if not len(rows):
-            return [*effects, *self._hand_on(_emptied(segment, held.keep.epoch))]
-        return [*effects, self._run(segment, held, rows, hidden, aux_hidden, now)]
+            return _NOTHING
+        if part.committed:
+            return np.arange(len(ids))
+        return np.flatnonzero(held.keep.keeps(ids))
 
-    def _open(self, segment: Segment) -> list[Effect]:
-        """Begin a request: with nothing, or with rows of one that is over."""
-        held = self._held[segment.request] = _Held()
-        if not segment.base:
-            return [OpenCache(segment.request, min(segment.reserve, self._row_limit))]
-        base = self._held.get(segment.base)
-        if base is None:
-            raise RemoteProtocolError(f"nothing is left of request {segment.base} to begin with")
-        held.ledger, order = base.ledger.heir(segment.base_ids)
-        del self._held[segment.base]
-        self._ended.append(segment.base)
-        moved = MoveCache(segment.request, segment.base)
-        return [moved, GatherRows(segment.request, 0, order)]
-
-    def _run(
-        self,
-        segment: Segment,
-        held: _Held,
-        rows: Rows,
-        hidden: Tensor | None,
-        aux_hidden: Tensor | None,
-        now: float,
-    ) -> RunBlock:
-        if len(held.ledger) + len(rows) > self._row_limit:
+    def _book(self, part: Part, rows: Rows) -> BlockPart:
+        """Take these rows into the request's ledger."""
+        ledger = self._held[part.request].ledger
+        if len(ledger) + len(rows) > self._row_limit:
             raise RemoteProtocolError(f"more than {self._row_limit} rows in one request")
-        committed = held.ledger.committed
-        if segment.committed:
-            held.ledger.commit(rows)
+        committed = ledger.committed
+        if part.committed:
+            ledger.commit(rows)
             sees = np.tri(len(rows), dtype=np.bool_)
         else:
-            sees = held.ledger.append(rows)
-        self._jobs += 1
-        self._running = _Running(self._jobs, segment, rows, aux_hidden, now)
-        return RunBlock(
-            self._jobs,
-            segment.request,
-            rows,
-            hidden,
-            committed,
-            sees,
-            segment.aux_layers,
-            segment.prompts,
-        )
+            sees = ledger.append(rows)
+        return BlockPart(part.request, rows, committed, sees)
 
     def _on_block_done(
         self, job: int, hidden: Tensor | None, aux_hidden: Tensor | None, now: float
@@ -233,61 +243,69 @@ class StageMachine:
             return []
         running = self._finish_job(job)
         segment = running.segment
-        held = self._held.get(segment.request)
-        self._note(running, held, hidden is None, now)
-        if held is None or hidden is None:
-            epoch = held.keep.epoch if held else segment.epoch
-            done = self._hand_on(_emptied(segment, epoch))
+        self._note(running, hidden is None, now)
+        if hidden is None or all(part.request not in self._held for part in segment.parts):
+            done = self._emptied(segment)
         else:
-            done = self._hand_on(self._outgoing(running, held, hidden, aux_hidden, now))
-        return done + self._start_next(now)
+            done = self._outgoing(running, hidden, aux_hidden, now)
+        return self._hand_on(done) + self._start_next(now)
 
-    def _note(self, running: _Running, held: _Held | None, aborted: bool, now: float) -> None:
-        """Keep what it took, for whoever watches, and how many rows are of use still."""
-        segment, rows = running.segment, running.rows
-        kept = 0
-        if held is not None and not aborted:
-            kept = len(rows) if segment.committed else int(held.keep.keeps(rows.ids).sum())
-        self._runs.ended(segment.request, segment.seq, running.since, len(rows), kept, now)
-        self.stats.ran(len(rows), kept, now - running.since)
+    def _note(self, running: _Running, aborted: bool, now: float) -> None:
+        """Keep what it took, for those who subscribed, and how many rows are still wanted."""
+        computed = wanted = 0
+        for part, rows in zip(running.segment.parts, running.rows, strict=True):
+            if not len(rows):
+                continue
+            kept = 0 if aborted else len(self._staying(part, rows.ids))
+            seq = running.segment.header.seq
+            self._runs.ended(part.request, seq, running.since, len(rows), kept, now)
+            computed, wanted = computed + len(rows), wanted + kept
+        self.stats.ran(computed, wanted, now - running.since)
 
     def _outgoing(
-        self, running: _Running, held: _Held, hidden: Tensor, own: Tensor | None, now: float
+        self, running: _Running, hidden: Tensor, own: Tensor | None, now: float
     ) -> Segment:
-        segment, rows = running.segment, running.rows
-        before = running.aux_hidden
+        """What the next stage gets: the computed rows that are still wanted."""
+        segment, before = running.segment, running.aux_hidden
         aux_hidden = before.beside(own) if before is not None and own is not None else before or own
-        index = np.flatnonzero(held.keep.keeps(rows.ids))
-        if segment.committed:
-            # Certain rows are never dropped; behind the last stage only the wanted ones go on.
-            first = len(rows) - segment.wanted if self._is_last else 0
-            index = np.arange(max(first, 0), len(rows))
+        parts: list[Part] = []
+        index: list[IntArray] = []
+        first = 0
+        for part, rows in zip(segment.parts, running.rows, strict=True):
+            stay = self._staying(part, rows.ids)
+            if part.committed and self._is_last:  # the coordinator asked for some of them only
+                stay = stay[max(len(stay) - part.want, 0) :]
+            parts.append(self._left(part, rows.take(stay)))
+            index.append(first + stay)
+            first += len(rows)
+        taken = np.concatenate(index)
+        time = StageTime(first, now - running.since)
+        cost = (*segment.cost, time)
         return Segment(
-            segment.request,
-            segment.seq,
-            min(segment.epoch, held.keep.epoch),
-            segment.committed,
-            segment.reserve,
-            segment.wanted,
-            rows.ids[index],
-            rows.parents[index],
-            rows.positions[index],
-            _NO_TOKENS,
-            hidden.take(index),
-            (*segment.ran, StageTime(len(rows), now - running.since)),
-            segment.base,
-            segment.base_ids,
-            segment.aux_layers,
-            None if aux_hidden is None else aux_hidden.take(index),
+            segment.header, tuple(parts), cost, hidden.take(taken), _take(aux_hidden, taken)
+        )
+
+    def _emptied(self, segment: Segment) -> Segment:
+        """Its header and parts without rows: credits and acknowledgements still come round."""
+        parts = tuple(self._left(part, Rows.none()) for part in segment.parts)
+        return Segment(segment.header, parts, segment.cost)
+
+    def _left(self, part: Part, rows: Rows) -> Part:
+        """The part with these rows alone, and the newest retained set that all stages have."""
+        held = self._held.get(part.request)
+        epoch = min(part.epoch, held.keep.epoch) if held else part.epoch
+        ids, parents, positions = rows.ids, rows.parents, rows.positions
+        return replace(
+            part, epoch=epoch, ids=ids, parents=parents, positions=positions, tokens=_NOTHING
         )
 
     def _hand_on(self, segment: Segment) -> list[Effect]:
         """Send a segment to the next node; the first stage says that it is free again."""
         self.stats.segments += 1
-        self.stats.emptied += not len(segment.ids)
+        self.stats.emptied += not segment.rows
         if not self._is_first:
             return [SendRing(segment)]
-        return [SendRing(segment), SendCoordinator(Credit(segment.seq))]
+        return [SendRing(segment), SendCoordinator(Credit(segment.header.seq))]
 
     def _was_given_up(self, job: int) -> bool:
         known = job in self._given_up
@@ -303,100 +321,61 @@ class StageMachine:
 
     # --- retained sets and ends ---------------------------------------------------------------
 
-    def _on_retain(self, retain: Retain) -> list[Effect]:
-        held = self._held.get(retain.request)
-        if held is None or retain.epoch <= held.keep.epoch:
+    def _on_retain(self, request: int, keep: RetainSet) -> list[Effect]:
+        held = self._held.get(request)
+        if held is None or keep.epoch <= held.keep.epoch:
             return []
-        keep = RetainSet(
-            retain.epoch, retain.watermark, retain.accepted, frozenset(retain.retained)
-        )
         start = held.ledger.committed
         try:
             order = held.ledger.retain(keep)
         except RemoteProtocolError as problem:
             self.stats.faults += 1
-            return [SendCoordinator(Fault(retain.request, str(problem)))]
+            return [SendCoordinator(Fault(request, str(problem)))]
         held.keep = keep
-        effects: list[Effect] = []
-        if order is not None:
-            effects.append(GatherRows(retain.request, start, order))
+        gather: list[Effect] = [] if order is None else [GatherRows(request, start, order)]
+        return gather + self._abort_unwanted(request)
+
+    def _abort_unwanted(self, request: int) -> list[Effect]:
+        """Stop the running block, if it computes rows of that request and none of it is wanted."""
         running = self._running
-        if (
-            running is not None
-            and running.segment.request == retain.request
-            and not running.segment.committed
-            and not keep.keeps(running.rows.ids).any()
-        ):
-            effects.append(AbortBlock(running.job))
-        return effects
+        if running is None:
+            return []
+        pairs = list(zip(running.segment.parts, running.rows, strict=True))
+        concerned = any(part.request == request and len(rows) for part, rows in pairs)
+        wanted = any(len(self._staying(part, rows.ids)) for part, rows in pairs)
+        return [AbortBlock(running.job)] if concerned and not wanted else []
 
     def _end(self, request: int) -> list[Effect]:
         if request not in self._ended:
             self._ended.append(request)
         if self._held.pop(request, None) is None:
             return []
-        effects: list[Effect] = [CloseCache(request)]
-        if self._running is not None and self._running.segment.request == request:
-            effects.append(AbortBlock(self._running.job))
-        return effects
+        return [CloseCache(request), *self._abort_unwanted(request)]
 
     def _on_compute_failed(self, job: int, request: int, reason: str, now: float) -> list[Effect]:
         if self._was_given_up(job):
             return []
         if job != NO_JOB:
             segment = self._finish_job(job).segment
-            return self._fault(segment, reason) + self._start_next(now)
+            faults = [effect for part in segment.parts for effect in self._fault(part, reason)]
+            return [*faults, *self._hand_on(self._emptied(segment)), *self._start_next(now)]
         if request not in self._held:
             return []
         self.stats.faults += 1
         return [SendCoordinator(Fault(request, reason)), *self._end(request)]
 
-    def _fault(self, segment: Segment, reason: str) -> list[Effect]:
-        """The request cannot go on here: say so, free it, keep the credits right."""
+    def _fault(self, part: Part, reason: str) -> list[Effect]:
+        """The request cannot go on here: say so, and free it."""
         effects: list[Effect] = []
-        if segment.request in self._held:
+        if part.request in self._held:
             self.stats.faults += 1
-            effects.append(SendCoordinator(Fault(segment.request, reason)))
-            effects += self._end(segment.request)
-        if segment.base:
-            effects += self._end(segment.base)
-        return [*effects, *self._hand_on(_emptied(segment, segment.epoch))]
+            effects.append(SendCoordinator(Fault(part.request, reason)))
+            effects += self._end(part.request)
+        return effects + (self._end(part.fork_of) if part.fork_of else [])
 
 
 _NOTHING: IntArray = np.zeros(0, np.int64)
-_NO_TOKENS = _NOTHING
 
 
-def _live_rows(segment: Segment, keep: RetainSet) -> tuple[Rows, Tensor | None, Tensor | None]:
-    """The segment's rows that `keep` does not drop, with their hidden vectors and their taps."""
-    tokens = segment.tokens
-    if len(tokens) != len(segment.ids):  # behind the first stage tokens travel empty
-        tokens = np.zeros(len(segment.ids), np.int64)
-    rows = Rows(segment.ids, segment.parents, tokens, segment.positions)
-    if segment.committed:
-        return rows, segment.hidden, segment.aux_hidden
-    index = np.flatnonzero(keep.keeps(rows.ids))
-    hidden = None if segment.hidden is None else segment.hidden.take(index)
-    aux_hidden = None if segment.aux_hidden is None else segment.aux_hidden.take(index)
-    return rows.take(index), hidden, aux_hidden
-
-
-def _emptied(segment: Segment, epoch: int) -> Segment:
-    """The header alone, so that credits and acknowledgements still come round."""
-    return Segment(
-        segment.request,
-        segment.seq,
-        min(segment.epoch, epoch),
-        segment.committed,
-        segment.reserve,
-        segment.wanted,
-        _NOTHING,
-        _NOTHING,
-        _NOTHING,
-        _NOTHING,
-        None,
-        segment.ran,
-        segment.base,
-        segment.base_ids,
-        segment.aux_layers,
-    )
+def _take(tensor: Tensor | None, index: IntArray) -> Tensor | None:
+    return None if tensor is None else tensor.take(index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 from edgespec.machines.events import Hold, PeerGone, RingDown, RingUp
 from edgespec.tree.ledger import BoolArray, Rows
@@ -46,21 +47,52 @@ class Forward(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class RunBlock(Effect):
-    """Run the stage's layers over `rows`; comes back as BlockDone.
+class BlockPart:
+    """The rows of one request that a block computes.
 
-    `hidden` [R, H] are the incoming rows (None on the first stage, which embeds `rows.tokens`).
-    Each row sees all `committed` slots and, of the S slots behind them (the job's own rows are
-    the last R), those where `sees` bool [R, S] is true. `aux_layers`: layers whose incoming rows
-    are wanted too, those of other stages among them. `prompts` [P, H]: what the first stage puts in
-    the place of tokens -1, -2, … (see Segment).
+    Each row sees all `committed` slots of the request's cache and, of the S slots after them (the
+    last ones are the part's own rows), those where `sees` bool [len(rows), S] is true.
+    """
+
+    request: int
+    rows: Rows
+    committed: int
+    sees: BoolArray
+
+    @property
+    def slots(self) -> int:
+        """Slots of the request's cache that are taken once the part is computed."""
+        return self.committed + int(self.sees.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class RunBlock(Effect):
+    """Run the stage's layers over the rows of all parts; comes back as BlockDone.
+
+    `hidden` [R, H] are the incoming rows, stacked over the parts (None on the first stage, which
+    embeds the rows' tokens). `aux_layers`: layers whose incoming rows are wanted too, those of
+    other stages among them. `ppd_tokens` [P, H]: what the first stage puts in the place of tokens
+    -1, -2, … (see Segment).
     """
 
     job: int
-    request: int
-    rows: Rows
+    parts: tuple[BlockPart, ...]
     hidden: Tensor | None
-    committed: int
-    sees: BoolArray
     aux_layers: Layers = NO_LAYERS
-    prompts: Tensor | None = None
+    ppd_tokens: Tensor | None = None
+
+    @property
+    def request(self) -> int:
+        """The first part's: names the job where one number has to."""
+        return self.parts[0].request
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of all parts."""
+        first, *others = (part.rows for part in self.parts)
+        return reduce(Rows.joined, others, first)
+
+    @property
+    def slots(self) -> int:
+        """Slots of the fullest cache that it works on (see BlockPart)."""
+        return max(part.slots for part in self.parts)

@@ -23,7 +23,8 @@ from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.planning.costs import LinkCosts
 from edgespec.wire.codec import encode
-from edgespec.wire.messages import CloseRequest, Credit, Fault, Message, Retain, Segment
+from edgespec.wire.messages import CloseRequest, Credit, Fault, Message, Retain
+from edgespec.wire.segment import Segment
 
 OF_REQUESTS = (Retain, CloseRequest, Fault, Credit)
 """Control messages between coordinator and stages that cost time while a request runs. What clients
@@ -121,7 +122,7 @@ class PacedTransport(ZmqTransport):
 
     def _count(self, message: Message) -> int:
         if self.pace is not None and isinstance(message, Segment):
-            nbytes = self.pace.segment_bytes(len(message.ids), message.hidden is not None)
+            nbytes = self.pace.segment_bytes(message.rows, message.hidden is not None)
         elif self.on_sent is None:
             return 0
         else:

@@ -25,7 +25,8 @@ from edgespec.net.control import CONTROL_BYTES, CONTROL_HWM, Handshakes, ping, s
 from edgespec.net.keys import Identity, KeyPair
 from edgespec.net.sockets import Dropped, bind, connect, proved, waiting
 from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
-from edgespec.wire.messages import Message, Segment
+from edgespec.wire.messages import Message
+from edgespec.wire.segment import Segment
 
 log = logging.getLogger(__name__)
 

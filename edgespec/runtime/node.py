@@ -23,7 +23,7 @@ from edgespec.ring.effects import LoadBlock, Log, Stop
 from edgespec.ring.events import RingBroke
 from edgespec.runtime.supervisor import Nobody, Supervisor
 from edgespec.runtime.worker import Perform, Worker
-from edgespec.wire.messages import Segment
+from edgespec.wire.segment import Segment
 
 log = logging.getLogger("edgespec")
 

@@ -90,9 +90,8 @@ class StageLoad:
 
     def _add(self, run: RunBlock, seconds: float, now: float) -> None:
         rows = len(run.rows)
-        sees = run.committed + run.sees.shape[1]
         # A context below 512 rows costs next to nothing beside the layers' weights.
-        key = ((rows - 1).bit_length(), max(sees >> 9, 0).bit_length())
+        key = ((rows - 1).bit_length(), max(run.slots >> 9, 0).bit_length())
         ratio = self._classes.setdefault(key, _SizeClass()).add(seconds)
         self._recent.append(_Run(now, rows, seconds, ratio))
 

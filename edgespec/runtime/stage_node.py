@@ -48,8 +48,8 @@ from edgespec.wire.messages import (
     Heartbeat,
     Removed,
     Retain,
-    Segment,
 )
+from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import SubscribeActivity
 
 Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], BlockBackend]

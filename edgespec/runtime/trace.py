@@ -16,7 +16,8 @@ from edgespec.errors import ConfigError
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import NO_JOB, BlockDone, Event
 from edgespec.runtime.worker import Perform
-from edgespec.wire.messages import Message, Segment
+from edgespec.wire.messages import Message
+from edgespec.wire.segment import Segment
 
 LIMIT_BYTES = 1 << 30
 """A trace that is as long as this ends here: a disk that fills up would end more than that."""

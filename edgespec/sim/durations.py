@@ -17,7 +17,8 @@ from edgespec.machines.effects import (
 from edgespec.planning.cost_model import DraftPass
 from edgespec.planning.costs import RingCosts
 from edgespec.sim.links import LinkSpec, Network
-from edgespec.wire.messages import Message, Segment
+from edgespec.wire.messages import Message
+from edgespec.wire.segment import Segment
 
 
 class Durations(Protocol):
@@ -59,8 +60,8 @@ class CostDurations:
     def message_bytes(self, message: Message, encoded: int) -> int:
         """A segment as the charged model's rows would make it; all else as it is."""
         if isinstance(message, Segment):
-            vectors = 0 if message.prompts is None else message.prompts.shape[0]
-            plain = self._costs.segment_bytes(len(message.ids), message.hidden is not None)
+            vectors = 0 if message.ppd_tokens is None else message.ppd_tokens.shape[0]
+            plain = self._costs.segment_bytes(message.rows, message.hidden is not None)
             plain += self._costs.segment_bytes(vectors, True) if vectors else 0
             return plain + self._tap_bytes(message)
         return encoded
@@ -71,7 +72,7 @@ class CostDurations:
             return 0
         layers = round(segment.aux_hidden.shape[1] / (segment.hidden.shape[1] + _SCALE_BYTES))
         wide = self._costs.coordinator.model.activation_bytes // 2
-        return len(segment.ids) * layers * (wide + _SCALE_BYTES)
+        return segment.rows * layers * (wide + _SCALE_BYTES)
 
 
 _SCALE_BYTES = 4

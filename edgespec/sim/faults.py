@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 
 from edgespec.schema import FileStruct
-from edgespec.wire.messages import CloseRequest, Message, Retain, Segment
+from edgespec.wire.messages import CloseRequest, Message, Retain
+from edgespec.wire.segment import Segment
 
 
 def _tag(name: str) -> str:

@@ -7,7 +7,8 @@ from collections import deque
 from edgespec.machines.effects import (
     Effect,
 )
-from edgespec.wire.messages import CloseRequest, Fault, Message, Retain, Segment
+from edgespec.wire.messages import CloseRequest, Fault, Message, Retain
+from edgespec.wire.segment import Segment
 
 LONGEST = 100_000
 """Lines that a log keeps unless told otherwise (None: all); of a longer run, the last ones."""
@@ -40,9 +41,10 @@ def message_words(message: Message) -> str:
     """A message in a few words: whose it is, and which of several."""
     match message:
         case Segment():
-            return f"segment {message.seq} of {message.request}, {len(message.ids)} rows"
-        case Retain(request, epoch):
-            return f"retain {epoch} of {request}"
+            requests = ", ".join(str(part.request) for part in message.parts)
+            return f"segment {message.header.seq} of {requests}, {message.rows} rows"
+        case Retain(request, keep):
+            return f"retain {keep.epoch} of {request}"
         case CloseRequest(request):
             return f"end of {request}"
         case Fault(request, reason):

@@ -55,10 +55,10 @@ class FakeBlock:
         """Make an empty cache."""
         self._cache[request] = np.zeros(0, np.uint64)
 
-    def move(self, request: int, base: int) -> None:
-        """Give the cache of `base` to `request`."""
-        self._cache[request] = self._slots_of(base)
-        del self._cache[base]
+    def fork(self, request: int, fork_of: int) -> None:
+        """Begin `request` with the cache of `fork_of`."""
+        self._cache[request] = self._slots_of(fork_of)
+        del self._cache[fork_of]
 
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
         """One toy layer over the job's rows: Tensor uint64 [R, 1].
@@ -66,9 +66,10 @@ class FakeBlock:
         Raises RemoteProtocolError for rows that this stage cannot take, LocalProtocolError for a
         job that does not fit the cache.
         """
-        old = self._slots_of(job.request)
-        if job.committed + job.sees.shape[1] != len(old) + len(job.rows):
-            raise LocalProtocolError(f"job {job.job} does not fit a cache of {len(old)} rows")
+        for part in job.parts:
+            old = len(self._slots_of(part.request))
+            if part.slots != old + len(part.rows):
+                raise LocalProtocolError(f"job {job.job} does not fit a cache of {old} rows")
         own = self._inputs(job)
         # The layers count as the stages do; what enters the first is its tokens' numbers.
         aux_layer = Tensor("uint8", (len(own), 8), own.tobytes())
@@ -76,28 +77,33 @@ class FakeBlock:
         stopped = stop()
         # The slots of an aborted job hold garbage that nobody may look at.
         new = np.full_like(own, _GARBAGE) if stopped else _mix(own)
-        cache = np.concatenate([old, new])
-        self._cache[job.request] = cache
+        seen, first = np.zeros_like(own), 0
+        for part in job.parts:
+            rows = slice(first, first + len(part.rows))
+            cache = np.concatenate([self._slots_of(part.request), new[rows]])
+            self._cache[part.request] = cache
+            before, after = cache[: part.committed], cache[part.committed :]
+            seen[rows] = np.where(part.sees, after[None, :], np.uint64(0)).sum(1) + before.sum()
+            first = rows.stop
         if stopped:
             return None
-        before, behind = cache[: job.committed], cache[job.committed :]
-        seen = np.where(job.sees, behind[None, :], np.uint64(0)).sum(1) + before.sum()
         out = _layer(self._stage, own, seen)
         return Tensor("uint64", (len(out), 1), out.tobytes())
 
-    def take_taps(self) -> Tensor | None:
+    def take_aux_hidden(self) -> Tensor | None:
         """See BlockBackend: the 8 bytes of each row's number as it came in."""
         return self._taps
 
     def _inputs(self, job: RunBlock) -> UintArray:
+        rows = job.rows
         if self._stage == 0:
-            tokens = job.rows.tokens.astype(np.uint64)
-            if job.prompts is not None:
-                vectors = np.frombuffer(job.prompts.data, np.uint64)
-                own = vectors[np.maximum(-1 - job.rows.tokens, 0)]
-                tokens = np.where(job.rows.tokens < 0, own, tokens)
-            return _embed(tokens, job.rows.positions)
-        if job.hidden is None or job.hidden.shape != (len(job.rows), 1):
+            tokens = rows.tokens.astype(np.uint64)
+            if job.ppd_tokens is not None:
+                vectors = np.frombuffer(job.ppd_tokens.data, np.uint64)
+                own = vectors[np.maximum(-1 - rows.tokens, 0)]
+                tokens = np.where(rows.tokens < 0, own, tokens)
+            return _embed(tokens, rows.positions)
+        if job.hidden is None or job.hidden.shape != (len(rows), 1):
             raise RemoteProtocolError(f"job {job.job} lacks the hidden rows of stage {self._stage}")
         return np.frombuffer(job.hidden.data, np.uint64)
 

@@ -48,7 +48,8 @@ from edgespec.sim.log import EventLog, effect_words, message_words
 from edgespec.sim.worker import Span, Worker
 from edgespec.wire.client_messages import Cancel, Submit
 from edgespec.wire.codec import decode, encode
-from edgespec.wire.messages import Message, Retain, Segment
+from edgespec.wire.messages import Message, Retain
+from edgespec.wire.segment import Segment
 
 CLIENT = b"client"
 
@@ -205,7 +206,7 @@ class World:
         self._note(node, message_words(message))
         if isinstance(message, Segment):
             if node == 0:
-                self.segments.pop(message.seq, None)
+                self.segments.pop(message.header.seq, None)
             self._handle(node, SegmentArrived(message))
         else:
             self._handle(node, MessageArrived(b"", message))
@@ -328,7 +329,7 @@ class World:
             match effect:
                 case SendRing(segment):
                     if node == 0 and self.is_up:
-                        self.segments[segment.seq] = segment.request
+                        self.segments[segment.header.seq] = segment.request
                     self._send(node, effect, segment)
                 case SendStages(message) | SendCoordinator(message):
                     self._send(node, effect, message)
@@ -370,7 +371,7 @@ class World:
         if self._dice.loses(message):
             self._note(node, f"never gets {message_words(message)}")
             if isinstance(message, Retain):
-                self.lost[node, message.request] = message.epoch
+                self.lost[node, message.request] = message.keep.epoch
             return
         size = self._durations.message_bytes(message, sum(len(frame) for frame in frames))
         late = self._dice.lateness(message)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, get_type_hints
@@ -19,10 +19,12 @@ import msgpack
 import numpy as np
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
+from edgespec.tree.ledger import RetainSet
 from edgespec.types.tensor import ITEM_SIZES, IntArray, Layers, Tensor
 from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import NodeStatus, SourceFigures
-from edgespec.wire.messages import TAGS, Health, Message, Ready, Segment, StageTime
+from edgespec.wire.messages import TAGS, Health, Message, Ready
+from edgespec.wire.segment import MOST_PARTS, Header, Part, Segment, StageTime
 from edgespec.wire.snapshots import (
     MOST_RUNS,
     Snapshot,
@@ -35,7 +37,7 @@ from edgespec.wire.snapshots import (
 )
 
 MAGIC = "edgespec"
-VERSION = 7
+VERSION = 8
 
 Frame = bytes | memoryview
 
@@ -181,37 +183,40 @@ def _unpack(frame: Frame, limits: Limits) -> Any:
 
 
 def _check_segment(segment: Segment, limits: Limits) -> None:
-    rows = len(segment.ids)
+    parts, rows = segment.parts, segment.rows
+    _need(0 < len(parts) <= MOST_PARTS, "wrong number of parts")
     _need(rows <= limits.rows, "too many rows")
-    for name in ("parents", "positions"):
-        _need(len(getattr(segment, name)) == rows, f"{name} and ids differ in length")
-    if segment.hidden is None:
-        _need(len(segment.tokens) == rows, "tokens and ids differ in length")
-    else:
+    _need(len({part.request for part in parts}) == len(parts), "a request has two parts")
+    _need(segment.header.seq >= 0, "negative number")
+    for part in parts:
+        _check_part(part, segment.hidden is not None)
+    if segment.hidden is not None:
         shape = segment.hidden.shape
         _need(len(shape) == 2 and shape[0] == rows, "hidden is not one vector a row")
-        _need(len(segment.tokens) in (0, rows), "tokens and ids differ in length")
     if segment.aux_hidden is not None:
-        aux_hidden = segment.aux_hidden
-        _need(
-            aux_hidden.dtype == "uint8" and len(aux_hidden.shape) == 2, "taps are no bytes of rows"
-        )
-        _need(
-            aux_hidden.shape[0] == rows and bool(segment.aux_layers),
-            "taps are not one vector a row",
-        )
-    if segment.prompts is not None:
-        shape = segment.prompts.shape
-        _need(len(shape) == 2 and shape[0] <= limits.rows, "prompts are no list of vectors")
-    _need(min(segment.request, segment.seq, segment.epoch) >= 0, "negative number")
-    _need(min(segment.reserve, segment.wanted) >= 0, "negative number")
-    _need(min(segment.base, *segment.base_ids, 0) >= 0, "negative number")
-    for time in segment.ran:
+        dtype, shape = segment.aux_hidden.dtype, segment.aux_hidden.shape
+        _need(dtype == "uint8" and len(shape) == 2, "aux_hidden is no bytes of rows")
+        fits = shape[0] == rows and bool(segment.header.aux_layers)
+        _need(fits, "aux_hidden is not one vector a row")
+    if segment.ppd_tokens is not None:
+        shape = segment.ppd_tokens.shape
+        _need(len(shape) == 2 and shape[0] <= limits.rows, "ppd_tokens are no list of vectors")
+    for time in segment.cost:
         _need(time.rows > 0, "a time of no rows")
         _need(0.0 <= time.seconds < math.inf, "a time that cannot be")
+
+
+def _check_part(part: Part, may_lack_tokens: bool) -> None:
+    rows = len(part.ids)
+    _need(min(part.request, part.epoch, part.reserve, part.want) >= 0, "negative number")
+    _need(min(part.fork_of, *part.fork_ids, 0) >= 0, "negative number")
+    for name in ("parents", "positions"):
+        _need(len(getattr(part, name)) == rows, f"{name} and ids differ in length")
+    fits = len(part.tokens) == rows or (may_lack_tokens and not len(part.tokens))
+    _need(fits, "tokens and ids differ in length")
     if rows:
-        _need(int(segment.ids.min()) >= 0, "negative id")
-        _need(int(segment.positions.min()) >= 0, "negative position")
+        _need(int(part.ids.min()) >= 0, "negative id")
+        _need(int(part.positions.min()) >= 0, "negative position")
 
 
 def _check_health(health: Health) -> None:
@@ -374,7 +379,7 @@ def _read_array(value: Any, raw: Iterator[Frame], limits: Limits) -> IntArray:
     return np.frombuffer(tensor.data, "<i8").astype(np.int64)  # a copy, as frames are read-only
 
 
-def _pack_numbers(value: tuple[int, ...], frames: list[Frame]) -> list[Any]:
+def _pack_numbers(value: Iterable[int], frames: list[Frame]) -> list[Any]:
     return _pack_array(np.fromiter(map(operator.index, value), np.int64), frames)
 
 
@@ -395,28 +400,15 @@ def _read_layers(value: Any, raw: Iterator[Frame], limits: Limits) -> Layers:
     return Layers(tuple(value))
 
 
-_PLAIN: dict[Any, _Kind] = {
-    int: _Kind(_pack_int, _read_int),
-    bool: _Kind(_pack_bool, _read_bool),
-    float: _Kind(_pack_float, _read_float),
-    str: _Kind(_pack_text, _read_text),
-}
-"""What a record in the header may be made of."""
-
-
-def _records(record: type) -> _Kind:
-    """The kind of a tuple of these: each is an array of its fields in the header."""
+def _record(record: type) -> _Kind:
+    """The kind of one of these: an array of its fields in the header."""
     hints = get_type_hints(record)
-    kinds = [(f.name, _PLAIN[hints[f.name]]) for f in fields(record)]
+    kinds = [(f.name, _KINDS[hints[f.name]]) for f in fields(record)]
 
     def pack(value: Any, frames: list[Frame]) -> list[Any]:
-        return [[kind.pack(getattr(one, name), frames) for name, kind in kinds] for one in value]
+        return [kind.pack(getattr(value, name), frames) for name, kind in kinds]
 
-    def read(value: Any, raw: Iterator[Frame], limits: Limits) -> tuple[Any, ...]:
-        _need(isinstance(value, list) and len(value) <= limits.items, "a field is no fit list")
-        return tuple(read_one(one, raw, limits) for one in value)
-
-    def read_one(value: Any, raw: Iterator[Frame], limits: Limits) -> Any:
+    def read(value: Any, raw: Iterator[Frame], limits: Limits) -> Any:
         fits = isinstance(value, list) and len(value) == len(kinds)
         _need(fits, f"a {record.__name__} has the wrong number of fields")
         pairs = zip(kinds, value, strict=True)
@@ -425,21 +417,40 @@ def _records(record: type) -> _Kind:
     return _Kind(pack, read)
 
 
+def _records(record: type) -> _Kind:
+    """The kind of a tuple of these."""
+    one = _record(record)
+
+    def pack(value: Any, frames: list[Frame]) -> list[Any]:
+        return [one.pack(each, frames) for each in value]
+
+    def read(value: Any, raw: Iterator[Frame], limits: Limits) -> tuple[Any, ...]:
+        _need(isinstance(value, list) and len(value) <= limits.items, "a field is no fit list")
+        return tuple(one.unpack(each, raw, limits) for each in value)
+
+    return _Kind(pack, read)
+
+
+def _read_number_set(value: Any, raw: Iterator[Frame], limits: Limits) -> frozenset[int]:
+    return frozenset(_read_numbers(value, raw, limits))
+
+
 _KINDS: dict[Any, _Kind] = {
-    **_PLAIN,
+    int: _Kind(_pack_int, _read_int),
+    bool: _Kind(_pack_bool, _read_bool),
+    float: _Kind(_pack_float, _read_float),
+    str: _Kind(_pack_text, _read_text),
     tuple[str, ...]: _Kind(_pack_texts, _read_texts),
-    tuple[NodeStatus, ...]: _records(NodeStatus),
-    tuple[SourceFigures, ...]: _records(SourceFigures),
-    tuple[StageRun, ...]: _records(StageRun),
-    tuple[StageTime, ...]: _records(StageTime),
-    tuple[SnapshotNode, ...]: _records(SnapshotNode),
-    tuple[SnapshotSegment, ...]: _records(SnapshotSegment),
     tuple[int, ...]: _Kind(_pack_numbers, _read_numbers),
+    frozenset[int]: _Kind(_pack_numbers, _read_number_set),
     IntArray: _Kind(_pack_array, _read_array),
     Layers: _Kind(_pack_layers, _read_layers),
     Tensor: _Kind(_pack_tensor, _read_tensor),
     Tensor | None: _Kind(_pack_tensor, _read_optional_tensor),
 }
+_KINDS |= {one: _record(one) for one in (Header, RetainSet)}
+for _type in (NodeStatus, Part, SnapshotNode, SnapshotSegment, SourceFigures, StageRun, StageTime):
+    _KINDS[tuple[_type, ...]] = _records(_type)  # type: ignore[valid-type]
 
 
 def _plan(message_type: type[Message]) -> tuple[tuple[str, _Kind], ...]:

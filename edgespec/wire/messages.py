@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.types.tensor import NO_LAYERS, IntArray, Layers, Tensor
+from edgespec.tree.ledger import RetainSet
 from edgespec.wire.block_messages import (
     BlockOffer,
     BlockPreparing,
@@ -29,77 +29,21 @@ from edgespec.wire.client_messages import (
     Submit,
     Tokens,
 )
+from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import Snapshot, StageActivity, Subscribe, SubscribeActivity
 
 NO_RING = 0
 """The number of an Assign's ring that is only planned."""
-
-# --- the data ring ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StageTime:
-    """How many rows of a segment a stage computed, and in how many seconds."""
-
-    rows: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Rows that go round the ring together (FlowSpec §3.2, a draft segment).
-
-    `seq` numbers the segments of a ring in sending order. `committed` rows (prefill) enter the
-    committed region at once. `reserve` > 0 opens the request with room for that many rows; with
-    `base` > 0 it opens with rows of that one, which is over: those that had the ids `base_ids`
-    there, in the order of their positions. `wanted`: how many of the last rows the coordinator
-    wants back (a prefill chunk but the last wants none). `epoch` starts as the coordinator's newest
-    retained set; every stage lowers it to the newest one that it has applied, so that what returns
-    is an acknowledgement by all.
-    `tokens` are read by the first stage only and travel empty behind it; `hidden` [R, H] is None
-    until the first stage ran. `ran`: what the stages so far computed of it, in their order; those
-    behind the one that emptied it computed nothing. So the coordinator learns what rows cost at
-    each. `prompts` [P, H]: vectors for rows that are no tokens, whose `tokens` are -1 for the first
-    of them, -2 for the second, …; they travel to the first stage only. An emptied segment still
-    travels, so that credits stay right.
-
-    `aux_layers`: layers of which a draft source wants the rows that enter them (EAGLE-3). Each
-    stage that owns some puts them, packed (see model.aux_hidden), behind the columns of
-    `aux_hidden` uint8 [R, ...]; None as long as no tapped layer was met, and always if none is
-    wanted.
-    """
-
-    request: int
-    seq: int
-    epoch: int
-    committed: bool
-    reserve: int
-    wanted: int
-    ids: IntArray
-    parents: IntArray
-    positions: IntArray
-    tokens: IntArray
-    hidden: Tensor | None
-    ran: tuple[StageTime, ...] = ()
-    base: int = 0
-    base_ids: tuple[int, ...] = ()
-    aux_layers: Layers = NO_LAYERS
-    aux_hidden: Tensor | None = None
-    prompts: Tensor | None = None
-
 
 # --- coordinator → stages -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """Which rows to keep (see tree.ledger.RetainSet); on the control channel, not behind data."""
+    """Which rows of a request to keep; it overtakes data, being on the control channel."""
 
     request: int
-    epoch: int
-    watermark: int
-    accepted: tuple[int, ...]
-    retained: tuple[int, ...]
+    keep: RetainSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.fake_draft import FakeDraft
 from support.passes import rows_of
+from support.segments import run_block
 
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.backends.emulated import CoordinatorPrices, Emulated
@@ -44,7 +45,7 @@ GATHER = 0.05
 def block(job: int = 1) -> RunBlock:
     """One row."""
     one = np.zeros(1, np.int64)
-    return RunBlock(job, 1, Rows(one, one - 1, one, one), None, 0, np.ones((1, 1), np.bool_))
+    return run_block(job, 1, Rows(one, one - 1, one, one), None, 0, np.ones((1, 1), np.bool_))
 
 
 def gather() -> GatherRows:

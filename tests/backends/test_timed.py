@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.segments import run_block
 
 from edgespec.backends.compute import COORDINATOR_COMPUTE, STAGE_COMPUTE
 from edgespec.backends.timed import CoordinatorDurations, StageDurations
@@ -12,8 +13,8 @@ from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
     Draft,
+    ForkCache,
     GatherRows,
-    MoveCache,
     OpenCache,
     OpenDraft,
     RunHead,
@@ -37,7 +38,7 @@ def block(rows: int, committed: int, behind: int) -> RunBlock:
     """A block of `rows` rows, with `behind` slots behind the committed ones, its own included."""
     ids = np.arange(rows)
     sees = np.ones((rows, behind), np.bool_)
-    return RunBlock(1, 1, Rows(ids, ids - 1, ids, ids), None, committed, sees)
+    return run_block(1, 1, Rows(ids, ids - 1, ids, ids), None, committed, sees)
 
 
 def head(rows: int) -> RunHead:
@@ -47,7 +48,7 @@ def head(rows: int) -> RunHead:
 
 STAGE_EFFECTS: list[Effect] = [
     OpenCache(1, 64),
-    MoveCache(2, 1),
+    ForkCache(2, 1),
     CloseCache(1),
     GatherRows(1, 10, np.array([3, 5, 6])),
     block(4, 100, 24),

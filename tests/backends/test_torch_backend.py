@@ -14,6 +14,7 @@ from support.checkpoints import (
     write_checkpoint,
     write_family,
 )
+from support.segments import run_block
 from transformers import PreTrainedModel
 
 from edgespec.backends.base import BlockBackend, Head
@@ -64,7 +65,8 @@ def through(stages: list[TorchBlock], job: RunBlock) -> Tensor:
     hidden = None
     for stage in stages:
         hidden = stage.run(replace(job, hidden=hidden), lambda: False)
-        job = replace(job, rows=replace(job.rows, tokens=NONE))  # only the first stage reads them
+        part = job.parts[0]  # only the first stage reads its tokens
+        job = replace(job, parts=(replace(part, rows=replace(part.rows, tokens=NONE)),))
     assert hidden is not None
     return hidden
 
@@ -73,7 +75,7 @@ def opened(stages: list[TorchBlock], request: int, tokens: list[int]) -> Tensor:
     for stage in stages:
         stage.open(request, reserve=2)
     tri = np.tri(len(tokens), dtype=np.bool_)
-    return through(stages, RunBlock(0, request, chain(tokens), None, 0, tri))
+    return through(stages, run_block(0, request, chain(tokens), None, 0, tri))
 
 
 @torch.inference_mode()
@@ -84,11 +86,11 @@ def test_what_enters_tapped_layers_is_handed_out(
     for stage in stages:
         stage.open(1, reserve=4)
     tri = np.tri(len(tokens), dtype=np.bool_)
-    job = RunBlock(0, 1, chain(tokens), None, 0, tri, Layers((0, 1, 3)))
+    job = run_block(0, 1, chain(tokens), None, 0, tri, Layers((0, 1, 3)))
     hidden = stages[0].run(job, lambda: False)
-    first = stages[0].take_taps()
+    first = stages[0].take_aux_hidden()
     stages[1].run(replace(job, hidden=hidden), lambda: False)
-    second = stages[1].take_taps()
+    second = stages[1].take_aux_hidden()
     assert first is not None
     assert second is not None
     found = unpacked(first.beside(second), 3)
@@ -98,7 +100,7 @@ def test_what_enters_tapped_layers_is_handed_out(
         # Half a step of 127 to either side.
         most = wanted.abs().amax(1, keepdim=True) / 127 * 0.501
         assert ((found[:, index] - wanted).abs() <= most).all()
-    assert stages[0].take_taps() is None
+    assert stages[0].take_aux_hidden() is None
 
 
 def test_two_requests_side_by_side_with_a_retain(
@@ -120,7 +122,9 @@ def test_two_requests_side_by_side_with_a_retain(
             np.array([n, n, n + 1]),
         )
         sees = ledger.append(rows)
-        hidden = to_torch(through(stages, RunBlock(1, request, rows, None, ledger.committed, sees)))
+        hidden = to_torch(
+            through(stages, run_block(1, request, rows, None, ledger.committed, sees))
+        )
         for index, path in enumerate([[20], [21], [21, 22]]):
             exact = plain_hidden(model, prompt + path)[-1]
             assert torch.allclose(hidden[index], exact, rtol=0, atol=1e-5)
@@ -133,7 +137,9 @@ def test_two_requests_side_by_side_with_a_retain(
         n, ledger = len(prompt), ledgers[request]
         rows = Rows(np.array([n + 3]), np.array([n + 2]), np.array([23]), np.array([n + 2]))
         sees = ledger.append(rows)
-        hidden = to_torch(through(stages, RunBlock(2, request, rows, None, ledger.committed, sees)))
+        hidden = to_torch(
+            through(stages, run_block(2, request, rows, None, ledger.committed, sees))
+        )
         exact = plain_hidden(model, [*prompt, 21, 22, 23])[-1]
         assert torch.allclose(hidden[0], exact, rtol=0, atol=1e-5)
 
@@ -150,7 +156,7 @@ def test_windows_caps_and_scales_reach_the_machines(tmp_path: Path) -> None:
     ids = np.arange(n, n + 2 + WINDOW)
     places = np.array([n, *range(n, n + 1 + WINDOW)])
     rows = Rows(ids, np.array([n - 1, n - 1, *ids[1:-1]]), ids, places)
-    hidden = through(stages, RunBlock(1, 1, rows, None, n, ledger.append(rows)))
+    hidden = through(stages, run_block(1, 1, rows, None, n, ledger.append(rows)))
     path = [*prompt, *ids[1:].tolist()]
     exact = plain_hidden(model, path)
     assert torch.allclose(to_torch(hidden)[1:], exact[n:], rtol=0, atol=1e-5)
@@ -159,7 +165,7 @@ def test_windows_caps_and_scales_reach_the_machines(tmp_path: Path) -> None:
     for stage in stages:
         stage.gather(1, n, order)
     last = Rows(ids[-1:] + 1, ids[-1:], np.array([7]), places[-1:] + 1)
-    job = RunBlock(2, 1, last, None, ledger.committed, ledger.append(last))
+    job = run_block(2, 1, last, None, ledger.committed, ledger.append(last))
     hidden = through(stages, job)
     exact = plain_hidden(model, [*path, 7])[-1:]
     assert torch.allclose(to_torch(hidden), exact, rtol=0, atol=1e-5)
@@ -176,7 +182,7 @@ def test_a_stopped_job_returns_none_and_its_slots_can_be_dropped(
     stages: list[TorchBlock], model: PreTrainedModel
 ) -> None:
     opened(stages, 1, [4, 5])
-    job = RunBlock(1, 1, chain([6, 7], 2), None, 2, np.tri(2, dtype=np.bool_))
+    job = run_block(1, 1, chain([6, 7], 2), None, 2, np.tri(2, dtype=np.bool_))
     assert stages[0].run(job, lambda: True) is None
     stages[0].gather(1, 2, NONE)
     hidden = to_torch(through(stages, job))
@@ -185,7 +191,7 @@ def test_a_stopped_job_returns_none_and_its_slots_can_be_dropped(
 
 def test_an_emptied_job_gives_empty_rows(stages: list[TorchBlock]) -> None:
     opened(stages, 1, [4, 5])
-    hidden = through(stages, RunBlock(1, 1, chain([]), None, 2, np.zeros((0, 0), np.bool_)))
+    hidden = through(stages, run_block(1, 1, chain([]), None, 2, np.zeros((0, 0), np.bool_)))
     assert (hidden.dtype, hidden.shape) == ("float64", (0, 32))
 
 
@@ -194,14 +200,14 @@ def test_a_token_outside_the_vocabulary_is_the_peers_fault(
     stages: list[TorchBlock], token: int
 ) -> None:
     stages[0].open(1, 4)
-    job = RunBlock(1, 1, chain([token]), None, 0, np.ones((1, 1), np.bool_))
+    job = run_block(1, 1, chain([token]), None, 0, np.ones((1, 1), np.bool_))
     with pytest.raises(RemoteProtocolError, match="vocabulary of 96"):
         stages[0].run(job, lambda: False)
 
 
 def test_missing_tokens_are_the_peers_fault(stages: list[TorchBlock]) -> None:
     stages[0].open(1, 4)
-    job = RunBlock(1, 1, replace(chain([3]), tokens=NONE), None, 0, np.ones((1, 1), np.bool_))
+    job = run_block(1, 1, replace(chain([3]), tokens=NONE), None, 0, np.ones((1, 1), np.bool_))
     with pytest.raises(RemoteProtocolError, match="lacks the tokens"):
         stages[0].run(job, lambda: False)
 
@@ -220,7 +226,7 @@ def test_hidden_rows_of_another_kind_are_the_peers_fault(
     stages: list[TorchBlock], hidden: Tensor | None
 ) -> None:
     stages[1].open(1, 4)
-    job = RunBlock(1, 1, chain([3]), hidden, 0, np.ones((1, 1), np.bool_))
+    job = run_block(1, 1, chain([3]), hidden, 0, np.ones((1, 1), np.bool_))
     with pytest.raises(RemoteProtocolError, match="same model and dtype"):
         stages[1].run(job, lambda: False)
     fit = replace(job, hidden=from_torch(torch.zeros(1, 32, dtype=torch.float64)))
@@ -230,12 +236,12 @@ def test_hidden_rows_of_another_kind_are_the_peers_fault(
 def test_jobs_that_do_not_fit_the_cache_are_our_bug(stages: list[TorchBlock]) -> None:
     one = np.ones((1, 1), np.bool_)
     with pytest.raises(LocalProtocolError, match="not open"):
-        stages[0].run(RunBlock(1, 1, chain([3]), None, 0, one), lambda: False)
+        stages[0].run(run_block(1, 1, chain([3]), None, 0, one), lambda: False)
     with pytest.raises(LocalProtocolError, match="not open"):
         stages[0].gather(1, 0, NONE)
     stages[0].open(1, 4)
     with pytest.raises(LocalProtocolError, match="holds 0"):
-        stages[0].run(RunBlock(1, 1, chain([3]), None, 2, one), lambda: False)
+        stages[0].run(run_block(1, 1, chain([3]), None, 2, one), lambda: False)
     stages[0].close(1)
     stages[0].close(1)
     with pytest.raises(LocalProtocolError, match="not open"):

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+from support.segments import one_part
 
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -52,7 +53,7 @@ from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice
 from edgespec.wire.client_messages import Submit
 from edgespec.wire.codec import decode, encode
-from edgespec.wire.messages import Segment
+from edgespec.wire.segment import Segment
 
 LIMIT_MS = 1.0
 STAGES = 4
@@ -119,18 +120,19 @@ def drafted(nodes: int, width: int, rng: np.random.Generator) -> DraftedTree:
 
 def back(segment: Segment) -> Segment:
     """The segment as the last stage returns it."""
-    rows = segment.wanted
-    first = len(segment.ids) - rows
-    return Segment(
-        segment.request,
-        segment.seq,
-        segment.epoch,
-        segment.committed,
-        segment.reserve,
-        segment.wanted,
-        segment.ids[first:],
-        segment.parents[first:],
-        segment.positions[first:],
+    part = segment.parts[0]
+    first = len(part.ids) - part.want
+    rows = part.want
+    return one_part(
+        part.request,
+        segment.header.seq,
+        part.epoch,
+        part.committed,
+        part.reserve,
+        part.want,
+        part.ids[first:],
+        part.parents[first:],
+        part.positions[first:],
         np.zeros(0, np.int64),
         Tensor("float16", (rows, HIDDEN_SIZE), bytes(2 * rows * HIDDEN_SIZE)),
     )
@@ -172,7 +174,7 @@ def stage_ledger(flying: list[Segment]) -> RowLedger:
     prompt = np.arange(60, dtype=np.int64)
     ledger.commit(Rows(prompt, prompt - 1, prompt, prompt))
     for segment in flying:
-        ledger.append(Rows(segment.ids, segment.parents, segment.tokens, segment.positions))
+        ledger.append(segment.parts[0].rows())
     return ledger
 
 
@@ -198,7 +200,7 @@ def measure(nodes: int, repeats: int) -> tuple[dict[str, list[float]], list[int]
         with timed(STEPS[1]):
             effects = machine.handle(SegmentArrived(segment), 0.0)
         job = the(effects, RunHead)
-        verdicts = choice(*[999 + SEGMENT_ROWS, *[1] * (len(segment.ids) - 1)])
+        verdicts = choice(*[999 + SEGMENT_ROWS, *[1] * (len(segment.keep.ids) - 1)])
         with timed(STEPS[2]):
             effects = machine.handle(HeadDone(job.job, job.request, verdicts), 0.0)
         walked = live(machine)

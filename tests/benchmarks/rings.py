@@ -225,7 +225,7 @@ class ScriptedBlock:
     def open(self, request: int, reserve: int) -> None:
         """Nothing to do."""
 
-    def move(self, request: int, base: int) -> None:
+    def fork(self, request: int, fork_of: int) -> None:
         """Nothing to do."""
 
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
@@ -233,7 +233,7 @@ class ScriptedBlock:
         rows = len(job.rows)
         return None if stop() else Tensor("uint8", (rows, 1), bytes(rows))
 
-    def take_taps(self) -> Tensor | None:
+    def take_aux_hidden(self) -> Tensor | None:
         """There are none."""
 
     def gather(self, request: int, start: int, order: IntArray) -> None:

@@ -17,9 +17,9 @@ from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import DraftedTree
 from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Cancel, Progress
-from edgespec.wire.messages import StageTime
+from edgespec.wire.segment import StageTime
 
-COST = {"ran": (StageTime(5, 1.0), StageTime(5, 1.0))}
+COST = {"cost": (StageTime(5, 1.0), StageTime(5, 1.0))}
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +47,12 @@ def rooted(policy: str = "adaptive") -> Wire:
 def test_a_policy_that_waits_for_the_first_stage_sends_on_its_credit() -> None:
     wire = rooted()
     (root,) = wire.segments
-    assert queued(wire) == {root.seq}
+    assert queued(wire) == {root.header.seq}
     wire.expanded((0, 11, -0.1), (0, 12, -3.0))
     assert len(wire.segments) == 1, "the first stage is busy"
-    wire.credit(root.seq)
-    assert [s.tokens.tolist()[0] for s in wire.segments] == [7, 11]
-    assert queued(wire) == {wire.segments[-1].seq}
+    wire.credit(root.header.seq)
+    assert [s.parts[0].tokens.tolist()[0] for s in wire.segments] == [7, 11]
+    assert queued(wire) == {wire.segments[-1].header.seq}
 
 
 def test_a_result_is_a_credit_too() -> None:
@@ -64,7 +64,7 @@ def test_a_result_is_a_credit_too() -> None:
     assert queued(wire) == set()
     wire.head(11)
     sent = len(wire.segments)
-    wire.credit(root.seq)
+    wire.credit(root.header.seq)
     assert len(wire.segments) == sent, "an old credit"
 
 
@@ -82,7 +82,7 @@ def test_a_credit_counts_once() -> None:
     wire = rooted()
     wire.expanded((0, 11, -0.1))
     for _ in range(3):
-        wire.credit(wire.segments[0].seq)
+        wire.credit(wire.segments[0].header.seq)
     assert len(wire.segments) == 2
 
 
@@ -110,9 +110,9 @@ def test_a_credit_of_a_request_that_is_over_serves_the_next_one() -> None:
     wire.take(wire.machine.handle(MessageArrived(b"client", Cancel(1)), 2.0))
     wire.submit(submit(2, "hello", 50, "adaptive"))
     prompt = wire.segments[-1]
-    assert queued(wire) == {old.seq, prompt.seq}
-    wire.credit(old.seq)
-    wire.credit(prompt.seq)
+    assert queued(wire) == {old.header.seq, prompt.header.seq}
+    wire.credit(old.header.seq)
+    wire.credit(prompt.header.seq)
     assert queued(wire) == set()
 
 
@@ -125,8 +125,8 @@ def test_a_ring_that_is_gone_holds_nothing() -> None:
     wire.take(wire.machine.handle(RingUp(), 3.0))
     busy = set(queued(wire))
     assert busy, "the request goes on"
-    assert old.seq not in busy
-    wire.credit(old.seq)
+    assert old.header.seq not in busy
+    wire.credit(old.header.seq)
     wire.back(old)
     assert queued(wire) == busy
 
@@ -139,8 +139,8 @@ def test_a_policy_in_step_sends_nothing_on_a_credit_within_its_step() -> None:
     segments = list(wire.segments)
     assert len(segments) == 3
     wire.back(segments[0])
-    wire.credit(segments[0].seq)
-    wire.credit(segments[1].seq)
+    wire.credit(segments[0].header.seq)
+    wire.credit(segments[1].header.seq)
     assert wire.segments == segments, "a segment left before the result was verified"
     assert len(wire.heads) == 1
 
@@ -177,8 +177,8 @@ def test_policies_learn_apart() -> None:
 def test_a_repeated_result_and_one_of_a_ring_that_is_gone_teach_nothing() -> None:
     wire = rooted()
     (root,) = wire.segments
-    slow = {"ran": (StageTime(1, 9.0),)}
-    wire.back(root, ran=(StageTime(1, 1.0), StageTime(1, 1.0)))
+    slow = {"cost": (StageTime(1, 9.0),)}
+    wire.back(root, cost=(StageTime(1, 1.0), StageTime(1, 1.0)))
     known = wire.request.estimates.step.seconds(1)
     wire.back(root, **slow)
     assert wire.request.estimates.step.seconds(1) == known
@@ -188,7 +188,7 @@ def test_a_stage_that_tells_of_more_rows_than_were_sent_is_not_believed() -> Non
     wire = rooted()
     (root,) = wire.segments
     estimates = wire.request.estimates
-    wire.back(root, ran=(StageTime(2, 9.0), StageTime(1, 1.0)))
+    wire.back(root, cost=(StageTime(2, 9.0), StageTime(1, 1.0)))
     assert estimates.step.seconds(5) == 1.0
     assert wire.machine.accepts(1) is None, "it fails"
 
@@ -209,7 +209,7 @@ def test_an_emptied_result_never_reaches_the_head() -> None:
     """It gives its credit back and is verified as nothing."""
     wire = rooted()
     wire.expanded((0, 11, -0.1))
-    wire.credit(wire.segments[0].seq)
+    wire.credit(wire.segments[0].header.seq)
     root, guess = wire.segments
     wire.back(root)
     wire.head(12)  # the guess was wrong: its row is dropped on the way

@@ -26,9 +26,9 @@ from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.types.features import FINAL_HIDDEN
 from edgespec.wire.client_messages import Cancel
-from edgespec.wire.messages import StageTime
+from edgespec.wire.segment import StageTime
 
-COST = {"ran": (StageTime(5, 1.0), StageTime(5, 1.0))}
+COST = {"cost": (StageTime(5, 1.0), StageTime(5, 1.0))}
 NOTHING = Children(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 
@@ -143,7 +143,7 @@ def test_the_rows_of_a_prompt_are_read_as_its_chunks_come() -> None:
         wire.take_draft_of_the_prompt()
         wire.back(chunk)
     given.append(wire.drafts[0].features.rows)
-    assert given == [0, *(len(chunk.ids) for chunk in chunks)]
+    assert given == [0, *(len(chunk.parts[0].ids) for chunk in chunks)]
     wire.take_draft_of_the_prompt()
     wire.head(7)
     assert (asked(wire).paths, asked(wire).features.rows) == (((),), 0)
@@ -163,7 +163,7 @@ def test_one_draft_at_a_time() -> None:
     wire = rooted()
     for token in range(11, 30):
         assert len(wire.drafts) == 1
-        wire.credit(wire.segments[-1].seq)
+        wire.credit(wire.segments[-1].header.seq)
         assert len(wire.drafts) == 1
         wire.expanded((0, token, -0.01))
 

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from support.fake_draft import FakeDraft
 from support.rings import FakeRing, assert_one_end, submit
+from support.segments import run_block
 
 from edgespec.decoding.hidden_rows import HiddenRows
-from edgespec.machines.effects import (
-    RunBlock,
-)
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.toy import VOCABULARY
@@ -46,9 +44,9 @@ def plain_run(tokens: Sequence[int]) -> tuple[list[int], list[list[int]]]:
         block = FakeBlock(stage)
         block.open(1, 0)
         sees = np.tri(len(tokens), dtype=np.bool_)
-        job = RunBlock(1, 1, rows, hidden, 0, sees, Layers(tuple(range(STAGES))))
+        job = run_block(1, 1, rows, hidden, 0, sees, Layers(tuple(range(STAGES))))
         hidden = block.run(job, lambda: False)
-        entered.append(numbers(block.take_taps()))
+        entered.append(numbers(block.take_aux_hidden()))
     assert hidden is not None
     return numbers(hidden), entered
 

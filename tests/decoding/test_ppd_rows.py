@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_draft import FakeDraft
 from support.rings import FakeRing, assert_one_end, submit
+from support.segments import run_block
 
 from edgespec.decoding.ppd_chains import MOST_ROWS, ChainValues
-from edgespec.machines.effects import (
-    RunBlock,
-)
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.estimates import StepTimes
 from edgespec.policy.registry import POLICIES
@@ -54,7 +52,7 @@ def plain_chain(tokens: Sequence[int], links: int, stages: int) -> list[int]:
             block = FakeBlock(stage)
             block.open(1, 0)
             sees = np.tri(count, dtype=np.bool_)
-            job = RunBlock(1, 1, rows, hidden, 0, sees, prompts=TABLE.rows)
+            job = run_block(1, 1, rows, hidden, 0, sees, ppd_tokens=TABLE.rows)
             hidden = block.run(job, lambda: False)
         assert hidden is not None
         values = np.frombuffer(hidden.data, np.uint64)[len(tokens) :].tolist()

@@ -14,7 +14,8 @@ from support.tiers import tiered
 from edgespec.decoding.prefix_cache import LEAST_ROWS, CachedPrefix, PrefixCache
 from edgespec.sim.toy import VOCABULARY
 from edgespec.wire.client_messages import Finished, Submit
-from edgespec.wire.messages import CloseRequest, Retain, Segment
+from edgespec.wire.messages import CloseRequest, Retain
+from edgespec.wire.segment import Segment
 
 PLENTY = 100_000
 
@@ -154,7 +155,7 @@ def test_without_a_limit_nothing_is_kept() -> None:
 
 def prefilled(fake: FakeRing, before: int) -> int:
     """Certain rows that were sent since there were so many segments."""
-    return sum(len(s.ids) for s in sent(fake)[before:] if s.committed)
+    return sum(len(s.parts[0].ids) for s in sent(fake)[before:] if s.parts[0].committed)
 
 
 def sent(fake: FakeRing) -> list[Segment]:

@@ -150,9 +150,11 @@ def test_everybody_is_told_why_they_wait_and_the_oldest_goes_on_first() -> None:
     wire.segments.clear()
     wire.take(wire.machine.handle(RingUp(), 9.0))
     (again,) = wire.segments
-    assert again.tokens.tolist()[-1] == 7, "the prompt and the token that came before the loss"
-    assert len(again.ids) == 6
-    assert again.reserve
+    assert again.parts[0].tokens.tolist()[-1] == 7, (
+        "the prompt and the token that came before the loss"
+    )
+    assert len(again.parts[0].ids) == 6
+    assert again.parts[0].reserve
 
 
 def test_what_is_late_of_the_lost_ring_changes_nothing() -> None:
@@ -173,7 +175,7 @@ def test_what_is_late_of_the_lost_ring_changes_nothing() -> None:
         ComputeFailed(drafted.job, 1, "late"),
         MessageArrived(b"stage", Fault(1, "late")),
         MessageArrived(b"stage", Fault(2, "late")),
-        MessageArrived(b"stage", Credit(prompt.seq)),
+        MessageArrived(b"stage", Credit(prompt.header.seq)),
         HeadDone(job.job, job.request, Choice(np.array([9]), np.ones(1), np.zeros(1))),
     )
     for event in late:
@@ -272,7 +274,7 @@ def test_a_block_that_still_runs_is_stopped_and_its_result_is_for_nobody(end: st
     late = ComputeFailed(job, REQUEST, "late") if end == "failed" else BlockDone(job, None)
     assert stage.machine.handle(late, 0.0) == []
     effects = stage.done()
-    assert sent(effects).ids.tolist() == [0, 1]
+    assert sent(effects).parts[0].ids.tolist() == [0, 1]
     assert not any(isinstance(e, RunBlock) for e in effects)
     with pytest.raises(LocalProtocolError):
         stage.machine.handle(late, 0.0)
@@ -283,4 +285,6 @@ def test_a_stage_may_get_another_place_for_its_block() -> None:
     stage.machine.take_place(is_first=False, is_last=True, row_limit=5)
     stage.machine.reset()
     stage.segment(opening())
-    assert sent(stage.done()).ids.tolist() == [1], "the last stage sends what is wanted alone"
+    assert sent(stage.done()).parts[0].ids.tolist() == [1], (
+        "the last stage sends what is wanted alone"
+    )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.local_ring import CLIENT
 from support.rings import PLENTY, FakeRing, assert_one_end, submit
+from support.segments import one_part, retain_message
 from support.wires import Wire
 
 from edgespec.decoding.admission import Ring
@@ -36,7 +37,7 @@ from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.tree.drafted import DraftedTree
 from edgespec.verify.sampling import Choice
 from edgespec.wire.client_messages import Cancel, Failed, Finished
-from edgespec.wire.messages import Fault, Retain, Segment
+from edgespec.wire.messages import Fault, Retain
 
 POLICY_NAMES = sorted(POLICIES)
 
@@ -47,17 +48,20 @@ def test_a_retained_set_names_what_is_certain_and_what_lives() -> None:
     wire = Wire()
     wire.first_token("autoregressive")
     # The first token comes of the prompt's last row, which is committed already.
-    assert wire.retains.pop() == Retain(1, 1, 5, (), (5,))
+    assert wire.retains.pop() == retain_message(1, 1, 5, (), (5,))
     for epoch, root in enumerate(range(5, 9), start=2):
         segment = wire.segments.pop()
-        assert segment.ids.tolist() == [root]
-        assert (segment.parents.tolist(), segment.positions.tolist()) == ([root - 1], [root])
+        assert segment.parts[0].ids.tolist() == [root]
+        assert (segment.parts[0].parents.tolist(), segment.parts[0].positions.tolist()) == (
+            [root - 1],
+            [root],
+        )
         wire.back(segment)
         wire.head(7)
         retain = wire.retains.pop()
         # The segments went out before any stage could know: nothing is acknowledged but their own.
-        assert retain == Retain(1, epoch, root + 1, retain.accepted, (root + 1,))
-        assert retain.accepted[-1] == root
+        assert retain == retain_message(1, epoch, root + 1, retain.keep.accepted, (root + 1,))
+        assert retain.keep.accepted[-1] == root
 
 
 @pytest.mark.parametrize("acknowledged", [True, False])
@@ -69,7 +73,7 @@ def test_the_accepted_list_reaches_back_to_what_all_have_applied(acknowledged: b
         segment = wire.segments.pop()
         wire.back(segment, **({} if acknowledged else {"epoch": 0}))
         wire.head(7)
-        lengths.append(len(wire.retains.pop().accepted))
+        lengths.append(len(wire.retains.pop().keep.accepted))
     assert lengths == ([1, 1, 1, 1, 1, 1] if acknowledged else [1, 2, 3, 4, 5, 6])
 
 
@@ -90,7 +94,7 @@ def test_with_every_retained_set_lost_the_answer_is_exact_and_memory_is_bounded(
             lost = bool(waiting) and isinstance(waiting[0], Retain)
             if lost:
                 assert isinstance(waiting[0], Retain)
-                most_accepted = max(most_accepted, len(waiting[0].accepted))
+                most_accepted = max(most_accepted, len(waiting[0].keep.accepted))
             fake.ring.take(step, lose=lost)
         held = [len(x) for m in fake.machines for x in m.ledgers().values()]
         most_rows = max(most_rows, *held, 0)
@@ -191,13 +195,13 @@ def test_prompt_chunks_follow_each_other_within_the_window() -> None:
     wire.submit(submit(2, "x" * 400, 5, "autoregressive"))
     flying = list(wire.segments)
     assert len(flying) == 3, "one for every stage, one more at the door"
-    assert flying[0].reserve > 405
+    assert flying[0].parts[0].reserve > 405
     positions: list[int] = []
     while flying:
         segment = flying.pop(0)
-        positions += segment.positions.tolist()
+        positions += segment.parts[0].positions.tolist()
         wire.segments.clear()
-        assert segment.wanted == (1 if len(positions) == 400 else 0)
+        assert segment.parts[0].want == (1 if len(positions) == 400 else 0)
         wire.back(segment)
         flying += wire.segments
         assert len(flying) <= 3
@@ -252,7 +256,7 @@ def test_a_result_that_lacks_live_rows_fails_the_request_unless_its_fault_comes_
         assert machine.deadline() is None
         effects = machine.handle(
             SegmentArrived(
-                Segment(1, 1, 0, True, 0, 1, *(np.zeros(0, np.int64) for _ in range(4)), None)
+                one_part(1, 1, 0, True, 0, 1, *(np.zeros(0, np.int64) for _ in range(4)), None)
             ),
             10.0,
         )
@@ -281,6 +285,6 @@ def test_a_policy_in_step_takes_up_a_result_when_its_draft_is_merged() -> None:
     assert not wire.heads, "a result was taken up before the draft was merged"
     in_flight = request.in_flight
     wire.drafted(DraftedTree(np.array([-1, -1]), np.array([13, 14]), np.array([-1.0, -2.0])))
-    assert wire.segments[-1].tokens.tolist() == [14], "the new guess leaves first"
+    assert wire.segments[-1].parts[0].tokens.tolist() == [14], "the new guess leaves first"
     assert wire.heads
     assert request.in_flight == in_flight  # one more left, one was taken up

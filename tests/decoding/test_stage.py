@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.segments import changed, one_part
 from support.stages import (
     REQUEST,
     Stage,
@@ -45,7 +45,8 @@ from edgespec.machines.events import (
 )
 from edgespec.types.tensor import Layers, Tensor
 from edgespec.verify.sampling import Choice
-from edgespec.wire.messages import Fault, Segment
+from edgespec.wire.messages import Fault
+from edgespec.wire.segment import Segment
 
 # --- the plain way --------------------------------------------------------------------------------
 
@@ -55,21 +56,26 @@ def test_the_opening_segment_opens_the_cache_and_runs() -> None:
     effects = stage.segment(opening())
     assert effects[0] == OpenCache(REQUEST, 64)
     job = runs(effects)
-    assert (job.committed, job.hidden) == (0, None)
+    assert (job.parts[0].committed, job.hidden) == (0, None)
     assert job.rows.tokens.tolist() == [0, 1]
-    assert job.sees.tolist() == [[True, False], [True, True]]
+    assert job.parts[0].sees.tolist() == [[True, False], [True, True]]
     out = sent(stage.done())
-    assert out.ids.tolist() == [0, 1]
+    assert out.parts[0].ids.tolist() == [0, 1]
     assert values_of(out.hidden) == [100, 100]
-    assert (out.committed, out.wanted, out.reserve, len(out.tokens)) == (True, 1, 64, 0)
+    assert (
+        out.parts[0].committed,
+        out.parts[0].want,
+        out.parts[0].reserve,
+        len(out.parts[0].tokens),
+    ) == (True, 1, 64, 0)
 
 
 def test_prefill_chunks_continue_each_other() -> None:
     stage = opened()
     ids = numbers(2, 3)
-    job = runs(stage.segment(Segment(REQUEST, 2, 0, True, 0, 1, ids, ids - 1, ids, ids, None)))
-    assert job.committed == 2
-    assert job.sees.tolist() == [[True, False], [True, True]]
+    job = runs(stage.segment(one_part(REQUEST, 2, 0, True, 0, 1, ids, ids - 1, ids, ids, None)))
+    assert job.parts[0].committed == 2
+    assert job.parts[0].sees.tolist() == [[True, False], [True, True]]
 
 
 @pytest.mark.parametrize(("wanted", "ids"), [(0, []), (1, [1]), (2, [0, 1]), (9, [0, 1])])
@@ -77,20 +83,36 @@ def test_behind_the_last_stage_only_wanted_certain_rows_go_on(wanted: int, ids: 
     stage = Stage(is_last=True)
     base = opening()
     stage.segment(
-        Segment(REQUEST, 1, 0, True, 64, wanted, base.ids, base.parents, base.ids, base.ids, None)
+        one_part(
+            REQUEST,
+            1,
+            0,
+            True,
+            64,
+            wanted,
+            base.parts[0].ids,
+            base.parts[0].parents,
+            base.parts[0].ids,
+            base.parts[0].ids,
+            None,
+        )
     )
     out = sent(stage.done())
-    assert out.ids.tolist() == ids
+    assert out.parts[0].ids.tolist() == ids
     assert len(values_of(out.hidden)) == len(ids)
 
 
 def test_speculative_rows_see_their_path() -> None:
     stage = with_tree()
     job = runs(stage.segment(draft(3, (5, 4, 4))))
-    assert job.committed == 2
-    assert job.sees.tolist() == [[True, False, True, True]]
+    assert job.parts[0].committed == 2
+    assert job.parts[0].sees.tolist() == [[True, False, True, True]]
     out = sent(stage.done())
-    assert (out.ids.tolist(), out.parents.tolist(), out.positions.tolist()) == ([5], [4], [4])
+    assert (
+        out.parts[0].ids.tolist(),
+        out.parts[0].parents.tolist(),
+        out.parts[0].positions.tolist(),
+    ) == ([5], [4], [4])
     assert values_of(out.hidden) == [105]
 
 
@@ -99,9 +121,9 @@ def test_segments_are_computed_one_by_one_in_order() -> None:
     stage.segment(draft(2, (2, 1, 2)))
     assert stage.segment(draft(3, (3, 2, 3))) == []
     effects = stage.done()
-    assert sent(effects).seq == 2
+    assert sent(effects).header.seq == 2
     assert runs(effects).rows.ids.tolist() == [3]
-    assert sent(stage.done()).seq == 3
+    assert sent(stage.done()).header.seq == 3
 
 
 def test_a_repeated_segment_is_ignored() -> None:
@@ -136,8 +158,8 @@ def test_before_computing_dropped_rows_are_left_out() -> None:
     job = runs(stage.segment(draft(3, (5, 3, 4), (6, 4, 4), (7, 6, 5))))
     assert job.rows.ids.tolist() == [6, 7]
     assert values_of(job.hidden) == [6, 7]
-    assert job.committed == 3
-    assert job.sees.tolist() == [[True, True, False], [True, True, True]]
+    assert job.parts[0].committed == 3
+    assert job.parts[0].sees.tolist() == [[True, True, False], [True, True, True]]
 
 
 def test_while_computing_dropped_rows_are_not_sent_on() -> None:
@@ -146,7 +168,7 @@ def test_while_computing_dropped_rows_are_not_sent_on() -> None:
     effects = stage.retain(1, 6, (2,), (4, 6))
     assert [type(e) for e in effects] == [GatherRows], "some of the job is still wanted"
     out = sent(stage.done())
-    assert out.ids.tolist() == [6]
+    assert out.parts[0].ids.tolist() == [6]
     assert values_of(out.hidden) == [106]
 
 
@@ -165,7 +187,7 @@ def test_an_abort_that_came_too_late_sends_nothing_either() -> None:
     stage.segment(draft(3, (5, 3, 4)))
     stage.retain(1, 5, (2,), (4,))
     out = sent(stage.done())
-    assert not len(out.ids)
+    assert not len(out.parts[0].ids)
 
 
 def test_another_requests_job_and_certain_rows_are_not_aborted() -> None:
@@ -176,7 +198,7 @@ def test_another_requests_job_and_certain_rows_are_not_aborted() -> None:
     fresh = Stage()
     fresh.segment(opening())
     assert fresh.retain(1, 99, (), ()) == []
-    assert sent(fresh.done()).ids.tolist() == [0, 1]
+    assert sent(fresh.done()).parts[0].ids.tolist() == [0, 1]
 
 
 def test_an_emptied_segment_still_travels() -> None:
@@ -186,9 +208,9 @@ def test_an_emptied_segment_still_travels() -> None:
     assert is_empty(out, 3)
     assert stage.running is None
     ids = numbers()
-    arriving_empty = Segment(REQUEST, 4, 1, False, 0, 1, ids, ids, ids, ids, None)
+    arriving_empty = one_part(REQUEST, 4, 1, False, 0, 1, ids, ids, ids, ids, None)
     assert is_empty(sent(stage.segment(arriving_empty)), 4)
-    assert sent(stage.segment(draft(5))).seq == 5
+    assert sent(stage.segment(draft(5))).header.seq == 5
 
 
 @pytest.mark.parametrize(("entered", "leaves"), [(0, 0), (1, 1), (2, 2), (3, 2)])
@@ -196,17 +218,17 @@ def test_a_segment_leaves_with_the_oldest_epoch_on_its_way(entered: int, leaves:
     stage = with_tree()
     stage.retain(2, 4, (2,), (4,))
     stage.segment(draft(3, (5, 4, 4), epoch=entered))
-    assert sent(stage.done()).epoch == leaves
+    assert sent(stage.done()).parts[0].epoch == leaves
     dropped = sent(stage.segment(draft(4, (3, 2, 3), epoch=entered)))
     assert is_empty(dropped, 4)
-    assert dropped.epoch == leaves
+    assert dropped.parts[0].epoch == leaves
 
 
 def test_a_set_that_arrives_while_computing_is_acknowledged_by_that_segment() -> None:
     stage = with_tree()
     stage.segment(draft(3, (5, 4, 4), epoch=1))
     stage.retain(1, 5, (2,), (4, 5))
-    assert sent(stage.done()).epoch == 1
+    assert sent(stage.done()).parts[0].epoch == 1
 
 
 def test_lost_sets_are_made_up_for_by_the_next() -> None:
@@ -240,8 +262,8 @@ def test_an_end_stops_the_running_job() -> None:
     assert stage.end() == [CloseCache(REQUEST), AbortBlock(job.job)]
     effects = stage.done(aborted=True)
     left = [e.segment for e in effects if isinstance(e, SendRing)]
-    assert [s.seq for s in left] == [2, 3]
-    assert all(is_empty(s, s.seq) for s in left)
+    assert [s.header.seq for s in left] == [2, 3]
+    assert all(is_empty(s, s.header.seq) for s in left)
     assert len(effects) == 2
 
 
@@ -265,9 +287,9 @@ def test_requests_may_be_interleaved() -> None:
     stage = opened()
     stage.segment(opening(2, prompt=3, request=8))
     stage.done()
-    assert runs(stage.segment(draft(3, (2, 1, 2)))).committed == 2
+    assert runs(stage.segment(draft(3, (2, 1, 2)))).parts[0].committed == 2
     stage.done()
-    assert runs(stage.segment(draft(4, (3, 2, 3), request=8))).committed == 3
+    assert runs(stage.segment(draft(4, (3, 2, 3), request=8))).parts[0].committed == 3
     stage.done()
     stage.end(8)
     assert set(stage.machine.ledgers()) == {REQUEST}
@@ -287,7 +309,7 @@ def test_an_unknown_request_travels_on_empty() -> None:
         draft(3, (4, 2, 3)),
         draft(3, (5, 4, 9)),
         draft(3, (6, 5, 5), (5, 4, 4)),
-        Segment(
+        one_part(
             REQUEST, 3, 0, True, 0, 1, numbers(5), numbers(4), numbers(4), numbers(4), hidden(1)
         ),
     ],
@@ -308,7 +330,7 @@ def test_malformed_rows_end_the_request_with_a_fault(bad: Segment) -> None:
 def test_a_malformed_opening_leaves_no_cache() -> None:
     stage = Stage()
     ids = numbers(3)
-    effects = stage.segment(Segment(REQUEST, 1, 0, True, 64, 1, ids, ids - 1, ids, ids, None))
+    effects = stage.segment(one_part(REQUEST, 1, 0, True, 64, 1, ids, ids - 1, ids, ids, None))
     assert len(faults(effects)) == 1
     opened_or_closed = [type(e) for e in effects if isinstance(e, OpenCache | CloseCache)]
     assert opened_or_closed in ([OpenCache, CloseCache], [CloseCache])
@@ -340,7 +362,19 @@ def test_no_more_is_reserved_than_the_row_limit() -> None:
     stage = Stage(row_limit=50)
     huge = opening()
     effects = stage.segment(
-        Segment(REQUEST, 1, 0, True, 2**62, 1, huge.ids, huge.parents, huge.ids, huge.tokens, None)
+        one_part(
+            REQUEST,
+            1,
+            0,
+            True,
+            2**62,
+            1,
+            huge.parts[0].ids,
+            huge.parts[0].parents,
+            huge.parts[0].ids,
+            huge.parts[0].tokens,
+            None,
+        )
     )
     assert effects[0] == OpenCache(REQUEST, 50)
 
@@ -416,15 +450,15 @@ def test_taps_of_the_stages_stay_beside_their_rows_when_some_are_dropped() -> No
     stage = opened()
     rows = draft(2, (2, 1, 2), (3, 2, 3), (4, 2, 3))
     aux_hidden = Tensor("uint8", (3, 2), b"aabbcc")
-    effects = stage.segment(replace(rows, aux_layers=Layers((0, 5)), aux_hidden=aux_hidden))
+    effects = stage.segment(changed(rows, aux_layers=Layers((0, 5)), aux_hidden=aux_hidden))
     assert runs(effects).aux_layers == (0, 5)
     stage.retain(1, 4, (), (2, 4))
     job, stage.running = stage.running, None
     assert job is not None
     own = Tensor("uint8", (3, 1), b"xyz")
     out = sent(stage.tell(BlockDone(job.job, hidden(1, 2, 3), own)))
-    assert out.ids.tolist() == [2, 4]
-    assert out.aux_layers == (0, 5)
+    assert out.parts[0].ids.tolist() == [2, 4]
+    assert out.header.aux_layers == (0, 5)
     assert out.aux_hidden == Tensor("uint8", (2, 3), b"aaxccz")
 
 
@@ -433,5 +467,5 @@ def test_taps_of_rows_that_were_dropped_before_they_came() -> None:
     stage.retain(1, 3, (), (3,))
     rows = draft(2, (2, 1, 2), (3, 1, 2))
     aux_hidden = Tensor("uint8", (2, 1), b"ab")
-    stage.segment(replace(rows, aux_layers=Layers((0,)), aux_hidden=aux_hidden))
+    stage.segment(changed(rows, aux_layers=Layers((0,)), aux_hidden=aux_hidden))
     assert sent(stage.done()).aux_hidden == Tensor("uint8", (1, 1), b"b")

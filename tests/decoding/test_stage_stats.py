@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from support.segments import changed, one_part
 from support.stages import (
     REQUEST,
     Stage,
@@ -24,12 +23,13 @@ from edgespec.machines.effects import (
     Effect,
     SendCoordinator,
 )
-from edgespec.wire.messages import Credit, Fault, Segment, StageTime
+from edgespec.wire.messages import Credit, Fault
+from edgespec.wire.segment import Segment, StageTime
 
 
 def ran(segment: Segment) -> list[tuple[int, float]]:
     """Rows and seconds at each stage so far."""
-    return [(time.rows, time.seconds) for time in segment.ran]
+    return [(time.rows, time.seconds) for time in segment.cost]
 
 
 BEFORE = (StageTime(3, 0.5), StageTime(3, 1.0))
@@ -41,7 +41,7 @@ def credits_of(effects: list[Effect]) -> list[int]:
     for before, effect in zip([None, *effects], effects, strict=False):
         if isinstance(effect, SendCoordinator) and isinstance(effect.message, Credit):
             assert isinstance(before, SendRing)
-            assert before.segment.seq == effect.message.seq
+            assert before.segment.header.seq == effect.message.seq
             found.append(effect.message.seq)
     return found
 
@@ -61,9 +61,9 @@ def test_each_stage_tells_its_rows_and_its_seconds() -> None:
 def test_rows_are_those_that_the_stage_computed() -> None:
     stage = with_tree()
     stage.retain(1, 7, (2,), (4, 6))
-    stage.segment(replace(draft(3, (5, 3, 4), (6, 4, 4), (7, 3, 4)), ran=BEFORE))
+    stage.segment(changed(draft(3, (5, 3, 4), (6, 4, 4), (7, 3, 4)), cost=BEFORE))
     out = sent(stage.done(after=0.25))
-    assert out.ids.tolist() == [6]
+    assert out.parts[0].ids.tolist() == [6]
     assert ran(out) == [(3, 0.5), (3, 1.0), (1, 0.25)]
 
 
@@ -86,16 +86,16 @@ def test_prefill_counts_all_its_rows_whatever_goes_on() -> None:
     stage = Stage(is_last=True)
     stage.segment(opening(prompt=9))
     out = sent(stage.done(after=2.0))
-    assert len(out.ids) == 1
+    assert len(out.parts[0].ids) == 1
     assert ran(out) == [(9, 2.0)]
 
 
 def test_an_emptied_segment_keeps_what_was_computed_before() -> None:
     stage = with_tree()
     stage.retain(1, 5, (2,), (4,))
-    out = sent(stage.segment(replace(draft(3, (5, 3, 4)), ran=BEFORE)))
+    out = sent(stage.segment(changed(draft(3, (5, 3, 4)), cost=BEFORE)))
     assert is_empty(out, 3)
-    assert out.ran == BEFORE
+    assert out.cost == BEFORE
 
 
 def test_a_clock_that_stands_still_still_tells_the_rows() -> None:
@@ -132,7 +132,7 @@ def test_emptied_segments_are_handed_on_too() -> None:
     stage = with_tree(is_first=True)
     stage.retain(1, 5, (2,), (4,))
     assert credits_of(stage.segment(draft(3, (5, 3, 4)))) == [3]
-    empty = Segment(REQUEST, 4, 1, False, 0, 1, ids, ids, ids, ids, None)
+    empty = one_part(REQUEST, 4, 1, False, 0, 1, ids, ids, ids, ids, None)
     assert credits_of(stage.segment(empty)) == [4]
     stage.end()
     assert credits_of(stage.segment(draft(5, (6, 4, 4)))) == [5]

@@ -10,7 +10,7 @@ from support.torch_rings import CONTEXT, prompts, request, tokenizer, torch_ring
 from edgespec.decoding.effects import (
     SendRing,
 )
-from edgespec.wire.messages import Segment
+from edgespec.wire.segment import Segment
 
 NEW_TOKENS = 24
 QUESTIONS = (" How many are left?", " And if there were twice as many? Answer:", " Why?")
@@ -32,7 +32,7 @@ def said(ring: LocalRing, monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
 
 def read(sent: list[Segment]) -> int:
     """Rows of prompts in these segments."""
-    return sum(len(segment.ids) for segment in sent if segment.committed)
+    return sum(len(segment.parts[0].ids) for segment in sent if segment.parts[0].committed)
 
 
 @pytest.mark.slow

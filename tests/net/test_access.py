@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import zmq
 from support.keys import OWN, everybody, identity
+from support.segments import one_part
 from support.sockets import (
     DEVICE,
     HOST,
@@ -40,7 +41,8 @@ from edgespec.net.keys import Identity, KeyPair, short
 from edgespec.net.sockets import BATCH
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.wire.codec import encode
-from edgespec.wire.messages import Heartbeat, Segment
+from edgespec.wire.messages import Heartbeat
+from edgespec.wire.segment import Segment
 
 OTHER = KeyPair.from_words("someone else")
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"
@@ -56,7 +58,7 @@ def bare() -> Iterator[BareSockets]:
 def segment(seq: int = 1) -> Segment:
     """A segment."""
     ids = np.arange(2, dtype=np.int64)
-    return Segment(1, seq, 0, False, 0, 2, ids, ids, ids, ids, None)
+    return one_part(1, seq, 0, False, 0, 2, ids, ids, ids, ids, None)
 
 
 def client_of(coordinator: ZmqTransport, who: Identity = DEVICE) -> ZmqTransport:
@@ -250,7 +252,7 @@ def test_a_ring_is_shut_to_who_knows_the_secret_of_an_earlier_one(
         coordinator.send_ring(segment(3))
         came = next_of(stage).message
         assert isinstance(came, Segment)
-        assert came.seq == 3
+        assert came.header.seq == 3
 
 
 def test_a_segment_goes_to_the_holder_of_the_expected_key_alone() -> None:

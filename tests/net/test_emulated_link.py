@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 from support.keys import OWN, OWNER_IDENTITY, everybody
+from support.segments import one_part, retain_message
 from support.sockets import DEVICE, HOST, PATIENCE_S, RING, BareSockets
 
 from edgespec.config import Address
@@ -18,7 +19,8 @@ from edgespec.net.emulated_link import LinkPace, PacedTransport, Stamped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.planning.costs import LinkCosts
 from edgespec.wire.codec import encode
-from edgespec.wire.messages import CloseRequest, Heartbeat, Message, Retain, Segment
+from edgespec.wire.messages import CloseRequest, Heartbeat, Message, Retain
+from edgespec.wire.segment import Segment
 
 LATENCY = 0.05
 SENDING = 0.02  # of a segment with one row
@@ -45,7 +47,7 @@ def far(near: PacedTransport) -> Iterator[PacedTransport]:
 def segment(seq: int = 1, rows: int = 1) -> Segment:
     """A segment."""
     ids = np.arange(rows, dtype=np.int64)
-    return Segment(1, seq, 0, False, 0, rows, ids, ids - 1, ids, ids, None)
+    return one_part(1, seq, 0, False, 0, rows, ids, ids - 1, ids, ids, None)
 
 
 def taken(transport: ZmqTransport, count: int) -> list[tuple[float, Incoming]]:
@@ -69,7 +71,7 @@ def test_segments_arrive_one_behind_the_other_as_over_the_link(near: PacedTransp
     for seq, ((at, incoming), wanted) in enumerate(zip(came, due, strict=True), 1):
         assert isinstance(incoming, Stamped)
         assert isinstance(incoming.message, Segment)
-        assert (incoming.on_ring, incoming.message.seq) == (True, seq)
+        assert (incoming.on_ring, incoming.message.header.seq) == (True, seq)
         assert incoming.at == pytest.approx(wanted)
         assert wanted <= at  # usually within a millisecond
 
@@ -82,7 +84,7 @@ def test_control_messages_of_a_request_take_their_time_and_others_none(
     ((_, hello),) = taken(near, 1)
     begin = time.monotonic()
     near.happened_at = lambda: begin
-    near.send_control(hello.peer, Retain(1, 1, 4, (2,), (3,)))
+    near.send_control(hello.peer, retain_message(1, 1, 4, (2,), (3,)))
     near.send_control(hello.peer, Heartbeat())
     near.send_control(hello.peer, CloseRequest(1))
     came = taken(far, 3)
@@ -110,7 +112,7 @@ def test_a_segment_that_its_ring_did_not_outlive_does_not_arrive(near: PacedTran
     near.send_ring(segment(2))
     ((_, incoming),) = taken(near, 1)
     assert isinstance(incoming.message, Segment)
-    assert incoming.message.seq == 2
+    assert incoming.message.header.seq == 2
 
 
 def test_without_a_pace_stamped_messages_are_taken_as_they_come(
@@ -150,4 +152,4 @@ def test_what_belongs_to_requests_is_counted(near: PacedTransport, far: PacedTra
     near.send_ring(segment(2, 3))
     real = sum(len(frame) for frame in encode(segment(1, 3)))
     end = sum(len(frame) for frame in encode(CloseRequest(1)))
-    assert sent == [("Segment", real), ("End", end), ("Segment", 60)]
+    assert sent == [("Segment", real), ("CloseRequest", end), ("Segment", 60)]

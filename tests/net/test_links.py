@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.keys import OWNER_IDENTITY
 from support.local_ring import InprocLink
+from support.segments import one_part, retain_message
 from support.sockets import DEVICE, HOST, PATIENCE_S, listening, next_of, staged
 
 from edgespec.config import Address
@@ -18,7 +19,8 @@ from edgespec.errors import LocalProtocolError
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Submit
-from edgespec.wire.messages import Heartbeat, Message, Retain, Segment
+from edgespec.wire.messages import Heartbeat, Message
+from edgespec.wire.segment import Segment
 
 
 class Link(Protocol):
@@ -97,19 +99,19 @@ def segment(seq: int, rows: int = 3) -> Segment:
     """A segment with recognisable contents."""
     ids = np.arange(rows, dtype=np.int64) + seq
     hidden = Tensor("float32", (rows, 2), np.full((rows, 2), seq, "<f4").tobytes())
-    return Segment(1, seq, 0, False, 0, rows, ids, ids - 1, ids, ids[:0], hidden)
+    return one_part(1, seq, 0, False, 0, rows, ids, ids - 1, ids, ids[:0], hidden)
 
 
 def numbered(link: str, number: int) -> Message:
     """A message that this way may carry, and that says which one it is."""
     if "ring" in link:
         return segment(number)
-    return Retain(1, number, number, (number,), tuple(range(number)))
+    return retain_message(1, number, number, (number,), tuple(range(number)))
 
 
 def number_of(message: Message) -> int:
     """Which message it is."""
-    return message.seq if isinstance(message, Segment) else message.epoch  # type: ignore[union-attr]
+    return message.header.seq if isinstance(message, Segment) else message.keep.epoch  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -131,7 +133,7 @@ def test_a_message_arrives_as_it_was_sent(name: str, stack: ExitStack) -> None:
         assert came.hidden is not None
         assert sent.hidden is not None
         assert bytes(came.hidden.data) == bytes(sent.hidden.data)
-        assert came.ids.tolist() == sent.ids.tolist()
+        assert came.parts[0].ids.tolist() == sent.parts[0].ids.tolist()
     else:
         assert came == sent
 
@@ -142,10 +144,10 @@ def test_a_sender_may_reuse_its_memory(name: str, stack: ExitStack) -> None:
     link = ALL[name](stack)
     sent = segment(5)
     link.send(sent)
-    sent.ids[:] = 99
+    sent.parts[0].ids[:] = 99
     came = link.receive()
     assert isinstance(came, Segment)
-    assert came.ids.tolist() == [5, 6, 7]
+    assert came.parts[0].ids.tolist() == [5, 6, 7]
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "ring" not in name])
@@ -167,7 +169,7 @@ def test_a_large_segment_passes_whole(name: str, stack: ExitStack) -> None:
     data = np.random.default_rng(0).bytes(rows * width * 4)
     ids = np.arange(rows, dtype=np.int64)
     hidden = Tensor("float32", (rows, width), data)
-    link.send(Segment(1, 1, 0, True, 0, 0, ids, ids, ids, ids[:0], hidden))
+    link.send(one_part(1, 1, 0, True, 0, 0, ids, ids, ids, ids[:0], hidden))
     came = link.receive()
     assert isinstance(came, Segment)
     assert came.hidden is not None

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zmq
 from support.keys import OWN, OWNER_IDENTITY, everybody
+from support.segments import one_part
 from support.sockets import (
     DEVICE,
     HOST,
@@ -34,7 +35,8 @@ from edgespec.net.control import CONTROL_BYTES
 from edgespec.net.sockets import own_address_towards
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.wire.codec import DEFAULT_LIMITS, encode
-from edgespec.wire.messages import Fault, Heartbeat, Join, Segment
+from edgespec.wire.messages import Fault, Heartbeat, Join
+from edgespec.wire.segment import Segment
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def bare() -> Iterator[BareSockets]:
 def segment(seq: int = 1) -> Segment:
     """A segment."""
     ids = np.arange(2, dtype=np.int64)
-    return Segment(1, seq, 0, False, 0, 2, ids, ids, ids, ids, None)
+    return one_part(1, seq, 0, False, 0, 2, ids, ids, ids, ids, None)
 
 
 def connect_ring(sender: ZmqTransport, receiver: ZmqTransport) -> None:
@@ -129,7 +131,7 @@ def test_rubbish_on_the_data_ring_is_dropped(
     came = next_of(stage)
     assert came.on_ring
     assert isinstance(came.message, Segment)
-    assert came.message.seq == 8
+    assert came.message.header.seq == 8
     assert "dropped a message" in caplog.text
 
 
@@ -148,7 +150,7 @@ def test_a_segment_without_the_rings_key_is_dropped(
         sender.send_ring(segment(3))
         came = next_of(receiver).message
         assert isinstance(came, Segment)
-        assert came.seq == 3
+        assert came.header.seq == 3
 
 
 @pytest.mark.parametrize("key", [b"", b"0" * 32])
@@ -236,7 +238,7 @@ def test_segments_sent_before_the_ring_is_connected_are_not_lost(
     while len(seqs) < 3:
         assert time.monotonic() < limit
         came = stage.poll(0.5)
-        seqs += [i.message.seq for i in came if isinstance(i.message, Segment)]
+        seqs += [i.message.header.seq for i in came if isinstance(i.message, Segment)]
     assert seqs == [1, 2, 3]
 
 

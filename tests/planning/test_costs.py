@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from support.segments import one_part
 
 from edgespec.daemon.profiles import profile_named, profile_names
 from edgespec.errors import CapacityError, ConfigError
@@ -21,7 +22,7 @@ from edgespec.planning.costs import LinkCosts, NodeCosts, RingCosts, ring_costs
 from edgespec.planning.profile import Figure
 from edgespec.types.tensor import Tensor
 from edgespec.wire.codec import encode
-from edgespec.wire.messages import Segment, StageTime
+from edgespec.wire.segment import StageTime
 
 NANO = profile_named("jetson-orin-nano-8gb")
 MODEL = cost_model_named("llama-2-13b")
@@ -224,7 +225,7 @@ def test_a_segment_has_about_the_bytes_that_the_codec_makes(rows: int, stages: i
     for ran in range(stages + 1):
         tokens, what = (column[:0], hidden) if ran else (column, None)
         parts = (column, column, column, tokens, what, (time,) * ran)
-        encoded.append(sum(map(len, encode(Segment(1, 9, 9, False, 0, rows, *parts)))))
+        encoded.append(sum(map(len, encode(one_part(1, 9, 9, False, 0, rows, *parts)))))
     costs = nano_ring(stages)
     # The ring's key and ZeroMQ's framing are charged too.
     assert encoded[0] <= costs.segment_bytes(rows, False) <= encoded[0] + 100

@@ -17,6 +17,7 @@ from support.memberships import (
     to,
     why_down,
 )
+from support.segments import retain_message
 
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import (
@@ -43,7 +44,6 @@ from edgespec.wire.messages import (
     Message,
     Ready,
     Refuse,
-    Retain,
 )
 
 # --- places ---------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_whatever_a_stage_says_shows_that_it_lives(message: Message) -> None:
         Fault(1, "dead"),
         Heartbeat(),
         CloseRequest(1),
-        Retain(1, 1, 1, (), ()),
+        retain_message(1, 1, 1, (), ()),
         Connect("10.0.0.1", 1, "key"),
         Refuse("no"),
     ],

@@ -14,6 +14,7 @@ from support.cases import case
 from support.keys import OWN, OWNER_IDENTITY, ListedKeys
 from support.nodes import HOST, QUICK, NodeRing, NodeThread, until
 from support.rings import submit
+from support.segments import one_part, retain_message
 from support.sockets import PATIENCE_S
 
 from edgespec.errors import AccessRefused
@@ -66,17 +67,16 @@ from edgespec.wire.messages import (
     Ready,
     Refuse,
     Removed,
-    Retain,
-    Segment,
     StandBy,
 )
+from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import Snapshot, StageActivity, Subscribe, SubscribeActivity
 
 HASH = "0" * 64
 IDS = np.arange(2, dtype=np.int64)
 SENT: list[Message] = [
-    Segment(1, 1, 0, False, 0, 2, IDS, IDS, IDS, IDS, None),
-    Retain(1, 1, 4, (2,), (3,)),
+    one_part(1, 1, 0, False, 0, 2, IDS, IDS, IDS, IDS, None),
+    retain_message(1, 1, 4, (2,), (3,)),
     CloseRequest(1),
     Assign(1, 1, 0, 1, "m", "f", "float32", "none", 1, 7, "x"),
     Connect(HOST, 1, OWN.public),
@@ -193,7 +193,7 @@ def assert_allowed_or_refused(door: Door, role: str, message: Message) -> None:
     with closing(door.connect(who)) as client:
         client.send_control(b"", message)
         if isinstance(message, Segment):  # the socket itself takes none
-            client.send_control(b"", Retain(1, 1, 4, (), ()))
+            client.send_control(b"", retain_message(1, 1, 4, (), ()))
         answer = door.answer(client)
     if type(message) not in MAY_SEND[role]:
         assert isinstance(answer, Refuse)

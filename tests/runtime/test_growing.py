@@ -45,9 +45,9 @@ class Layers:
         for layer in self._layers:
             layer.open(request, reserve)
 
-    def move(self, request: int, base: int) -> None:
+    def fork(self, request: int, fork_of: int) -> None:
         for layer in self._layers:
-            layer.move(request, base)
+            layer.fork(request, fork_of)
 
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
         time.sleep(0.003)
@@ -60,7 +60,7 @@ class Layers:
                 out = Tensor("uint64", (len(job.rows), 1), bytes(8 * len(job.rows)))
         return None if stopped else out
 
-    def take_taps(self) -> Tensor | None:
+    def take_aux_hidden(self) -> Tensor | None:
         return None
 
     def gather(self, request: int, start: int, order: IntArray) -> None:

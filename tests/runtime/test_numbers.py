@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.fuzz import Fuzzer
 from support.memory_rings import CLIENT_PEER, MemoryRing
 from support.rings import submit
+from support.segments import changed
 from support.tiers import examples, tiered
 
 from edgespec.decoding.events import (
@@ -29,6 +30,7 @@ from edgespec.machines.events import (
 from edgespec.policy.registry import POLICIES
 from edgespec.runtime.access_policy import CLIENT, MAY_SEND, STAGE
 from edgespec.runtime.node import BUG, RENEW_S
+from edgespec.tree.ledger import RetainSet
 from edgespec.types.tensor import IntArray
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit
 from edgespec.wire.codec import decode, encode
@@ -42,9 +44,8 @@ from edgespec.wire.messages import (
     Leave,
     Message,
     Retain,
-    Segment,
-    StageTime,
 )
+from edgespec.wire.segment import Segment, StageTime
 from edgespec.wire.snapshots import Subscribe, SubscribeActivity
 
 INTS = st.integers(-(2**63), 2**64 - 1) | st.sampled_from(
@@ -62,9 +63,9 @@ MINE, NEXT = 10_001, 10_002
 
 def numeric(hint: Any) -> bool:
     """Whether a field of that type holds numbers."""
-    return hint in (int, float, tuple[int, ...], IntArray) or (
-        get_origin(hint) is tuple and is_dataclass(get_args(hint)[0])
-    )
+    if get_origin(hint) is tuple and is_dataclass(get_args(hint)[0]):
+        return True
+    return is_dataclass(hint) or hint in (int, float, tuple[int, ...], frozenset[int], IntArray)
 
 
 def numbers_of(kind: type[Message]) -> list[str]:
@@ -101,6 +102,10 @@ def _other(draw: Any, hint: Any, value: Any) -> Any:
         return np.array(draw(st.lists(INT64, min_size=size, max_size=size)), np.int64)
     if hint == tuple[int, ...]:
         return tuple(draw(st.lists(INT64, max_size=4)))
+    if hint == frozenset[int]:
+        return frozenset(draw(st.lists(INT64, max_size=4)))
+    if is_dataclass(hint):
+        return altered(draw, value)
     return tuple(altered(draw, one) for one in value)
 
 
@@ -204,7 +209,7 @@ def test_an_infinite_ratio_is_none(ring: MemoryRing) -> None:
 
     def alter(name: str, message: Message) -> Message:
         if name == "stage 2" and isinstance(message, Segment):
-            return replace(message, ran=(StageTime(1, 5e-324), StageTime(1, 1e308)))
+            return changed(message, cost=(StageTime(1, 5e-324), StageTime(1, 1e308)))
         return message
 
     ring.alter = alter
@@ -321,4 +326,5 @@ def test_an_address_that_a_coordinator_gives_ends_no_stage(ring: MemoryRing) -> 
 def test_what_is_no_number_is_left_out() -> None:
     assert "reason" not in numbers_of(Fault)
     assert numbers_of(Goodbye) == []
-    assert set(numbers_of(Retain)) == {"request", "epoch", "watermark", "accepted", "retained"}
+    assert set(numbers_of(Retain)) == {"request", "keep"}
+    assert set(numbers_of(RetainSet)) == {"epoch", "watermark", "accepted", "retained"}

@@ -6,12 +6,10 @@ import random
 
 import numpy as np
 import pytest
+from support.segments import run_block
 
 from edgespec.decoding.effects import (
     CloseCache,
-)
-from edgespec.machines.effects import (
-    RunBlock,
 )
 from edgespec.machines.events import (
     NO_JOB,
@@ -40,7 +38,7 @@ class Stage:
         self.jobs += 1
         ids = np.arange(rows, dtype=np.int64)
         sees = np.ones((rows, rows), np.bool_)
-        block = RunBlock(self.jobs, 1, Rows(ids, ids, ids, ids), None, committed, sees)
+        block = run_block(self.jobs, 1, Rows(ids, ids, ids, ids), None, committed, sees)
         self.stage_load.asked([CloseCache(9), block], self.now)
         return self.jobs
 

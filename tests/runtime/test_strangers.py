@@ -11,6 +11,7 @@ import zmq
 from support.keys import OWN
 from support.nodes import HOST, NodeRing
 from support.rings import submit
+from support.segments import one_part, retain_message
 from support.sockets import BareSockets
 
 from edgespec.net.keys import KeyPair
@@ -34,16 +35,15 @@ from edgespec.wire.messages import (
     Ready,
     Refuse,
     Removed,
-    Retain,
-    Segment,
 )
+from edgespec.wire.segment import Segment
 
 
 def forged(seq: int, request: int = 1) -> Segment:
     """A segment that nobody of the ring sent."""
     ids = np.arange(3, dtype=np.int64)
     hidden = Tensor("uint64", (3, 1), bytes(24))
-    return Segment(request, seq, 0, False, 9, 3, ids, ids - 1, ids, ids, hidden)
+    return one_part(request, seq, 0, False, 9, 3, ids, ids - 1, ids, ids, hidden)
 
 
 THIEF = KeyPair.from_words("a thief")
@@ -56,7 +56,7 @@ STRANGE: list[Message] = [
     Loading("x"),
     Credit(1),
     Health(99.0, 90.0, 1, 1, 1.0, True, "forged"),
-    Retain(1, 2**40, 2**40, (), ()),
+    retain_message(1, 2**40, 2**40, (), ()),
     CloseRequest(1),
     Cancel(1),
     Connect("10.9.9.9", 1, THIEF.public),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from support.segments import run_block
 
 from edgespec.decoding.effects import (
     CloseCache,
@@ -38,7 +39,9 @@ ASSIGN = Assign(1, 1, 0, 1, "m", "f", "float32", "none", 100, 7, "key")
 
 def block(job: int, request: int = 1) -> RunBlock:
     """A job of no rows."""
-    return RunBlock(job, request, Rows(NONE, NONE, NONE, NONE), None, 0, np.zeros((0, 0), np.bool_))
+    return run_block(
+        job, request, Rows(NONE, NONE, NONE, NONE), None, 0, np.zeros((0, 0), np.bool_)
+    )
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ class Miscounts(CoordinatorMachine):
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         effects = super().handle(event, now)
-        if isinstance(event, SegmentArrived) and event.segment.seq == 4:
+        if isinstance(event, SegmentArrived) and event.segment.header.seq == 4:
             request = self.accepts(event.segment.request)
             if request is not None:
                 request.in_flight += 1
@@ -127,14 +127,15 @@ class Stage(StageMachine):
 class KeepsDeadRows(Stage):
     def changed(self, retain: Retain) -> Retain | None:
         rows = self.ledgers()[retain.request].speculative if self.ledgers() else ()
-        if sum(i in rows for i in retain.accepted) != 1:
+        if sum(i in rows for i in retain.keep.accepted) != 1:
             return retain
-        return replace(retain, retained=tuple({*retain.retained, *rows} - {*retain.accepted}))
+        kept = retain.keep.retained.union(rows).difference(retain.keep.accepted)
+        return replace(retain, keep=replace(retain.keep, retained=kept))
 
 
 class SkipsSets(Stage):
     def changed(self, retain: Retain) -> Retain | None:
-        return retain if retain.epoch % 2 else None
+        return retain if retain.keep.epoch % 2 else None
 
 
 class KeepsEndedRequests(StageMachine):
@@ -149,7 +150,7 @@ class SwallowsHeaders(StageMachine):
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         effects = super().handle(event, now)
-        return [e for e in effects if not isinstance(e, SendRing) or len(e.segment.ids)]
+        return [e for e in effects if not isinstance(e, SendRing) or len(e.segment.parts[0].ids)]
 
 
 class MistakesRows(StageMachine):
@@ -169,9 +170,10 @@ class MistakesRows(StageMachine):
 
 class SeesTooMuch(FakeBlock):
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Any:
-        sees = job.sees.copy()
+        part = job.parts[0]
+        sees = part.sees.copy()
         sees[:, -1] = True
-        return super().run(replace(job, sees=sees), stop)
+        return super().run(replace(job, parts=(replace(part, sees=sees),)), stop)
 
 
 class GathersNothing(FakeBlock):
@@ -293,7 +295,7 @@ def test_a_live_row_is_missed_on_a_stage_that_gets_no_retained_set() -> None:
 
         def handle(self, event: Event, now: float) -> list[Effect]:
             effects = super().handle(event, now)
-            if any(isinstance(e, SendRing) and len(e.segment.ids) for e in effects):
+            if any(isinstance(e, SendRing) and len(e.segment.parts[0].ids) for e in effects):
                 for ledger in self.ledgers().values():
                     ledger._ids = ledger._ids[:-1]
             return effects

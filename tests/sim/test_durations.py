@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.segments import one_part, run_block
 from support.worlds import submit, toy_world
 
 from edgespec.daemon.profiles import profile_named
@@ -17,7 +18,6 @@ from edgespec.decoding.effects import (
 )
 from edgespec.machines.effects import (
     Effect,
-    RunBlock,
 )
 from edgespec.planning.cost_model import DraftPass, cost_model_named
 from edgespec.planning.costs import LinkCosts, ring_costs
@@ -27,18 +27,19 @@ from edgespec.sim.links import LinkSpec
 from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.messages import CloseRequest, Segment
+from edgespec.wire.messages import CloseRequest
+from edgespec.wire.segment import Segment
 
 NANO, NX = profile_named("jetson-orin-nano-8gb"), profile_named("jetson-orin-nx-16gb")
 COSTS = ring_costs([NX, NX, NANO, NANO, NANO], cost_model_named("llama-2-7b"))
 IDS = np.arange(3, dtype=np.int64)
-BLOCK = RunBlock(1, 1, Rows(IDS, IDS - 1, IDS, IDS), None, 5, np.tri(3, dtype=np.bool_))
+BLOCK = run_block(1, 1, Rows(IDS, IDS - 1, IDS, IDS), None, 5, np.tri(3, dtype=np.bool_))
 HIDDEN = Tensor("uint64", (3, 1), bytes(24))
 HEAD = RunHead(1, 1, HIDDEN, IDS, Sampling())
 
 
 def segment(hidden: Tensor | None) -> Segment:
-    return Segment(1, 1, 0, False, 0, 3, IDS, IDS - 1, IDS, IDS, hidden, 0.0)
+    return one_part(1, 1, 0, False, 0, 3, IDS, IDS - 1, IDS, IDS, hidden)
 
 
 def test_every_node_is_charged_its_own_costs() -> None:

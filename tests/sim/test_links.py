@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.segments import retain_message
 
 from edgespec.errors import ConfigError
 from edgespec.sim.clock import Clock
 from edgespec.sim.faults import Delay, Dice, Duplicate, LateRetain, LoseRetain, SlowStage
 from edgespec.sim.links import Link, LinkSpec, Network
 from edgespec.wire.client_messages import Submit
-from edgespec.wire.messages import CloseRequest, Retain
+from edgespec.wire.messages import CloseRequest
 
-RETAIN = Retain(1, 1, 5, (), ())
+RETAIN = retain_message(1, 1, 5, (), ())
 
 
 def test_bookings_happen_by_time_and_then_in_the_order_of_booking() -> None:

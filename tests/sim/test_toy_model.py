@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.fake_draft import FakeDraft
+from support.segments import run_block
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.machines.effects import (
-    RunBlock,
-)
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import FakeBlock, FakeHead, toy_next
 from edgespec.tree.drafted import FROM_ROOT
@@ -35,7 +33,7 @@ def run(
     sees = np.tri(len(what), dtype=np.bool_) if sees is None else sees
     hidden: Tensor | None = None
     for block in blocks:
-        hidden = block.run(RunBlock(1, 1, what, hidden, committed, sees), never)
+        hidden = block.run(run_block(1, 1, what, hidden, committed, sees), never)
         assert hidden is not None
     assert hidden is not None
     return hidden
@@ -105,12 +103,12 @@ def test_gather_moves_rows_and_changes_nothing_else() -> None:
 
 def test_an_aborted_job_leaves_slots_that_nobody_may_see() -> None:
     block = opened(1)[0]
-    job = RunBlock(1, 1, rows([1, 2]), None, 0, np.tri(2, dtype=np.bool_))
+    job = run_block(1, 1, rows([1, 2]), None, 0, np.tri(2, dtype=np.bool_))
     assert block.run(job, lambda: True) is None
     assert block.slots(1) == 2
     clean = opened(1)[0]
     clean.run(job, never)
-    after = RunBlock(2, 1, rows([3], 2), None, 2, np.ones((1, 1), np.bool_))
+    after = run_block(2, 1, rows([3], 2), None, 2, np.ones((1, 1), np.bool_))
     assert block.run(after, never) != clean.run(after, never)
 
 
@@ -118,15 +116,15 @@ def test_jobs_that_do_not_fit_are_refused() -> None:
     block = opened(1)[0]
     one = np.ones((1, 1), np.bool_)
     with pytest.raises(LocalProtocolError):
-        block.run(RunBlock(1, 2, rows([1]), None, 0, one), never)
+        block.run(run_block(1, 2, rows([1]), None, 0, one), never)
     with pytest.raises(LocalProtocolError):
-        block.run(RunBlock(1, 1, rows([1]), None, 1, one), never)
+        block.run(run_block(1, 1, rows([1]), None, 1, one), never)
     with pytest.raises(LocalProtocolError):
         block.gather(2, 0, np.zeros(0, np.int64))
     second = FakeBlock(1)
     second.open(1, 1)
     with pytest.raises(RemoteProtocolError):
-        second.run(RunBlock(1, 1, rows([1]), None, 0, one), never)
+        second.run(run_block(1, 1, rows([1]), None, 0, one), never)
     second.close(1)
     second.close(1)
     assert (second.open_requests, block.slots(1)) == (0, 0)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.segments import run_block
 
 from edgespec.decoding.effects import (
     CloseCache,
@@ -28,7 +29,7 @@ ROW = np.zeros(1, np.int64)
 
 
 def block(job: int) -> RunBlock:
-    return RunBlock(job, 1, Rows(ROW, ROW, ROW, ROW), None, 0, np.ones((1, 1), np.bool_))
+    return run_block(job, 1, Rows(ROW, ROW, ROW, ROW), None, 0, np.ones((1, 1), np.bool_))
 
 
 class Bench:

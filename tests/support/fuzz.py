@@ -14,12 +14,14 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
+from support.segments import one_part
 
 from edgespec.errors import RemoteProtocolError
 from edgespec.types.tensor import ITEM_SIZES, NO_LAYERS, IntArray, Layers, Tensor
 from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
 from edgespec.wire.codec import CHUNK_STEP, MAGIC, VERSION, decode, encode
-from edgespec.wire.messages import TAGS, Health, Message, Ready, Segment, StageTime
+from edgespec.wire.messages import TAGS, Health, Message, Ready
+from edgespec.wire.segment import Segment, StageTime
 from edgespec.wire.snapshots import (
     Snapshot,
     SnapshotNode,
@@ -140,6 +142,8 @@ class Fuzzer:
             return self._array(len(some))
         if hint == Tensor | None:
             return None if dice.random() < 0.5 else self._tensor((len(some),))
+        if hint == frozenset[int]:
+            return frozenset(self._int64() for _ in some)
         if get_origin(hint) is tuple:
             (item, _) = get_args(hint)  # tuple[item, ...]
             return tuple(self._int64() if item is int else self._value(item) for _ in some)
@@ -171,7 +175,7 @@ class Fuzzer:
         dice, whole = self._random, self._whole
         rows = dice.randrange(5)
         hidden = self._tensor((rows, dice.randrange(4))) if dice.random() < 0.5 else None
-        return Segment(
+        return one_part(
             whole(),
             whole(),
             whole(),

@@ -22,7 +22,8 @@ from edgespec.machines.effects import Effect, RunBlock, SendCoordinator, SendPee
 from edgespec.machines.events import ComputeFailed, Event, MessageArrived, RingDown, RingUp
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit
 from edgespec.wire.codec import decode, encode
-from edgespec.wire.messages import Message, Segment
+from edgespec.wire.messages import Message
+from edgespec.wire.segment import Segment
 
 CLIENT = b"local"
 

@@ -35,7 +35,8 @@ from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
 from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.wire.client_messages import Failed, Finished, Submit
 from edgespec.wire.codec import decode, encode
-from edgespec.wire.messages import Assign, Connect, Health, Join, Message, Segment
+from edgespec.wire.messages import Assign, Connect, Health, Join, Message
+from edgespec.wire.segment import Segment
 
 CONTEXT = 200
 BEAT_S = 0.05

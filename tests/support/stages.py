@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from support.segments import one_part, retain_message
 
 from edgespec.decoding.effects import (
     SendRing,
@@ -23,7 +24,8 @@ from edgespec.machines.events import (
     MessageArrived,
 )
 from edgespec.types.tensor import IntArray, Tensor
-from edgespec.wire.messages import CloseRequest, Fault, Retain, Segment
+from edgespec.wire.messages import CloseRequest, Fault
+from edgespec.wire.segment import Segment
 
 REQUEST = 7
 
@@ -47,7 +49,7 @@ def values_of(tensor: Tensor | None) -> list[float]:
 def opening(seq: int = 1, prompt: int = 2, request: int = REQUEST) -> Segment:
     """The first prefill segment: ids 0 to `prompt` - 1."""
     ids = np.arange(prompt, dtype=np.int64)
-    return Segment(request, seq, 0, True, 64, 1, ids, ids - 1, ids, ids, None)
+    return one_part(request, seq, 0, True, 64, 1, ids, ids - 1, ids, ids, None)
 
 
 def draft(
@@ -56,7 +58,7 @@ def draft(
     """Speculative rows from (id, parent, position), with hidden numbers equal to their ids."""
     ids, parents, positions = np.array(triples, np.int64).reshape(-1, 3).T
     rows = hidden(*ids.tolist())
-    return Segment(
+    return one_part(
         request, seq, epoch, False, 0, len(ids), ids, parents, positions, numbers(), rows
     )
 
@@ -85,7 +87,9 @@ class Stage:
     def retain(
         self, epoch: int, mark: int, accepted: tuple[int, ...], retained: tuple[int, ...]
     ) -> list[Effect]:
-        return self.tell(MessageArrived(b"", Retain(REQUEST, epoch, mark, accepted, retained)))
+        return self.tell(
+            MessageArrived(b"", retain_message(REQUEST, epoch, mark, accepted, retained))
+        )
 
     def end(self, request: int = REQUEST) -> list[Effect]:
         return self.tell(MessageArrived(b"", CloseRequest(request)))
@@ -143,5 +147,4 @@ def faults(effects: list[Effect]) -> list[str]:
 
 def is_empty(segment: Segment, seq: int) -> bool:
     """Whether it is the header of that segment alone."""
-    arrays = (segment.ids, segment.parents, segment.positions, segment.tokens)
-    return segment.seq == seq and not any(map(len, arrays)) and segment.hidden is None
+    return segment.header.seq == seq and not segment.rows and segment.hidden is None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from support.rings import submit
+from support.segments import changed
 
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -37,7 +37,8 @@ from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice
 from edgespec.wire.client_messages import Submit
-from edgespec.wire.messages import CloseRequest, Credit, Message, Retain, Segment
+from edgespec.wire.messages import CloseRequest, Credit, Message, Retain
+from edgespec.wire.segment import Segment
 
 
 class Wire:
@@ -77,18 +78,19 @@ class Wire:
         self.take(self.machine.handle(MessageArrived(b"client", ask), self.now))
 
     def back(self, segment: Segment, **changes: object) -> None:
-        """A segment comes back from the ring with the last `wanted` rows."""
-        rows = segment.wanted if segment.committed else len(segment.ids)
-        first = len(segment.ids) - rows
-        result = replace(
+        """A segment comes back from the ring with the last `want` rows."""
+        part = segment.parts[0]
+        rows = part.want if part.committed else len(part.ids)
+        first = len(part.ids) - rows
+        result = changed(
             segment,
-            ids=segment.ids[first:],
-            parents=segment.parents[first:],
-            positions=segment.positions[first:],
+            ids=part.ids[first:],
+            parents=part.parents[first:],
+            positions=part.positions[first:],
             tokens=np.zeros(0, np.int64),
             hidden=Tensor("float32", (rows, 1), bytes(4 * rows)),
         )
-        self.take(self.machine.handle(SegmentArrived(replace(result, **changes)), self.now))  # type: ignore[arg-type]
+        self.take(self.machine.handle(SegmentArrived(changed(result, **changes)), self.now))
 
     def head(self, *tokens: int) -> None:
         """The oldest head job ends."""

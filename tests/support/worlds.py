@@ -26,7 +26,8 @@ from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 from edgespec.wire.client_messages import Submit
-from edgespec.wire.messages import Message, Segment
+from edgespec.wire.messages import Message
+from edgespec.wire.segment import Segment
 
 
 @dataclass

@@ -7,7 +7,7 @@ import random
 import struct
 import time
 import tracemalloc
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 import msgpack
@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.segments import changed, one_part, retain_message
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
+from edgespec.tree.ledger import RetainSet
 from edgespec.types.tensor import ITEM_SIZES, IntArray, Layers, Tensor
 from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import NodeStatus, Progress, SourceFigures, Status, Submit
@@ -30,18 +32,8 @@ from edgespec.wire.codec import (
     decode,
     encode,
 )
-from edgespec.wire.messages import (
-    TAGS,
-    Credit,
-    Fault,
-    Health,
-    Heartbeat,
-    Message,
-    Ready,
-    Retain,
-    Segment,
-    StageTime,
-)
+from edgespec.wire.messages import TAGS, Credit, Fault, Health, Heartbeat, Message, Ready
+from edgespec.wire.segment import Segment, StageTime
 from edgespec.wire.snapshots import (
     SnapshotNode,
     SnapshotSegment,
@@ -79,6 +71,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False, allow_infinity=False),
     str: st.text(max_size=20),
     tuple[int, ...]: st.lists(INT64, max_size=20).map(tuple),
+    frozenset[int]: st.frozensets(INT64, max_size=20),
     tuple[str, ...]: st.lists(st.text(max_size=10), max_size=5).map(tuple),
     IntArray: arrays(),
     Tensor | None: st.none() | tensors(),
@@ -91,6 +84,7 @@ def made_of_values(kind: type[Any]) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{f.name: VALUES[hints[f.name]] for f in fields(kind)})
 
 
+VALUES[RetainSet] = made_of_values(RetainSet)
 VALUES[tuple[NodeStatus, ...]] = st.lists(made_of_values(NodeStatus), max_size=3).map(tuple)
 VALUES[tuple[SourceFigures, ...]] = st.lists(made_of_values(SourceFigures), max_size=3).map(tuple)
 VALUES[tuple[SnapshotNode, ...]] = st.lists(made_of_values(SnapshotNode), max_size=3).map(tuple)
@@ -112,7 +106,7 @@ def segments(draw: st.DrawFn) -> Segment:
     hidden = draw(st.none() | tensors(rows))
     aux_layers = sorted(draw(st.sets(st.integers(0, 200), max_size=3)))
     columns = draw(st.none() | st.integers(0, 4)) if aux_layers else None
-    return Segment(
+    return one_part(
         draw(whole),
         draw(whole),
         draw(whole),
@@ -200,17 +194,19 @@ def messages_of(kind: type[Message]) -> st.SearchStrategy[Any]:
     return CHECKED[kind] if kind in CHECKED else made_of_values(kind)
 
 
-def plain(message: Message) -> tuple[object, ...]:
+def plain(message: object) -> tuple[object, ...]:
     """A message as something that compares: its type and all values with their types."""
-    values: list[object] = [type(message)]
-    for each in fields(message):
-        value = getattr(message, each.name)
-        if isinstance(value, np.ndarray):
-            value = (str(value.dtype), value.tolist())
-        elif isinstance(value, Tensor):
-            value = (value.dtype, value.shape, bytes(value.data))
-        values.append((type(value), value))
-    return tuple(values)
+    return type(message), *(_plain(getattr(message, each.name)) for each in fields(message))  # type: ignore[arg-type]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, Tensor):
+        return value.dtype, value.shape, bytes(value.data)
+    if isinstance(value, tuple):
+        return tuple(_plain(each) for each in value)
+    return plain(value) if is_dataclass(value) else (type(value), value)
 
 
 @pytest.mark.parametrize("kind", TAGS.values(), ids=lambda kind: kind.__name__)
@@ -233,18 +229,18 @@ def test_tags_and_types_belong_together() -> None:
 def test_a_tensor_is_not_copied() -> None:
     data = bytes(64)
     segment = _segment(hidden=Tensor("float32", (2, 8), data))
-    assert encode(segment)[-2] is data, "behind it are the ids of the rows to begin with"
+    assert encode(segment)[-1] is data
     frames = [bytes(frame) for frame in encode(segment)]
     back = decode(frames)
     assert isinstance(back, Segment)
     assert back.hidden is not None
-    assert back.hidden.data is frames[-2]
+    assert back.hidden.data is frames[-1]
 
 
 def _segment(**changes: object) -> Segment:
     two = np.array([4, 5], np.int64)
-    segment = Segment(1, 2, 0, False, 0, 2, two, two - 1, two, two, None)
-    return replace(segment, **changes)  # type: ignore[arg-type]
+    segment = one_part(1, 2, 0, False, 0, 2, two, two - 1, two, two, None)
+    return changed(segment, **changes)
 
 
 # --- what we refuse to send -----------------------------------------------------------------------
@@ -258,8 +254,8 @@ def _segment(**changes: object) -> Segment:
         Fault("1", "x"),  # type: ignore[arg-type]
         Fault(1, b"x"),  # type: ignore[arg-type]
         Fault(1, "half a pair \udc80"),
-        Retain(1, 2, 3, (2**63,), ()),
-        Retain(1, 2, 3, (1.5,), ()),  # type: ignore[arg-type]
+        retain_message(1, 2, 3, (2**63,), ()),
+        retain_message(1, 2, 3, (1.5,), ()),  # type: ignore[arg-type]
         Submit(1, "x", 1, float("nan"), 0, 1.0, 0.0, 0, (), "p"),
         Submit(1, "x", 1, math.inf, 0, 1.0, 0.0, 0, (), "p"),
         Submit(1, "x", 1, 0.0, 0, 1.0, 0.0, 0, (1,), "p"),  # type: ignore[arg-type]
@@ -352,33 +348,33 @@ HOSTILE: dict[str, list[Frame]] = {
     "a record's float is NaN": [status([], [[*NODE[:-1], float("nan")]])],
     "a record's text is a record": [status([], [[*NODE[:3], NODE, *NODE[4:]]])],
     "too many records": [status([], [NODE] * 257)],
-    "array without its frame": [header(2, 1, 1, 1, ["int64", [1]], ["int64", [0]]), bytes(8)],
-    "array is a number": [header(2, 1, 1, 1, 5, ["int64", [0]]), b"", b""],
+    "array without its frame": [header(2, 1, [1, 1, ["int64", [1]], ["int64", [0]]]), bytes(8)],
+    "array is a number": [header(2, 1, [1, 1, 5, ["int64", [0]]]), b"", b""],
     "array of an unknown dtype": [
-        header(2, 1, 1, 1, ["object", [1]], ["int64", [0]]),
+        header(2, 1, [1, 1, ["object", [1]], ["int64", [0]]]),
         bytes(8),
         b"",
     ],
-    "list of floats": [header(2, 1, 1, 1, ["float64", [1]], ["int64", [0]]), bytes(8), b""],
+    "list of floats": [header(2, 1, [1, 1, ["float64", [1]], ["int64", [0]]]), bytes(8), b""],
     "list of two dimensions": [
-        header(2, 1, 1, 1, ["int64", [1, 1]], ["int64", [0]]),
+        header(2, 1, [1, 1, ["int64", [1, 1]], ["int64", [0]]]),
         bytes(8),
         b"",
     ],
-    "shape is negative": [header(2, 1, 1, 1, ["int64", [-1]], ["int64", [0]]), bytes(8), b""],
-    "shape is true": [header(2, 1, 1, 1, ["int64", [True]], ["int64", [0]]), bytes(8), b""],
+    "shape is negative": [header(2, 1, [1, 1, ["int64", [-1]], ["int64", [0]]]), bytes(8), b""],
+    "shape is true": [header(2, 1, [1, 1, ["int64", [True]], ["int64", [0]]]), bytes(8), b""],
     "shape overflows": [
-        header(2, 1, 1, 1, ["int64", [2**40]], ["int64", [0]]),
+        header(2, 1, [1, 1, ["int64", [2**40]], ["int64", [0]]]),
         bytes(8),
         b"",
     ],
     "shape of five dimensions": [
-        header(2, 1, 1, 1, ["int64", [1] * 5], ["int64", [0]]),
+        header(2, 1, [1, 1, ["int64", [1] * 5], ["int64", [0]]]),
         bytes(8),
         b"",
     ],
     "bytes and shape differ": [
-        header(2, 1, 1, 1, ["int64", [2]], ["int64", [0]]),
+        header(2, 1, [1, 1, ["int64", [2]], ["int64", [0]]]),
         bytes(8),
         b"",
     ],
@@ -444,10 +440,10 @@ def test_another_version_is_named() -> None:
         {"request": -1},
         {"epoch": -1},
         {"reserve": -1},
-        {"wanted": -1},
-        {"ran": (StageTime(1, 0.5), StageTime(1, -1e-9))},
-        {"ran": (StageTime(0, 0.5),)},
-        {"ran": (StageTime(-1, 0.5),)},
+        {"want": -1},
+        {"cost": (StageTime(1, 0.5), StageTime(1, -1e-9))},
+        {"cost": (StageTime(0, 0.5),)},
+        {"cost": (StageTime(-1, 0.5),)},
         {"hidden": Tensor("float32", (3, 1), bytes(12))},
         {"hidden": Tensor("float32", (2,), bytes(8))},
         {"hidden": Tensor("float32", (2, 1), bytes(8)), "tokens": np.zeros(1, np.int64)},
@@ -513,7 +509,7 @@ def test_pieces_that_cannot_be_are_refused(message: Message) -> None:
 
 
 def test_limits_hold() -> None:
-    many = Retain(1, 1, 1, tuple(range(100)), ())
+    many = retain_message(1, 1, 1, tuple(range(100)), ())
     assert decode(encode(many), Limits(numbers=100)) == many
     assert "too long" in refused(encode(many), Limits(numbers=99))
     assert "frame too long" in refused(encode(many), Limits(frame_bytes=799))
@@ -586,10 +582,10 @@ def test_one_field_replaced(data: st.DataObject) -> None:
 
 
 EXAMPLES: list[Message] = [
-    _segment(ran=(StageTime(3, 0.25), StageTime(2, 0.25))),
+    _segment(cost=(StageTime(3, 0.25), StageTime(2, 0.25))),
     Credit(7),
     _segment(hidden=Tensor("float16", (2, 3), bytes(12)), tokens=np.zeros(0, np.int64)),
-    Retain(1, 2, 300, (1, 2), (5, 6, 70_000)),
+    retain_message(1, 2, 300, (1, 2), (5, 6, 70_000)),
     Submit(1, "a prompt", 10, 0.5, 4, 1.0, 0.0, 2**64 - 1, ("stop", "é"), "flowspec"),
     Heartbeat(),
     _offer(),
@@ -661,7 +657,7 @@ def test_all_rows_of_a_tensor_are_the_tensor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "fits"),
+    ("changes", "fits"),
     [
         ({"aux_layers": Layers((0, 5)), "aux_hidden": Tensor("uint8", (2, 3), b"aaabbb")}, True),
         ({"aux_layers": Layers((0, 5))}, True),
@@ -674,19 +670,22 @@ def test_all_rows_of_a_tensor_are_the_tensor() -> None:
         ({"aux_layers": Layers(tuple(range(17)))}, False),
     ],
 )
-def test_taps_travel_beside_the_rows(changed: dict[str, Any], fits: bool) -> None:
+def test_taps_travel_beside_the_rows(changes: dict[str, Any], fits: bool) -> None:
     ids = np.arange(2)
-    plain = Segment(
+    plain = one_part(
         1, 2, 0, False, 0, 2, ids, ids - 1, ids, ids[:0], Tensor("uint8", (2, 1), b"hi")
     )
-    segment = replace(plain, **changed)
+    segment = changed(plain, **changes)
     if not fits:
         with pytest.raises(RemoteProtocolError):
             decode(encode(segment))
         return
     again = decode(encode(segment))
     assert isinstance(again, Segment)
-    assert (again.aux_layers, again.aux_hidden) == (segment.aux_layers, segment.aux_hidden)
+    assert (again.header.aux_layers, again.aux_hidden) == (
+        segment.header.aux_layers,
+        segment.aux_hidden,
+    )
 
 
 @pytest.mark.parametrize("seconds", [5e-324, 1e-10, 1e10, 1e308])
