@@ -16,7 +16,7 @@ from edgespec.decoding.events import (
     PromptEncoded,
 )
 from edgespec.decoding.flights import Flights
-from edgespec.decoding.request import Request, Watcher
+from edgespec.decoding.request import OnWalk, Request
 from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost, QueueFull
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
@@ -59,7 +59,7 @@ def admit(
     peer: bytes,
     submit: Submit,
     flights: Flights,
-    watcher: Watcher,
+    on_walk: OnWalk,
 ) -> Request:
     """The request that `submit` asks for, its prompt not encoded yet.
 
@@ -77,7 +77,7 @@ def admit(
         codec.check_length(submit.prompt, most_tokens(ring))
     answer = Answer(codec, submit.stop, submit.max_new_tokens)
     needs = ring.needs if policy.drafts else frozenset()
-    return Request(number, peer, submit, sampling, policy, answer, flights, watcher, needs)
+    return Request(number, peer, submit, sampling, policy, answer, flights, on_walk, needs)
 
 
 def most_tokens(ring: Ring) -> int:

@@ -19,8 +19,8 @@ from edgespec.decoding.flights import Flights, Landed
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.decoding.prefix_cache import PrefixCache
 from edgespec.decoding.queue import WaitingRoom, say_once
-from edgespec.decoding.recovery import RingWatch
 from edgespec.decoding.request import Request
+from edgespec.decoding.ring_state import RingState
 from edgespec.decoding.snapshot import SnapshotKeeper
 from edgespec.errors import ConfigError, EdgespecError, LocalProtocolError
 from edgespec.machines.effects import Effect, SendPeer, SendStages
@@ -56,8 +56,8 @@ class CoordinatorMachine:
         self._requests: dict[int, Request] = {}
         self._waiting = WaitingRoom(ring.queue_limit, most_tokens(ring))
         self._active: int | None = None
-        self._watch = RingWatch(ring.recovery)
-        self._kept = PrefixCache(ring.kept_rows)
+        self._state = RingState(ring.recovery)
+        self._cache = PrefixCache(ring.kept_rows)
         self._numbers = 0
         self._flights = Flights(ring.stages)
         self._estimates: dict[str, RingEstimates] = {}
@@ -101,7 +101,7 @@ class CoordinatorMachine:
                 return self._on_fault(request, reason, now)
             case RingUp(stages):
                 self._ring = replace(self._ring, stages=stages or self._ring.stages)
-                self._watch.up()
+                self._state.up()
                 self._waiting.queue.has_changed = True  # not their order, but what they wait for
                 return self._start_next(now) + self._snapshot.observe(now)
             case RingDown(reason, lost):
@@ -148,11 +148,11 @@ class CoordinatorMachine:
         if not request.recoveries:
             request.stats.started = now
         self._flights.clock.change(self._ring.stages)
-        request.begin_with(self._kept.take(request.prefix.tokens, request.asker))
+        request.begin_with(self._cache.take(request.prefix.tokens, request.asker))
         request.prefix.chunk = request.estimates.chunk(
             len(request.prefix) - request.prefix.sent, self._ring.prefill_chunk, self._ring.stages
         )
-        effects = self._ended(self._kept.make_room(request.capacity))
+        effects = self._ended(self._cache.make_room(request.capacity))
         effects += self._open_draft(request)
         if request.policy.drafts:
             effects.append(request.read_ahead(now))
@@ -161,12 +161,12 @@ class CoordinatorMachine:
         return request.send_prefix() + effects
 
     def _open_draft(self, request: Request) -> list[Effect]:
-        """Start it on the draft source, from what that has read of its base."""
-        base = request.prefix.reused
+        """Start it on the draft source, from what that has read of the reused rows."""
+        reused = request.prefix.reused
         if request.policy.drafts:
-            known = (base.request, len(base.ids)) if base else (0, 0)
+            known = (reused.request, len(reused.ids)) if reused else (0, 0)
             return [OpenDraft(request.number, request.sampling, *known)]
-        return self._close_drafts([base.request]) if base else []
+        return self._close_drafts([reused.request]) if reused else []
 
     # --- the end of a request -----------------------------------------------------------------
 
@@ -180,8 +180,8 @@ class CoordinatorMachine:
         return [told, *self._forget(request, now)]
 
     def _forget(self, request: Request, now: float, answered: bool = False) -> list[Effect]:
-        """Free the request everywhere, but for rows that a next turn may begin with. What it has on
-        the ring still comes back as credits."""
+        """Free the request everywhere, except rows that a next turn may begin with. Its segments
+        still come back from the ring, as credits."""
         del self._requests[request.number]
         if self._active != request.number:
             self._waiting.queue.remove(request)
@@ -189,18 +189,17 @@ class CoordinatorMachine:
         self._active = None
         self._waiting.queue.has_changed = True  # its place ahead of all others is free
         self._snapshot.ended()
-        # What the draft source has not read it cannot go on from, if it needs the rows themselves.
+        # A draft source that needs hidden rows cannot go on from rows that it has not read.
         known = request.policy.drafts or not self._ring.needs - {PPD_TOKENS}
         keeps = answered and known and request.tree is not None
-        return (self._keep(request) if keeps else self._free(request)) + self._start_next(now)
-
-    def _free(self, request: Request) -> list[Effect]:
-        return self._ended([request.number])
+        return (self._keep(request) if keeps else self._ended([request.number])) + self._start_next(
+            now
+        )
 
     def _keep(self, request: Request) -> list[Effect]:
-        """Let the stages and the draft source keep its committed rows; drop what is too much
-        then."""
-        gone = self._kept.add(request.number, cached_prefix(request))
+        """Have the stages and the draft source keep its committed rows, and drop what is too
+        much."""
+        gone = self._cache.add(request.number, cached_prefix(request))
         if request.number in gone:
             return self._ended(gone)
         return last_effects(request) + self._ended(gone)
@@ -226,14 +225,14 @@ class CoordinatorMachine:
         return self._waiting.encode_next()
 
     def _admit(self, peer: bytes, submit: Submit) -> Request:
-        self._watch.check_open()
+        self._state.check_open()
         if not self._can_start or len(self._waiting):
             self._waiting.queue.check_room(submit.scope, begins=self._can_start)
         if any(r.peer == peer and r.tag == submit.tag for r in self._requests.values()):
             raise ConfigError(f"request {submit.tag} of this client is still running")
         number = self._numbers + 1
         request = admit(
-            self._ring, self._codec, number, peer, submit, self._flights, self._snapshot
+            self._ring, self._codec, number, peer, submit, self._flights, self._snapshot.walked
         )
         request.estimates = self.estimates_of(request.policy.name)
         if self._chains is not None and request.policy.drafts:
@@ -243,8 +242,8 @@ class CoordinatorMachine:
         return request
 
     def _on_encoded(self, event: PromptEncoded, now: float) -> list[Effect]:
-        """Let the request start in its turn; nothing, if it has ended meanwhile, or its prompt was
-        encoded twice (see give_up)."""
+        """Let the request start in its turn, unless it has ended, or its prompt was encoded twice
+        (see give_up)."""
         self._waiting.encoded(event.request)
         request = self._requests.get(event.request)
         effects: list[Effect] = []
@@ -271,7 +270,7 @@ class CoordinatorMachine:
         self._snapshot.forget(peer)
         effects: list[Effect] = []
         theirs = [r for r in self._requests.values() if r.peer == peer]
-        # Those that wait first, so that none of them is started just to be forgotten.
+        # Waiting ones first, so that none of them starts only to be forgotten.
         for request in sorted(theirs, key=lambda r: r.number == self._active):
             effects += self._forget(request, now)
         return effects
@@ -289,8 +288,8 @@ class CoordinatorMachine:
         return effects + self._show(now)
 
     def _show(self, now: float) -> list[Effect]:
-        """What is going on, to whoever watches."""
-        paused = bool(self._requests) and not self._watch.is_up
+        """Show watchers what goes on."""
+        paused = bool(self._requests) and not self._state.is_up
         shown = next(iter(self._requests)) if paused else self._active  # the oldest
         request = None if shown is None else self._requests[shown]
         return self._snapshot.show(request, self._flights, paused, now)
@@ -300,17 +299,17 @@ class CoordinatorMachine:
     def _on_ring_down(self, reason: str, lost: bool, now: float) -> list[Effect]:
         """Keep what is committed; the rest comes again from it on the next ring."""
         if lost:
-            self._watch.down(reason, now, self._requests.values())
+            self._state.down(reason, now, self._requests.values())
         else:
-            self._watch.change(reason)
+            self._state.change(reason)
         self._waiting.queue.has_changed = True
         self._flights.clear()  # nothing comes back from a ring that is gone
         self._snapshot.ended()
-        effects = self._close_drafts(self._kept.clear())
+        effects = self._close_drafts(self._cache.clear())
         return effects + self._fail_overdue(now) + self._pause()
 
     def _on_hold(self, reason: str, now: float) -> list[Effect]:
-        self._watch.held = reason
+        self._state.held = reason
         self._waiting.queue.has_changed = True
         return self._start_next(now)
 
@@ -319,7 +318,7 @@ class CoordinatorMachine:
         if self._active is None:
             return []
         request = self._requests.pop(self._active)
-        effects = self._free(request)
+        effects = self._ended([request.number])
         self._numbers += 1
         request.restart(self._numbers)
         self._requests = {request.number: request, **self._requests}  # it stays the oldest
@@ -328,11 +327,11 @@ class CoordinatorMachine:
         return effects
 
     def _fail_overdue(self, now: float) -> list[Effect]:
-        overdue = self._watch.overdue(self._requests.values(), now)
+        overdue = self._state.overdue(self._requests.values(), now)
         return [effect for r, why in overdue for effect in self._fail(r, why, now, "lost")]
 
     def _on_ring_ended(self, reason: str, now: float) -> list[Effect]:
-        self._watch.end(reason)
+        self._state.end(reason)
         self._flights.clear()
         open_ones = list(self._requests.values())
         return [e for r in open_ones for e in self._fail(r, reason, now, "lost")]
@@ -340,11 +339,8 @@ class CoordinatorMachine:
     # --- what others ask of it ----------------------------------------------------------------
 
     def give_up(self, event: Event, reason: str) -> list[Effect]:
-        """What follows if `handle` raised: the request that the event concerns ends with `reason`;
-        those that only wait go on waiting.
-
-        What was to be sent is lost, and the state may be anything: a new ring clears it.
-        """
+        """`handle` raised: the request that the event concerns ends with `reason`; those that wait
+        go on waiting. The effects are lost and the state may be wrong: a new ring clears it."""
         self._snapshot.reset()  # a watcher asks again
         open_ones = dict.fromkeys([*self._before, *self._requests.values()])
         match event:
@@ -368,14 +364,12 @@ class CoordinatorMachine:
             if request.number in self._requests:
                 self._waiting.queue.add(request)
         effects += self._close_drafts([request.number for request in over])
-        return (
-            effects + self._waiting.encode_next()
-        )  # again, if it was asked for: that may be lost too
+        return effects + self._waiting.encode_next()  # the effect that asked for it may be lost
 
     def deadline(self) -> float | None:
         """When to call with Tick: while rows are missing, or requests wait for a lost ring."""
         limits = [r.rows_missing_until for r in self._requests.values()]
-        limits.append(self._watch.deadline(self._requests.values()))
+        limits.append(self._state.deadline(self._requests.values()))
         limits.append(self._snapshot.deadline(bool(self._requests)))
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -391,7 +385,7 @@ class CoordinatorMachine:
     @property
     def is_working(self) -> bool:
         """Whether a request is on the ring now; those that only wait for it do not count."""
-        return self._active is not None and self._watch.is_up
+        return self._active is not None and self._state.is_up
 
     def accepts(self, request: int) -> Request | None:
         """The open request of that number, which a lost ring changes; for checks."""
@@ -411,7 +405,7 @@ class CoordinatorMachine:
 
     @property
     def _can_start(self) -> bool:
-        return self._active is None and self._watch.is_up and not self._watch.held
+        return self._active is None and self._state.is_up and not self._state.held
 
     def _what_is_missing(self) -> str:
-        return self._watch.held if self._watch.is_up else self._watch.what_is_missing
+        return self._state.held if self._state.is_up else self._state.what_is_missing

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgespec.decoding.effects import Draft
 from edgespec.errors import LocalProtocolError
 from edgespec.policy.base import Deepen, Expand, Grow, Plan
 from edgespec.tree.drafted import Children, DraftedTree
+from edgespec.types.features import NO_FEATURES, Features
 
 if TYPE_CHECKING:
     from edgespec.decoding.request import Request
@@ -42,7 +43,7 @@ def ask(request: Request, plan: Plan, now: float) -> Draft:
     """
     if isinstance(plan, Deepen):
         return _deepen(request, plan)
-    context, features = request.context, request.features()
+    context, features = request.context, _features(request)
     paths: tuple[tuple[int, ...], ...] = ()
     reads = features.rows
     if isinstance(plan, Expand):
@@ -68,7 +69,7 @@ def _deepen(request: Request, plan: Deepen) -> Draft:
 
 def last_reading(request: Request) -> Draft:
     """Have the draft source read what it lacks of an answered request; no event is awaited."""
-    context, features = request.context, request.features()
+    context, features = request.context, _features(request)
     return Draft(request.next_job(), request.number, READ_ONLY, context, (), features)
 
 
@@ -97,6 +98,13 @@ def merge(request: Request, guesses: DraftedTree | Children, now: float) -> None
     since = request.context[draft.context_length :]
     added = tree.merge(guesses, since, plan.keep, last, only_new=deepens)
     request.exhausted = deepens and added == 0
+
+
+def _features(request: Request) -> Features:
+    """What the draft source needs of the committed rows and has not had yet."""
+    features = NO_FEATURES if request.hidden is None else request.hidden.take()
+    chain = None if request.ppd_rows is None else request.ppd_rows.take()
+    return features if chain is None else replace(features, anchor=chain[0], prompts=chain[1])
 
 
 def _learn(request: Request, draft: DraftJob, expanded: int, now: float) -> None:

@@ -67,9 +67,9 @@ class ChainValues:
         """How often the guesses so many tokens ahead hold the right one, those before it right."""
         return [right / tried for right, tried in zip(self._right, self._tried, strict=True)]
 
-    def accepted_per_step(self) -> tuple[list[float], float]:
+    def gains(self) -> tuple[list[float], float]:
         """What the first, second, … row of a chain adds to the tokens of the round that begins with
-        it, and what an average round makes committed beside the base's own token.
+        it, and what an average round commits beside the base's own token.
 
         A round that begins with a chain of k rows has guesses k levels deep, runs until one is
         wrong, and the next begins with the chain of the node where it ended. Those are the states
@@ -101,19 +101,15 @@ class ChainValues:
         of what they bring, as long as the tokens a step that one adds outweigh the time that it
         adds to a step (hardware-aware size, PPD §4.3, at the margin).
         """
-        accepted_per_step, made = self.accepted_per_step()
+        gains, made = self.gains()
         chains = [0] * len(ends)
         best = max(range(len(ends)), key=ends.__getitem__, default=0)
         self._without += 1
         if ends and self._without > PATIENCE:  # the shares are old by now: learn them anew
             self._without = 0
-            chains[best] = min(longest[best], len(accepted_per_step))
+            chains[best] = min(longest[best], len(gains))
             return chains
-        heap = [
-            (-share * accepted_per_step[0], node)
-            for node, share in enumerate(ends)
-            if longest[node] > 0
-        ]
+        heap = [(-share * gains[0], node) for node, share in enumerate(ends) if longest[node] > 0]
         heapq.heapify(heap)
         total = rows
         while heap and total + copies <= rows + MOST_ROWS:
@@ -122,8 +118,8 @@ class ChainValues:
                 continue
             chains[node] += 1
             total += copies
-            if chains[node] < min(longest[node], len(accepted_per_step)):
-                heapq.heappush(heap, (-ends[node] * accepted_per_step[chains[node]], node))
+            if chains[node] < min(longest[node], len(gains)):
+                heapq.heappush(heap, (-ends[node] * gains[chains[node]], node))
         if any(chains):
             self._without = 0
         return chains

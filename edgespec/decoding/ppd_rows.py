@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.policy.estimates import StepTimes
-from edgespec.tree.draft_tree import DraftTree
+from edgespec.tree.draft_tree import Advance, DraftTree
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.types.features import PPDTable
 from edgespec.types.tensor import Tensor
@@ -97,13 +97,15 @@ class PPDRows:
             self._news = anchor, rows
             tree.reopen(anchor + rows.shape[0] // self._table.copies)
 
-    def judge(self, tokens: int, missed: bool, newest: int) -> None:
-        """So many tokens became committed, up to position `newest`; the last one was no guess if it
-        `missed`. What was handed over last had its chance."""
-        for position in range(newest - tokens + 1, newest + 1):
+    def walked(self, step: Advance, tree: DraftTree) -> None:
+        """The tree was walked along `step.tokens`: learn whether the chain handed over last had
+        guessed them (a token that was `missed` was no guess), and settle."""
+        newest = tree[tree.root].position
+        for position in range(newest - len(step.tokens) + 1, newest + 1):
             ahead = position - self._anchor - 1
             if self._anchor >= 0 and 1 <= ahead <= self._length:
-                self._values.learn(ahead, not (missed and position == newest))
+                self._values.learn(ahead, not (step.missed and position == newest))
+        self.settle(tree)
 
     def take(self) -> tuple[int, Tensor] | None:
         """The newest chain that was not handed over yet: its node's position, its rows."""

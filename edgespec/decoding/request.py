@@ -10,9 +10,7 @@ The coordinator starts a request, hands it its events, and ends it; nothing else
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -37,7 +35,7 @@ from edgespec.policy.base import Policy, Send, View
 from edgespec.policy.estimates import RingEstimates
 from edgespec.tree.draft_tree import Advance, DraftTree
 from edgespec.tree.ledger import IntArray, Rows
-from edgespec.types.features import NO_FEATURES, PPD_TOKENS, Features, PPDTable, aux_layers
+from edgespec.types.features import PPD_TOKENS, PPDTable, aux_layers
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Submit, Tokens
 from edgespec.wire.messages import Credit, Retain
@@ -51,11 +49,8 @@ LOST_WAIT_S = 1.0
 many seconds without one, the request fails, so that nothing hangs."""
 
 
-class Watcher(Protocol):
-    """Is told of every walk of a request's tree, and changes nothing."""
-
-    def walked(self, request: Request, step: Advance) -> None:
-        """The tree of `request` was walked and pruned."""
+OnWalk = Callable[["Request", Advance], None]
+"""Is told of every walk of a request's tree, and changes nothing."""
 
 
 class Request:
@@ -70,7 +65,7 @@ class Request:
         policy: Policy,
         answer: Answer,
         flights: Flights,
-        watcher: Watcher,
+        on_walk: OnWalk,
         needs: frozenset[str] = frozenset(),
     ) -> None:
         """`needs`: which of types.features its draft source must be given."""
@@ -91,7 +86,7 @@ class Request:
         self.told = ""  # what its client was told last that it waits for
         self.needs = needs
         self._flights = flights
-        self._watcher = watcher
+        self._on_walk = on_walk
         self._ppd: tuple[PPDTable, ChainValues] | None = None
         self._jobs = 0
         self._begin(number)
@@ -179,7 +174,7 @@ class Request:
         if (self.in_flight or self.head_jobs) and not self.policy.verifies_each_result:
             return []
         step = self.tree.advance()
-        self._watcher.walked(self, step)
+        self._on_walk(self, step)
         self._learn(step)
         if not step.tokens:
             return self._next_work(now)
@@ -260,9 +255,7 @@ class Request:
         self.estimates.verified(self.sampling.without_seed, step)
         if self.ppd_rows is not None and step.tokens:
             assert self.tree is not None
-            newest = self.tree[self.tree.root].position
-            self.ppd_rows.judge(len(step.tokens), step.missed, newest)
-            self.ppd_rows.settle(self.tree)
+            self.ppd_rows.walked(step, self.tree)
         if step.missed:
             self.rows_before = 0
 
@@ -423,18 +416,6 @@ class Request:
     def trips(self) -> float:
         """Trips round the ring so far."""
         return self.stats.trips(self._flights.clock.now)
-
-    def owns_ppd_row(self, row_id: int) -> bool:
-        """Whether that row is, or was, one of its PPD rows."""
-        return self.ppd_rows is not None and row_id in self.ppd_rows
-
-    def features(self) -> Features:
-        """What the draft source needs of the committed rows and has not had yet."""
-        features = NO_FEATURES if self.hidden is None else self.hidden.take()
-        chain = None if self.ppd_rows is None else self.ppd_rows.take()
-        if chain is None:
-            return features
-        return replace(features, anchor=chain[0], prompts=chain[1])
 
     def _hidden_from(self, first: int) -> HiddenRows | None:
         """What its draft source needs of the prefix from that row on, and of what follows."""

@@ -246,7 +246,7 @@ def _check_ledgers(world: World, number: int) -> None:
         ledger = stage.machine.ledgers().get(number)
         if ledger is None:
             raise InvariantViolated("ledgers agree", f"V{node} knows no request {number}")
-        rows = tuple(row for row in ledger.speculative if not request.owns_ppd_row(row))
+        rows = tuple(row for row in ledger.speculative if row not in (request.ppd_rows or ()))
         if world.lost.get((node, number)) == request.epoch:
             accepted = ledger.committed + sum(row not in live for row in rows)
             if not live.issubset(rows) or accepted < committed:

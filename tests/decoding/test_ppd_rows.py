@@ -201,8 +201,8 @@ def test_values_follow_what_is_learnt() -> None:
     for _ in range(2000):
         values.learn(1, True)
         values.learn(2, False)
-    accepted_per_step, made = values.accepted_per_step()
-    assert accepted_per_step == pytest.approx([1.0, 0.0], abs=0.01)
+    gains, made = values.gains()
+    assert gains == pytest.approx([1.0, 0.0], abs=0.01)
     assert made == pytest.approx(1.0, abs=0.02)
 
 
@@ -221,7 +221,7 @@ def test_the_state_model_is_the_average_of_many_rounds(shares: tuple[float, ...]
     values = ChainValues(3)
     values._tried, values._right = [1.0] * 3, list(shares)
     values._lengths = chains = [3.0, 2.0, 1.0, 0.0]
-    _, made = values.accepted_per_step()
+    _, made = values.gains()
     rng = random.Random(5)
     state, total, rounds = 3, 0, 60_000
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Recovery: whether the ring is there, and how long requests wait for one that was lost."""
+"""Ring state: whether the ring is there, and how long requests wait for one that was lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgespec.decoding.request import Request
 from edgespec.errors import PeerLost
 
 
-class RingWatch:
+class RingState:
     """What the coordinator machine knows of its ring: not there yet, up, lost, or at its end."""
 
     def __init__(self, limit: float) -> None:
@@ -27,7 +27,7 @@ class RingWatch:
         self._change = self.held = ""
 
     def down(self, reason: str, now: float, requests: Iterable[Request]) -> None:
-        """The ring is lost. A second loss before it is back gives nobody more time."""
+        """The ring is lost. A second loss before it is back gives no request more time."""
         if self._lost is None:
             for request in requests:
                 request.waiting_since = now
