@@ -23,8 +23,8 @@ pass, the best node)."""
 
 LEAST_WAY = 1.5
 """Steps of the slowest stage that a way round must take for a segment to wait for that stage. It
-comes home a step older, and knows less by the verdict that it did not wait for: too much where a
-way is hardly longer than a step, as on a ring of one stage."""
+comes home a step older, and knows less by the target token that it did not wait for: too much where
+a way is hardly longer than a step, as on a ring of one stage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ class View:
     `in_flight`: its segments on the ring, those included that are back and wait for their turn.
     `verifying`: results that the head has not done yet. `drafting`: the draft source is at work.
     `drafted_root`: the root below which the last finished draft grew. `exhausted`: growing that
-    draft deeper gave nothing new. `depth_left`: levels below the root whose verdicts could still
-    be used. `queued`: segments that the first stage has not handed on yet. `ahead`: rows of the
-    segment sent last, 0 after a miss and while the root is unsent. `experience`: what is known of
-    the ring and the draft source.
+    draft deeper gave nothing new. `depth_left`: levels below the root whose target tokens could
+    still be used. `queued`: segments that the first stage has not handed on yet. `ahead`: rows of
+    the segment sent last, 0 after a miss and while the root is unsent. `experience`: what is known
+    of the ring and the draft source.
     """
 
     tree: DraftTree

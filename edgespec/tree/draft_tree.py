@@ -1,7 +1,7 @@
 """The coordinator's draft tree of one request: guesses below the newest committed token.
 
 Nodes get ids that only grow. The tree holds only live nodes: the root (newest committed token) and
-its descendants. A node is unsent, then sent round the ring, then verified: its verdict is the
+its descendants. A node is unsent, then sent round the ring, then verified: its target token is the
 base model's next token behind it.
 """
 
@@ -38,7 +38,7 @@ class Node:
     expanded: bool = False
     sources: int = 0
     sent: bool = False
-    verdict: int | None = None
+    target_token: int | None = None
     children: dict[int, int] = field(default_factory=dict)
 
 
@@ -46,7 +46,7 @@ class Node:
 class Advance:
     """What verification committed: new tokens, the nodes passed on the way, hit or miss.
 
-    `passed` are the ids whose verdicts were used, in order; the i-th gave `tokens[i]`.
+    `passed` are the ids whose target tokens were used, in order; the i-th gave `tokens[i]`.
     `missed`: the last token was not in the tree, so that nothing else of it is left. `outcomes`:
     for every guess (of an expansion) below the nodes passed, its own score and whether it was
     right: what scores can be calibrated by. `ranks`: for every node passed that had been expanded,
@@ -293,16 +293,17 @@ class DraftTree:
 
     # --- verifying ----------------------------------------------------------------------------
 
-    def record(self, ids: Iterable[int], verdicts: Iterable[int]) -> None:
+    def record(self, ids: Iterable[int], target_tokens: Iterable[int]) -> None:
         """Note the base model's next token behind each node; nodes no longer here are ignored."""
-        for node_id, verdict in zip(ids, verdicts, strict=True):
+        for node_id, target_token in zip(ids, target_tokens, strict=True):
             if node_id in self._nodes:
-                self._nodes[node_id].verdict = verdict
+                self._nodes[node_id].target_token = target_token
 
     def advance(self) -> Advance:
-        """Walk from the root along verdicts as far as they are known, and prune what is left out.
+        """Walk from the root along target tokens as far as they are known, and prune what is left
+        out.
 
-        While the verdict is a child, that child becomes the root (FlowSpec Eq. 2, continuous
+        While the target token is a child, that child becomes the root (FlowSpec Eq. 2, continuous
         condition). If it is not, the walk misses: the token becomes a new, unsent root whose
         parent is the last node passed, and nothing else remains.
         """
@@ -314,17 +315,17 @@ class DraftTree:
         sources: list[int] = []
         node = self._nodes[self.root]
         missed = False
-        while node.verdict is not None:
-            tokens.append(node.verdict)
+        while node.target_token is not None:
+            tokens.append(node.target_token)
             passed.append(node.id)
             outcomes += self._outcomes(node)
-            child = node.children.get(node.verdict)
+            child = node.children.get(node.target_token)
             if node.expanded:
                 ranks.append(None if child is None else self._nodes[child].rank)
             sources.append(0 if child is None else self._nodes[child].sources)
             if child is None:
                 missed = True
-                node = self._nodes[self._add(node, node.verdict, node.score)]
+                node = self._nodes[self._add(node, node.target_token, node.score)]
                 break
             node = self._nodes[child]
         if passed:
@@ -335,7 +336,7 @@ class DraftTree:
 
     def _outcomes(self, node: Node) -> list[tuple[float, bool]]:
         guesses = [self._nodes[child] for child in node.children.values()]
-        return [(g.drafted, g.token == node.verdict) for g in guesses if g.drafted is not None]
+        return [(g.drafted, g.token == node.target_token) for g in guesses if g.drafted is not None]
 
     def _keep_below(self, root: Node) -> None:
         kept: dict[int, Node] = {}

@@ -171,7 +171,7 @@ def test_a_block_is_of_use_if_a_row_of_it_is_on_the_answers_path() -> None:
     entries = [
         block(5.0, 5.1, (0, -1, 0, 1), (1, 0, 1, 2)),  # the prompt
         span(0, "RunHead", 5.1, 5.2),
-        block(5.2, 5.3, (2, 1, 2, 10)),  # the root, whose verdict is the second token
+        block(5.2, 5.3, (2, 1, 2, 10)),  # the root, whose target token is the second token
         block(5.3, 5.4, (3, 2, 3, 99), (4, 2, 3, 11)),  # its guesses, one of them right
         block(5.4, 5.5, (5, 3, 4, 12)),  # the right token on the wrong path
         block(5.5, 5.6, (6, 4, 4, 12)),  # behind it nothing was wanted

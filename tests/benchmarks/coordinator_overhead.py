@@ -96,8 +96,8 @@ class _Letters:
 def drafted(nodes: int, width: int, rng: np.random.Generator) -> DraftedTree:
     """A random tree whose first 16 guesses are best, and all others below the last of these.
 
-    The first segment (the root and 15 rows) can only verify the root; if its verdict is the 16th
-    guess, nearly all of the tree lives on.
+    The first segment (the root and 15 rows) can only verify the root; if its target token is the
+    16th guess, nearly all of the tree lives on.
     """
     best = SEGMENT_ROWS
     parents, scores = [FROM_ROOT] * best, [-0.1 * (i + 1) for i in range(best)]
@@ -200,9 +200,9 @@ def measure(nodes: int, repeats: int) -> tuple[dict[str, list[float]], list[int]
         with timed(STEPS[1]):
             effects = machine.handle(SegmentArrived(segment), 0.0)
         job = the(effects, RunHead)
-        verdicts = choice(*[999 + SEGMENT_ROWS, *[1] * (len(segment.keep.ids) - 1)])
+        target_tokens = choice(*[999 + SEGMENT_ROWS, *[1] * (len(segment.keep.ids) - 1)])
         with timed(STEPS[2]):
-            effects = machine.handle(HeadDone(job.job, job.request, verdicts), 0.0)
+            effects = machine.handle(HeadDone(job.job, job.request, target_tokens), 0.0)
         walked = live(machine)
         news = [e.message for e in effects if isinstance(e, SendStages | SendPeer)]
         with timed(STEPS[3]):

@@ -108,7 +108,8 @@ def setup_of(
 
 @dataclass
 class Endless:
-    """A tokenizer none of whose tokens ends an answer: verdicts behind such a token are used."""
+    """A tokenizer none of whose tokens ends an answer: target tokens after such a token are
+    used."""
 
     tokenizer: Any
     eos_ids: Collection[int] = ()

@@ -103,7 +103,7 @@ def test_pruned_ends_a_round_early_and_starts_the_next_at_once() -> None:
 def test_pruned_starts_a_round_when_a_leaf_is_passed() -> None:
     tree = DraftTree(0, -1, 1, 0)
     tree.send((0,))
-    tree.record([0], [5])  # the last of the tree: its verdict cannot be in it
+    tree.record([0], [5])  # the last of the tree: its target token cannot be in it
     assert tree.advance().missed
     assert Pruned().decide(view(tree, drafted_root=0)) == [Grow(6, 10, 79)]
 

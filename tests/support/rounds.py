@@ -274,12 +274,12 @@ class Round:
 
     def _verify(self, ids: tuple[int, ...]) -> None:
         live = [i for i in ids if i in self.tree]
-        verdicts = []
+        target_tokens = []
         for node_id in live:
             end = self.tree[node_id].position + 1
             on_path = [*self.tokens, *self.tree.path(node_id)] == self.answer[:end]
-            verdicts.append(self.answer[end] if on_path else NOBODYS_TOKEN)
-        self.tree.record(live, verdicts)
+            target_tokens.append(self.answer[end] if on_path else NOBODYS_TOKEN)
+        self.tree.record(live, target_tokens)
         if not self.policy.verifies_each_result and (self.flying or self.verifying):
             return
         step = self.tree.advance()

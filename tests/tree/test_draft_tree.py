@@ -230,7 +230,7 @@ def test_a_node_is_sent_once() -> None:
 
 def test_nothing_is_known_nothing_moves() -> None:
     tree = grown()
-    tree.record([1, 3], [3, 4])  # verdicts ahead of the root's
+    tree.record([1, 3], [3, 4])  # target tokens ahead of the root's
     assert tree.advance() == Advance((), (), False)
     assert len(tree) == 5
 

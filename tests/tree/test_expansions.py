@@ -65,7 +65,7 @@ class Model:
         return len(self.nodes) - before
 
     def pass_to(self, token: int) -> None:
-        """The root's verdict is that token."""
+        """The root's target token is that token."""
         kept = {path[1:]: node for path, node in self.nodes.items() if path[:1] == (token,)}
         self.nodes = kept or {(): Guess(self.nodes[()].score)}
 
