@@ -151,7 +151,7 @@ def _checked_policy(ring: Ring, name: str) -> Policy:
 
 
 def fitting(ring: Ring, prompt_tokens: int, max_new_tokens: int) -> int:
-    """How many new tokens fit behind the prompt, at most those asked for.
+    """How many new tokens fit after the prompt, at most those asked for.
 
     Raises ConfigError, or CapacityError if none does.
     """

@@ -49,7 +49,7 @@ class TextCodec(Protocol):
 
 
 class Answer:
-    """Grows token by token until it finishes; nothing can be added behind the end.
+    """Grows token by token until it finishes; nothing can be added after the end.
 
     `finish_reason` is "" while it grows, then "stop" (end token or stop string) or "length".
     """
@@ -88,6 +88,6 @@ class Answer:
         elif at_limit:
             self.finish_reason = "length"
         if self.finish_reason:
-            text += self._scanner.flush()  # nothing behind a stop string
+            text += self._scanner.flush()  # nothing after a stop string
         self._text.append(text)
         return text

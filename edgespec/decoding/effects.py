@@ -53,14 +53,14 @@ class CloseCache(Effect):
 
 @dataclass(frozen=True, slots=True)
 class AbortBlock(Effect):
-    """Nothing of this running job is wanted any more: stop between two layers."""
+    """Stop this running job between two layers: none of its rows is wanted."""
 
     job: int
 
 
 @dataclass(frozen=True, slots=True)
 class GatherRows(Effect):
-    """Behind slot `start` of the request's cache keep the slots `start + order`, in that order."""
+    """After slot `start` of the request's cache keep the slots `start + order`, in that order."""
 
     request: int
     start: int
@@ -120,7 +120,7 @@ class Draft(Effect):
 
 @dataclass(frozen=True, slots=True)
 class RunHead(Effect):
-    """Sample the token behind each hidden row [R, H]; comes back as HeadDone.
+    """Sample the token after each hidden row [R, H]; comes back as HeadDone.
 
     `positions` int64 [R] are the positions of the tokens to be sampled. `top`: how many of the
     likeliest tokens are wanted beside them, -1 for none and no log-probabilities either.

@@ -26,7 +26,7 @@ class HiddenRows:
         """Rows came back from the ring; `hidden` [len(ids), H], `aux_hidden` [len(ids), ...].
 
         Rows without the taps that are wanted, or of other widths than the first ones, are passed
-        over: then nothing is handed over any more, and nothing guessed.
+        over: from then on nothing is handed over, and nothing is guessed.
         """
         came = _Arrived(hidden if self._final else None, aux_hidden if self._tapped else None)
         if self._kind is None:
@@ -65,5 +65,5 @@ class _Arrived:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What must be the same for rows to be put behind each other."""
+        """What must be the same for rows to be joined."""
         return tuple(t and (t.dtype, t.shape[1:]) for t in (self.final, self.aux_hidden))

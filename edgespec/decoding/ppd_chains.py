@@ -105,7 +105,7 @@ class ChainValues:
         chains = [0] * len(ends)
         best = max(range(len(ends)), key=ends.__getitem__, default=0)
         self._without += 1
-        if ends and self._without > PATIENCE:  # the shares are old by now: learn them anew
+        if ends and self._without > PATIENCE:  # the shares are old by now: learn them again
             self._without = 0
             chains[best] = min(longest[best], len(gains))
             return chains

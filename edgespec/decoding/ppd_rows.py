@@ -44,7 +44,7 @@ class PPDRows:
     ) -> Rows:
         """Rows of chains below those nodes, which travel with `own` rows of their own.
 
-        What a chain would guess behind `last_position` is of no use.
+        Guesses after `last_position` could not be used.
         """
         table = self._table
         ends = [_ends_here(tree, node) for node in ids]
@@ -88,7 +88,7 @@ class PPDRows:
 
     def settle(self, tree: DraftTree) -> None:
         """The tree advanced, or rows came back: take up the chain of the last node that was right,
-        and have what it can say something about asked anew."""
+        and let the nodes that it says something about be expanded again."""
         self._forget(tree)
         root = tree[tree.root]
         rows = self._back.pop(root.parent, None)

@@ -1,8 +1,8 @@
-"""Kept rows: what the stages still hold of answered requests, for the next turn to begin with.
+"""Prefix cache: rows of answered requests that the stages hold, for the next turn to begin with.
 
-A conversation's next prompt begins with all that was said before, whose rows are in the caches
-already. They stay there until their room is needed, the least recently used first. Who takes them
-over leaves nothing of them to others: see `PrefixCache.take`.
+A conversation's next prompt begins with all that was said before, and those rows are in the caches
+already. They stay there until their room is needed, the least recently used first. A request that
+takes rows over leaves none of them to others: see `PrefixCache.take`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ at a half it would already lose as much as the prompt gains."""
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
     """An answered request: its tokens as far as every stage has their rows, and the rows' ids in
-    the order of their positions. `capacity`: cache rows that it takes up. `asker`: who asked it.
-    `prompt`: how many of the tokens were its prompt. `own`: a prompt that has so many of the first
-    tokens in common with it belongs to the same conversation.
+    the order of their positions. `capacity`: cache rows that it takes up. `asker`: the client that
+    asked it. `prompt`: how many of the tokens were its prompt. `own`: a prompt that has so many of
+    the first tokens in common with it belongs to the same conversation.
     """
 
     tokens: tuple[int, ...]
@@ -104,7 +104,7 @@ class PrefixCache:
         return gone
 
     def clear(self) -> list[int]:
-        """The stages hold nothing any more; returns the requests that went with it."""
+        """The stages hold no rows; returns the requests that went with it."""
         gone = list(self._kept)
         self._kept.clear()
         return gone

@@ -2,7 +2,7 @@
 
 Askers take turns, one request each; the requests of one asker start in the order in which they
 came. An asker may have no more requests waiting than places are free, so that there is always one
-for somebody else: whoever asks alone gets half of the places, the second one half of the rest.
+for another asker: a single asker gets half of the places, the second one half of the rest.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from edgespec.wire.client_messages import Progress
 
 
 class RequestQueue:
-    """Requests that wait. `has_changed`: since whoever tells them of it set it back."""
+    """Requests that wait. `has_changed`: since `WaitingRoom.tell` reset it."""
 
     def __init__(self, limit: int) -> None:
         """`limit`: requests that may wait."""
         self._limit = limit
         self._first: Request | None = None  # it had begun
         # In the order of their turns. Whose turn it was last comes first until the next one begins:
-        # what it asks meanwhile is behind all others.
+        # what it asks meanwhile comes after all others.
         self._askers: dict[str, deque[Request]] = {}
         self._served: str | None = None
         self.has_changed = False
@@ -36,7 +36,7 @@ class RequestQueue:
         """Raise QueueFull if this asker cannot have one more request waiting.
 
         `begins`: whether the first one begins as soon as its prompt is encoded, and so waits for
-        nobody.
+        no other.
         """
         waiting = self.in_order()[begins:]
         own, free = sum(r.asker == asker for r in waiting), self._limit - len(waiting)
@@ -84,7 +84,7 @@ class RequestQueue:
             del self._askers[request.asker]
 
     def in_order(self) -> list[Request]:
-        """All of them as they would begin if nobody else asked."""
+        """All of them as they would begin if no other request came."""
         turns = [waiting for asker, waiting in self._askers.items() if asker != self._served]
         turns += [self._askers[self._served]] if self._served is not None else []
         longest = max(map(len, turns), default=0)
@@ -93,7 +93,7 @@ class RequestQueue:
 
 
 class WaitingRoom:
-    """The queue, the encoding of its prompts, and what those who wait are told."""
+    """The queue, the encoding of its prompts, and what waiting clients are told."""
 
     def __init__(self, limit: int, longest_prompt: int) -> None:
         """`longest_prompt`: tokens of the longest prompt that can be answered."""
@@ -106,7 +106,7 @@ class WaitingRoom:
         return len(self.queue)
 
     def renew(self) -> list[Request]:
-        """Begin with an empty queue, nothing being encoded; returns who waited."""
+        """Begin with an empty queue, nothing being encoded; returns those that waited."""
         waiting, self.queue = self.queue.in_order(), RequestQueue(self._limit)
         self._encoding = None
         return waiting

@@ -1,4 +1,4 @@
-"""Scene: what whoever watches is told of the running request; costs nothing if nobody does.
+"""Snapshot: what subscribers see of the running request; costs nothing without subscribers.
 
 The coordinator machine has a `SnapshotKeeper`, a stage machine a `RunLog`. Both have a look at what
 happens anyway, and neither changes it.
@@ -36,19 +36,20 @@ from edgespec.wire.snapshots import (
 )
 
 SNAPSHOT_S = 1 / 8
-"""Seconds between two scenes."""
+"""Seconds between two snapshots."""
 
 RAN_S = 1 / 4
 """Seconds between two messages in which a stage tells its runs."""
 
 LONGEST_WATCH_S = 30.0
-"""A watch counts so many seconds at most, so that who is gone costs nothing for long."""
+"""A subscription lasts so many seconds at most, so that a client that is gone soon costs
+nothing."""
 
 MOST_WATCHERS = 8
-"""Who would be one more sees nothing: a page's visitors share one watch."""
+"""Further ones see nothing: a page's visitors share one subscription."""
 
 TRUNK, LEFT = 12, 32
-"""Accepted and pruned nodes that a scene still shows."""
+"""Accepted and pruned nodes that a snapshot still shows."""
 
 TEXT_CHARS = 40
 """Characters of a token that are shown."""
@@ -90,7 +91,7 @@ class RunLog:
 
 
 class SnapshotKeeper:
-    """Who watches, and what they see."""
+    """The subscribers, and what they see."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
@@ -98,7 +99,7 @@ class SnapshotKeeper:
         self.reset()
 
     def reset(self) -> None:
-        """Forget who watches, and all that they were shown."""
+        """Forget the subscribers, and what they were shown."""
         self._watchers: dict[bytes, float] = {}  # until when
         self._observed = self._next = float("-inf")
         self._news = False  # something that no watcher was told of, while no request runs
@@ -111,10 +112,10 @@ class SnapshotKeeper:
         self._pruned: deque[SnapshotNode] = deque(maxlen=LEFT)
         self._unguessed: deque[int] = deque(maxlen=TRUNK + 1)
 
-    # --- who watches --------------------------------------------------------------------------
+    # --- subscribers --------------------------------------------------------------------------
 
     def watch(self, peer: bytes, seconds: float, now: float) -> list[Effect]:
-        """Show this peer scenes for so many seconds; 0 ends it."""
+        """Show this peer snapshots for so many seconds; 0 ends it."""
         self._drop_late(now)
         if seconds <= 0:
             self.forget(peer)
@@ -124,7 +125,7 @@ class SnapshotKeeper:
         else:
             return []
         wanted = max(self._watchers.values(), default=now)
-        # Not for every renewal: a client that renews without end shall not flood the stages.
+        # Not for every renewal: a client that renews without end must not flood the stages.
         return self.observe(now) if wanted > self._observed + LONGEST_WATCH_S / 8 else []
 
     def forget(self, peer: bytes) -> None:
@@ -132,7 +133,8 @@ class SnapshotKeeper:
         self._watchers.pop(peer, None)
 
     def observe(self, now: float) -> list[Effect]:
-        """Have the stages tell their runs as long as anybody watches; those of a new ring too."""
+        """Have the stages report their runs while there are subscribers; those of a new ring
+        too."""
         until = max(self._watchers.values(), default=now)
         if until <= now:
             return []
@@ -155,7 +157,7 @@ class SnapshotKeeper:
         self._news = True
 
     def walked(self, request: Request, step: Advance) -> None:
-        """A request's tree was walked: while anybody watches, keep what left the tree with it."""
+        """A request's tree was walked: for subscribers, keep what left the tree with it."""
         if not self._watchers:
             return
         if request.number != self._request:
@@ -182,7 +184,7 @@ class SnapshotKeeper:
     # --- what is shown ------------------------------------------------------------------------
 
     def deadline(self, is_busy: bool) -> float | None:
-        """When the next scene is due, if there is anybody to see it."""
+        """When the next snapshot is due, if there are subscribers."""
         return self._next if self._watchers and (is_busy or self._news) else None
 
     def show(
@@ -192,14 +194,14 @@ class SnapshotKeeper:
         paused: bool,
         now: float,
     ) -> list[Effect]:
-        """A scene for everybody who watches, if it is time for it."""
+        """A snapshot for every subscriber, if it is time for it."""
         if not self._watchers or now < self._next or not (request or self._news):
             return []
         self._drop_late(now)
         self._next, self._news = now + SNAPSHOT_S, False
-        scene = self._snapshot(request, flights, paused, now)
+        snapshot = self._snapshot(request, flights, paused, now)
         self._runs.clear()
-        return [SendPeer(peer, scene) for peer in self._watchers]
+        return [SendPeer(peer, snapshot) for peer in self._watchers]
 
     def _snapshot(
         self, request: Request | None, flights: Flights, paused: bool, now: float

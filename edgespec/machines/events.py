@@ -62,7 +62,7 @@ class RingUp(Event):
 class RingDown(Event):
     """There is no ring until the next RingUp; the reason names the stage and the cause.
 
-    `lost`: nobody knows whether there will be one; else its devices only get other layers.
+    `lost`: whether there will be one is not known; else its devices only get other layers.
     """
 
     reason: str
@@ -71,7 +71,7 @@ class RingDown(Event):
 
 @dataclass(frozen=True, slots=True)
 class Hold(Event):
-    """No further request shall begin, for that reason, until the next RingUp; or, with "", now
+    """No further request begins, for that reason, until the next RingUp; or, with "", now
     again."""
 
     reason: str
