@@ -8,23 +8,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from edgespec.bench.simulated import Setup, load_base, one_thread, world_of
 from edgespec.bench.workloads import Prompt
 from edgespec.errors import ConfigError
 from edgespec.runtime.request_log import FORMAT, KIND
 from edgespec.wire.client_messages import Failed, Finished, Submit
 
-_FIELDS: dict[str, type | tuple[type, ...]] = {
-    "prompt": str,
-    "max_new_tokens": int,
-    "temperature": (int, float),
-    "top_k": int,
-    "top_p": (int, float),
-    "min_p": (int, float),
-    "seed": int,
-    "policy": str,
-    "messages": str,
-}
+
+class RecordedEnd(Struct, frozen=True):
+    """The end of a request; empty if it failed."""
+
+    token_ids: tuple[int, ...] | None = None
+    seconds: float | None = None
+
+
+class RecordedLine(Struct, frozen=True):
+    """One line of the log."""
+
+    what: str
+    format: int
+    after: float
+    outcome: str
+    request: dict[str, Any]
+    end: RecordedEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,35 +99,19 @@ def _lines(path: Path) -> Iterator[Recorded]:
         raise ConfigError(f"{path} cannot be read: {problem}") from None
     for number, line in enumerate(lines, start=1):
         try:
-            yield _recorded(json.loads(line))
-        except (ValueError, KeyError, TypeError) as problem:
+            yield _recorded(msgspec.json.decode(line, type=RecordedLine))
+        except (msgspec.DecodeError, ValueError) as problem:
             raise ConfigError(
                 f"line {number} of {path} is no request that `edgespec serve --record` writes "
                 f"({problem})"
             ) from None
 
 
-def _recorded(line: dict[str, Any]) -> Recorded:
-    if line["what"] != KIND or line["format"] != FORMAT:
+def _recorded(line: RecordedLine) -> Recorded:
+    if line.what != KIND or line.format != FORMAT:
         raise ValueError(f"it is not of format {FORMAT}")
-    request, end = dict(line["request"]), dict(line["end"])
-    for name, kind in _FIELDS.items():
-        if not isinstance(request[name], kind) or isinstance(request[name], bool):
-            raise TypeError(f"its {name} is {request[name]!r}")
-    submit = Submit(
-        tag=0,
-        stop=tuple(str(s) for s in request["stop"]),
-        scope=str(request.get("scope", "")),  # older recordings have none
-        **{n: request[n] for n in _FIELDS},
-    )
-    ids = end.get("token_ids")
-    return Recorded(
-        submit,
-        float(line["after"]),
-        str(line["outcome"]),
-        None if ids is None else tuple(int(i) for i in ids),
-        None if ids is None else float(end["seconds"]),
-    )
+    submit = msgspec.convert({**line.request, "tag": 0, "top": -1}, Submit)
+    return Recorded(submit, line.after, line.outcome, line.end.token_ids, line.end.seconds)
 
 
 def prompts_of(recording: list[Recorded]) -> list[Prompt]:
