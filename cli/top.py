@@ -62,15 +62,15 @@ def top(
             raise typer.Exit(EXIT_FAILED)
         return
     console = Console(markup=False, highlight=False, emoji=False)
-    watcher = Watcher(address, identity, coordinator, cluster)
-    with watcher:
+    poller = StatusPoller(address, identity, coordinator, cluster)
+    with poller:
         if console.is_terminal and not console.is_dumb_terminal:
-            _show(watcher, console)
+            _show(poller, console)
         else:
-            _print(watcher, console)
+            _print(poller, console)
 
 
-class Watcher:
+class StatusPoller:
     """A thread that asks for the status every second, and goes on after errors.
 
     Use as a context manager. `looks` counts answers and failures.
@@ -90,7 +90,7 @@ class Watcher:
         self._busy = BusyHistory()
         self.looks = 0
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> StatusPoller:
         self._thread.start()
         return self
 
@@ -152,14 +152,14 @@ class _Left(Exception):
     """The user has left."""
 
 
-def _show(watcher: Watcher, console: Console) -> None:
+def _show(poller: StatusPoller, console: Console) -> None:
     """Full screen, until q or Ctrl-C."""
     seen: object = None
     with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:
-                view = watcher.view()
-                now = (watcher.looks, console.size, view.clock)
+                view = poller.view()
+                now = (poller.looks, console.size, view.clock)
                 if now != seen:
                     live.update(screen(view, console), refresh=True)
                     seen = now
@@ -169,16 +169,16 @@ def _show(watcher: Watcher, console: Console) -> None:
             return
 
 
-def _print(watcher: Watcher, console: Console) -> None:
+def _print(poller: StatusPoller, console: Console) -> None:
     """One block of lines for each status, until Ctrl-C."""
     seen = 0
     try:
         while True:
-            view = watcher.view()
-            if watcher.looks == seen:
+            view = poller.view()
+            if poller.looks == seen:
                 time.sleep(KEY_S)
                 continue
-            seen = watcher.looks
+            seen = poller.looks
             print(f"{view.clock}  coordinator at {view.address}")
             if view.problem:
                 print(f"the coordinator cannot be reached; trying again: {view.problem}")
