@@ -125,15 +125,15 @@ class _Ring(Collector):
 
     def collect(self) -> Iterator[Metric]:
         status = self.status
-        yield _one("coordinator_up", "Whether the coordinator answers.", status is not None)
+        yield gauge("coordinator_up", "Whether the coordinator answers.", status is not None)
         if status is None:
             return
-        yield _one("ring_up", "Whether all stages are ready.", status.ready)
-        yield _one("ring_up_seconds", "Since the ring came up; 0: it is not up.", status.up_for)
-        yield _one("ring_number", "One more for each ring that was lost.", status.ring)
-        yield _one("ring_stages", "Stages that the ring has.", status.stages)
-        yield _one("requests_running", "Requests on the ring now.", status.running)
-        yield _one("requests_waiting", "Requests that wait for the ring.", status.waiting)
+        yield gauge("ring_up", "Whether all stages are ready.", status.ready)
+        yield gauge("ring_up_seconds", "Since the ring came up; 0: it is not up.", status.up_for)
+        yield gauge("ring_number", "One more for each ring that was lost.", status.ring)
+        yield gauge("ring_stages", "Stages that the ring has.", status.stages)
+        yield gauge("requests_running", "Requests on the ring now.", status.running)
+        yield gauge("requests_waiting", "Requests that wait for the ring.", status.waiting)
         yield from _of_nodes(status.nodes)
 
 
@@ -177,5 +177,6 @@ def _of_nodes(nodes: tuple[NodeStatus, ...]) -> Iterator[Metric]:
         yield family
 
 
-def _one(name: str, said: str, value: float) -> Metric:
+def gauge(name: str, said: str, value: float) -> Metric:
+    """A metric without labels."""
     return GaugeMetricFamily(f"edgespec_{name}", said, value=float(value))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import uvicorn
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
@@ -24,6 +24,7 @@ from edgespec.decoding.stage_stats import ROW_CLASSES, StageStats
 from edgespec.errors import AddressUnavailable
 from edgespec.serving.guard import Guard
 from edgespec.serving.limits import HttpLimits
+from edgespec.serving.metrics import gauge
 from edgespec.serving.protocol import opened, settings_of
 from edgespec.wire.messages import Assign, Health
 
@@ -113,13 +114,13 @@ class _Stage(Collector):
     def collect(self) -> Iterator[Metric]:
         place, machine = self._stage.place, self._stage.machine
         number = place.stage if place else 0
-        yield _gauge("stage", "Which stage it is; 0: a spare, or none yet.", number)
+        yield gauge("stage", "Which stage it is; 0: a spare, or none yet.", number)
         layers = place.end - place.first if place else 0
-        yield _gauge("stage_layers", "Layers of its block.", layers)
-        yield _gauge("ring_up", "Whether it is connected in the ring.", self._stage.is_connected)
+        yield gauge("stage_layers", "Layers of its block.", layers)
+        yield gauge("ring_up", "Whether it is connected in the ring.", self._stage.is_connected)
         if machine is not None:
-            yield _gauge("queued_segments", "Segments that wait for the block.", machine.queued)
-            yield _gauge("kv_rows", "Rows in the KV cache, of all requests.", machine.held_rows)
+            yield gauge("queued_segments", "Segments that wait for the block.", machine.queued)
+            yield gauge("kv_rows", "Rows in the KV cache, of all requests.", machine.held_rows)
         yield from _counts(machine.stats if machine else StageStats())
         yield from _of_device(self._stage.device())
 
@@ -147,14 +148,10 @@ def _counts(stats: StageStats) -> Iterator[Metric]:
 def _of_device(health: Health | None) -> Iterator[Metric]:
     if health is None:
         return
-    yield _gauge("temperature_celsius", "Of its hottest part; 0: not known.", health.temperature)
-    yield _gauge("memory_bytes", "That the device has; 0: not known.", health.memory)
-    yield _gauge("memory_free_bytes", "That are not used; 0: not known.", health.free)
-    yield _gauge("throttled", "Whether it runs slower than it could.", health.throttled)
-
-
-def _gauge(name: str, said: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"edgespec_{name}", said, value=float(value))
+    yield gauge("temperature_celsius", "Of its hottest part; 0: not known.", health.temperature)
+    yield gauge("memory_bytes", "That the device has; 0: not known.", health.memory)
+    yield gauge("memory_free_bytes", "That are not used; 0: not known.", health.free)
+    yield gauge("throttled", "Whether it runs slower than it could.", health.throttled)
 
 
 def _counter(name: str, said: str, value: float) -> Metric:
