@@ -117,7 +117,10 @@ def _as_template_reads(message: Message) -> dict[str, str]:
 
 def _problem_of(error: ValidationError, body: Body) -> ApiProblem:
     """What msgspec says, with the place as `param`, the wrong value, and in JSON's words."""
-    parts = _PROBLEM.fullmatch(str(error))
+    text = str(error)
+    if len(text) > 600:  # it has a long name or value in its middle
+        text = f"{text[:300]}...{text[-300:]}"
+    parts = _PROBLEM.fullmatch(text)
     assert parts is not None
     problem, path = parts[1], parts[2] or ""
     if isinstance(cause := error.__cause__, FieldError):

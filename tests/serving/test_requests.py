@@ -213,3 +213,69 @@ def test_more_tokens_than_the_context_holds_are_refused_and_none_are_all() -> No
 def test_infinity_is_no_number() -> None:
     with pytest.raises(ApiProblem, match="temperature"):
         chat(**parsed(b'{"temperature": 1e999}'))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"temperature": 2.5}, "temperature is 2.5; it must be a number of at most 2.0"),
+        ({"top_p": 0}, "top_p is 0; it must be a number above 0.0"),
+        ({"top_k": 1.5}, "top_k is 1.5; it must be an integer"),
+        ({"stream": 1}, "stream is 1; it must be true or false"),
+        (
+            {"stop": ["a"] * 5},
+            "stop has a length of 5; it must be a list with a length of at most 4",
+        ),
+        ({"stop": ["a", {}]}, "stop[1] is {}; it must be a string"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content is missing"),
+        ({"n": 2}, "n is not supported here (one answer a request); leave it out"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_and_what_may_be(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ApiProblem) as caught:
+        chat(**more)
+    assert str(caught.value) == message
+
+
+def test_a_number_that_is_whole_is_an_integer() -> None:
+    assert submitted(chat(top_k=5.0, seed=-0.0, n=1.0, presence_penalty=0.0)).top_k == 5
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x - at `$.temperature`",
+        "x - at `$.messages[7].content[0]",
+        "`",
+        "\ud800",
+        "é" * (1 << 20),
+        " - at `$.a" * (1 << 17),
+        " - at `$." + "[1]" * (1 << 19),
+    ],
+)
+def test_no_name_of_a_parameter_is_trouble(name: str) -> None:
+    for body in ({name: 1}, {"messages": [{"role": "user", "content": "x", name: 1}]}):
+        with pytest.raises(ApiProblem) as caught:
+            chat(**body)
+        assert caught.value.status == 400
+        assert len(str(caught.value)) < 400
+        assert caught.value.as_bytes()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"seed": "\ud800"},
+        {"policy": "\ud800"},
+        {"model": "\ud800"},
+        {"stop": ["a", "\ud800"]},
+        {"messages": [{"role": "\ud800", "content": "x"}]},
+        {"messages": [{"role": "user", "content": [{"type": "\ud800", "text": "x"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]},
+    ],
+)
+def test_half_a_character_is_refused_wherever_it_is_read(more: dict[str, Any]) -> None:
+    with pytest.raises(ApiProblem) as caught:
+        chat(**more)
+    assert caught.value.status == 400
+    assert caught.value.as_bytes()
