@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from msgspec import Struct
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgespec.errors import EdgespecError
@@ -18,39 +18,12 @@ from edgespec.wire.client_messages import Finished, Progress, Tokens
 
 DONE = b"data: [DONE]\n\n"
 WAITING = "waiting for the next token"
-
-
-class Writer:
-    """Writes one HTTP response."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.has_started = False
-
-    async def whole(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        """A response in one piece, of JSON."""
-        await self._start(status, {**headers, "content-type": "application/json"}, len(body))
-        await self._send({"type": "http.response.body", "body": body})
-
-    async def events(self) -> None:
-        """The head of a stream of events."""
-        headers = {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",  # a proxy would keep pieces back
-        }
-        await self._start(200, headers, None)
-
-    async def piece(self, data: bytes, *, is_last: bool = False) -> None:
-        """The next part of a stream."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
-
-    async def _start(self, status: int, headers: dict[str, str], length: int | None) -> None:
-        if length is not None:
-            headers = {**headers, "content-length": str(length)}
-        self.has_started = True
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+HEAD = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy would keep pieces back
+]
+"""Headers of a stream."""
 
 
 class AnswerListener(Protocol):
@@ -82,7 +55,7 @@ class AnswerResponse:
         self._end: Finished | ApiProblem | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._work(Writer(send)))
+        work = asyncio.ensure_future(self._work(scope, receive, send))
         left = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -96,18 +69,32 @@ class AnswerResponse:
             if isinstance(problem, Exception):
                 raise problem
 
-    async def _work(self, writer: Writer) -> None:
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A request that is refused at once gets its own status: a stream starts with the
+        # coordinator's first message, or a pause.
+        has_started = False
         try:
-            await (self._stream(writer) if self._streams else self._whole(writer))
+            if not self._streams:
+                response = Response(await self._whole(), media_type="application/json")
+                await response(scope, receive, send)
+                return
+            async with contextlib.aclosing(self._events()) as events:
+                async for data in events:
+                    if not has_started:
+                        has_started = True
+                        await send({"type": "http.response.start", "status": 200, "headers": HEAD})
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body"})
         except EdgespecError as error:
             self._end = problem = problem_of(error)
-            if writer.has_started:
-                await writer.piece(event(problem.as_json()), is_last=True)
+            if has_started:
+                await send({"type": "http.response.body", "body": event(problem.as_json())})
             else:
-                await writer.whole(problem.status, problem.headers, problem.as_bytes())
+                await problem.response()(scope, receive, send)
 
-    async def _whole(self, writer: Writer) -> None:
+    async def _whole(self) -> bytes:
         log_probs: list[Object] = []
+        body = b""
         async with contextlib.aclosing(self._answer) as answer:
             async for message in answer:
                 if isinstance(message, Tokens):
@@ -116,37 +103,29 @@ class AnswerResponse:
                 elif isinstance(message, Finished):
                     self._end = message
                     body = encoded(self._form.whole(message, log_probs))
-                    await writer.whole(200, {}, body)
+        return body
 
-    async def _stream(self, writer: Writer) -> None:
-        waiting = WAITING
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        waiting, opening = WAITING, self._form.opening()
         messages = with_pauses(self._answer, self._pause_seconds)
         async with contextlib.aclosing(messages) as answer:
-            # A request that is refused at once gets its own status: nothing is sent before the
-            # coordinator's first message, or a pause.
             async for message in answer:
-                if not writer.has_started:
-                    await writer.events()
-                    await self._say(writer, self._form.opening())
+                if opening:
+                    yield b"".join(map(event, opening))
+                    opening = []
                 match message:
                     case None:
-                        await writer.piece(comment(waiting))
+                        yield comment(waiting)
                     case Progress(_, waiting):
-                        await writer.piece(comment(waiting))
+                        yield comment(waiting)
                     case Tokens(_, ids, text, log_probs):
                         waiting = WAITING
                         self._listener.tokens(len(ids))
                         if text or log_probs:
-                            told = log_probs_of(log_probs)
-                            await self._say(writer, [self._form.piece(text, told)])
+                            yield event(self._form.piece(text, log_probs_of(log_probs)))
                     case Finished():
                         self._end = message
-                        await self._say(writer, self._form.ending(message))
-                        await writer.piece(DONE, is_last=True)
-
-    async def _say(self, writer: Writer, objects: Sequence[Struct]) -> None:
-        if objects:
-            await writer.piece(b"".join(map(event, objects)))
+                        yield b"".join(map(event, self._form.ending(message))) + DONE
 
 
 async def _left(receive: Receive) -> None:

@@ -202,7 +202,7 @@ class Service:
         assert isinstance(problem, ApiProblem)
         if request.method == "POST":
             self.metrics.refused(problem)
-        return await _on_problem(request, problem)
+        return problem.response()
 
     def end(self) -> None:
         """The process is ending: fail the open answers."""
@@ -240,21 +240,14 @@ def _json(body: Struct) -> Response:
     return Response(encoded(body), media_type="application/json")
 
 
-async def _on_problem(request: Request, problem: Exception) -> Response:
-    assert isinstance(problem, ApiProblem)
-    return Response(
-        problem.as_bytes(), problem.status, problem.headers, media_type="application/json"
-    )
-
-
 async def _on_http(request: Request, error: Exception) -> Response:
     """An unknown path, or a method that the path does not have."""
     assert isinstance(error, HTTPException)
     path = ascii(request.url.path)[:200]
     words = f"{request.method} {path}: {error.detail}; see /openapi.json for what there is"
-    problem = ApiProblem(error.status_code, words, code="unknown_url")
-    headers = {**problem.headers, **(error.headers or {})}
-    return Response(problem.as_bytes(), problem.status, headers, media_type="application/json")
+    response = ApiProblem(error.status_code, words, code="unknown_url").response()
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _on_left(request: Request, _: Exception) -> Response:
@@ -263,10 +256,8 @@ async def _on_left(request: Request, _: Exception) -> Response:
 
 
 async def _on_bug(request: Request, _: Exception) -> Response:
-    problem = ApiProblem(
-        500, "this server has a bug; its log says more", kind=SERVER, code="internal_error"
-    )
-    return await _on_problem(request, problem)
+    words = "this server has a bug; its log says more"
+    return ApiProblem(500, words, kind=SERVER, code="internal_error").response()
 
 
 def _check_model(name: str, status: Status) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edgespec.serving.answering import Writer
 from edgespec.serving.problems import ApiProblem
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
@@ -43,7 +42,7 @@ class Guard:
         if scope["type"] == "http":
             problem = self._problem(HTTPConnection(scope))
             if problem is not None:
-                await Writer(send).whole(problem.status, problem.headers, problem.as_bytes())
+                await problem.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from msgspec import to_builtins
+from starlette.responses import Response
 
 from edgespec.errors import (
     AccessRefused,
@@ -60,6 +61,11 @@ class ApiProblem(Exception):
     def as_bytes(self) -> bytes:
         """The same, encoded."""
         return json.dumps(self.as_json()).encode()
+
+    def response(self) -> Response:
+        """The whole reply."""
+        body = self.as_bytes()
+        return Response(body, self.status, self.headers, media_type="application/json")
 
 
 def refused(message: str, param: str = "", code: str = "invalid_value") -> ApiProblem:

@@ -14,7 +14,6 @@ import pytest
 from starlette.applications import Starlette
 
 from edgespec.errors import PeerLost
-from edgespec.serving.app import _on_problem
 from edgespec.serving.events import HEADERS, MOST_UNREAD, MOST_VIEWERS, Theatre, Viewer, routes
 from edgespec.serving.problems import ApiProblem
 from edgespec.wire.client_messages import NodeStatus, Status
@@ -163,8 +162,10 @@ def test_one_viewer_too_many_is_refused(played: Played) -> None:
 def fetched(path: str, headers: dict[str, str] | None = None) -> httpx.Response:
     """One GET of the application."""
 
+    handlers = {ApiProblem: lambda _, problem: problem.response()}
+
     async def get() -> httpx.Response:
-        app = Starlette(routes=routes(Played()), exception_handlers={ApiProblem: _on_problem})
+        app = Starlette(routes=routes(Played()), exception_handlers=handlers)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.get(path, headers=headers)
