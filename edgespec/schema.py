@@ -17,7 +17,7 @@ S = TypeVar("S", bound=Struct)
 Text = Annotated[str, Meta(pattern=r"\S")]
 """A text that is not empty."""
 
-_PROBLEM = re.compile(r"(.*?)(?: - at (`key` in )?`\$(.*)`)?", re.DOTALL)
+_PROBLEM = re.compile(r"(.*?)(?: - at (`key` in )?`\$([^`]*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _KEY_PROBLEM = re.compile(r"Object (missing|contains) \w+ field `(.*)`")
 _WORDS = {

@@ -24,7 +24,7 @@ class Part(FileStruct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.size == 13:
-            raise ValueError("size is 13, which nothing has")
+            raise ValueError(f"size is 13 in {self.title!r}, which nothing has")
 
 
 class Whole(FileStruct, frozen=True):
@@ -74,7 +74,11 @@ def test_a_mistake_is_told_with_file_place_value_and_remedy() -> None:
         ({"parts": {}}, "parts is {}; it must be a list"),
         ({"parts": [{"size": 1}, 4]}, "parts[1] is 4; it must be an object"),
         ({"parts": [{"size": 0}]}, "parts[0].size is 0; it must be a whole number >= 1"),
-        ({"parts": [{"size": 13}]}, "parts[0]: size is 13, which nothing has"),
+        ({"parts": [{"size": 13}]}, "parts[0]: size is 13 in 'x', which nothing has"),
+        (
+            {"parts": [{"size": 13, "title": " - at `$.y`"}]},
+            "parts[0]: size is 13 in ' - at `$.y`'",
+        ),
         ({"parts": [{}]}, "the key 'size' is missing in parts[0]"),
         ({"parts": [{"size": 1, "y": 2}]}, "unknown key 'y' in parts[0]"),
         ({"by_name": {"a": {"size": 1}, "b.c": 7, "d": 8}}, "by_name.b.c is 7; it must be an"),
