@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgespec.blocks.transfer import WINDOW
+from edgespec.blocks.effects import SendPiece
+from edgespec.blocks.events import PeerLeft, PieceAsked, RingIs
+from edgespec.blocks.receiver import WINDOW
 from edgespec.wire.block_messages import PieceRequest
 
 SHARE = 0.2
@@ -16,36 +18,6 @@ LONGEST_TURN_S = 5.0
 
 MOST_PEERS = 256
 """Receivers that may wait at one sender."""
-
-
-@dataclass(frozen=True, slots=True)
-class PieceAsked:
-    """A receiver asks for a piece of a file that is there."""
-
-    peer: bytes
-    request: PieceRequest
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLeft:
-    """A receiver is gone."""
-
-    peer: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RingIs:
-    """Whether the ring works on a request now."""
-
-    busy: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SendPiece:
-    """Read this piece and send it."""
-
-    peer: bytes
-    request: PieceRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,15 +20,10 @@ from pathlib import Path
 
 import zmq
 
-from edgespec.blocks.sender import (
-    MOST_PEERS,
-    PeerLeft,
-    PieceAsked,
-    PieceSender,
-    RingIs,
-    SendPiece,
-)
-from edgespec.blocks.transfer import WINDOW
+from edgespec.blocks.effects import SendPiece
+from edgespec.blocks.events import PeerLeft, PieceAsked, RingIs
+from edgespec.blocks.receiver import WINDOW
+from edgespec.blocks.sender import MOST_PEERS, PieceSender
 from edgespec.config import MOST_STAGES, Address
 from edgespec.errors import ConfigError, EdgespecError, ModelError, RemoteProtocolError
 from edgespec.net.access import Admits, Gate

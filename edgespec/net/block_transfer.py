@@ -16,25 +16,25 @@ from types import TracebackType
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from edgespec.blocks.transfer import (
-    SILENCE_S,
-    Ask,
-    BlockReceiver,
+from edgespec.blocks.effects import (
+    AskSender,
     Complete,
-    Connected,
-    Cut,
     GiveUp,
-    Heard,
     OpenPart,
-    PartEnded,
-    PartRead,
     ReceiverEffect,
-    ReceiverEvent,
     Show,
     TransferProgress,
     Truncate,
     Write,
 )
+from edgespec.blocks.events import (
+    PartEnded,
+    PartRead,
+    ReceiverEvent,
+    SenderLink,
+    SenderSaid,
+)
+from edgespec.blocks.receiver import SILENCE_S, BlockReceiver
 from edgespec.config import Address
 from edgespec.errors import (
     AccessRefused,
@@ -175,13 +175,13 @@ class _Fetch:
             event = parse_monitor_message(frames)["event"]
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise AccessRefused(f"{self._source} does not send blocks to this machine's key")
-            self._handle(Connected() if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else Cut())
+            self._handle(SenderLink(event == zmq.EVENT_HANDSHAKE_SUCCEEDED))
         for frames in waiting(self._dealer):
             try:
                 message = decode(frames, LIMITS)
             except RemoteProtocolError as problem:
                 raise RemoteProtocolError(f"{self._source} sent a {problem}") from None
-            self._handle(Heard(message))
+            self._handle(SenderSaid(message))
 
     def _handle(self, event: ReceiverEvent) -> None:
         if self._fetched is None:
@@ -190,7 +190,7 @@ class _Fetch:
 
     def _carry_out(self, effect: ReceiverEffect) -> None:
         match effect:
-            case Ask(message):
+            case AskSender(message):
                 # A full queue means a dead connection: it is asked for again behind the next one.
                 with contextlib.suppress(zmq.Again):
                     self._dealer.send_multipart(encode(message), zmq.NOBLOCK)

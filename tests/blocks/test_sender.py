@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.blocks.sender import (
-    LONGEST_TURN_S,
-    MOST_PEERS,
-    SHARE,
-    PeerLeft,
-    PieceAsked,
-    PieceSender,
-    RingIs,
-)
-from edgespec.blocks.transfer import WINDOW
+from edgespec.blocks.events import PeerLeft, PieceAsked, RingIs
+from edgespec.blocks.receiver import WINDOW
+from edgespec.blocks.sender import LONGEST_TURN_S, MOST_PEERS, SHARE, PieceSender
 from edgespec.wire.block_messages import PieceRequest
 
 PIECE = 1 << 18

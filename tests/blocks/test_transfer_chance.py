@@ -8,12 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.transfers import CHUNK, Receiver, block, fetch, offer_of, opened, piece_of
 
-from edgespec.blocks.transfer import (
-    ASK_S,
-    TRIES,
-    Connected,
-    Cut,
-)
+from edgespec.blocks.events import SenderLink
+from edgespec.blocks.receiver import ASK_S, TRIES
 from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import BlockRequest, Piece, PieceRequest
 from edgespec.wire.messages import Message
@@ -31,7 +27,7 @@ class Chance:
         self.lost = 0
         self.corrupt = 0
         self.receiver = Receiver()
-        self.receiver.tell(Connected())
+        self.receiver.tell(SenderLink(True))
 
     def run(self, faults: list[str]) -> None:
         """Play the faults one by one, then let it go well."""
@@ -95,9 +91,9 @@ class Chance:
         """The connection breaks, or the sender restarts: what is on its way is lost."""
         self.cuts += 1
         self.on_its_way.clear()
-        self.receiver.tell(Cut())
+        self.receiver.tell(SenderLink(False))
         self.receiver.asked.clear()
-        self.receiver.tell(Connected())
+        self.receiver.tell(SenderLink(True))
 
     def kill(self) -> None:
         """The receiver is killed, in the middle of writing perhaps, and starts again."""
@@ -105,7 +101,7 @@ class Chance:
         self.on_its_way.clear()
         part = self.receiver.part
         self.receiver = Receiver(part)
-        self.receiver.tell(Connected())
+        self.receiver.tell(SenderLink(True))
 
 
 FAULTS = ("deliver", "cut", "kill", "reorder", "repeat", "lose", "spoil")

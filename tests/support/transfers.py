@@ -6,24 +6,19 @@ import hashlib
 import random
 from dataclasses import replace
 
-from edgespec.blocks.transfer import (
-    WINDOW,
-    Ask,
-    BlockReceiver,
+from edgespec.blocks.effects import (
+    AskSender,
     Complete,
-    Connected,
     GiveUp,
-    Heard,
     OpenPart,
-    PartEnded,
-    PartRead,
     ReceiverEffect,
-    ReceiverEvent,
     Show,
     TransferProgress,
     Truncate,
     Write,
 )
+from edgespec.blocks.events import PartEnded, PartRead, ReceiverEvent, SenderLink, SenderSaid
+from edgespec.blocks.receiver import WINDOW, BlockReceiver
 from edgespec.errors import EdgespecError
 from edgespec.machines.events import (
     Tick,
@@ -78,7 +73,7 @@ class Receiver:
 
     def _carry_out(self, effect: ReceiverEffect) -> None:
         match effect:
-            case Ask(message):
+            case AskSender(message):
                 self.asked.append(message)
             case Show(progress):
                 self.shown.append(progress)
@@ -104,7 +99,7 @@ class Receiver:
 
     def hear(self, message: Message) -> None:
         """The sender says this."""
-        self.tell(Heard(message))
+        self.tell(SenderSaid(message))
 
     def take_asked(self) -> list[PieceRequest]:
         """The pieces that were asked for since the last call, without bare acknowledgements."""
@@ -124,7 +119,7 @@ class Receiver:
 def opened(data: bytes, part: bytearray | None = None) -> Receiver:
     """A receiver that is connected and has heard the offer."""
     receiver = Receiver(part)
-    receiver.tell(Connected())
+    receiver.tell(SenderLink(True))
     assert receiver.asked == [BlockRequest(1)]
     receiver.hear(offer_of(data))
     return receiver

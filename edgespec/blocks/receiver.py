@@ -7,9 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 
-from edgespec.errors import ConfigError, EdgespecError, PeerLost, RemoteProtocolError
+from edgespec.blocks.effects import (
+    AskSender,
+    Complete,
+    GiveUp,
+    OpenPart,
+    ReceiverEffect,
+    Show,
+    TransferProgress,
+    Truncate,
+    Write,
+)
+from edgespec.blocks.events import (
+    PartEnded,
+    PartRead,
+    ReceiverEvent,
+    SenderLink,
+    SenderSaid,
+)
+from edgespec.errors import ConfigError, PeerLost, RemoteProtocolError
 from edgespec.machines.events import Tick
 from edgespec.wire.block_messages import (
     BlockOffer,
@@ -46,105 +63,6 @@ SHOW_S = 0.25
 
 SMOOTH_S = 3.0
 """Over how long a rate is smoothed."""
-
-# --- what the receiver is told, and what it wants done --------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """There is a connection to the sender (again)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The connection broke: what was on its way is lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """The sender said this."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class PartRead:
-    """The next bytes of the part file, at most up to the end of a chunk."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PartEnded:
-    """All of the part file was read, or all up to what is wrong in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Send this to the sender."""
-
-    message: BlockRequest | PieceRequest
-
-
-@dataclass(frozen=True, slots=True)
-class OpenPart:
-    """Open the part file of this block and read it: PartRead …, PartEnded."""
-
-    offer: BlockOffer
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Write to the part file, whose length is `offset`."""
-
-    offset: int
-    data: bytes | memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class Truncate:
-    """Cut the part file down to this length."""
-
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """The part file is whole and verified: it may take its name."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The transfer ends with this error."""
-
-    error: EdgespecError
-
-
-@dataclass(frozen=True, slots=True)
-class TransferProgress:
-    """How far a transfer is: bytes `done` of `total`, `rate` bytes a second, seconds `left`.
-
-    `total` is 0 until the block is offered. `left` is infinite while nothing arrives.
-    """
-
-    text: str
-    done: int = 0
-    total: int = 0
-    rate: float = 0.0
-    left: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Show:
-    """Tell the person at the terminal how far it is."""
-
-    progress: TransferProgress
-
-
-ReceiverEvent = Tick | Connected | Cut | Heard | PartRead | PartEnded
-ReceiverEffect = Ask | OpenPart | Write | Truncate | Complete | GiveUp | Show
-
-# --- the receiver ---------------------------------------------------------------------------------
 
 
 class _Prefix:
@@ -242,13 +160,11 @@ class BlockReceiver:
         match event:
             case Tick():
                 return self._on_tick(now)
-            case Connected():
-                self._connected = True
-                return self._ask_block(now)
-            case Cut():
-                self._connected = self._fetching = False
-                return []
-            case Heard(message):
+            case SenderLink(is_up):
+                self._connected = is_up
+                self._fetching &= is_up
+                return self._ask_block(now) if is_up else []
+            case SenderSaid(message):
                 return self._on_message(message, now)
             case PartRead(data):
                 return self._on_part(data)
@@ -280,7 +196,7 @@ class BlockReceiver:
     def _ask_block(self, now: float) -> list[ReceiverEffect]:
         """An offer may have come already: the sender may be another one since, without it."""
         self._next = now + ASK_S
-        return [Ask(BlockRequest(self._stage))] if self._connected else []
+        return [AskSender(BlockRequest(self._stage))] if self._connected else []
 
     def _lost(self, silent: float) -> PeerLost:
         what = f"block {self._stage} from {self._source}"
@@ -364,9 +280,9 @@ class BlockReceiver:
             self._asked + length <= have + self._chunk_bytes
         ):
             if self._asked not in self._early:
-                effects.append(Ask(PieceRequest(sha256, self._asked, length, have)))
+                effects.append(AskSender(PieceRequest(sha256, self._asked, length, have)))
             self._asked += length
-        return effects or [Ask(PieceRequest(sha256, self._asked, 0, have))]
+        return effects or [AskSender(PieceRequest(sha256, self._asked, 0, have))]
 
     def _length(self, offset: int) -> int:
         """Of the piece that begins there: up to the next multiple of a piece, or the end."""
