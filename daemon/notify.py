@@ -8,13 +8,15 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
+from edgespec.runtime.supervisor import Supervisor
+
 log = logging.getLogger("edgespec")
 
 _LONGEST_STATUS = 500
 """Characters of a status: a datagram has to pass whole, and it is one line of `systemctl`."""
 
 
-class Notifier:
+class Notifier(Supervisor):
     """The connection to the service manager that started this process; without one, a no-op.
 
     No method raises or blocks: a service manager that is gone or busy must not end the ring.

@@ -11,13 +11,12 @@ import heapq
 import math
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import zmq
 
 from edgespec.config import Address
-from edgespec.errors import PeerLost
 from edgespec.net.access import Admits
 from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
@@ -94,31 +93,23 @@ class PacedTransport(ZmqTransport):
 
     # --- sending ------------------------------------------------------------------------------
 
-    def send_ring(self, segment: Segment) -> None:
+    def send_ring(self, segment: Segment, *stamp: bytes) -> None:
         """Push a segment to the next node. Raises PeerLost if it takes no more."""
-        if self._push is None:  # it is sent again when there is a connection
-            super().send_ring(segment)
-            return
-        nbytes = self._count(segment)
-        if self.pace is None:
-            super().send_ring(segment)
-            return
-        link = self.pace.ring
-        self._free_at = max(self.happened_at(), self._free_at) + link.seconds(nbytes)
-        stamp = _STAMP.pack(_MARK, self._free_at + link.latency)
-        _send(self._push, [self.ring_key, *encode(segment), stamp])
+        if self.is_in_ring:  # else it is sent again when there is a connection
+            nbytes = self._count(segment)
+            if self.pace is not None:
+                link = self.pace.ring
+                self._free_at = max(self.happened_at(), self._free_at) + link.seconds(nbytes)
+                stamp = (_STAMP.pack(_MARK, self._free_at + link.latency),)
+        super().send_ring(segment, *stamp)
 
-    def send_control(self, peer: bytes, message: Message) -> None:
+    def send_control(self, peer: bytes, message: Message, *stamp: bytes) -> None:
         """Send to `peer` (a node with one peer ignores it). Raises PeerLost if it is gone."""
         if isinstance(message, OF_REQUESTS):
             self._count(message)
             if self.pace is not None:
-                assert self._control is not None
-                whom = [peer] if self._control.type == zmq.ROUTER else []
-                stamp = _STAMP.pack(_MARK, self.happened_at() + self.pace.control)
-                _send(self._control, [*whom, *encode(message), stamp])
-                return
-        super().send_control(peer, message)
+                stamp = (_STAMP.pack(_MARK, self.happened_at() + self.pace.control),)
+        super().send_control(peer, message, *stamp)
 
     def _count(self, message: Message) -> int:
         if self.pace is not None and isinstance(message, Segment):
@@ -182,14 +173,3 @@ class PacedTransport(ZmqTransport):
 def _paced(made: ZmqTransport) -> PacedTransport:
     assert isinstance(made, PacedTransport), "classmethods make what they are called on"
     return made
-
-
-def _send(to: zmq.Socket[bytes], frames: Sequence[bytes | memoryview]) -> None:
-    try:
-        to.send_multipart(frames, flags=zmq.NOBLOCK)
-    except zmq.Again:
-        raise PeerLost("a peer is too far behind to take more messages") from None
-    except zmq.ZMQError as problem:
-        if problem.errno == zmq.EHOSTUNREACH:
-            raise PeerLost("a peer is no longer connected") from None
-        raise

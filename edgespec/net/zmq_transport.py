@@ -171,22 +171,21 @@ class ZmqTransport:
         return "" if is_member else "it is not that of a member of this ring"
 
     def open_ring(self, key: str) -> None:
-        """From now on, take segments from those who know this secret of the ring's members alone.
-
-        Whoever connects proves the pair that is made from it: each ring is shut to all members of
-        an earlier one.
-        """
+        """From now on, take segments only from nodes that prove the key pair made from this secret
+        of the ring's members; send none to the next node before `connect_ring`."""
+        self.close_ring()
+        self._early.clear()
         self.ring_key = key.encode()
         self._ring_pair = KeyPair.from_words(key)
 
     def connect_ring(self, address: Address, key: str) -> None:
         """From now on, push segments to the holder of the public `key` at `address`; first those
-        that were sent before.
+        that were sent since `open_ring`.
 
         Raises ConfigError for an address that cannot be used, PeerLost if this process can have no
         more connections.
         """
-        self._close_push()
+        self.close_ring()
         assert self._ring_pair is not None, "a ring is opened before it is connected"
         try:
             self._push = self._open(zmq.PUSH, RING_HWM)
@@ -202,11 +201,13 @@ class ZmqTransport:
         while self._early:
             self.send_ring(self._early.popleft())
 
-    def close_ring(self) -> None:
-        """Push nothing any more: this node has no part in a ring."""
-        self._close_push()
+    @property
+    def is_in_ring(self) -> bool:
+        """Whether segments are pushed to a next node."""
+        return self._push is not None
 
-    def _close_push(self) -> None:
+    def close_ring(self) -> None:
+        """Push no more segments: this node has no part in a ring."""
         self.ring_broke = self.ring_awaited = None
         self.ring_reached = False
         if self._monitor is not None and self._push is not None:
@@ -225,21 +226,21 @@ class ZmqTransport:
 
     # --- sending ------------------------------------------------------------------------------
 
-    def send_ring(self, segment: Segment) -> None:
+    def send_ring(self, segment: Segment, *stamp: bytes) -> None:
         """Push a segment to the next node. Raises PeerLost if it takes no more."""
         if self._push is None:  # a segment may overtake the control message that connects
             self._early.append(segment)
             return
-        frames = [self.ring_key, *encode(segment)]
+        frames = [self.ring_key, *encode(segment), *stamp]
         try:
             self._push.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
         except zmq.Again:
             raise PeerLost("the next node of the data ring takes no more segments") from None
 
-    def send_control(self, peer: bytes, message: Message) -> None:
+    def send_control(self, peer: bytes, message: Message, *stamp: bytes) -> None:
         """Send to `peer` (a node with one peer ignores it). Raises PeerLost if it is gone."""
         assert self._control is not None
-        frames = encode(message)
+        frames = [*encode(message), *stamp]
         if self._control.type == zmq.ROUTER:
             frames = [peer, *frames]
         try:
@@ -330,7 +331,7 @@ class ZmqTransport:
 
     def close(self) -> None:
         """Close all sockets; last messages get LINGER_MS to leave."""
-        self._close_push()
+        self.close_ring()
         if self._control_monitor is not None and self._control is not None:
             self._control.disable_monitor()
             self._control_monitor.close()

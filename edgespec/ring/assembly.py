@@ -12,7 +12,7 @@ from edgespec.machines.effects import Effect, Forward, SendPeer
 from edgespec.machines.events import RingDown, RingUp
 from edgespec.ring.assignment import SPARE, Assignment, Member
 from edgespec.ring.effects import ConnectRing, Log, OpenRing
-from edgespec.ring.health import DeviceMonitor
+from edgespec.ring.health import DeviceRecords
 from edgespec.wire.messages import Assign, Connect, Join, StandBy
 
 
@@ -22,7 +22,7 @@ class RingAssembly:
     def __init__(self, assignment: Assignment, home: Connect) -> None:
         """`home`: where the last stage pushes its segments, which is the coordinator."""
         self.assignment = assignment
-        self.devices = DeviceMonitor()
+        self.devices = DeviceRecords()
         self.stages: dict[int, Member] = {}
         self.spares: dict[bytes, Member] = {}
         self.is_up = self.was_up = False

@@ -297,7 +297,7 @@ class _Losses:
     at: float = 0.0
 
 
-class DeviceMonitor:
+class DeviceRecords:
     """All that a coordinator knows of its devices beside their places."""
 
     def __init__(self) -> None:

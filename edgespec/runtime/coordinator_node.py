@@ -19,12 +19,12 @@ from edgespec.net.keys import short
 from edgespec.net.sockets import Dropped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.ring.effects import ConnectRing, OpenRing
-from edgespec.ring.events import KeyRemoved, RingBroke, RingReached
+from edgespec.ring.events import KeyRemoved
 from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.ring.membership import MembershipMachine
 from edgespec.runtime.access_policy import CLIENT, MAY_SEND, OWNER, STAGE, AccessPolicy
 from edgespec.runtime.instrumentation import Instrumentation
-from edgespec.runtime.node import BUG, Node, ring_address
+from edgespec.runtime.node import BUG, RingNode, ring_address
 from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.worker import Worker
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit, Tokens
@@ -49,7 +49,7 @@ log = logging.getLogger("edgespec")
 _FAILED = f"the coordinator cannot go on with this request: {BUG}"
 
 
-class CoordinatorNode(Node):
+class CoordinatorNode(RingNode):
     """D0 as a program: membership and coordinator machines over one transport."""
 
     def __init__(
@@ -62,7 +62,7 @@ class CoordinatorNode(Node):
         instrumentation: Instrumentation | None = None,
     ) -> None:
         super().__init__(transport, compute.perform)
-        self._registrar = access_policy
+        self._access = access_policy
         self._dropped = Dropped("refused a message")
         self.requests: RequestLog | None = None
         """Where every request and its end are written."""
@@ -84,11 +84,9 @@ class CoordinatorNode(Node):
         if incoming.on_ring:
             return True  # its key was the ring's
         peer, message, key = incoming.peer, incoming.message, incoming.key
-        role = self._registrar.role_of(key)
+        role = self._access.role_of(key)
         if role is None:
-            self._refuse(
-                incoming, Removed(f"this key counts no more: {self._registrar.why_not(key)}")
-            )
+            self._refuse(incoming, Removed(f"this key counts no more: {self._access.why_not(key)}"))
             self._gone(peer, time.monotonic())  # it gets no more of what it asked for before
         elif type(message) not in MAY_SEND[role]:
             more = (
@@ -112,7 +110,7 @@ class CoordinatorNode(Node):
 
     def _enrol(self, peer: bytes, key: str, enrol: Enrol) -> None:
         try:
-            name = self._registrar.enrol(key, enrol.key, enrol.name)
+            name = self._access.enrol(key, enrol.key, enrol.name)
         except EdgespecError as problem:
             log.warning("%s is not admitted: %s", short(enrol.key), problem)
             self._answer(peer, Refuse(str(problem)))
@@ -122,7 +120,7 @@ class CoordinatorNode(Node):
 
     def _forget(self, peer: bytes, key: str) -> None:
         try:
-            self._registrar.forget(key)
+            self._access.forget(key)
         except EdgespecError as problem:
             log.warning("%s cannot leave: %s", short(key), problem)
             self._answer(peer, Refuse(str(problem)))
@@ -139,38 +137,20 @@ class CoordinatorNode(Node):
         return [
             KeyRemoved(key)
             for key in self._membership.keys
-            if self._registrar.role_of(key) not in (OWNER, STAGE)
+            if self._access.role_of(key) not in (OWNER, STAGE)
         ]
 
     def route(self, event: Event, now: float) -> list[Effect]:
-        """Requests to the coordinator machine; everything that shows life to the membership."""
+        """Requests to the coordinator machine; every message to the membership."""
         match event:
-            case MessageArrived(peer, Submit(scope=scope) as message, key) if key:
-                whose = replace(message, scope=asker_of(key, scope))
-                return self.route(MessageArrived(peer, whose), now)
-            case MessageArrived(peer, Submit() | Cancel() | Subscribe() as message):
-                if self.requests is not None and isinstance(message, Submit):
-                    self.requests.asked(peer, message)
-                return self._heard(event, now) + self._tell(event, now)
-            case MessageArrived(peer, Fault(request, reason)):
-                stage = self._membership.stage_of(peer)
-                if stage is None:
-                    return []  # only a stage may end a request of others
-                why = printable(reason, REASON_CHARS)  # it ends on a client's terminal
-                named = MessageArrived(peer, Fault(request, f"{stage}: {why}"))
-                return self._heard(event, now) + self._tell(named, now)
-            case MessageArrived(peer, Credit()):
+            case MessageArrived(peer, Fault()) if self._membership.stage_of(peer) is None:
+                return []  # only a stage may end a request of others
+            case MessageArrived(peer, message, key):
+                told = self._for_requests(peer, message, key)
                 alive = self._heard(event, now)
-                known = self._membership.stage_of(peer) is not None
-                return alive + (self._tell(event, now) if known else [])
-            case MessageArrived(peer, StageActivity(runs)):
-                alive = self._heard(event, now)
-                place = self._membership.stage_number(peer)
-                placed = StageActivity(tuple(replace(run, stage=place) for run in runs))
-                told = MessageArrived(peer, placed)
-                return alive + (self._tell(told, now) if place else [])
-            case MessageArrived():
-                return self._heard(event, now)
+                return (
+                    alive if told is None else alive + self._tell(MessageArrived(peer, told), now)
+                )
             case Tick():
                 unreachable, self._unreachable = self._unreachable, set()
                 for peer in unreachable:
@@ -181,6 +161,26 @@ class CoordinatorNode(Node):
             case _:
                 return self._tell(event, now)
 
+    def _for_requests(self, peer: bytes, message: Message, key: str) -> Message | None:
+        """What the coordinator machine is told of a message; None if it does not concern it."""
+        stage = self._membership.stage_number(peer)
+        match message:
+            case Submit(scope=scope):
+                submit = replace(message, scope=asker_of(key, scope)) if key else message
+                if self.requests is not None:
+                    self.requests.asked(peer, submit)
+                return submit
+            case Cancel() | Subscribe():
+                return message
+            case Fault(request, reason):
+                why = printable(reason, REASON_CHARS)  # it ends on a client's terminal
+                return Fault(request, f"{self._membership.stage_of(peer)}: {why}")
+            case Credit() if stage:
+                return message
+            case StageActivity(runs) if stage:
+                return StageActivity(tuple(replace(run, stage=stage) for run in runs))
+        return None
+
     def deadline(self) -> float | None:
         """The earlier of both machines'; at once if a client was found to be gone."""
         if self._unreachable:
@@ -188,21 +188,11 @@ class CoordinatorNode(Node):
         both = (self._membership.deadline(), self._machine.deadline())
         return min((d for d in both if d is not None), default=None)
 
-    def on_reached(self, now: float) -> list[Effect]:
-        """Stage 1 hears what is sent to it."""
-        return self._heard(RingReached(), now)
-
-    def on_broken(self, why: str, now: float) -> list[Effect]:
-        """All stages may live: they begin another ring."""
-        return self._heard(RingBroke(why), now)
+    def to_ring(self, event: Event, now: float) -> list[Effect]:
+        return self._membership.handle(event, now)
 
     def _heard(self, event: Event, now: float) -> list[Effect]:
-        """Hand an event to the membership machine, which no request hangs on."""
-        try:
-            return self._membership.handle(event, now)
-        except Exception:
-            self.note_bug(event, now)
-            return [Renew(BUG)]
+        return self.guarded(self.to_ring, event, now)
 
     def _tell(self, event: Event, now: float) -> list[Effect]:
         """Hand an event to the coordinator machine; one that it cannot handle ends the request that
@@ -212,10 +202,6 @@ class CoordinatorNode(Node):
         except Exception:
             self.note_bug(event, now)
             return self._machine.give_up(event, _FAILED)
-
-    def renew(self, why: str, now: float) -> list[Effect]:
-        """All stages may live: they begin another ring."""
-        return self._membership.handle(RingBroke(why), now)
 
     def not_carried_out(self, effect: Effect) -> list[Effect]:
         """An end that cannot be sent is replaced by one that can; what else a request lacks ends
@@ -230,7 +216,6 @@ class CoordinatorNode(Node):
         return [Renew(BUG)]
 
     def carry_out(self, effect: Effect, now: float) -> None:
-        """Sockets, and what one machine tells the other."""
         match effect:
             case EncodePrompt():
                 self._prompts.submit(effect, self.happened_at)
@@ -270,7 +255,6 @@ class CoordinatorNode(Node):
         self.perform_all(self._tell(PeerGone(peer), now), now)
 
     def farewell(self, reason: str, now: float) -> None:
-        """End every request with a message, and let the stages go."""
         self.perform_all(self._tell(RingEnded(f"the ring ended: {reason}"), now), now)
         goodbyes = [SendPeer(p, Goodbye(reason)) for p in self._membership.daemon_peers]
         self.perform_all(goodbyes, now)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgespec.backends.emulated import Emulated, Prices
 from edgespec.net.emulated_link import LinkPace, PacedTransport
-from edgespec.runtime.node import Node
+from edgespec.runtime.node import RingNode
 from edgespec.runtime.trace import Trace
 from edgespec.runtime.worker import Perform
 from edgespec.wire.messages import Assign
@@ -29,7 +29,7 @@ class Instrumentation:
     pace: Callable[[Assign | None], NodePace] | None = None
     trace: Trace | None = None
 
-    def equip(self, place: Assign | None, perform: Perform, node: Node) -> Perform:
+    def equip(self, place: Assign | None, perform: Perform, node: RingNode) -> Perform:
         """Prepare the transport; returns what this node's worker shall do for an effect."""
         emulated: Emulated | None = None
         if self.pace is not None:

@@ -30,13 +30,11 @@ from edgespec.ring.events import (
     BlockLoaded,
     BlockLoading,
     LoadFailed,
-    RingBroke,
-    RingReached,
 )
 from edgespec.ring.health import HEALTH_S
 from edgespec.ring.member import MemberMachine
 from edgespec.runtime.instrumentation import Instrumentation
-from edgespec.runtime.node import BUG, Node, ring_address
+from edgespec.runtime.node import BUG, RingNode, ring_address
 from edgespec.runtime.stage_load import StageLoad
 from edgespec.runtime.worker import Perform
 from edgespec.wire.messages import (
@@ -53,12 +51,12 @@ from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import SubscribeActivity
 
 Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], BlockBackend]
-"""Builds the assigned block. The second argument takes how far it is, in words, and raises
-EdgespecError once the block is not wanted any more; the third says whether that is so."""
+"""Builds the assigned block. The second argument takes the progress in words, and raises
+EdgespecError once the block is no longer wanted; the third says whether that is so."""
 
 Fetcher = Callable[[Assign, Callable[[str], None], Callable[[], bool]], None]
-"""Has the block on this device's disk, so that a Loader needs nobody; its arguments are those of a
-Loader. Called in a thread of its own."""
+"""Puts the block on this device's disk, so that a Loader needs no other node. It has the arguments
+of a Loader and its own thread."""
 
 log = logging.getLogger("edgespec")
 
@@ -72,7 +70,7 @@ SPECULATIVE_LIMIT = 4_096
 """Speculative rows of one request that a stage holds at most, beside a full context."""
 
 
-class StageNode(Node):
+class StageNode(RingNode):
     """One stage as a program: member and stage machines over one transport."""
 
     def __init__(
@@ -85,24 +83,23 @@ class StageNode(Node):
         device: Callable[[], Health | None] = lambda: None,
         fetch: Fetcher = lambda assign, say, stop: None,
     ) -> None:
-        """`device()`: how this device is, as far as that is known; it must not wait."""
+        """`device()`: the device's health as far as it is known; it must not wait."""
         super().__init__(transport, self._perform)
         self._member = member
         self._coordinator = coordinator
         self._load = load
         self._fetch = fetch
         self._fetches = 0
-        self._equipment = instrumentation
+        self._instrumentation = instrumentation
         self._compute: Perform | None = None  # the worker's
-        self._machine: StageMachine | None = None
-        self._connected = False  # to the next node, in this ring
-        self._early: list[Segment] = []
-        self._device = device
-        self._effort = StageLoad()
+        self.machine: StageMachine | None = None
+        """Computes here; None before the first ring."""
+        self.device = device
+        self._stage_load = StageLoad()
         self._next_health = 0.0
 
     def admit(self, incoming: Incoming) -> bool:
-        """Raises AccessRefused if the coordinator says that this device has no part any more."""
+        """Raises AccessRefused if the coordinator has removed this device."""
         if isinstance(incoming.message, Removed):
             raise AccessRefused(f"the coordinator refused: {incoming.message.reason}")
         return True
@@ -113,7 +110,7 @@ class StageNode(Node):
             case MessageArrived(_, Retain() | CloseRequest() | SubscribeActivity()):
                 alive = self._member.handle(event, now)
                 return alive + self._compute_on(event, now)
-            case MessageArrived(_, Heartbeat(number)) if number:  # it measures the way: at once
+            case MessageArrived(_, Heartbeat(number)) if number:  # it measures the round trip
                 return [*self._member.handle(event, now), SendCoordinator(Heartbeat(number))]
             case Tick():
                 return self._on_tick(now)
@@ -124,46 +121,39 @@ class StageNode(Node):
 
     def _on_tick(self, now: float) -> list[Effect]:
         effects = self._member.handle(Tick(), now)
-        # Who says that it lives has a place, or stands by for one: it says how it is, too.
+        # Send Health with the heartbeat, at most every HEALTH_S.
         if SendCoordinator(Heartbeat()) in effects and now >= self._next_health:
-            device = self._device()
+            device = self.device()
             if device is not None:
                 self._next_health = now + HEALTH_S
-                effects.append(SendCoordinator(self._effort.health(device, now)))
+                effects.append(SendCoordinator(self._stage_load.health(device, now)))
         return effects + self._compute_on(Tick(), now)
 
     def _compute_on(self, event: Event, now: float) -> list[Effect]:
-        if self._machine is None:
+        if self.machine is None:
             return []
         try:
-            self._effort.ended(event, now)
-            effects = self._machine.handle(event, now)
-            self._effort.asked(effects, now)
+            self._stage_load.ended(event, now)
+            effects = self.machine.handle(event, now)
+            self._stage_load.asked(effects, now)
         except Exception:
             self.note_bug(event, now)
             return self._give_up(event.segment.request if isinstance(event, SegmentArrived) else 0)
         return effects
 
     def _give_up(self, request: int) -> list[Effect]:
-        """End that request and those that are held, of which one runs at most, and begin anew."""
-        held = self._machine.ledgers() if self._machine else {}
+        """End this request and those whose rows are held, and ask for a new ring."""
+        held = self.machine.ledgers() if self.machine else {}
         faults = [SendCoordinator(Fault(number, BUG)) for number in sorted({request, *held})]
         return [*faults, Renew(BUG)]
 
-    def renew(self, why: str, now: float) -> list[Effect]:
-        """Leave the ring, and come back for the next one."""
-        return self._member.handle(RingBroke(why), now)
+    def to_ring(self, event: Event, now: float) -> list[Effect]:
+        return self._member.handle(event, now)
 
     def not_carried_out(self, effect: Effect) -> list[Effect]:
-        """A segment that cannot be sent is missed by its request."""
-        return (
-            self._give_up(effect.segment.request) if isinstance(effect, SendRing) else [Renew(BUG)]
-        )
-
-    @property
-    def machine(self) -> StageMachine | None:
-        """What computes here; None before the first ring. For its figures alone."""
-        return self._machine
+        if isinstance(effect, SendRing):  # its request would wait for it
+            return self._give_up(effect.segment.request)
+        return [Renew(BUG)]
 
     @property
     def place(self) -> Assign | None:
@@ -173,33 +163,24 @@ class StageNode(Node):
     @property
     def is_connected(self) -> bool:
         """Whether the ring is up for it."""
-        return self._connected
-
-    def device(self) -> Health | None:
-        """How this device is, as far as that is known."""
-        return self._device()
+        return self.transport.is_in_ring
 
     def deadline(self) -> float | None:
-        """The earlier of both machines'."""
-        both = (self._member.deadline(), self._machine.deadline() if self._machine else None)
+        both = (self._member.deadline(), self.machine.deadline() if self.machine else None)
         return min((d for d in both if d is not None), default=None)
 
     def carry_out(self, effect: Effect, now: float) -> None:
-        """Sockets, and what the member tells the stage machine."""
         match effect:
             case SendRing(segment):
-                self._send_ring(segment)
+                self.transport.send_ring(segment)
             case SendCoordinator(message):
                 self.transport.send_control(b"", message)
             case OpenRing(key):
                 self.transport.open_ring(key)
-                self._connected = False
-                self._early.clear()
             case ConnectRing(host, port, key):
-                self._connect_ring(ring_address(host, port, self._coordinator.host), key)
+                self.transport.connect_ring(ring_address(host, port, self._coordinator.host), key)
             case CloseRing():
                 self.transport.close_ring()
-                self._connected = False
             case FetchBlock(assign):
                 self._begin_fetch(assign)
             case ResetStage(assign):
@@ -207,47 +188,25 @@ class StageNode(Node):
             case _:
                 raise TypeError(f"a stage carries out no {type(effect).__name__}")
 
-    def _send_ring(self, segment: Segment) -> None:
-        if self._connected:
-            self.transport.send_ring(segment)
-        else:  # a segment may overtake the control message that connects
-            self._early.append(segment)
-
-    def _connect_ring(self, address: Address, key: str) -> None:
-        self.transport.connect_ring(address, key)
-        self._connected = True
-        early, self._early = self._early, []
-        for segment in early:
-            self.transport.send_ring(segment)
-
     def _reset(self, assign: Assign) -> list[Effect]:
-        """Be ready for a new ring, in which the block that is loaded has this place."""
-        self._effort.take_place(assign.block)
+        """Begin a new ring, in which the loaded block is this stage."""
+        self._stage_load.take_place(assign.block)
         is_first, is_last = assign.stage == 1, assign.stage == assign.stages
         row_limit = assign.context_length + SPECULATIVE_LIMIT
-        if self._machine is None:
-            self._machine = StageMachine(is_first=is_first, is_last=is_last, row_limit=row_limit)
+        if self.machine is None:
+            self.machine = StageMachine(is_first=is_first, is_last=is_last, row_limit=row_limit)
             return []
-        self._machine.take_place(is_first=is_first, is_last=is_last, row_limit=row_limit)
-        return self._machine.reset()
-
-    def on_reached(self, now: float) -> list[Effect]:
-        """The ring can be up, as far as this stage goes."""
-        return self._member.handle(RingReached(), now)
-
-    def on_broken(self, why: str, now: float) -> list[Effect]:
-        """Leave the ring, which cannot go on, and come back for the next one."""
-        return self._member.handle(RingBroke(why), now) if self._connected else []
+        self.machine.take_place(is_first=is_first, is_last=is_last, row_limit=row_limit)
+        return self.machine.reset()
 
     def farewell(self, reason: str, now: float) -> None:
-        """Tell the coordinator, unless it was the one to end it (it then ignores this)."""
         self.perform_all([SendCoordinator(Goodbye(reason))], now)
 
     def _begin_fetch(self, assign: Assign | None) -> None:
         self._fetches += 1
         if assign is not None:
             arguments = (assign, self._fetches)
-            # Nobody waits for it: not the ring, which runs on, nor a program that must end.
+            # A daemon thread: neither the ring nor the end of the program waits for it.
             threading.Thread(
                 target=self._fetch_block, args=arguments, name="edgespec-fetch", daemon=True
             ).start()
@@ -271,7 +230,7 @@ class StageNode(Node):
                 return
 
     def _progress(self, stop: Callable[[], bool]) -> Callable[[str], None]:
-        """What tells how far a block is; it raises EdgespecError once nobody wants that."""
+        """Takes the progress of a block; it raises EdgespecError once `stop()` is true."""
         said = float("-inf")
 
         def progress(text: str) -> None:
@@ -299,6 +258,6 @@ class StageNode(Node):
         started = time.monotonic()
         block = self._load(assign, self._progress(stop), stop)
         self._compute = StageCompute(block).perform
-        if self._equipment is not None:
-            self._compute = self._equipment.equip(assign, self._compute, self)
+        if self._instrumentation is not None:
+            self._compute = self._instrumentation.equip(assign, self._compute, self)
         return BlockLoaded(time.monotonic() - started)

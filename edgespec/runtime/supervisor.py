@@ -1,15 +1,11 @@
-"""Supervisor: who is told how a node is, such as a service manager; by default nobody."""
-
-from __future__ import annotations
-
-from typing import Protocol
+"""Supervisor: learns how a node is, such as a service manager does; the base class ignores it."""
 
 
-class Supervisor(Protocol):
-    """Hears from a node's I/O loop; nothing here may wait or raise."""
+class Supervisor:
+    """Called from a node's I/O loop; no method may wait or raise."""
 
     def ready(self, status: str) -> None:
-        """The loop begins; `status` says what the node does now."""
+        """The loop begins."""
 
     def status(self, text: str) -> None:
         """What the node does now."""
@@ -18,20 +14,4 @@ class Supervisor(Protocol):
         """The loop has turned."""
 
     def stopping(self, reason: str) -> None:
-        """The node is about to end, and why."""
-
-
-class Nobody:
-    """A Supervisor that takes no notice."""
-
-    def ready(self, status: str) -> None:
-        """Nothing."""
-
-    def status(self, text: str) -> None:
-        """Nothing."""
-
-    def beat(self) -> None:
-        """Nothing."""
-
-    def stopping(self, reason: str) -> None:
-        """Nothing."""
+        """The node is about to end."""

@@ -109,6 +109,7 @@ def test_a_segment_that_its_ring_did_not_outlive_does_not_arrive(near: PacedTran
         assert time.monotonic() < limit
         assert near.poll(0.0) == []
     near.open_ring("the secret of the next ring")
+    near.connect_ring(Address(HOST, near.data_port), OWN.public)
     near.send_ring(segment(2))
     ((_, incoming),) = taken(near, 1)
     assert isinstance(incoming.message, Segment)

@@ -28,7 +28,7 @@ from edgespec.ring.membership import MembershipMachine
 from edgespec.runtime import coordinator_node, node, stage_node
 from edgespec.runtime.access_policy import CLIENT
 from edgespec.runtime.coordinator_node import CoordinatorNode
-from edgespec.runtime.node import Node
+from edgespec.runtime.node import RingNode
 from edgespec.runtime.stage_node import StageNode
 from edgespec.runtime.worker import Worker
 from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
@@ -57,6 +57,7 @@ class _Sockets:
     def __init__(self, ring: MemoryRing, name: str, port: int, key: str) -> None:
         self._ring, self.name, self.data_port, self.key = ring, name, port, key
         self.inbox: deque[Incoming] = deque()
+        self.early: deque[Segment] = deque()
         self.ring_key = self._next_key = ""
         self._next: _Sockets | None = None
         self.ring_broke = self.ring_awaited = None
@@ -72,12 +73,16 @@ class _Sockets:
     def open_ring(self, key: str) -> None:
         """See ZmqTransport."""
         self.ring_key = key
+        self._next = None
+        self.early.clear()
 
     def connect_ring(self, address: Address, key: str) -> None:
         """See ZmqTransport."""
         self._next = self._ring.at_port.get(address.port)
         self._next_key = self.ring_key
         self.ring_reached = self._next is not None
+        while self.early:
+            self.send_ring(self.early.popleft())
 
     def close_ring(self) -> None:
         """See ZmqTransport."""
@@ -85,8 +90,11 @@ class _Sockets:
 
     def send_ring(self, segment: Segment) -> None:
         """See ZmqTransport."""
+        if self._next is None:
+            self.early.append(segment)
+            return
         said = self._ring.carried(self.name, segment)
-        if said is not None and self._next is not None and self._next.ring_key == self._next_key:
+        if said is not None and self._next.ring_key == self._next_key:
             self._next.inbox.append(Incoming(True, b"", said))
 
     def send_control(self, peer: bytes, message: Message) -> None:
@@ -146,7 +154,7 @@ class MemoryRing:
             self.membership,
             keys,
         )
-        self.nodes: list[Node] = [self._tamed(self.coordinator)]
+        self.nodes: list[RingNode] = [self._tamed(self.coordinator)]
         for stage in range(1, stages + 1):
             self._add_stage(stage, keys.add(f"stage {stage}").own.public)
 
@@ -171,7 +179,7 @@ class MemoryRing:
         )
         self.nodes.append(self._tamed(made))
 
-    def _tamed(self, made: Node) -> Node:
+    def _tamed(self, made: RingNode) -> RingNode:
         """Computing at once, and telling of its bugs."""
         for worker in made.workers:
             worker.stop()

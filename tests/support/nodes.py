@@ -27,7 +27,7 @@ from edgespec.ring.membership import MembershipMachine
 from edgespec.runtime.access_policy import CLIENT, admits
 from edgespec.runtime.client import Client
 from edgespec.runtime.coordinator_node import CoordinatorNode
-from edgespec.runtime.node import Node
+from edgespec.runtime.node import RingNode
 from edgespec.runtime.stage_node import StageNode
 from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
 from edgespec.sim.toy_model import FakeBlock, FakeHead
@@ -66,7 +66,7 @@ class SlowBlock(FakeBlock):
 class NodeThread:
     """One node running in its own thread; `stop` is why it ended."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: RingNode) -> None:
         self.node = node
         self.stop: Stop | None = None
         self.crash: BaseException | None = None
