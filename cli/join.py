@@ -18,7 +18,7 @@ from edgespec.daemon.process import end_with_parent, leave, start_logging
 from edgespec.daemon.stage import run_stage
 from edgespec.errors import ConfigError
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 
 def join(

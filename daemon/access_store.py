@@ -23,7 +23,7 @@ from edgespec.errors import AccessRefused, ConfigError
 from edgespec.net.keys import Token, is_key, short
 from edgespec.runtime.access_policy import CLIENT, OWNER, STAGE, TOKEN
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 FILE = "access.json"
 MOST_DEVICES = 1024

@@ -13,7 +13,7 @@ from edgespec.net.discovery_interfaces import Interface, own_interfaces, to_anno
 from edgespec.net.sockets import number_of
 from edgespec.wire.codec import VERSION
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 LOOK_S = 3.0
 """Seconds between two looks at the interfaces: at boot they come up one by one."""

@@ -21,7 +21,7 @@ from edgespec.serving.protocol import ApiServer, opened, settings_of
 
 BACKLOG = 512
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ AGAIN_S = 2.0
 END_S = 5.0
 """Seconds that it gets to end by itself."""
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 
 def http_address(text: str) -> Address | None:

@@ -24,7 +24,7 @@ from edgespec.wire.messages import Assign
 SILENCE_S = 60.0
 """Seconds without a byte after which a transfer is given up."""
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from edgespec.model.locks import locked
 from edgespec.model.manifest import FORMAT, MANIFEST, Manifest
 from edgespec.model.source import TensorSource
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 BLOCK = "block.safetensors"
 """The file of a block that was made here; one that was sent keeps its name."""

@@ -36,7 +36,7 @@ from edgespec.wire.messages import Assign, Connect
 SECRET_BYTES = 32
 """Of what the keys of all rings are made from."""
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 
 def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Address | None) -> int:

@@ -20,7 +20,7 @@ from edgespec.daemon.memory import available_memory
 from edgespec.ring.health import HEALTH_S
 from edgespec.wire.messages import Health
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 _PROCESSORS = re.compile(r"cpu|gpu|processor|devfreq", re.IGNORECASE)
 """Kinds of cooling device that cool by computing less; others are fans."""

@@ -14,7 +14,7 @@ from edgespec.planning.memory import Needs
 from edgespec.planning.partition import blocks_of, fitted_split
 from edgespec.wire.messages import Assign, Join
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 
 class LayerAssignment:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from edgespec.runtime.supervisor import Supervisor
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 _LONGEST_STATUS = 500
 """Characters of a status: a datagram has to pass whole, and it is one line of `systemctl`."""

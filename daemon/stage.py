@@ -28,7 +28,7 @@ from edgespec.wire.messages import Assign, Join
 if TYPE_CHECKING:
     from edgespec.model.source import TensorSource
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 
 def run_stage(

@@ -31,7 +31,7 @@ from edgespec.model.source import TensorSource
 from edgespec.model.tokenizer import require_same_tokenizer
 from edgespec.planning.cost_model import DraftPass
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

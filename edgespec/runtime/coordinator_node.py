@@ -44,7 +44,7 @@ from edgespec.wire.messages import (
 )
 from edgespec.wire.snapshots import StageActivity, Subscribe
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 _FAILED = f"the coordinator cannot go on with this request: {BUG}"
 

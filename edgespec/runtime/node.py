@@ -26,7 +26,7 @@ from edgespec.runtime.supervisor import Supervisor
 from edgespec.runtime.worker import Perform, Worker
 from edgespec.wire.segment import Segment
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 Handle = Callable[[Event, float], list[Effect]]
 

@@ -58,7 +58,7 @@ Fetcher = Callable[[Assign, Callable[[str], None], Callable[[], bool]], None]
 """Puts the block on this device's disk, so that a Loader needs no other node. It has the arguments
 of a Loader and its own thread."""
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 FETCH_AGAIN_S = 10.0
 """Seconds after which a fetch that failed is tried again."""

@@ -28,7 +28,7 @@ from edgespec.serving.metrics import gauge
 from edgespec.serving.protocol import opened, settings_of
 from edgespec.wire.messages import Assign, Health
 
-log = logging.getLogger("edgespec")
+log = logging.getLogger(__name__)
 
 
 class ObservedStage(Protocol):
