@@ -14,7 +14,6 @@ import zmq.asyncio
 
 from edgespec.config import Address, Timing
 from edgespec.errors import (
-    AccessRefused,
     EdgespecError,
     PeerLost,
     ProtocolError,
@@ -25,6 +24,7 @@ from edgespec.net.control import Handshakes, set_up
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import Dropped, connect
 from edgespec.net.zmq_transport import LINGER_MS
+from edgespec.runtime.client import Answer, answer_of, check_refusal, silent_for
 from edgespec.wire.client_messages import (
     Cancel,
     Failed,
@@ -36,25 +36,24 @@ from edgespec.wire.client_messages import (
     Tokens,
 )
 from edgespec.wire.codec import decode, encode
-from edgespec.wire.messages import Heartbeat, Message, Refuse, Removed
+from edgespec.wire.messages import Heartbeat, Message
 from edgespec.wire.snapshots import Snapshot, Subscribe
 
 REOPEN_S = 2.0
 """Seconds until a coordinator that refused is asked again: ZeroMQ itself would not."""
 
 MOST_UNREAD = 4096
-"""Messages of one answer that are kept for a reader that does not take them; then it is cut off."""
+"""Messages of one answer that are kept for a slow reader; then the answer is cut off."""
 
-Answer = Progress | Tokens | Finished
 _Socket = zmq.asyncio.Socket
 
 
 class AsyncClient:
     """One connection to a coordinator, made again whenever it breaks. Use with `async with`.
 
-    Whoever asks while there is no connection waits for it, `wait` seconds at most. A request ends
-    with its connection, as the coordinator knows its clients by theirs; and a coordinator that is
-    given up while its connection stands is told so, as it may only have stood still for a while.
+    A question without a connection waits for one, `wait` seconds at most. A request ends with its
+    connection, by which the coordinator knows its clients. If a silent coordinator is given up
+    while the connection stands, its requests are cancelled: it may only have hung for a while.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class AsyncClient:
         self._status: asyncio.Future[Status] | None = None
         self._newest: tuple[float, Status] | None = None
         self._is_over = False
-        self._see: Callable[[Snapshot], None] | None = None
+        self._on_snapshot: Callable[[Snapshot], None] | None = None
         self._dropped = Dropped()
 
     async def __aenter__(self) -> AsyncClient:
@@ -94,7 +93,7 @@ class AsyncClient:
         self._context.destroy(linger=LINGER_MS)
 
     def end(self, problem: EdgespecError) -> None:
-        """Let all requests end with that now, and take none any more."""
+        """End all requests with that problem, and take no more."""
         self._is_over = True
         self._lose(problem)
 
@@ -104,10 +103,10 @@ class AsyncClient:
         return None if self._connected.is_set() else self._problem
 
     async def ask(self, submit: Submit) -> AsyncGenerator[Answer, None]:
-        """Submit a request, under a tag of this client's own, and yield what comes, Finished last.
+        """Submit a request, under a tag of this client, and yield what comes, Finished last.
 
         Closing the generator cancels the request. Raises RequestFailed with the coordinator's
-        reason, PeerLost or AccessRefused if it cannot be asked, or not any more.
+        reason, PeerLost or AccessRefused if it cannot be asked or is lost.
         """
         self._tag += 1
         submit = replace(submit, tag=self._tag)
@@ -137,21 +136,21 @@ class AsyncClient:
             self._status = asyncio.get_running_loop().create_future()
             self._send(StatusRequest())
         try:
-            # Many may wait for the same answer: none of them takes it along when it leaves.
+            # Several may wait for the same answer: one that gives up must not cancel it.
             return await asyncio.wait_for(asyncio.shield(self._status), self._timing.answer_silence)
         except asyncio.TimeoutError:
             raise PeerLost(f"the coordinator at {self._coordinator} does not answer") from None
 
-    def watch(self, seconds: float, see: Callable[[Snapshot], None]) -> None:
-        """Have scenes of the running request shown to `see` for so many seconds; 0: none any more.
+    def subscribe(self, seconds: float, on_snapshot: Callable[[Snapshot], None]) -> None:
+        """Pass snapshots of the running request to `on_snapshot` for so many seconds; 0: stop.
 
         Raises PeerLost if there is no connection.
         """
-        self._see = see if seconds > 0 else None
+        self._on_snapshot = on_snapshot if seconds > 0 else None
         self._send(Subscribe(seconds))
 
     async def _connection(self) -> None:
-        """Wait for one. Raises what keeps it from coming."""
+        """Wait for a connection. Raises why there is none."""
         try:
             await asyncio.wait_for(self._connected.wait(), self._wait)
         except asyncio.TimeoutError:
@@ -170,7 +169,7 @@ class AsyncClient:
             await asyncio.sleep(REOPEN_S)
 
     async def _talk(self) -> None:
-        """Until it is refused, which it raises."""
+        """Use one connection until it fails, which raises the reason."""
         opened = self._context.socket(zmq.DEALER)
         monitor = None
         try:
@@ -180,7 +179,7 @@ class AsyncClient:
             monitor = opened.get_monitor_socket(Handshakes.EVENTS)
             connect(_as_plain(opened), self._coordinator)
             self._socket = opened
-            await _first_to_fail(self._listen(opened), self._watch(monitor), self._beat())
+            await _first_to_fail(self._listen(opened), self._follow(monitor), self._beat())
         finally:
             self._socket = None
             if monitor is not None:
@@ -196,7 +195,7 @@ class AsyncClient:
             except RemoteProtocolError as problem:
                 self._dropped.note(str(problem))
 
-    async def _watch(self, monitor: _Socket) -> None:
+    async def _follow(self, monitor: _Socket) -> None:
         handshakes = Handshakes(self._coordinator)
         while True:
             event = handshakes.take(await monitor.recv_multipart())
@@ -210,7 +209,7 @@ class AsyncClient:
                     self._send(StatusRequest())  # its answer shows that the coordinator is there
 
     async def _beat(self) -> None:
-        """Show life, and see whether the coordinator does."""
+        """Send heartbeats, and notice a coordinator that falls silent."""
         every = self._timing.answer_silence / 4
         asked = float("-inf")
         while True:
@@ -221,22 +220,17 @@ class AsyncClient:
                     asked = now
                     self._send(StatusRequest())  # answered in any case
             await asyncio.sleep(self._timing.beat)
-            # Heartbeats are answered to those alone for whom the coordinator works.
+            # The coordinator answers heartbeats only of clients whose requests it has.
             heard = self._known if self._requests else self._heard
             silent = time.monotonic() - heard
             if self._connected.is_set() and silent > self._timing.answer_silence:
                 for tag in self._requests:  # also those whose reader hangs
                     with contextlib.suppress(EdgespecError):
-                        self._send(Cancel(tag))  # comes behind its Submit, however late both come
-                self._lose(
-                    PeerLost(
-                        f"the coordinator at {self._coordinator} has been silent for {silent:.1f} "
-                        "s: it has ended or cannot be reached"
-                    )
-                )
+                        self._send(Cancel(tag))  # comes after its Submit, however late both come
+                self._lose(silent_for(self._coordinator, silent))
 
     def _send(self, message: Message) -> None:
-        """Raises PeerLost if there is no connection, or nobody takes from it."""
+        """Raises PeerLost if there is no connection, or it takes no more."""
         if self._socket is None:
             raise _again(self._problem)
         sent = asyncio.ensure_future(
@@ -246,8 +240,7 @@ class AsyncClient:
             raise PeerLost(f"the coordinator at {self._coordinator} takes no messages")
 
     def _take(self, message: Message) -> None:
-        if isinstance(message, Removed | Refuse):
-            raise AccessRefused(f"the coordinator refused: {message.reason}")
+        check_refusal(message)
         self._heard = now = time.monotonic()
         if not isinstance(message, Status):
             self._known = now
@@ -259,26 +252,26 @@ class AsyncClient:
                 if self._status is not None and not self._status.done():
                     self._status.set_result(message)
                 self._status = None
-            case Snapshot() if self._see is not None:
-                self._see(message)
+            case Snapshot() if self._on_snapshot is not None:
+                self._on_snapshot(message)
             case Progress(tag=tag) | Tokens(tag=tag) | Finished(tag=tag) | Failed(tag=tag):
                 if tag in self._requests:
                     self._requests[tag].put(message)
 
     def _lose(self, problem: EdgespecError) -> None:
-        """End all that waits for the coordinator."""
+        """End the connection, and all requests and questions with it."""
         self._problem = problem
         self._connected.clear()
         if self._status is not None and not self._status.done():
             self._status.set_exception(_again(problem))
-            self._status.exception()  # it may be that nobody waits any more
+            self._status.exception()  # mark it as read: all that waited may have given up
         self._status = None
         for inbox in self._requests.values():
             inbox.fail(_again(problem))
 
 
 class _Inbox:
-    """What came for one request, and has not been read."""
+    """Messages of one request that have not been read."""
 
     def __init__(self) -> None:
         self._messages: asyncio.Queue[Answer | Failed | EdgespecError] = asyncio.Queue()
@@ -291,26 +284,24 @@ class _Inbox:
             self.fail(RequestFailed("the answer was not read as fast as it came", "slow"))
 
     def fail(self, problem: EdgespecError) -> None:
-        """In place of all that was not read."""
+        """Replace all that was not read."""
         while not self._messages.empty():
             self._messages.get_nowait()
         self._messages.put_nowait(problem)
 
     async def take(self) -> Answer:
-        """The next one. Raises the request's bad end."""
+        """Raises the request's bad end."""
         message = await self._messages.get()
         if isinstance(message, EdgespecError):
             raise message
         self.is_over = isinstance(message, Finished | Failed)
-        if isinstance(message, Failed):
-            raise RequestFailed(message.reason, message.kind)
-        return message
+        return answer_of(message)
 
 
 async def with_pauses(
     answer: AsyncGenerator[Answer, None], seconds: float
 ) -> AsyncGenerator[Answer | None, None]:
-    """An answer, and None whenever nothing came for so long. Closes it in the end."""
+    """An answer, with None whenever nothing came for so many seconds. Closes it at the end."""
     coming: asyncio.Task[Answer] | None = None
     try:
         while True:
@@ -337,7 +328,7 @@ async def _next(answer: AsyncGenerator[Answer, None]) -> Answer:
 
 
 async def _first_to_fail(*works: Coroutine[Any, Any, None]) -> None:
-    """Run them side by side, end all with the first one that ends, and raise what it raised."""
+    """Run them together, end all with the first one that ends, and raise what it raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -351,12 +342,12 @@ async def _first_to_fail(*works: Coroutine[Any, Any, None]) -> None:
 
 
 def _as_plain(opened: _Socket) -> zmq.Socket[bytes]:
-    """For what only sets it up: sending and receiving are all that differs."""
+    """For set-up calls, which are the same for both kinds of socket."""
     return cast("zmq.Socket[bytes]", opened)
 
 
 def _check(submit: Submit) -> None:
-    """A message that is too large would be dropped without a word."""
+    """Raises RequestFailed for a message that the coordinator would drop, as it is too large."""
     try:
         decode(encode(submit))
     except ProtocolError as problem:
@@ -364,5 +355,5 @@ def _check(submit: Submit) -> None:
 
 
 def _again(problem: EdgespecError) -> EdgespecError:
-    """The same for somebody else: an exception that is raised twice gathers tracebacks."""
+    """A copy: an exception that is raised twice gathers tracebacks."""
     return type(problem)(str(problem))

@@ -1,4 +1,4 @@
-"""Client: talks to a running coordinator on behalf of one person; blocking, with bounded waits."""
+"""Client: a blocking connection to a running coordinator, with bounded waits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,33 @@ from edgespec.wire.client_messages import (
 from edgespec.wire.messages import Heartbeat, Message, Refuse, Removed
 
 CANCEL_WAIT_S = 5.0
-"""How long a cancelled request's last word is awaited."""
+"""How long to wait for the end of a cancelled request."""
 
 NOTE_S = 1.0
 """Seconds between two notes that the coordinator has not answered yet."""
+
+Answer = Progress | Tokens | Finished
+
+
+def answer_of(message: Answer | Failed) -> Answer:
+    """Raises RequestFailed with the coordinator's reason if the request failed."""
+    if isinstance(message, Failed):
+        raise RequestFailed(message.reason, message.kind)
+    return message
+
+
+def check_refusal(message: Message) -> None:
+    """Raises AccessRefused if the coordinator refuses this client."""
+    if isinstance(message, Removed | Refuse):
+        raise AccessRefused(f"the coordinator refused: {message.reason}")
+
+
+def silent_for(coordinator: Address, seconds: float) -> PeerLost:
+    """The error that a coordinator said nothing for so long."""
+    return PeerLost(
+        f"the coordinator at {coordinator} has been silent for {seconds:.1f} s: it has ended or "
+        "cannot be reached"
+    )
 
 
 class Client:
@@ -40,10 +63,9 @@ class Client:
         timing: Timing | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """`identity`: whose key is shown. `wait`: seconds until a coordinator that never answered
-        is given up.
+        """`wait`: seconds until a coordinator that never answered is given up. `check` is called
+        on every turn and may raise, such as when a ring that this process started has ended.
 
-        `check` is called on every turn and may raise: who started the ring sees its end first.
         Raises ConfigError for an address or a wait that cannot be used.
         """
         if not 0.0 < wait <= 86400.0:
@@ -68,16 +90,15 @@ class Client:
         self._transport.close()
 
     def cancel(self) -> None:
-        """Let `ask` cancel its request through the ring; may be called by a signal handler."""
+        """Have `ask` cancel its request; may be called by a signal handler."""
         self.cancelled = True
 
-    def ask(self, submit: Submit) -> Iterator[Progress | Tokens | Finished]:
+    def ask(self, submit: Submit) -> Iterator[Answer]:
         """Submit a request and yield what comes, the last being Finished.
 
-        Raises RequestFailed with the coordinator's reason, PeerLost if it is gone. While the
-        coordinator has not answered at all, it yields a Progress that says so, and a cancel is a
-        KeyboardInterrupt: there is nobody to tell. A request that is left in any other way than by
-        its end is cancelled.
+        Raises RequestFailed with the coordinator's reason, PeerLost if it is gone. Before the
+        coordinator's first answer it yields a Progress that says so, and a cancel is a
+        KeyboardInterrupt. A request that is left before its end is cancelled.
         """
         self._open.add(submit.tag)
         try:
@@ -85,7 +106,7 @@ class Client:
         finally:
             self._give_up(submit.tag)
 
-    def _answer(self, submit: Submit) -> Iterator[Progress | Tokens | Finished]:
+    def _answer(self, submit: Submit) -> Iterator[Answer]:
         self._send(submit)
         noted = self._started
         limit: float | None = None
@@ -97,15 +118,12 @@ class Client:
                 limit = time.monotonic() + CANCEL_WAIT_S
             for message in self._receive():
                 match message:
-                    case Failed(tag, reason, kind) if tag == submit.tag:
-                        self._open.discard(tag)
-                        raise RequestFailed(reason, kind)
-                    case Finished(tag=tag) if tag == submit.tag:
-                        self._open.discard(tag)
-                        yield message
-                        return
                     case Progress(tag=tag) | Tokens(tag=tag) if tag == submit.tag:
                         yield message
+                    case Finished(tag=tag) | Failed(tag=tag) if tag == submit.tag:
+                        self._open.discard(tag)
+                        yield answer_of(message)
+                        return
             now = time.monotonic()
             if self._heard is None and now - noted >= NOTE_S:
                 noted = now
@@ -126,8 +144,7 @@ class Client:
         self._transport.send_control(b"", message)
 
     def _give_up(self, tag: int) -> None:
-        """Let nobody work for a request that has not ended; its Submit, if it has not left yet,
-        comes before this."""
+        """Cancel a request that has not ended; a Submit that has not left yet is sent first."""
         if tag in self._open:
             self._open.discard(tag)
             with contextlib.suppress(PeerLost):
@@ -147,8 +164,7 @@ class Client:
         messages = [i.message for i in self._transport.poll(self._timing.beat)]
         now = time.monotonic()
         for message in messages:
-            if isinstance(message, Removed | Refuse):
-                raise AccessRefused(f"the coordinator refused: {message.reason}")
+            check_refusal(message)
         if messages:
             self._heard = now
         elif self._heard is None and now - self._started > self._wait:
@@ -157,8 +173,5 @@ class Client:
                 "`edgespec serve` running there, and has it finished loading?"
             )
         elif self._heard is not None and now - self._heard > self._timing.answer_silence:
-            raise PeerLost(
-                f"the coordinator at {self._coordinator} has been silent for "
-                f"{now - self._heard:.1f} s: it has ended or cannot be reached"
-            )
+            raise silent_for(self._coordinator, now - self._heard)
         return messages

@@ -11,7 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgespec.errors import EdgespecError
-from edgespec.runtime.async_client import Answer, with_pauses
+from edgespec.runtime.async_client import with_pauses
+from edgespec.runtime.client import Answer
 from edgespec.serving.formats import Format, Object, comment, encoded, event, log_probs_of
 from edgespec.serving.problems import ApiProblem, problem_of
 from edgespec.wire.client_messages import Finished, Progress, Tokens

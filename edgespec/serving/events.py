@@ -58,8 +58,8 @@ class Watched(Protocol):
     async def status(self, age: float = 0.0) -> Status:
         """The ring's status. Raises EdgespecError if the coordinator cannot be asked."""
 
-    def watch(self, seconds: float, see: Callable[[Snapshot], None]) -> None:
-        """Call `see` with snapshots for that many seconds; 0: stop.
+    def subscribe(self, seconds: float, on_snapshot: Callable[[Snapshot], None]) -> None:
+        """Call `on_snapshot` with snapshots for that many seconds; 0: stop.
 
         Raises EdgespecError if the coordinator cannot be asked.
         """
@@ -145,7 +145,7 @@ class Theatre:
                 try:
                     self._tell("status", _status(await self._client.status()))
                     if started >= renew:
-                        self._client.watch(WATCH_S, self._on_scene)
+                        self._client.subscribe(WATCH_S, self._on_scene)
                         renew = started + WATCH_S / 2
                 except EdgespecError as problem:
                     self._tell("status", {"reachable": False, "text": str(problem)})
@@ -153,7 +153,7 @@ class Theatre:
                 await asyncio.sleep(max(started + STATUS_S - time.monotonic(), 0.1))
         finally:
             with contextlib.suppress(EdgespecError):
-                self._client.watch(0.0, self._on_scene)
+                self._client.subscribe(0.0, self._on_scene)
 
     def _on_scene(self, scene: Snapshot) -> None:
         self._tell("scene", _scene(scene))

@@ -42,11 +42,11 @@ class Played:
             raise self.problem
         return STATUS
 
-    def watch(self, seconds: float, see: Callable[[Snapshot], None]) -> None:
+    def subscribe(self, seconds: float, on_snapshot: Callable[[Snapshot], None]) -> None:
         if self.problem is not None:
             raise self.problem
         self.watches.append(seconds)
-        self.see = see
+        self.see = on_snapshot
 
 
 @pytest.fixture
