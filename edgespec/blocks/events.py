@@ -1,4 +1,4 @@
-"""Events that the block receiver and the piece sender are told."""
+"""Events of the block receiver and the piece sender."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Block receiver: fetches a block file piece by piece, verifies it, goes on after any cut.
+"""Block receiver: fetches a block file piece by piece, verifies it, resumes after any cut.
 
 A file is hashed in chunks and travels in pieces of a chunk. See docs/transfer.md.
 """
@@ -40,29 +40,29 @@ from edgespec.wire.codec import HASH_BYTES
 from edgespec.wire.messages import Message
 
 WINDOW = 4
-"""Pieces of a chunk, and the most that are asked for at once: a cut costs one chunk at most."""
+"""Pieces in a chunk, and the most that are requested at once: a cut costs at most one chunk."""
 
 ASK_S = 2.0
-"""A receiver without an offer asks again after this, which also shows that it still waits."""
+"""Seconds after which a receiver without an offer asks again."""
 
 RETRY_S = 8.0
-"""Without a new piece for this long, a receiver asks again. A cut connection is noticed at once:
-this is for pieces that a sender dropped. The wait doubles until the next piece comes."""
+"""Seconds without a new piece after which a receiver asks again: the sender may have dropped one (a
+cut connection is noticed at once). The wait doubles until the next piece comes."""
 
 SILENCE_S = 30.0
-"""A sender that brought a transfer no further for this long is lost."""
+"""Seconds without progress after which the sender is lost."""
 
 TRIES = 3
-"""A chunk whose hash was wrong so often in a row is wrong at the sender."""
+"""Wrong hashes in a row after which a chunk is wrong at the sender."""
 
 BLOCKS = 3
-"""A sender that offers more different blocks than this during one transfer is refused."""
+"""Different blocks that a sender may offer during one transfer."""
 
 SHOW_S = 0.25
-"""Seconds between two notes of progress."""
+"""Seconds between two reports of progress."""
 
 SMOOTH_S = 3.0
-"""Over how long a rate is smoothed."""
+"""Seconds over which a rate is smoothed."""
 
 
 class _Prefix:
@@ -100,7 +100,6 @@ class _Prefix:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes are there."""
         return self.size == self.offer.size
 
     @property
@@ -117,7 +116,7 @@ class _Rate:
         self.value = 0.0
 
     def note(self, done: int, now: float) -> bool:
-        """`done` bytes are there now; whether it was time to look."""
+        """`done` bytes are there now; returns whether the rate was updated."""
         passed = now - self._at
         if passed < SHOW_S:
             return False
@@ -194,7 +193,7 @@ class BlockReceiver:
         return self._ask_block(now)
 
     def _ask_block(self, now: float) -> list[ReceiverEffect]:
-        """An offer may have come already: the sender may be another one since, without it."""
+        # Also after an offer: the sender may be another process by now, which has made none.
         self._next = now + ASK_S
         return [AskSender(BlockRequest(self._stage))] if self._connected else []
 
@@ -270,8 +269,8 @@ class BlockReceiver:
         return self._ask_pieces()
 
     def _ask_pieces(self) -> list[ReceiverEffect]:
-        """Ask for what the window allows; if it is nothing, still say what has arrived."""
-        if not self._fetching:  # an offer has to come first, again
+        """Request what the window allows; if that is nothing, still report what has arrived."""
+        if not self._fetching:  # an offer must come first
             return []
         have, sha256 = self._prefix.size, self._prefix.offer.sha256
         effects: list[ReceiverEffect] = []
@@ -285,7 +284,7 @@ class BlockReceiver:
         return effects or [AskSender(PieceRequest(sha256, self._asked, 0, have))]
 
     def _length(self, offset: int) -> int:
-        """Of the piece that begins there: up to the next multiple of a piece, or the end."""
+        """Length of the piece at `offset`: to the next multiple of a piece, or the end."""
         piece = self._chunk_bytes // WINDOW
         return min(piece - offset % piece, self._prefix.offer.size - offset)
 
@@ -311,7 +310,7 @@ class BlockReceiver:
         return [*effects, *self._ask_pieces()]
 
     def _is_wanted(self, piece: Piece) -> bool:
-        """Whether it is one that we asked for and do not have: another one is no news."""
+        """Whether it was requested and is not there yet."""
         if self._opened is None or self._reading or piece.sha256 != self._opened.offer.sha256:
             return False
         begin, chunk_bytes = self._prefix.size, self._chunk_bytes

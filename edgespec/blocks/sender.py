@@ -1,4 +1,4 @@
-"""Piece sender: whose piece of a block file leaves next, and how it leaves the link to the ring."""
+"""Piece sender: which receiver's piece of a block file is sent next, and when."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edgespec.blocks.receiver import WINDOW
 from edgespec.wire.block_messages import PieceRequest
 
 SHARE = 0.2
-"""Of the time of a link that a transfer may take while the ring is busy."""
+"""The share of a link's time that transfers may take while the ring is busy."""
 
 LONGEST_TURN_S = 5.0
-"""A piece that has not arrived after this is waited for no longer."""
+"""Seconds after which a piece that has not arrived no longer delays the next one."""
 
 MOST_PEERS = 256
 """Receivers that may wait at one sender."""
@@ -22,7 +22,7 @@ MOST_PEERS = 256
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """The latest piece that left to a receiver: where it ends in the file, when it left."""
+    """The latest piece sent to a receiver: where it ends in the file, when it was sent."""
 
     sha256: str
     end: int
@@ -30,10 +30,10 @@ class _Flight:
 
 
 class PieceSender:
-    """Whose piece leaves next, and when. Receivers take turns, a piece each.
+    """Sends one piece to each receiver in turn.
 
-    While the ring is busy, one piece is on its way at a time; when it has arrived, nothing is sent
-    for as long as keeps the time on the link below SHARE, however fast the link is.
+    While the ring is busy, one piece is on its way at a time, with a pause after it that keeps the
+    time on the link below SHARE, however fast the link is.
     """
 
     def __init__(self) -> None:
@@ -43,14 +43,14 @@ class PieceSender:
         self._rest_until = -math.inf
 
     def deadline(self) -> float | None:
-        """When to call next, if nothing happens; None: not before something does."""
+        """When to call next without an event; None: not before one."""
         if not self._waiting:
             return None
         landing = [flight.left + LONGEST_TURN_S for flight in self._flights.values()]
         return max([self._rest_until, *landing])
 
     def handle(self, event: PieceAsked | PeerLeft | RingIs, now: float) -> list[SendPiece]:
-        """React to one event: the pieces that may leave now, in order."""
+        """React to one event; returns the pieces to send now, in order."""
         match event:
             case PieceAsked(peer, request):
                 self._on_asked(peer, request, now)
@@ -71,7 +71,7 @@ class PieceSender:
         if not request.length or (peer not in self._waiting and len(self._waiting) >= MOST_PEERS):
             return
         queue = self._waiting.setdefault(peer, {})
-        if len(queue) < 2 * WINDOW:  # an honest receiver's window; a repeated one takes no place
+        if len(queue) < 2 * WINDOW:  # an honest receiver's window; a repeated request adds nothing
             queue[request.offset] = request
 
     def _leaving(self, now: float) -> list[SendPiece]:
@@ -84,7 +84,7 @@ class PieceSender:
             queue = self._waiting.pop(peer)
             request = queue.pop(next(iter(queue)))
             if queue:
-                self._waiting[peer] = queue  # behind all others
+                self._waiting[peer] = queue  # after all others
             self._flights[peer] = _Flight(request.sha256, request.offset + request.length, now)
             leaving.append(SendPiece(peer, request))
         return leaving

@@ -17,10 +17,10 @@ from edgespec.net.sockets import BATCH, Dropped, waiting
 log = logging.getLogger(__name__)
 
 Admits = Callable[[str], str]
-"""Of a public key: "" if it is let in, or why not, for the log. Asked in a thread of its own."""
+"""Of a public key: "" if it may connect, or why not, for the log. Called in the ZAP thread."""
 
 HANDSHAKE_MS = 3_000
-"""Whoever connects has this long to prove a key: a connection of a stranger costs no more."""
+"""Time to prove a key, after which a connection is closed."""
 
 NO_KEY = "{} has no key, takes this for another cluster, or only looked who listens"
 NOT_ANSWERED = (
@@ -28,8 +28,8 @@ NOT_ANSWERED = (
 )
 
 BUSY_S = 2.0
-"""A loop that has not looked at its doors for so many seconds, as while models are loaded, cannot
-tell a stranger from a node of the cluster that gave up or was cut off by HANDSHAKE_MS meanwhile."""
+"""After so many seconds without a look, as while models are loaded, a loop cannot tell a stranger
+from a node of the cluster that gave up or ran into HANDSHAKE_MS."""
 
 _EVENTS = (
     zmq.EVENT_ACCEPTED
@@ -40,7 +40,7 @@ _EVENTS = (
 
 
 class Gate:
-    """Asks for every connection to the guarded sockets of one ZeroMQ context who may come in."""
+    """Decides which connections to the guarded sockets of one ZeroMQ context are let in."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._authenticator = _Authenticator(context)
@@ -51,14 +51,14 @@ class Gate:
     def guard(
         self, guarded: zmq.Socket[bytes], channel: str, own: KeyPair, admits: Admits
     ) -> zmq.Socket[bytes]:
-        """Before it is bound: only who holds an admitted key may connect, and this node proves its
-        own. Returns a monitor to poll: when it has something, `look` logs who cannot even try."""
+        """Before the socket is bound: let in admitted keys only, and prove `own`. Returns a monitor
+        to poll: when it has something, `look` logs connections without a key."""
         self._authenticator.admit(channel, admits)
         guarded.curve_server = True
         guarded.curve_publickey = own.public.encode()
         guarded.curve_secretkey = own.secret.encode()
         guarded.setsockopt(zmq.ZAP_DOMAIN, channel.encode())
-        # Without an answer from ZAP nobody comes in; ZeroMQ's default is that everybody does.
+        # Without an answer from ZAP, refuse; by default ZeroMQ would let every connection in.
         guarded.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         guarded.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         door = _Door(guarded)
@@ -66,8 +66,8 @@ class Gate:
         return door.monitor
 
     def look(self, ready: Mapping[object, int]) -> None:
-        """Log those who connected and proved no key; once in every turn of the loop that polls the
-        monitors. `ready`: what it polled."""
+        """Log connections that proved no key; once in every turn of the loop that polls the
+        monitors. `ready`: the result of the poll."""
         now = time.monotonic()
         was_busy, self._looked = now - self._looked > BUSY_S, now
         for door in self._doors:
@@ -75,7 +75,7 @@ class Gate:
                 door.look(was_busy)
 
     def close(self) -> None:
-        """Admit nobody any more; before the context is terminated, behind its sockets' last use."""
+        """Stop, after the sockets' last use and before the context is terminated."""
         for door in self._doors:
             door.close()
         self._doors.clear()
@@ -94,8 +94,8 @@ class _Door:
         self._dropped = {text: Dropped("refused a connection") for text in (NO_KEY, NOT_ANSWERED)}
 
     def look(self, was_busy: bool) -> None:
-        """Log what failed. Which of the two sides hangs up first is chance, so that a stranger
-        cannot be told from a node that gave up; a wrong key can, whatever this program did."""
+        """Log failed handshakes. Either side may hang up first, so a stranger cannot be told from
+        a node that gave up; a wrong key can, however busy this program was."""
         fresh: set[int] = set()
         self._was_busy |= was_busy
         messages = [parse_monitor_message(frames) for frames in waiting(self.monitor)]
@@ -115,7 +115,7 @@ class _Door:
                     self._failure = NOT_ANSWERED
                 case _:
                     self._failure = NO_KEY
-        if len(messages) < BATCH:  # all of them: these are open still, their numbers nobody else's
+        if len(messages) < BATCH:  # all were read: these descriptors are still open
             self._was_busy = False
             self._peers.update((one, _peer_of(one)) for one in fresh)
 
@@ -125,7 +125,7 @@ class _Door:
 
 
 def _peer_of(descriptor: int) -> str:
-    """The address at the other end of a connection, which may be gone already."""
+    """The address at the other end of a connection, which may be closed already."""
     try:
         opened = socket.socket(fileno=descriptor)
     except OSError:
@@ -135,18 +135,18 @@ def _peer_of(descriptor: int) -> str:
     except OSError:
         return "someone"
     finally:
-        opened.detach()  # it is ZeroMQ's
+        opened.detach()  # ZeroMQ owns the descriptor
     return host.removeprefix("::ffff:")  # IPv4 on a socket that takes both
 
 
 class _Authenticator(ThreadAuthenticator):
-    """Answers ZAP's questions, and logs whom it turns away."""
+    """Answers ZAP's questions, and logs refusals."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         super().__init__(context)
         self._from = ""
-        # One for each reason, of which there are few: a stranger who comes again and again shall
-        # not hide that a used token, or a removed device, came too.
+        # One for each reason, of which there are few: a stranger that keeps trying must not hide
+        # a used token or a removed device.
         self._dropped: dict[str, Dropped] = {}
 
     def admit(self, channel: str, admits: Admits) -> None:
@@ -160,7 +160,7 @@ class _Authenticator(ThreadAuthenticator):
     def asked(self, channel: str, key: str, admits: Admits) -> bool:
         try:
             reason = admits(key) if is_key(key) else "it is no key"
-        except Exception as problem:  # whatever it is, nobody comes in by it
+        except Exception as problem:  # whatever it is, it must not let a key in
             log.debug("cannot tell who may connect", exc_info=True)
             self._note("", channel, key, f"the list of keys cannot be read ({problem})")
             return False
@@ -174,7 +174,7 @@ class _Authenticator(ThreadAuthenticator):
 
 
 class _Provider:
-    """What pyzmq calls for every key that was proved on a channel."""
+    """Called by pyzmq for every key that was proved on a channel."""
 
     def __init__(self, authenticator: _Authenticator, channel: str, admits: Admits) -> None:
         self._authenticator = authenticator
@@ -186,7 +186,7 @@ class _Provider:
 
 
 def prove(opened: zmq.Socket[bytes], own: KeyPair, server: str) -> None:
-    """Before it connects: prove `own`, and talk to nobody but the holder of the key `server`."""
+    """Before a socket connects: prove `own`, and accept only the holder of the key `server`."""
     opened.curve_publickey = own.public.encode()
     opened.curve_secretkey = own.secret.encode()
     opened.curve_serverkey = server.encode()

@@ -1,6 +1,6 @@
-"""Block server: a node's socket and threads that hand a block file to whoever of the ring asks.
+"""Block server: a node's socket and threads that send block files to the nodes of the ring.
 
-It has a channel and a context of its own: a chunk is never in front of a segment or a retained set.
+It has its own channel and context: a chunk never delays a segment or a retained set.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from edgespec.wire.messages import Message
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
-"""What a hash is of, and what a cut may cost: 10 ms of gigabit Ethernet, 32 bytes of hashes."""
+"""The bytes under one hash, and the cost of a cut: 10 ms of gigabit Ethernet."""
 
 REQUEST_BYTES = 4096
-"""Requests are small; a longer frame ends the connection that it came on."""
+"""Requests are small; a longer frame closes its connection."""
 
 QUEUED = 2 * WINDOW
-"""Pieces that may wait for one receiver to read them: twice what an honest one asks for."""
+"""Pieces that may wait for one receiver to read them: twice what a normal one requests."""
 
 LOST_MS = 10_000
-"""A peer that answers no ping for so long is cut off; long, as pings queue behind pieces."""
+"""A peer that answers no ping for so long is disconnected; long, as pings queue behind pieces."""
 
 BULK = 0x28
 """Type of service (AF11, "high-throughput data"): queues that look at it, such as Linux's
@@ -63,15 +63,15 @@ LOOK_S = 0.05
 """Seconds between two looks at whether the ring is busy, while pieces wait."""
 
 IDLE_S = 0.5
-"""Seconds after which the loop looks up even if nothing came."""
+"""The longest wait for messages."""
 
 CLOSING_S = 5.0
-"""What stopping waits for a block that is being made; its thread ends with the program anyway."""
+"""Seconds for which stopping waits for a block that is being made, in a daemon thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedBlock:
-    """A finished block file, with the texts that belong to it and what its manifest says of it."""
+    """A finished block file, with its texts and the figures of its manifest."""
 
     path: Path
     manifest_text: str
@@ -81,20 +81,20 @@ class ServedBlock:
 
 
 Prepare = Callable[[int, Callable[[str], None]], ServedBlock]
-"""Makes (or finds) the block of a stage; the second argument takes progress in words. May take
+"""Makes or finds the block of a stage; the second argument takes progress in words. May take
 minutes. Raises EdgespecError with the reason if there is no such block."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A block that was hashed: its open file, and what receivers are told of it."""
+    """A hashed block: its open file, and the offer to receivers."""
 
     file: int
     offer: BlockOffer
 
 
 class BlockServer:
-    """Serves block files to the nodes that it admits. `start` it, `stop` it, once each."""
+    """Serves block files to the nodes that it admits. Can be started and stopped once."""
 
     def __init__(
         self,
@@ -106,8 +106,8 @@ class BlockServer:
     ) -> None:
         """Listen at `address` (port 0: any free one); `busy()`: whether the ring works now.
 
-        `own` is proved to whoever connects, `admits` says who may. `prepare` is called in a thread
-        of its own, `busy` in another one, often. Raises ConfigError if the address cannot be used.
+        `own`: the key pair to prove. `prepare` is called in one thread, `busy` in another one,
+        often. Raises ConfigError if the address cannot be used.
         """
         self._busy = busy
         self._admits = admits
@@ -132,7 +132,7 @@ class BlockServer:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="edgespec-blocks", daemon=True)
         self.sent_bytes = 0
-        """Of block files, since it started."""
+        """Bytes of block files since the start."""
 
     def _open(self) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
@@ -145,14 +145,13 @@ class BlockServer:
         return router
 
     def start(self) -> None:
-        """Start both threads."""
         self._preparer.start()
         self._thread.start()
 
     def stop(self) -> None:
-        """End both threads and close; what is on its way is lost, a receiver can go on later.
+        """End both threads and close; receivers can resume later.
 
-        A `prepare` that is running is told at its next progress; it is not waited for long.
+        A running `prepare` ends at its next progress; this waits CLOSING_S for it.
         """
         self._stopping = True
         self._ring()
@@ -203,7 +202,7 @@ class BlockServer:
         self._carry_out(self._sender.handle(RingIs(self._busy()), time.monotonic()))
         for key, frames in proved(self._router):
             peer, reason = frames.pop(0), self._admits(key)
-            if reason:  # it was let in once, and is not known any more
+            if reason:  # the key was removed since it connected
                 self._dropped.note(f"the key {short(key)} asks for a block: {reason}")
                 self._send(peer, BlockRefused("this device is no part of the cluster any more"))
                 continue
@@ -224,7 +223,7 @@ class BlockServer:
                 self._dropped.note(f"it is a {type(message).__name__} where blocks are served")
 
     def _send(self, peer: bytes, message: Message) -> bool:
-        """Whether it left; a receiver that is gone or does not read will ask again."""
+        """Returns whether it was sent; a receiver that is gone or does not read will ask again."""
         try:
             frames = [peer, *encode(message)]
             self._router.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
@@ -291,7 +290,7 @@ class BlockServer:
 
     def _send_piece(self, peer: bytes, request: PieceRequest) -> None:
         ready = self._files.get(request.sha256)
-        if ready is None:  # it was forgotten meanwhile
+        if ready is None:  # forgotten meanwhile
             return
         data = b""
         with contextlib.suppress(OSError):
@@ -305,14 +304,14 @@ class BlockServer:
             self.sent_bytes += len(data)
 
     def _forget(self, ready: _Ready) -> None:
-        """Its file is not what it was: whoever asks next has it prepared again."""
+        """The file has changed: the next request has it prepared again."""
         os.close(ready.file)
         del self._files[ready.offer.sha256]
         self._ready = {stage: one for stage, one in self._ready.items() if one is not ready}
 
 
 class _Preparer:
-    """The thread that makes blocks ready, one after the other; `news` says how far they are."""
+    """The thread that prepares blocks, one after the other; `news` has its progress and results."""
 
     def __init__(self, prepare: Prepare, ring: Callable[[], None]) -> None:
         self._prepare = prepare
@@ -323,15 +322,13 @@ class _Preparer:
         self._thread = threading.Thread(target=self._run, name="edgespec-prepare", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def want(self, stage: int) -> None:
-        """Make this one ready, after those before it."""
         self._stages.put(stage)
 
     def stop(self) -> None:
-        """End the thread, and close the files that nobody took."""
+        """End the thread, and close the files that were not taken."""
         self._stopping = True
         self._stages.put(None)
         if self._thread.ident is not None:
@@ -356,7 +353,7 @@ class _Preparer:
             return _hashed(block, lambda text: self._tell(stage, text))
         except EdgespecError as problem:
             return problem
-        except Exception as problem:  # a bug, or the device: this block fails, the node lives
+        except Exception as problem:  # a bug, or the device: only this block fails
             log.exception("block %d could not be made", stage)
             return EdgespecError(f"making it failed ({type(problem).__name__}: {problem})")
 
@@ -396,5 +393,5 @@ def _offer_of(block: ServedBlock, file: int, tell: Callable[[str], None]) -> Blo
     table = Tensor("uint8", (len(hashes) // HASH_BYTES, HASH_BYTES), bytes(hashes))
     texts = block.manifest_text, block.config_text
     offer = BlockOffer(*texts, size, block.sha256, CHUNK_BYTES, table)
-    decode(encode(offer))  # what a receiver would refuse shall not even be offered
+    decode(encode(offer))  # offer nothing that a receiver would refuse
     return offer

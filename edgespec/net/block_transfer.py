@@ -53,10 +53,10 @@ from edgespec.wire.block_messages import BlockOffer
 from edgespec.wire.codec import LARGEST_CHUNK, Limits, decode, encode
 
 LIMITS = Limits(header_bytes=LARGEST_CHUNK, frame_bytes=LARGEST_CHUNK)
-"""Of what a sender says: an offer's texts and hashes are the largest."""
+"""For messages of a sender, of which an offer's texts and hashes are the largest."""
 
 LOOK_S = 0.2
-"""Seconds after which a transfer looks up even if nothing came, so that `stop` is asked."""
+"""The longest wait for messages, so that `stop` is called often."""
 
 ROOM = 64 << 20
 """Bytes of the disk that stay free."""
@@ -64,7 +64,7 @@ ROOM = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class FetchedBlock:
-    """A block file that is whole and verified, and the texts that belong beside it."""
+    """A whole and verified block file, with its texts."""
 
     path: Path
     manifest_text: str
@@ -82,12 +82,11 @@ def fetch_block(
 ) -> FetchedBlock:
     """Fetch the block of `stage` from a BlockServer at `source`; returns when it is there.
 
-    `place(offer)` says where the file shall lie (its folder must be there); until it is whole it
-    is `<name>.part` beside it, and whatever is in there already is used. `stop()` true ends it.
+    `place(offer)`: the file's path, in an existing folder. Until the file is whole it is
+    `<name>.part` beside it, and an earlier part is used. `stop()` true ends the transfer.
 
-    `identity`: the key that this node proves, and that of the sender. Raises PeerLost after
-    `silence` seconds without progress; ConfigError if the sender refuses,
-    or the address cannot be used; RemoteProtocolError for a sender that breaks the protocol;
+    Raises PeerLost after `silence` seconds without progress; ConfigError if the sender refuses, or
+    the address cannot be used; RemoteProtocolError for a sender that breaks the protocol;
     CapacityError if the disk is full; EdgespecError if it was stopped; and what `place` raises.
     """
     machine = BlockReceiver(stage, str(source), silence)
@@ -150,7 +149,6 @@ class _Fetch:
         self._context.term()
 
     def run(self) -> FetchedBlock:
-        """Until it is there, or an error."""
         connect(self._dealer, self._source)
         poller = zmq.Poller()
         poller.register(self._dealer, zmq.POLLIN)
@@ -170,7 +168,7 @@ class _Fetch:
             raise EdgespecError("the transfer of the block was stopped")
 
     def _take(self) -> None:
-        """What happened to the connection, then what came: pieces that a cut left are used too."""
+        """Handle connection events, then messages: pieces that came before a cut are used too."""
         for frames in waiting(self._monitor):
             event = parse_monitor_message(frames)["event"]
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -191,7 +189,7 @@ class _Fetch:
     def _carry_out(self, effect: ReceiverEffect) -> None:
         match effect:
             case AskSender(message):
-                # A full queue means a dead connection: it is asked for again behind the next one.
+                # A full queue means a dead connection: the next one repeats the request.
                 with contextlib.suppress(zmq.Again):
                     self._dealer.send_multipart(encode(message), zmq.NOBLOCK)
             case Show(progress):
@@ -239,7 +237,7 @@ class _Fetch:
 
 @contextlib.contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """What the disk refuses is a CapacityError that names the file."""
+    """Turn errors of the disk into a CapacityError that names the file."""
     try:
         yield
     except OSError as problem:
@@ -268,18 +266,17 @@ class _PartFile:
             ) from None
 
     def close(self) -> None:
-        """Let go of it; what is in it serves the next transfer."""
+        """Close the file; the next transfer resumes from it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def discard(self) -> None:
-        """Delete it: it is not needed."""
         self._part.unlink(missing_ok=True)
         self.close()
 
     def is_needless(self, check_stop: Callable[[], None]) -> bool:
-        """Whether the finished file is there already: an earlier transfer may just have ended."""
+        """Whether the finished file exists: another transfer may just have ended."""
         whole = hashlib.sha256()
         try:
             with self.path.open("rb") as file:
@@ -293,7 +290,7 @@ class _PartFile:
         return whole.hexdigest() == self.offer.sha256
 
     def read(self) -> Iterator[bytes]:
-        """What it holds already, a chunk at a time; beyond the block's size it is cut off."""
+        """Its content, a chunk at a time; it is first cut to the block's size."""
         with _disk(self._part):
             if os.fstat(self._file).st_size > self.offer.size:
                 os.ftruncate(self._file, self.offer.size)
@@ -314,7 +311,7 @@ class _PartFile:
             )
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write at `offset`, which is its length."""
+        """`offset`: the length of the file."""
         with _disk(self._part):
             rest = memoryview(data)
             while rest:
@@ -322,12 +319,11 @@ class _PartFile:
                 rest, offset = rest[written:], offset + written
 
     def truncate(self, size: int) -> None:
-        """Cut it down to `size` bytes."""
         with _disk(self._part):
             os.ftruncate(self._file, size)
 
     def complete(self) -> None:
-        """It is whole: give it its name, so that it is there even if the power fails now."""
+        """Give the whole file its name, so that it survives a power failure."""
         with _disk(self.path):
             os.fsync(self._file)
             self._part.replace(self.path)

@@ -1,4 +1,4 @@
-"""The connecting end of the control channel: its set-up, and what keeps it from coming in."""
+"""The connecting end of the control channel: its set-up, and why it is not let in."""
 
 from __future__ import annotations
 
@@ -14,36 +14,34 @@ from edgespec.net.keys import Identity
 from edgespec.net.sockets import connect
 
 CONTROL_HWM = 10_000
-"""Control messages are small and their rate is bounded by tokens; a peer that is this far behind
-is as good as gone, and its messages are refused rather than kept."""
+"""Control messages are small and their rate is bounded by tokens; messages to a peer that is this
+far behind are refused."""
 
 CONTROL_BYTES = 4 << 20
-"""The longest frame on the control channel, which is as long as a header may be."""
+"""The longest frame on the control channel: the longest header."""
 
 HEARTBEAT_MS = 1_000
-"""ZMTP pings find half-open connections (a pulled cable) and make ZeroMQ reconnect. Whether a
-peer lives is decided by the machines' own Heartbeat, which also shows that its loop runs.
+"""ZMTP pings find half-open connections (a pulled cable) and make ZeroMQ reconnect. The machines'
+own Heartbeat decides whether a peer is alive, as it also shows that its loop runs.
 
-Only who connects sends them, with a time after which who listens gives the connection up, too. Who
-listens must not: libzmq 4.3.5 aborts the process (`!_io_error`) if it is to send a ping while a
-peer that is read no further, because too much of it waits, has just closed its connection."""
+Only the connecting end sends pings, with a time after which the listening end closes the connection
+too. The listening end must not ping: libzmq 4.3.5 aborts the process (`!_io_error`) if a ping is
+due while a peer, from which no more is read because too much waits, has just disconnected."""
 
 MOST_FAILURES = 5
 STRANGER_S = 5.0
-"""So many handshakes that fail in a row within so many seconds, without one that ever succeeded,
-show that the other side has another key: libzmq's own thread refuses a wrong key within
-milliseconds, however busy the process is, and the next attempt follows a tenth of a second later.
-One can fail because the other side is just ending. A coordinator that is too busy to admit anybody
-(it imports torch, say) lets each handshake run into its limit of `access.HANDSHAKE_MS`, which is
-far too slow for this: it is waited for."""
-
+"""So many failed handshakes in a row within so many seconds, without an earlier success, show that
+the other side has another key: libzmq's own thread refuses a wrong key within milliseconds, however
+busy the process is, and the next attempt follows a tenth of a second later. A single one can fail
+because the other side is just ending. A coordinator that is too busy to admit a key (it imports
+torch, say) lets each handshake run into `access.HANDSHAKE_MS`, which is too slow to count here."""
 
 CONNECT_S = 1.0
 """Seconds for a connection within a local network."""
 
 
 def ping(opened: zmq.Socket[bytes], lost_ms: int = 3 * HEARTBEAT_MS) -> None:
-    """Before it connects: both ends give a connection up that was silent for so many ms."""
+    """Before a socket connects: both ends close a connection that was silent for so many ms."""
     opened.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, lost_ms)
     opened.setsockopt(zmq.HEARTBEAT_TTL, lost_ms)
@@ -61,10 +59,10 @@ def set_up(opened: zmq.Socket[bytes], identity: Identity) -> None:
 
 
 def takes_connections(coordinator: Address, identity: Identity, timeout: float = CONNECT_S) -> bool:
-    """Whether something listens at an address, after `timeout` seconds at most.
+    """Whether a program listens at an address, after `timeout` seconds at most.
 
-    It is asked by a handshake with the key of `identity`, not by a bare connection: a coordinator
-    that knows the key takes nobody for a stranger then, and logs nothing.
+    This is a handshake with the key of `identity`: a coordinator that knows the key logs nothing,
+    while it would log a bare connection as a stranger's.
     """
     answered = Handshakes.EVENTS & ~zmq.EVENT_DISCONNECTED
     with zmq.Context() as context, context.socket(zmq.DEALER) as opened:
@@ -77,11 +75,11 @@ def takes_connections(coordinator: Address, identity: Identity, timeout: float =
             is_connected = False
             while monitor.poll(max(0, round(1000 * (deadline - time.monotonic())))):
                 event = parse_monitor_message(monitor.recv_multipart())["event"]
-                if event == zmq.EVENT_CLOSED:  # there is no way, or nobody listens
+                if event == zmq.EVENT_CLOSED:  # no route, or no program listens
                     return False
                 if event != zmq.EVENT_CONNECTED:
                     return True
-                is_connected = True  # it may be too busy for more
+                is_connected = True  # the program may be too busy for a handshake
             return is_connected
         except AddressUnavailable:
             return False
@@ -91,7 +89,7 @@ def takes_connections(coordinator: Address, identity: Identity, timeout: float =
 
 
 class Handshakes:
-    """What the handshakes of a connecting socket came to, as its monitor tells."""
+    """The results of a connecting socket's handshakes, from its monitor."""
 
     EVENTS = (
         zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -110,7 +108,7 @@ class Handshakes:
         self._since = time.monotonic()
 
     def take(self, frames: list[bytes]) -> int:
-        """Note one of the monitor's messages; returns which of EVENTS it is."""
+        """Read a message of the monitor; returns which of EVENTS it is."""
         event = int(parse_monitor_message(frames)["event"])
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._succeeded = True
@@ -121,8 +119,8 @@ class Handshakes:
         return event
 
     def _count_failure(self, now: float) -> None:
-        """`now`: when it is read, which may be late: the time that passes only counts against an
-        accusation, so that a program that was busy itself accuses nobody."""
+        """`now`: when it is read. If that is late, as this program was busy, the failures span more
+        time and no longer count as those of a stranger."""
         self._failures += 1
         if self._failures == MOST_FAILURES:
             self._is_stranger = now - self._since < STRANGER_S

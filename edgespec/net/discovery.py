@@ -1,8 +1,8 @@
 """Discovery: coordinators announce themselves on the local network, others find them there.
 
-Multicast DNS (RFC 6762) and DNS-SD (RFC 6763), by the zeroconf library. What is found is a hint and
-no more: anyone on the network can announce anything, so that names and texts are cut to what may be
-shown, and addresses to what can be one.
+Multicast DNS (RFC 6762) and DNS-SD (RFC 6763), by the zeroconf library. What is found is only a
+hint, as anyone on the network can announce anything: names and texts are cut to what may be shown,
+and addresses to valid ones.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 SERVICE = "_edgespec._tcp.local."
 
 SETTLE_S = 1.0
-"""After the first coordinator, seconds to hear of others: a choice is not made by who is faster."""
+"""Seconds to hear of others after the first coordinator: the fastest is not the only choice."""
 
 ROUND_S = 4.0
-"""Seconds after which the question is asked anew, on the interfaces that are up by then."""
+"""Seconds after which the question is asked again, on the interfaces that are up by then."""
 
 _RESOLVE_S = 1.5
 _PAUSE_S = 0.2
@@ -50,7 +50,7 @@ _CLUSTER = re.compile("[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class Found:
-    """A coordinator that announces itself. Nothing of it is committed."""
+    """A coordinator that announces itself. Nothing of it is verified."""
 
     name: str
     addresses: tuple[str, ...]  # best first
@@ -62,15 +62,14 @@ class Found:
 
     @property
     def description(self) -> str:
-        """For people: its name, and what it says it runs."""
+        """Its name and what it claims to run, for users."""
         count = f"{self.stages} stage{'' if self.stages == '1' else 's'}" if self.stages else ""
         old = "" if self.version == str(VERSION) else "another version of edgespec"
         said = ", ".join(filter(None, (self.model, count, old)))
         return f"{self.name} ({said})" if said else self.name
 
     def reachable(self, identity: Identity) -> Address | None:
-        """The best of its addresses that takes a connection; None if none does. `identity`: whose
-        key is shown."""
+        """The best of its addresses that takes a connection; None if none does."""
         for host in self.addresses:
             if takes_connections(Address(host, self.port), identity):
                 return Address(host, self.port)
@@ -96,7 +95,7 @@ class Announcement:
             f"{host}.{SERVICE}",
             port,
             properties={name: value[:_MODEL_CHARS] for name, value in properties.items()},
-            # Boards copied from one card have one host name; this one is nobody else's.
+            # Boards copied from one card have the same host name; this name is unique.
             server=f"edgespec-{secrets.token_hex(8)}.local.",
             parsed_addresses=addresses,
         )
@@ -109,7 +108,7 @@ class Announcement:
         self.name = info.name.removesuffix(f".{SERVICE}")
 
     def close(self) -> None:
-        """Withdraw it: whoever heard of it forgets it."""
+        """Withdraw it."""
         self._zeroconf.close()
 
 
@@ -160,7 +159,7 @@ def browse(interfaces: Sequence[Interface], timeout: float, settle: float) -> li
         while (left := end - time.monotonic()) > 0.0 and len(found) < _MOST_FOUND:
             try:
                 name, patience = names.get(timeout=min(left, _PAUSE_S)), 0.0
-            except queue.Empty:  # those that came without all that is to be known, one by one
+            except queue.Empty:  # resolve those whose details did not come along
                 if not unclear:
                     continue
                 name, patience = unclear.pop(), min(left, _RESOLVE_S)
@@ -184,7 +183,7 @@ def found_from(
     properties: Mapping[bytes, bytes | None],
     interfaces: Sequence[Interface],
 ) -> Found | None:
-    """What an announcement says, as far as it may be used; None if there is no way to connect."""
+    """The usable parts of an announcement; None if there is no way to connect."""
     possible = best_first(filter(_is_host, addresses[:_MOST_SAID]), interfaces)
     if not possible or port is None or not 0 < port < 65536:
         return None
@@ -212,7 +211,7 @@ def _found(name: str, info: ServiceInfo | None, interfaces: Sequence[Interface])
 
 
 def _with_named_zone(address: str) -> str:
-    """With the interface's name for the index that the library gives; without, if it is gone."""
+    """Replace the interface's index by its name; drop it if the interface is gone."""
     number, _, index = address.partition("%")
     try:
         return f"{number}%{socket.if_indextoname(int(index))}"
@@ -221,7 +220,7 @@ def _with_named_zone(address: str) -> str:
 
 
 def _resolved(zeroconf: Zeroconf, name: str, patience: float) -> ServiceInfo | None:
-    """What is known of an announced name; with patience (seconds), after asking for it."""
+    """The details of an announced name; with patience (seconds), also by asking for them."""
     from zeroconf import Error, ServiceInfo
 
     try:
@@ -234,13 +233,10 @@ def _resolved(zeroconf: Zeroconf, name: str, patience: float) -> ServiceInfo | N
 
 
 def _opened(interfaces: Sequence[Interface]) -> Zeroconf:
-    """Multicast DNS on these interfaces, over IPv4 and, where they have it, IPv6.
-
-    Raises OSError if that is not possible.
-    """
+    """Multicast DNS on these interfaces, over IPv4 and IPv6. Raises OSError if not possible."""
     from zeroconf import Zeroconf
 
-    # What strangers send is not our user's business, and what fails here is said by us.
+    # Users need no log of malformed packets, and errors here are reported by this program.
     logging.getLogger("zeroconf").setLevel(logging.CRITICAL)
     places: list[str | int | tuple[tuple[str, int, int], int]] = []
     for one in interfaces:
@@ -254,7 +250,7 @@ def _opened(interfaces: Sequence[Interface]) -> Zeroconf:
 
 
 def _is_host(address: str) -> bool:
-    """Whether this is an address that another machine may have."""
+    """Whether another machine may have this address."""
     try:
         number = ip_address(address)
     except ValueError:
@@ -265,5 +261,5 @@ def _is_host(address: str) -> bool:
 
 
 def _shown(text: str, most: int) -> str:
-    """A stranger's text, fit for a terminal."""
+    """An untrusted text, fit for a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text[:most]).strip()

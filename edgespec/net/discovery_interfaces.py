@@ -1,12 +1,13 @@
-"""Interfaces: which of this machine's networks discovery uses, and which address is best to take.
+"""Interfaces: which of this machine's networks discovery uses, and which address is best.
 
-A coordinator often has several addresses, and some of them lead nowhere for others: Docker's bridge
-and a Jetson's USB port have the same address on every machine. Such interfaces are left out where
-the user named none, and an address that is also one's own is the last to be tried.
+A coordinator often has several addresses, some of which are useless to others: Docker's bridge and
+a Jetson's USB port have the same address on every machine. Such interfaces are left out unless the
+user names them, and an address that this machine has too is tried last.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,21 +24,8 @@ from edgespec.net.zones import is_link_local
 EVERY_ADDRESS = "0.0.0.0"
 EVERY_ADDRESS_6 = "::"
 
-_VIRTUAL = (
-    "docker",
-    "br-",
-    "veth",
-    "virbr",
-    "vmnet",
-    "vboxnet",
-    "lxcbr",
-    "lxdbr",
-    "podman",
-    "cni",
-    "flannel",
-    "cali",
-    "l4tbr",
-    "dummy",
+_VIRTUAL = re.compile(
+    "docker|br-|veth|virbr|vmnet|vboxnet|lxcbr|lxdbr|podman|cni|flannel|cali|l4tbr|dummy"
 )
 """Names of bridges to containers, virtual machines and USB hosts begin with these."""
 
@@ -47,13 +35,13 @@ class Interface:
     """A network interface that is up and can multicast."""
 
     name: str
-    addresses: tuple[IPv4Interface | IPv6Interface, ...]  # without zones: its name says which
+    addresses: tuple[IPv4Interface | IPv6Interface, ...]  # without zones
     has_ipv6: bool
 
     @property
     def is_virtual(self) -> bool:
         """Whether it leads to containers or virtual machines, by its name."""
-        return self.name.startswith(_VIRTUAL)
+        return _VIRTUAL.match(self.name) is not None
 
     def __str__(self) -> str:
         numbers = [one.ip for one in self.addresses]
@@ -69,7 +57,7 @@ def own_interfaces() -> list[Interface]:
 def interfaces_from(
     stats: Mapping[str, Any], addresses: Mapping[str, Sequence[Any]]
 ) -> list[Interface]:
-    """The same, from what psutil's net_if_stats and net_if_addrs say."""
+    """The same, from psutil's net_if_stats and net_if_addrs."""
     found = []
     for name, state in sorted(stats.items()):
         flags = set(state.flags.split(","))
@@ -96,21 +84,20 @@ def _ipv6(found: Any) -> IPv6Interface:
 
 
 def to_look_on(interfaces: Iterable[Interface]) -> list[Interface]:
-    """Where others are looked for: on all but the virtual ones."""
+    """The interfaces to search on: all but the virtual ones."""
     return [one for one in interfaces if not one.is_virtual]
 
 
 def listens_everywhere(host: str) -> bool:
-    """Whether who listens on `host`, a number, does so on every interface."""
+    """Whether `host`, a number, means every interface."""
     return host in (EVERY_ADDRESS, EVERY_ADDRESS_6)
 
 
 def to_announce_on(host: str, interfaces: Iterable[Interface]) -> list[Interface]:
-    """Where a coordinator that listens on `host`, a number, can be reached by others, and at which
-    addresses.
+    """The interfaces and addresses at which others reach a coordinator that listens on `host`.
 
     0.0.0.0: all but the virtual ones, at their IPv4 addresses; ::, at all addresses; any other
-    one: the interface that has it, with that address alone; loopback: none.
+    number: the interface that has it, with that address alone; loopback: none.
     """
     if listens_everywhere(host):
         versions = (4,) if host == EVERY_ADDRESS else (4, 6)
@@ -123,7 +110,7 @@ def to_announce_on(host: str, interfaces: Iterable[Interface]) -> list[Interface
 def _with_addresses(
     interfaces: Iterable[Interface], takes: Callable[[IPv4Interface | IPv6Interface], bool]
 ) -> list[Interface]:
-    """Those of the interfaces that have such addresses, with these alone."""
+    """The interfaces that have such addresses, with these alone."""
     left = [replace(one, addresses=tuple(filter(takes, one.addresses))) for one in interfaces]
     return [one for one in left if one.addresses]
 
@@ -131,10 +118,9 @@ def _with_addresses(
 def best_first(addresses: Iterable[str], interfaces: Sequence[Interface]) -> tuple[str, ...]:
     """The addresses to which there is a route, best first.
 
-    First those on a network that this machine is on, then those behind a router, IPv4 before IPv6
-    in both; then those that are link-local, by every interface that may be meant if they have no
-    zone; and those that are this machine's own last: if the coordinator is here, all of its
-    addresses are.
+    First those on a network of this machine, then those behind a router, IPv4 before IPv6 in both;
+    then link-local ones, on every interface if they have no zone; last this machine's own, as all
+    addresses of a coordinator on this machine are.
     """
     networks = [own.network for one in interfaces for own in one.addresses]
     ranked = []
@@ -150,7 +136,7 @@ def best_first(addresses: Iterable[str], interfaces: Sequence[Interface]) -> tup
 
 
 def _with_every_zone(addresses: Iterable[str], interfaces: Sequence[Interface]) -> Iterator[str]:
-    """An address that came without saying by which interface is one on each of them."""
+    """Give a link-local address without a zone the zone of each interface."""
     for address in addresses:
         if is_link_local(address) and "%" not in address:
             yield from (f"{address}%{one.name}" for one in to_look_on(interfaces) if one.has_ipv6)

@@ -1,8 +1,8 @@
-"""Paced transport: counts what a node sends, and lets it arrive when it would over other links.
+"""Paced transport: counts what a node sends, and emulates the delay of other links.
 
-Every message of a request carries the time at which it is due: it leaves at once, and who receives
-it holds it back until then. What the real way and the nodes' own handling take hides in the time of
-the emulated link. Due times are of time.monotonic, which the processes of one machine share.
+Every message of a request carries the time at which it is due: it is sent at once, and the receiver
+holds it back until then. The real delays are hidden in the time of the emulated link. Due times are
+of time.monotonic, which the processes of one machine share.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from edgespec.wire.messages import CloseRequest, Credit, Fault, Message, Retain
 from edgespec.wire.segment import Segment
 
 OF_REQUESTS = (Retain, CloseRequest, Fault, Credit)
-"""Control messages between coordinator and stages that cost time while a request runs. What clients
-say and hear does not belong to the ring, and setting it up is nobody's benchmark."""
+"""Control messages between coordinator and stages that cost time while a request runs. Messages
+with clients, and those that set a ring up, are not emulated."""
 
 FARTHEST_S = 10.0
-"""A message that says it is due this long before or after now was not stamped on this machine."""
+"""A message that is due so many seconds before or after now was not stamped on this machine."""
 
 FINE_S = 0.001
-"""ZeroMQ waits in whole milliseconds: less is slept, in steps of STEP_S."""
+"""ZeroMQ waits in whole milliseconds: shorter waits are slept, in steps of STEP_S."""
 
 STEP_S = 0.0002
 
@@ -43,10 +43,10 @@ _MARK = b"due at: "
 
 @dataclass(frozen=True, slots=True)
 class LinkPace:
-    """The links that leave one node.
+    """The outgoing links of one node.
 
     `ring` leads to the next node; a control message takes `control` seconds and no bandwidth;
-    `segment_bytes(rows, hidden)`: what a segment weighs with the rows of the charged model.
+    `segment_bytes(rows, hidden)`: the size of a segment with rows of the charged model.
     """
 
     ring: LinkCosts
@@ -63,12 +63,11 @@ class Stamped(Incoming):
 
 
 class PacedTransport(ZmqTransport):
-    """A ZmqTransport whose messages arrive when they would over `pace`, if there is one.
+    """A ZmqTransport whose messages arrive when they would over the links of `pace`.
 
-    All nodes of a ring have a pace, or none: without one, a message is taken as it comes.
-    `happened_at()`: when the cause of what is sent happened. `on_sent(message, nbytes)` is told of
-    every segment and every control message of a request; the bytes are the charged model's under a
-    pace, else the real ones.
+    Either all nodes of a ring have a pace, or none. `happened_at()`: when the cause of a message
+    happened. `on_sent(message, nbytes)` is called for every segment and every control message of a
+    request; the bytes are the charged model's under a pace, else the real ones.
     """
 
     def __init__(self, identity: Identity) -> None:
@@ -83,12 +82,10 @@ class PacedTransport(ZmqTransport):
 
     @classmethod
     def coordinator(cls, address: Address, identity: Identity, admits: Admits) -> PacedTransport:
-        """See ZmqTransport."""
         return _paced(super().coordinator(address, identity, admits))
 
     @classmethod
     def stage(cls, coordinator: Address, identity: Identity, host: str) -> PacedTransport:
-        """See ZmqTransport."""
         return _paced(super().stage(coordinator, identity, host))
 
     # --- sending ------------------------------------------------------------------------------

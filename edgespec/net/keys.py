@@ -1,7 +1,7 @@
-"""Keys: the CURVE key pairs that nodes prove themselves with, and the tokens that let one in.
+"""Keys: the CURVE key pairs by which nodes prove who they are, and the tokens that admit a key.
 
-A key is 32 bytes (Curve25519), written in Z85 as ZeroMQ has it: 40 characters. What a node may do
-follows from the public key that it has proved to hold, and from nothing that it says of itself.
+A key is 32 bytes (Curve25519), written in ZeroMQ's Z85: 40 characters. What a node may do follows
+from the public key that it has proved, and from nothing that it says of itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEY_CHARS = 40
 _Z85 = frozenset(z85.Z85CHARS.decode())
 
 _TOKEN_MARK = "edge-"
-_TOKEN_BYTES = 18  # of the secret: nobody tries 2**144 of them over a network; no padding
+_TOKEN_BYTES = 18  # of the secret: 2**144 are too many to try over a network; no padding
 _SUM_BYTES = 4
 
 
@@ -36,43 +36,42 @@ class KeyPair:
 
     @staticmethod
     def new() -> KeyPair:
-        """A random one."""
         public, secret = zmq.curve_keypair()
         return KeyPair(public.decode(), secret.decode())
 
     @staticmethod
     def from_secret(secret: str) -> KeyPair:
-        """The pair of a secret key. Raises ValueError if it is none."""
+        """Raises ValueError if it is no key."""
         if not is_key(secret):
             raise ValueError("a secret key has 40 characters of Z85")
         return KeyPair(zmq.curve_public(secret.encode()).decode(), secret)
 
     @staticmethod
     def from_words(words: str) -> KeyPair:
-        """The pair that everybody can make who knows these words, which have to be a secret."""
+        """The pair of a shared secret."""
         digest = hashlib.sha256(b"edgespec key pair " + words.encode()).digest()
         return KeyPair.from_secret(z85.encode(digest).decode())
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a node is: its own key pair, and the public key of the coordinator that it belongs to."""
+    """A node's own key pair, and the public key of its coordinator."""
 
     own: KeyPair
     coordinator: str
 
     @staticmethod
     def of_coordinator(own: KeyPair) -> Identity:
-        """That of the coordinator itself, and of whoever may read its key: the cluster's owner."""
+        """Of the coordinator itself, and of the cluster's owner, who may read its key."""
         return Identity(own, own.public)
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What lets a device or a client into a cluster: who the coordinator is, and a secret.
+    """Admits a device or a client to a cluster: the coordinator's public key, and a secret.
 
-    From the secret follows a key pair. Whoever comes with it may do one thing, have its own public
-    key admitted. The coordinator keeps the public key of it alone, and the secret never travels.
+    The secret gives a key pair, whose holder may do one thing: have its own public key admitted.
+    The coordinator keeps only the public key of the pair, and the secret is never sent.
     """
 
     coordinator: str
@@ -81,12 +80,12 @@ class Token:
 
     @staticmethod
     def new(coordinator: str) -> Token:
-        """A random one of the coordinator with this public key."""
+        """A random one for the coordinator with this public key."""
         return Token._of(z85.decode(coordinator), secrets.token_bytes(_TOKEN_BYTES))
 
     @staticmethod
     def parse(text: str) -> Token:
-        """From what a user gives. Raises AccessRefused if it is no token, or not all of one."""
+        """Raises AccessRefused if it is no token, or not all of one."""
         text = text.strip()
         try:
             raw = base64.b64decode(text.removeprefix(_TOKEN_MARK), "-_", validate=True)
@@ -110,7 +109,6 @@ class Token:
 
 
 def is_key(text: object) -> bool:
-    """Whether this is a key in Z85."""
     if not (isinstance(text, str) and len(text) == KEY_CHARS and _Z85.issuperset(text)):
         return False
     try:
@@ -120,7 +118,7 @@ def is_key(text: object) -> bool:
 
 
 def short(key: str) -> str:
-    """A public key for people: its fingerprint, which has no characters that a shell minds."""
+    """The fingerprint of a public key, for users: it needs no quoting in a shell."""
     return hashlib.sha256(key.encode()).hexdigest()[:12]
 
 

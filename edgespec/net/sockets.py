@@ -1,4 +1,4 @@
-"""Sockets: what every ZeroMQ socket of a node needs: addresses, waiting messages, notes."""
+"""Sockets: addresses, waiting messages and log notes, for every ZeroMQ socket of a node."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from edgespec.net.zones import is_link_local
 log = logging.getLogger(__name__)
 
 NOTE_S = 1.0
-"""A stranger who sends rubbish all day shall not fill the log: seconds between two notes."""
+"""Seconds between two notes: a stranger that keeps sending rubbish must not fill the log."""
 
 BATCH = 64
-"""Messages taken from one socket before the others get their turn."""
+"""Messages read from one socket before the others are read."""
 
 
 def waiting(source: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
@@ -50,7 +50,7 @@ def _key_of(frame: zmq.Frame) -> str:
 
 
 class Dropped:
-    """What was dropped, with a note in the log at most every NOTE_S."""
+    """Counts dropped messages, with a note in the log at most every NOTE_S."""
 
     def __init__(self, what: str = "dropped a message") -> None:
         self._what = what
@@ -58,7 +58,6 @@ class Dropped:
         self._said = float("-inf")
 
     def note(self, reason: str) -> None:
-        """One more was dropped."""
         now = time.monotonic()
         if now - self._said < NOTE_S:
             self._unsaid += 1
@@ -84,7 +83,7 @@ def bind(opened: zmq.Socket[bytes], address: Address) -> int:
 
 
 def connect(opened: zmq.Socket[bytes], address: Address) -> None:
-    host = number_of(address.host)  # ZeroMQ would go on asking for an unknown name, silently
+    host = number_of(address.host)  # ZeroMQ would look up an unknown name again and again
     opened.setsockopt(zmq.IPV6, ":" in host)
     try:
         opened.connect(Address(host, address.port).endpoint)
@@ -121,11 +120,7 @@ def _number(place: tuple[Any, ...]) -> str:
 
 
 def own_address_towards(address: Address) -> str:
-    """The address of this machine on the route to `address`, as a peer there would see it.
-
-    A link-local one has the zone behind it, which nobody else can use: see `without_zone`.
-    Raises AddressUnavailable if the host is unknown or there is no route.
-    """
+    """The address of this machine on the route to `address`, as a peer there would see it."""
     target = number_of(address.host)
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     try:

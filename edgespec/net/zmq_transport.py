@@ -1,8 +1,8 @@
 """ZeroMQ transport: a node's data ring (PUSH/PULL) and its control channel (ROUTER/DEALER).
 
-Control never waits behind data, so that a retained set overtakes the rows that it prunes. All
-sockets of a node are owned by one thread. Every one of them is CURVE: what goes over the network is
-encrypted, whoever listens admits known keys alone, and whoever connects knows the key of the other.
+Control has its own sockets, so that a retained set overtakes the rows that it prunes. One thread
+owns all sockets of a node. All are CURVE: traffic is encrypted, a listening socket admits known
+keys only, and a connecting one knows the key of the other side.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from edgespec.wire.segment import Segment
 log = logging.getLogger(__name__)
 
 LINGER_MS = 500
-"""A closing socket may take this long to hand over its last words (a Failed, a Goodbye): long
-enough for a LAN, short enough that nobody's exit hangs on a dead peer."""
+"""Time for a closing socket to send its last messages (a Failed, a Goodbye): long enough for a LAN,
+short enough that a dead peer does not delay the exit."""
 
 RING_HWM = 1_024
-"""Credits keep a handful of segments in flight; the mark only stops a runaway peer."""
+"""Credits keep a few segments in flight; the mark only stops a runaway peer."""
 
 CONTROL_WAITING = 4096
-"""Control messages of one peer that are read ahead; the rest stays with the peer. More than an
-honest one says while a loop stands still for some seconds: libzmq 4.3.5 has been seen to abort when
-a peer at this limit breaks off."""
+"""Control messages of one peer that are read ahead; the rest stays with the peer. A normal peer
+sends fewer while a loop hangs for some seconds: libzmq 4.3.5 has been seen to abort when a peer at
+this limit disconnects."""
 
 CONTROL, DATA = "the control channel", "the data ring"
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A message that came: on the ring (peer empty), or on control from `peer`.
+    """A received message: on the ring (peer empty), or on control from `peer`.
 
     `key`: the public key that the peer of a coordinator has proved; "" elsewhere.
     """
@@ -59,12 +59,12 @@ class Incoming:
 
 
 class ZmqTransport:
-    """Sockets of one node. Use `coordinator` or `stage` or `client` to make one."""
+    """Sockets of one node, made by `coordinator`, `stage` or `client`."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._context = zmq.Context()
-        # A socket that nobody configured must not keep the program alive either.
+        # For all sockets: none may keep the program alive.
         self._context.linger = LINGER_MS
         self._context.setsockopt(zmq.MAXMSGSIZE, DEFAULT_LIMITS.frame_bytes)
         self._gate: Gate | None = None
@@ -82,14 +82,13 @@ class ZmqTransport:
         self._ring_pair: KeyPair | None = None
         self.ring_key = b""
         self.ring_broke: float | None = None
-        """When the connection to the next node broke first. Segments may have been lost with it,
-        though ZeroMQ connects again."""
+        """When the connection to the next node first broke. Segments may be lost, though ZeroMQ
+        connects again."""
         self.ring_awaited: float | None = None
-        """Since when this node tries to reach the next one; None if it does not, or has."""
+        """Since when this node tries to reach the next one; None if it does not try, or has."""
         self.ring_reached = False
-        """Whether it has reached it; whoever takes notice sets it back."""
+        """Whether it has just reached it; the reader resets this."""
         self.next_node = ""
-        """Where the next node is."""
         self.control_port = 0
         self.data_port = 0
 
@@ -103,7 +102,7 @@ class ZmqTransport:
         control = transport._open(zmq.ROUTER, CONTROL_HWM)
         control.setsockopt(zmq.RCVHWM, CONTROL_WAITING)
         control.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
-        # An unreachable peer shall be an error here, not a message that silently disappears.
+        # Report an unreachable peer as an error; by default the message would silently disappear.
         control.setsockopt(zmq.ROUTER_MANDATORY, 1)
         transport._control = control
         try:
@@ -220,7 +219,7 @@ class ZmqTransport:
             self._push = None
 
     def wake_on(self, end: socket.socket) -> None:
-        """Let `poll` return when `end` has something to read (it is emptied)."""
+        """Have `poll` return when `end` has something to read (and read it)."""
         self._wakers[end.fileno()] = end
         self._poller.register(end, zmq.POLLIN)
 
@@ -264,7 +263,7 @@ class ZmqTransport:
     # --- receiving ----------------------------------------------------------------------------
 
     def poll(self, timeout: float) -> list[Incoming]:
-        """Whatever came within `timeout` seconds; malformed messages are dropped with a note."""
+        """The messages within `timeout` seconds; malformed ones are dropped with a note."""
         self.check_access()
         ready = dict(self._poller.poll(max(0, round(timeout * 1000))))
         for waker in self._wakers.values():
@@ -330,7 +329,7 @@ class ZmqTransport:
             return None
 
     def close(self) -> None:
-        """Close all sockets; last messages get LINGER_MS to leave."""
+        """Close all sockets; last messages have LINGER_MS to be sent."""
         self.close_ring()
         if self._control_monitor is not None and self._control is not None:
             self._control.disable_monitor()

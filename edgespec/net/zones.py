@@ -1,7 +1,7 @@
-"""Zones: by which interface a link-local IPv6 address is reached, which each node knows for itself.
+"""Zones: by which interface this machine reaches a link-local IPv6 address.
 
-`fe80::2` means another machine on each network, and the name of the interface that leads there is
-nobody else's: a node tells its own address without a zone, and whoever connects to it adds one.
+`fe80::2` means another machine on each network, and only this machine knows its interfaces' names:
+a node sends its address without a zone, and a node that connects to it adds its own.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ _ATTRIBUTE = struct.Struct("=HH")
 _DONE, _ERROR, _NEW_NEIGHBOUR, _GET_NEIGHBOURS = 3, 2, 28, 30
 _REQUEST_ALL = 0x301
 _DESTINATION = 1
-_UNUSABLE = 0x21  # incomplete, failed: nobody answered there
+_UNUSABLE = 0x21  # incomplete, failed: no machine answered there
 _WAIT_S = 1.0
 
 
 def is_link_local(host: str) -> bool:
-    """Whether it is an IPv6 number that means something on one network only."""
     try:
         return IPv6Address(host).is_link_local
     except ValueError:
@@ -34,16 +33,16 @@ def is_link_local(host: str) -> bool:
 
 
 def without_zone(host: str) -> str:
-    """An address of this machine as it is told to others."""
+    """An address of this machine as other nodes get it."""
     return host.partition("%")[0]
 
 
 def with_zone(host: str, coordinator: str = "") -> str:
-    """An address that another node told, so that this machine can connect to it.
+    """Another node's address, so that this machine can connect to it.
 
-    A link-local one gets the interface by which this machine knows that neighbour, or else the one
-    by which it reaches the `coordinator`, a link-local address with its zone. Raises
-    AddressUnavailable if neither is known.
+    A link-local one gets the interface on which this machine knows that neighbour, or else the one
+    of the `coordinator`, a link-local address with its zone. Raises AddressUnavailable if neither
+    is known.
     """
     if not is_link_local(host) or "%" in host:
         return host
@@ -60,14 +59,14 @@ def with_zone(host: str, coordinator: str = "") -> str:
 
 
 def _own(host: str) -> Iterator[str]:
-    """Interfaces of this machine that have the address themselves."""
+    """Interfaces of this machine that have the address."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address == f"{host}%{name}" for address in addresses):
             yield name
 
 
 def _neighbours(address: IPv6Address) -> list[str]:
-    """Interfaces on which the kernel has met the address; it has, if a connection with it lives."""
+    """Interfaces on which the kernel knows this neighbour, as it does while a connection lasts."""
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
             kernel.settimeout(_WAIT_S)
@@ -79,7 +78,7 @@ def _neighbours(address: IPv6Address) -> list[str]:
                 for interface, state, found in _answers(kernel)
                 if found == address.packed and not state & _UNUSABLE
             ]
-    except OSError:  # a kernel or a sandbox that does not tell, or an interface that has just gone
+    except OSError:  # the kernel or a sandbox refuses, or an interface has just gone
         return []
 
 

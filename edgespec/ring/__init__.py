@@ -1,1 +1,1 @@
-"""Who is in the ring: members, which layers each holds, how they are."""
+"""The ring: its members, the layers of each, their health."""

@@ -30,7 +30,7 @@ class RingAssembly:
         self.missing_since: float | None = None  # since then a stage that was there is missing
         self.why_down = ""
         self._home = home
-        self._is_linked = False  # all were told to connect, in the current ring
+        self._is_linked = False  # all had to connect, in the current ring
         self._is_reached = False  # stage 1, by the coordinator
 
     @property
@@ -103,7 +103,7 @@ class RingAssembly:
     def ready(self, member: Member, seconds: float, ring: int) -> list[Effect]:
         """A stage has loaded its layers; the last one has all stages connect."""
         if ring != self.assignment.ring or member.ready or member.stage == SPARE:
-            return []  # of an earlier ring, or said twice
+            return []  # of an earlier ring, or repeated
         effects: list[Effect] = []
         if not member.loaded:
             effects.append(Log(f"{member} loaded its layers in {seconds:.1f} s"))

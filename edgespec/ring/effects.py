@@ -1,4 +1,4 @@
-"""Effects that the ring's machines alone have."""
+"""Effects of the ring's machines only."""
 
 from __future__ import annotations
 
@@ -17,32 +17,30 @@ class LoadBlock(Effect):
 
 @dataclass(frozen=True, slots=True)
 class FetchBlock(Effect):
-    """Have that block on this device's disk, beside the one that runs; comes back as BlockFetched,
-    or not at all. With None, whatever is fetched is not wanted any more."""
+    """Put that block on this device's disk, beside the one that runs; comes back as BlockFetched,
+    or not at all. None: stop fetching."""
 
     assign: Assign | None
 
 
 @dataclass(frozen=True, slots=True)
 class ResetStage(Effect):
-    """A new ring begins, in which the stage's block has this place: forget the one before."""
+    """A new ring begins, in which the loaded block is this stage: forget the ring before."""
 
     assign: Assign
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRing(Effect):
-    """From now on, exchange segments with whoever shows this key; send none before ConnectRing."""
+    """From now on, exchange segments with holders of this key; send none before ConnectRing."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectRing(Effect):
-    """From now on, push segments to this TCP address (empty host: the coordinator's).
-
-    `key`: the public key that the node there has to prove.
-    """
+    """From now on, push segments to this TCP address (empty host: the coordinator's), where the
+    node must prove this public key."""
 
     host: str
     port: int
@@ -51,12 +49,12 @@ class ConnectRing(Effect):
 
 @dataclass(frozen=True, slots=True)
 class CloseRing(Effect):
-    """This node has no part in a ring: push to nobody."""
+    """This node has no part in a ring: push no segments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log(Effect):
-    """Tell the person at the terminal how things stand."""
+    """Write a line to the log, which is also the node's status."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""Events that the ring's machines alone have."""
+"""Events of the ring's machines only."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class RingReached(Event):
 
 @dataclass(frozen=True, slots=True)
 class RingBroke(Event):
-    """This node's connection to the next one of the ring does not stand, or not any more: segments
-    may have been lost. `why` is a clause whose subject is the node."""
+    """This node has no connection to the next one of the ring, or lost it and segments with it.
+    `why` is a clause whose subject is the node."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRemoved(Event):
-    """The cluster's owner, or the device itself, has this public key admitted no more."""
+    """This public key was removed by the cluster's owner, or by the device itself."""
 
     key: str
 
@@ -36,7 +36,7 @@ class BlockLoaded(Event):
 
 @dataclass(frozen=True, slots=True)
 class BlockLoading(Event):
-    """How far a stage's block is, in words: "loading 3 of 10 layers"."""
+    """Progress in words, such as "loading 3 of 10 layers"."""
 
     text: str
 

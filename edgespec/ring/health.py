@@ -1,7 +1,7 @@
-"""Health: whether the devices of a ring are hot, throttled or slow; said once, and when it is over.
+"""Health: reports once that a device is hot, throttled or slow, and once that it is over.
 
-The coordinator judges what the devices say of themselves, one by one and against each other. What
-lasts for a few seconds only is worth nobody's attention and is not said.
+The coordinator compares the figures of a device with its limits, its own best and the others'.
+What lasts only for seconds is not reported.
 """
 
 from __future__ import annotations
@@ -20,62 +20,62 @@ HEALTH_S = 2.0
 """Seconds between two Health messages of a stage."""
 
 STALE_S = 3 * HEALTH_S
-"""What a device said longer ago than this is no longer how it is: it is neither shown nor compared
-with what others say."""
+"""The age at which figures of a device are no longer shown or compared."""
 
 TEXT_CHARS = 120
-"""Of a device's name, and of how it says that it is, that are shown."""
+"""The longest text of another node that is shown."""
 
 REASON_CHARS = 400
-"""Of the reason of a loss: errors say what to do."""
+"""The same of the reason of a loss, since errors say what to do."""
 
 NEAR_LIMIT = 5.0
 """°C below its own limit at which a device counts as hot."""
 
 HOT = 85.0
-"""°C from which a device counts as hot that does not tell its limit: small boards (a Raspberry Pi
-at 80 to 85) lower their clocks about there, and no device runs for long far above it."""
+"""°C from which a device of unknown limit counts as hot: small boards (a Raspberry Pi at 80 to 85)
+lower their clocks about there, and no device runs for long far above it."""
 
 COOLED = 3.0
 """°C below the temperature that counts as hot at which it no longer does."""
 
 SLOW, NOT_SLOW = 1.5, 1.3
-"""Times its own best time from which a stage is slow, and up to which it is not any more."""
+"""A stage's time over its own best from which it is slow, and below which it no longer is."""
 
 IDLE_S = 60.0
-"""Seconds without a block behind which nobody knows whether a stage is slow still."""
+"""Seconds without work after which it is unknown whether a stage is still slow."""
 
 FAR_SLOWER, NOT_FAR_SLOWER = 2.0, 1.6
-"""The same against the others' time a layer."""
+"""The same, over the others' time per layer."""
 
 HOLDS_UP = 1.25
-"""Times as long as any other's that a stage must take for a whole segment to be worth a word: one
-that is slow but has few layers holds nobody up."""
+"""A stage is reported only if it takes so many times as long for a segment as any other: a slow
+one with few layers delays no other."""
 
 
 def printable(text: str, most: int = TEXT_CHARS) -> str:
-    """What another node says, as one short line that a terminal can show."""
+    """A text of another node, as one short line that a terminal can show."""
     return "".join(c if c.isprintable() else " " for c in text[:most])
 
 
 # --- alarms ---------------------------------------------------------------------------------------
 
 LEAST_TIMES = 3
-"""How often in a row something must have been seen to be said."""
+"""How often in a row something must be seen to be reported."""
 
 
 @dataclass(slots=True)
 class _Alarm:
-    """Something that is said once it has lasted, and that it is over once that has lasted."""
+    """Something that is reported once it has lasted, and again once it has been over as long."""
 
-    lasts: float  # seconds until it is said
+    lasts: float  # seconds until it is reported
     over_lasts: float
     is_on: bool = False
-    since: float | None = None  # when what would change it was seen first, of those in a row
+    since: float | None = None  # when the change was first seen, of those in a row
     times: int = 0
 
     def seen(self, bad: bool, good: bool, now: float) -> bool:
-        """How it looks now; neither bad nor good leaves it as it is. Returns whether it changed."""
+        """Note one observation, which may be neither bad nor good; returns whether the alarm
+        changed."""
         if not (good if self.is_on else bad):
             self.since = None
             return False
@@ -89,7 +89,6 @@ class _Alarm:
         return True
 
     def end(self) -> None:
-        """Nothing is known any more that would keep it on."""
         self.is_on, self.since = False, None
 
 
@@ -103,7 +102,7 @@ class _Device:
     why_throttled: str = ""
     slowdown: float = 0.0  # when it computed last
     hot: _Alarm = field(default_factory=lambda: _Alarm(4.0, 10.0))
-    # Governors throttle and let go by turns: that it is over takes longer to say.
+    # Governors turn throttling on and off: its end takes longer to report.
     throttled: _Alarm = field(default_factory=lambda: _Alarm(4.0, 20.0))
     computed_at: float = 0.0
     slow: _Alarm = field(default_factory=lambda: _Alarm(10.0, 10.0))
@@ -111,27 +110,27 @@ class _Device:
 
     @property
     def is_slower(self) -> bool:
-        """Whether it was slow, and is still slower than what would not be called so."""
+        """Whether it was slow, and is not yet clearly faster."""
         return self.slow.is_on and self.slowdown >= NOT_SLOW
 
 
 class HealthMonitor:
-    """What devices say of themselves, by the address that their messages come from."""
+    """The latest figures and the alarms of each device, by its address."""
 
     def __init__(self) -> None:
         self._devices: dict[bytes, _Device] = {}
 
     def of(self, peer: bytes, now: float) -> Health | None:
-        """What that device said last; None if it said nothing, or nothing lately."""
+        """The device's latest figures; None if they are missing or stale."""
         device = self._devices.get(peer)
         return device.health if device and now - device.at <= STALE_S else None
 
     def forget(self, peer: bytes) -> None:
-        """It is gone, or has another place, whose times are others."""
+        """The device is gone, or becomes another stage with other times."""
         self._devices.pop(peer, None)
 
     def warning(self, peer: bytes, now: float) -> str:
-        """What is wrong with a device, in a few words; "" if nothing is known to be."""
+        """What is wrong with a device, in a few words; "" if nothing is."""
         device = self._devices.get(peer)
         if device is None or self.of(peer, now) is None:
             return ""
@@ -144,7 +143,7 @@ class HealthMonitor:
         return ", ".join(words for words, is_on in alarms.items() if is_on)
 
     def heard(self, peer: bytes, who: str, layers: int, health: Health, now: float) -> list[Effect]:
-        """A device said how it is; returns what people should be told. `layers` 0: a spare."""
+        """Note a device's figures; returns what to report. `layers` 0: a spare."""
         device = self._devices.setdefault(peer, _Device())
         device.layers, device.at = layers, now
         device.health = health = replace(health, text=printable(health.text))
@@ -172,8 +171,8 @@ class HealthMonitor:
         return f"is the slowest: {ratio:.1f} times the others' time a layer; {cure}"
 
     def _compared(self, peer: bytes, device: _Device, now: float) -> tuple[float, float] | None:
-        """A stage's time in times of the others': a layer against their median, and all its layers
-        against the longest. None if there is nothing to compare."""
+        """A stage's time per layer over the others' median, and its whole time over the longest
+        of the others'. None if there is nothing to compare."""
         others = [
             other
             for address, other in self._devices.items()
@@ -244,12 +243,12 @@ def _why_slow(device: _Device, health: Health) -> str:
 # --- how far away, and how often lost -------------------------------------------------------------
 
 TRIPS = 5
-"""Round trips whose shortest one is told: the others waited for a loop that was busy."""
+"""The shortest of so many round trips is shown: the others waited for a busy loop."""
 
 
 @dataclass(slots=True)
 class _Trips:
-    """Of one device: the number that was sent last and when, and the last that came back."""
+    """Of one device: the number sent last and when, and the last that came back."""
 
     sent: float
     number: int = 0
@@ -258,13 +257,13 @@ class _Trips:
 
 
 class RoundTrips:
-    """How long a control message takes to a device and back."""
+    """Measures how long a control message takes to a device and back."""
 
     def __init__(self) -> None:
         self._trips: dict[bytes, _Trips] = {}
 
     def beat(self, peer: bytes, now: float) -> Heartbeat:
-        """The heartbeat that is sent now; with a number if it is time to measure again."""
+        """The heartbeat to send now; with a number if it is time to measure again."""
         trips = self._trips.setdefault(peer, _Trips(now))
         if now - trips.sent < HEALTH_S:
             return Heartbeat()
@@ -272,7 +271,7 @@ class RoundTrips:
         return Heartbeat(trips.number)
 
     def back(self, peer: bytes, number: int, now: float) -> None:
-        """A heartbeat with that number came; only the newest that was sent counts, and once."""
+        """A heartbeat came back; only the number sent last counts, and once."""
         trips = self._trips.get(peer)
         if trips is not None and number == trips.number and trips.returned < number:
             trips.returned = number
@@ -284,13 +283,12 @@ class RoundTrips:
         return min(trips.latest, default=0.0) if trips else 0.0
 
     def forget(self, peer: bytes) -> None:
-        """It is gone."""
         self._trips.pop(peer, None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Losses:
-    """Of a place: how often whoever had it was lost, and the last cause, with its time."""
+    """Of one stage: how often its holder was lost, and the last cause with its time."""
 
     count: int = 0
     cause: str = ""
@@ -298,23 +296,23 @@ class _Losses:
 
 
 class DeviceRecords:
-    """All that a coordinator knows of its devices beside their places."""
+    """Health, round trips and losses of all devices."""
 
     def __init__(self) -> None:
         self.health = HealthMonitor()
         self.trips = RoundTrips()
         self._losses: dict[int, _Losses] = {}
 
-    def lost(self, peer: bytes, place: int, cause: str, now: float) -> None:
-        """A device is gone, and with it the holder of that place, or a spare (`place` 0)."""
+    def lost(self, peer: bytes, stage: int, cause: str, now: float) -> None:
+        """A device is gone, which was this stage or a spare (`stage` 0)."""
         self.health.forget(peer)
         self.trips.forget(peer)
-        if place:
-            count = self._losses.get(place, _Losses()).count + 1
-            self._losses[place] = _Losses(count, printable(cause, REASON_CHARS), now)
+        if stage:
+            count = self._losses.get(stage, _Losses()).count + 1
+            self._losses[stage] = _Losses(count, printable(cause, REASON_CHARS), now)
 
     def described(self, node: NodeStatus, member: Member | None, now: float) -> NodeStatus:
-        """With what is known of the place, and of the device that holds it."""
+        """The status with the stage's losses and its device's health added."""
         losses = self._losses.get(node.stage, _Losses())
         ago = now - losses.at if losses.count else 0.0
         node = replace(node, losses=losses.count, last_loss=losses.cause, lost_ago=ago)

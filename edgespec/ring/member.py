@@ -1,7 +1,7 @@
-"""Member machine: a stage's way into the ring and back into it, and its watch over the coordinator.
+"""Member machine: how a stage joins the ring, and comes back when it has lost the coordinator.
 
-It asks for a place until it gets one, loads, connects. When the coordinator is gone, or has given
-it up, it keeps its block and asks again, for ever.
+It asks for a stage until it gets one, loads, connects. When the coordinator is gone, or has given
+it up, it keeps its block and asks again without end.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from edgespec.wire.messages import (
 )
 
 REPORT_S = 2.0
-"""Seconds between two notes about how far a long wait is."""
+"""Seconds between two log lines about a long wait."""
 
 LONG_REPORT_S = 60.0
 """The same once it has waited for longer than that."""
 
 
 class MemberMachine:
-    """Asks for a place until it gets one, loads, connects; asks again when it has lost it."""
+    """A stage's or spare's part in the ring, without I/O."""
 
     def __init__(self, join: Join, coordinator: str, wait: float, timing: Timing) -> None:
         """`wait`: seconds to keep asking a coordinator that has never answered."""
@@ -60,25 +60,25 @@ class MemberMachine:
         self._coordinator = coordinator
         self._wait = wait
         self._timing = timing
-        self._asking_since: float | None = None  # None before the first Tick, and with a place
+        self._asking_since: float | None = None  # None before the start and as a member
         self._heard: float | None = None  # the coordinator, ever
         self._next = 0.0
         self._reported = float("-inf")
-        self._place: Assign | None = None  # the newest one, also while it asks again
+        self._place: Assign | None = None  # the newest one
         self._was_placed = False
         self._block: object = None  # what is, or is being, loaded
-        self._fetching: object = None  # the block that is fetched for a ring that is planned
-        self._loading = 0  # blocks that are being loaded: all but the last for nobody
+        self._fetching: object = None  # the block that is fetched for a planned ring
+        self._loading = 0  # blocks that are being loaded: all but the last are obsolete
         self._started = False
 
     @property
     def place(self) -> Assign | None:
-        """The newest one, also while it asks for another; None as a spare."""
+        """The newest Assign, also while it asks for another; None as a spare."""
         return None if self._is_spare else self._place
 
     @property
     def _is_spare(self) -> bool:
-        """Also one that prepares for a place."""
+        """Also while it prepares for a stage."""
         return self._place is None or self._place.ring == NO_RING
 
     def deadline(self) -> float | None:
@@ -92,7 +92,7 @@ class MemberMachine:
                 return self._on_tick(now)
             case MessageArrived(_, message):
                 if self._heard is None:
-                    self._next = now  # from now on it beats, or asks in another tone
+                    self._next = now  # from now on it sends heartbeats
                 self._heard = now
                 return self._on_message(message, now)
             case BlockLoading(text):
@@ -140,7 +140,7 @@ class MemberMachine:
                 return self._ask_again(f"the coordinator let it go: {reason}", now)
         return []
 
-    # --- a place and its block ----------------------------------------------------------------
+    # --- a stage and its block ----------------------------------------------------------------
 
     def _on_assign(self, assign: Assign, now: float) -> list[Effect]:
         self._asking_since, self._was_placed, self._next = None, True, now
@@ -163,7 +163,7 @@ class MemberMachine:
         return [Log(loads), *effects, LoadBlock(assign)]
 
     def _on_plan(self, assign: Assign) -> list[Effect]:
-        """Of another block: it runs the one that it has until the ring of that one begins."""
+        """Prepare another block, while the one that it has runs on."""
         if self._fetching == assign.block:
             return []
         if self._block == assign.block:
@@ -189,11 +189,11 @@ class MemberMachine:
     def _on_loaded(self, seconds: float) -> list[Effect]:
         self._loading -= 1
         if self._loading:
-            return []  # a block that was wanted before this one
+            return []  # an obsolete block
         loaded = f"layers loaded in {seconds:.1f} s; waiting for the other stages"
         if self._place is None:
             return [Log(loaded)]  # it stands by
-        # It may have got another place for the same block meanwhile, or another ring.
+        # Meanwhile it may have got another stage or ring for the same block.
         ready = [] if self._asks else [SendCoordinator(Ready(seconds, self._place.ring))]
         return [ResetStage(self._place), *ready, Log(loaded)]
 
@@ -203,10 +203,10 @@ class MemberMachine:
             return []
         return [SendCoordinator(Fault(ALL_REQUESTS, reason)), Stop(reason, failed=True)]
 
-    # --- without a place ----------------------------------------------------------------------
+    # --- without a stage ----------------------------------------------------------------------
 
     def _ask_again(self, why: str, now: float, after: float = 0.0) -> list[Effect]:
-        """The ring may end, this daemon does not: it keeps its block and asks for its place."""
+        """The ring may end, this daemon does not: it keeps its block and asks to join again."""
         first = not self._asks
         if first:
             self._asking_since = self._reported = now

@@ -207,7 +207,7 @@ class MembershipMachine:
         if holder is not None and holder.join.stage == join.stage:
             return self._on_rival(peer, join, holder, now)
         if holder is not None and not ring.was_up:
-            # The ring waits for nobody yet: the holder, which did not ask for this stage, moves.
+            # Before the ring is first up, the holder, which did not ask for this stage, moves.
             del ring.stages[join.stage]
             entered = ring.enter(peer, join, join.stage, now)
             return entered + self._admit(holder.peer, holder.join, now)

@@ -1,4 +1,4 @@
-"""Registrar: who belongs to the cluster, and what each may do, as the coordinator node asks it."""
+"""Access policy: which keys belong to the cluster, and which messages each role may send."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from edgespec.wire.snapshots import StageActivity, Subscribe
 
 OWNER, STAGE, CLIENT, TOKEN = "owner", "stage", "client", "token"
 
-_ASKING: frozenset[type[Message]] = frozenset({Submit, Cancel, StatusRequest, Subscribe, Heartbeat})
-_SERVING = _ASKING | {
+_ASK: frozenset[type[Message]] = frozenset({Submit, Cancel, StatusRequest, Subscribe, Heartbeat})
+_SERVE = _ASK | {
     Join,
     Loading,
     Ready,
@@ -37,31 +37,28 @@ _SERVING = _ASKING | {
 }
 
 MAY_SEND: dict[str, frozenset[type[Message]]] = {
-    OWNER: _SERVING,
-    STAGE: _SERVING | {Leave},
-    CLIENT: _ASKING | {Leave},
+    OWNER: _SERVE,
+    STAGE: _SERVE | {Leave},
+    CLIENT: _ASK | {Leave},
     TOKEN: frozenset({Enrol}),
 }
-"""What the holder of a key may say to the coordinator, by the role that the key has."""
+"""The messages that the holder of a key may send to the coordinator, by the key's role."""
 
 
 class AccessPolicy(Protocol):
-    """Keys, and the roles that they have. Asked in the node's own thread and in that of ZAP."""
+    """Keys and their roles. Called in the node's own thread and in that of ZAP."""
 
     def role_of(self, key: str) -> str | None:
-        """One of MAY_SEND's; None for a key that is not, or no longer, known."""
+        """One of MAY_SEND's; None for an unknown or removed key."""
 
     def why_not(self, key: str) -> str:
         """Why a key has no role, for the log."""
 
     def enrol(self, token_key: str, device_key: str, name: str) -> str:
-        """Admit a device by a token; returns the name that it gets.
-
-        Raises AccessRefused if the token does not, or no longer, count.
-        """
+        """Admit a device by a token; returns its name. Raises AccessRefused for a bad token."""
 
     def forget(self, key: str) -> None:
-        """Admit this device no more."""
+        """Remove this device."""
 
 
 def admits(access_policy: AccessPolicy, key: str, *, blocks: bool = False) -> str:

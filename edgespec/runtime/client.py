@@ -45,7 +45,7 @@ def check_refusal(message: Message) -> None:
 
 
 def silent_for(coordinator: Address, seconds: float) -> PeerLost:
-    """The error that a coordinator said nothing for so long."""
+    """The error for a coordinator that was silent for so long."""
     return PeerLost(
         f"the coordinator at {coordinator} has been silent for {seconds:.1f} s: it has ended or "
         "cannot be reached"

@@ -65,13 +65,13 @@ class CoordinatorNode(RingNode):
         self._access = access_policy
         self._dropped = Dropped("refused a message")
         self.requests: RequestLog | None = None
-        """Where every request and its end are written."""
+        """Logs every request and its end."""
         if instrumentation is not None:
             self.worker.instead(instrumentation.equip(None, compute.perform, self))
         self._machine = machine
         self._membership = membership
-        self._unreachable: set[bytes] = set()  # found out while effects were carried out
-        # Prompts are encoded beside the models' worker: neither waits for the other.
+        self._unreachable: set[bytes] = set()  # found while carrying out effects
+        # Prompts have their own worker: neither they nor the models wait for the other.
         self._prompts = Worker(self._encode, "edgespec-prompts")
         self.workers.append(self._prompts)
 
@@ -80,14 +80,14 @@ class CoordinatorNode(RingNode):
         return self._machine.encode(effect)
 
     def admit(self, incoming: Incoming) -> bool:
-        """Whether the sender may say that; a key counts only as long as it is known."""
+        """Whether the sender's role, looked up for each message, allows it."""
         if incoming.on_ring:
-            return True  # its key was the ring's
+            return True  # its sender proved the ring's key
         peer, message, key = incoming.peer, incoming.message, incoming.key
         role = self._access.role_of(key)
         if role is None:
             self._refuse(incoming, Removed(f"this key counts no more: {self._access.why_not(key)}"))
-            self._gone(peer, time.monotonic())  # it gets no more of what it asked for before
+            self._gone(peer, time.monotonic())  # its requests end
         elif type(message) not in MAY_SEND[role]:
             more = (
                 "; `edgespec token new` here makes a token for a device" if role == CLIENT else ""
@@ -133,7 +133,7 @@ class CoordinatorNode(RingNode):
             self.transport.send_control(peer, message)
 
     def _removed(self) -> list[Event]:
-        """The members whose keys were removed since they joined."""
+        """Members whose keys were removed since they joined."""
         return [
             KeyRemoved(key)
             for key in self._membership.keys
@@ -162,7 +162,7 @@ class CoordinatorNode(RingNode):
                 return self._tell(event, now)
 
     def _for_requests(self, peer: bytes, message: Message, key: str) -> Message | None:
-        """What the coordinator machine is told of a message; None if it does not concern it."""
+        """The message for the coordinator machine; None if it is not for it."""
         stage = self._membership.stage_number(peer)
         match message:
             case Submit(scope=scope):
@@ -182,7 +182,7 @@ class CoordinatorNode(RingNode):
         return None
 
     def deadline(self) -> float | None:
-        """The earlier of both machines'; at once if a client was found to be gone."""
+        """The earlier of both machines'; at once if a client is gone."""
         if self._unreachable:
             return 0.0
         both = (self._membership.deadline(), self._machine.deadline())
@@ -195,8 +195,7 @@ class CoordinatorNode(RingNode):
         return self.guarded(self.to_ring, event, now)
 
     def _tell(self, event: Event, now: float) -> list[Effect]:
-        """Hand an event to the coordinator machine; one that it cannot handle ends the request that
-        it concerns."""
+        """Hand an event to the coordinator machine; if that fails, its request ends."""
         try:
             return self._machine.handle(event, now)
         except Exception:
@@ -204,8 +203,7 @@ class CoordinatorNode(RingNode):
             return self._machine.give_up(event, _FAILED)
 
     def not_carried_out(self, effect: Effect) -> list[Effect]:
-        """An end that cannot be sent is replaced by one that can; what else a request lacks ends
-        it."""
+        # Replace an end that cannot be sent; another missing message ends its request.
         match effect:
             case SendPeer(peer, Finished(tag=tag)):
                 return [SendPeer(peer, Failed(tag, _FAILED))]
@@ -243,12 +241,12 @@ class CoordinatorNode(RingNode):
         try:
             self.transport.send_control(peer, message)  # type: ignore[arg-type]
         except PeerLost:
-            # Not now: what else the machine has just decided is to be carried out first.
+            # Later: first carry out the other effects of this event.
             self._unreachable.add(peer)
             raise
 
     def _gone(self, peer: bytes, now: float) -> None:
-        """A client can no longer be reached, or is none any more."""
+        """A client can no longer be reached, or was removed."""
         if self.requests is not None:
             self.requests.left(peer)
         self.perform_all(self._heard(PeerGone(peer), now), now)
@@ -261,5 +259,5 @@ class CoordinatorNode(RingNode):
 
 
 def asker_of(key: str, scope: str) -> str:
-    """One name for who asks: nobody gets that of another key's users, whatever scope it says."""
+    """The name of a client's user, which no other key can have with any scope."""
     return hashlib.sha256(f"{key} {scope}".encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Enrolment: a device or client has its key admitted by a token, or forgotten; it blocks."""
+"""Enrolment: has the key of a device or client admitted by a token, or forgotten; it blocks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LOOK_S = 0.2
 
 
 def enrol(coordinator: Address, token: Token, own: KeyPair, name: str, wait: float) -> str:
-    """Have the public key of `own` admitted; returns the name that the cluster gives its holder.
+    """Have the public key of `own` admitted; returns its name in the cluster.
 
-    Raises AccessRefused if the token does not count there, PeerLost if nobody answers for `wait`
-    seconds.
+    Raises AccessRefused if the token is not valid there, PeerLost after `wait` seconds without an
+    answer.
     """
     identity = Identity(token.pair, token.coordinator)
     answer = _ask(coordinator, identity, Enrol(own.public, name), wait)
@@ -38,7 +38,7 @@ def _reason(answer: Message) -> str:
 
 
 def _ask(coordinator: Address, identity: Identity, question: Message, wait: float) -> Message:
-    """The first answer to a question that is asked once: ZeroMQ holds it until it connects."""
+    """Ask once and return the first answer; ZeroMQ holds the question until it connects."""
     transport = ZmqTransport.client(coordinator, identity)
     deadline = time.monotonic() + wait
     try:

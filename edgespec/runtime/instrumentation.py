@@ -1,4 +1,4 @@
-"""Equipment: what a node can have beside its work: another device's pace, and a trace."""
+"""Instrumentation: another device's pace, and a trace, for a node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgespec.wire.messages import Assign
 
 @dataclass(frozen=True, slots=True)
 class NodePace:
-    """What a node's compute and its outgoing links are held to."""
+    """The times that a node's compute and its outgoing links keep to."""
 
     prices: Prices
     links: LinkPace
@@ -23,24 +23,24 @@ class NodePace:
 
 @dataclass(frozen=True, slots=True)
 class Instrumentation:
-    """Of one node. `pace(place)`: what it is held to (`place` None: the coordinator)."""
+    """Of one node. `pace(assign)`: the times that it keeps to (`assign` None: the coordinator)."""
 
     transport: PacedTransport
     pace: Callable[[Assign | None], NodePace] | None = None
     trace: Trace | None = None
 
-    def equip(self, place: Assign | None, perform: Perform, node: RingNode) -> Perform:
-        """Prepare the transport; returns what this node's worker shall do for an effect."""
+    def equip(self, assign: Assign | None, perform: Perform, node: RingNode) -> Perform:
+        """Prepare the transport; returns the function with which the worker carries out effects."""
         emulated: Emulated | None = None
         if self.pace is not None:
-            pace = self.pace(place)
+            pace = self.pace(assign)
             self.transport.pace = pace.links
             self.transport.happened_at = lambda: node.happened_at
             emulated = held = Emulated(perform, pace.prices, lambda: node.worker.asked_at)
             node.worker.ended_at = lambda: held.free_at
             perform = held.perform
         if self.trace is not None:
-            self.trace.node = place.stage if place else 0
+            self.trace.node = assign.stage if assign else 0
             self.transport.on_sent = self.trace.sent
             perform = self.trace.around(perform, emulated)
         return perform

@@ -57,7 +57,7 @@ TICK_AGAIN_S = 1.0
 """Seconds until a Tick that could not be handled is tried again."""
 
 BUG = "it met a bug of this program, of which its log says more"
-"""What users are told of an exception."""
+"""The reason of an exception, for users."""
 
 
 class _LogLimit:

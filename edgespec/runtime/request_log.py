@@ -1,6 +1,6 @@
-"""Request log: every request that a coordinator was asked, and its end, as JSON lines in a file.
+"""Request log: every request of a coordinator, and its end, as JSON lines in a file.
 
-`edgespec simulate --replay` plays them again. The file holds prompts and answers: its owner alone
+`edgespec simulate --replay` plays them again. The file holds prompts and answers: only its owner
 may read it.
 """
 
@@ -17,21 +17,20 @@ from edgespec.wire.client_messages import Failed, Finished, Submit
 
 FORMAT = 1
 KIND = "request"
-"""What a line of such a file is, beside its FORMAT."""
+"""The `what` of each line."""
 
 LEFT = "client_left"
-"""The outcome of a request whose client went."""
+"""The outcome of a request whose client left."""
 
 MOST_OPEN = 4096
-"""Requests without an end that are remembered: more than a coordinator takes at once."""
+"""Open requests that are remembered: more than a coordinator takes at once."""
 
 
 class RequestLog:
-    """Writes a line for each request when it ends, with the seconds since the log's beginning at
-    which it came."""
+    """Writes a line for each request when it ends, with the time of its arrival."""
 
     def __init__(self, path: str) -> None:
-        """Begin the file anew. Raises ConfigError if it cannot be written."""
+        """Begin an empty file. Raises ConfigError if it cannot be written."""
         try:
             descriptor = os.open(
                 path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
@@ -45,12 +44,10 @@ class RequestLog:
         self._open: dict[tuple[bytes, int], tuple[float, Submit]] = {}
 
     def asked(self, peer: bytes, submit: Submit) -> None:
-        """A request came."""
         if len(self._open) < MOST_OPEN:
             self._open[peer, submit.tag] = time.monotonic() - self._began, submit
 
     def answered(self, peer: bytes, end: Finished | Failed) -> None:
-        """It was told its end."""
         if isinstance(end, Finished):
             figures = asdict(end)
             del figures["tag"], figures["policy"]
@@ -59,13 +56,12 @@ class RequestLog:
             self._write(peer, end.tag, "failed", reason=end.reason, kind=end.kind)
 
     def left(self, peer: bytes) -> None:
-        """Nobody hears the end of this client's requests any more."""
+        """The client is gone: its requests end without an answer."""
         for other, tag in list(self._open):
             if other == peer:
                 self._write(peer, tag, LEFT)
 
     def close(self) -> None:
-        """Nothing is written any more."""
         self._open.clear()
         self._file.close()
 

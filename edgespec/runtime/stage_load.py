@@ -1,4 +1,4 @@
-"""Effort: how busy a stage is, and how fast by its own measure; what its device cannot know."""
+"""Stage load: how busy a stage is, and how fast compared with its own best."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from edgespec.machines.events import BlockDone, ComputeFailed, Event
 from edgespec.wire.messages import Health
 
 RECENT_S = 5.0
-"""Seconds of the past that a stage's own times are told of."""
+"""Seconds of the past that a report covers."""
 
 WINDOW = 7
-"""Blocks whose median must be the lowest to count as the best: one may be quick by chance."""
+"""The best time is the lowest median of so many runs: a single one may be quick by chance."""
 
 FEW_ROWS = 16
-"""Rows up to which times are told: prompts, which come in longer chunks, would blur them."""
+"""Most rows of a run that is reported: prompts, which come in longer chunks, would blur them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A block that was computed; `ratio`: its time in times of the best one, None without one."""
+    """One run of the block; `ratio`: its time over the best time, None without one."""
 
     ended: float
     rows: int
@@ -33,13 +33,13 @@ class _Run:
 
 @dataclass(slots=True)
 class _SizeClass:
-    """Times of blocks of about the same size."""
+    """Times of runs of about the same size."""
 
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     best: float | None = None
 
     def add(self, seconds: float) -> float | None:
-        """One more; returns its time in times of the best, None if there is none yet."""
+        """Returns the time over the best time, None if there is none yet."""
         self.latest.append(seconds)
         if len(self.latest) == WINDOW:
             now = median(self.latest)
@@ -48,10 +48,10 @@ class _SizeClass:
 
 
 class StageLoad:
-    """How much of its time a stage computes, and how fast it is by its own measure.
+    """The share of its time that a stage computes, and its times over its own best times.
 
-    Times are compared between blocks of about as many rows that see about as many rows: both cost
-    time without any fault of the device.
+    Times are compared between runs of about as many rows that see about as many rows, since both
+    cost time on a healthy device too.
     """
 
     def __init__(self) -> None:
@@ -63,20 +63,20 @@ class StageLoad:
         self._block: object = None
 
     def take_place(self, block: object) -> None:
-        """A ring begins; times of another block do not count for this one."""
+        """A ring begins; forget the times of another block."""
         if block != self._block:
             self._block = block
             self._classes.clear()
             self._recent.clear()
 
     def asked(self, effects: Iterable[Effect], now: float) -> None:
-        """Of these effects, blocks are computed from now on."""
+        """Note the runs that these effects begin."""
         for effect in effects:
             if isinstance(effect, RunBlock):
                 self._running[effect.job] = now, effect
 
     def ended(self, event: Event, now: float) -> None:
-        """If this is the end of a block, it computed until now."""
+        """Note the end of a run."""
         if not isinstance(event, BlockDone | ComputeFailed):
             return
         begun = self._running.pop(event.job, None)
@@ -96,7 +96,7 @@ class StageLoad:
         self._recent.append(_Run(now, rows, seconds, ratio))
 
     def health(self, device: Health, now: float) -> Health:
-        """What the device says of itself, with what is known here added; begins a new account."""
+        """The device's health with the load added; begins a new period."""
         if self._running:
             start = max(min(since for since, _ in self._running.values()), self._free_at)
             self._busy += max(now - max(start, self._told_at), 0.0)

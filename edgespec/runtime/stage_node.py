@@ -1,4 +1,4 @@
-"""Stage node: routes messages between its sockets, its place in the ring and the stage machine."""
+"""Stage node: routes messages between its sockets, the member machine and the stage machine."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
 
 LIMIT_BYTES = 1 << 30
-"""A trace that is as long as this ends here: a disk that fills up would end more than that."""
+"""The longest trace: a full disk would do more harm."""
 
 
 class Trace:
@@ -32,7 +32,7 @@ class Trace:
         self._written = 0
         self.node = 0
         try:
-            # By lines: a process that is killed has then told what it did.
+            # By lines: the trace is complete even if the process is killed.
             self._file = Path(path).open(  # noqa: SIM115
                 "w", encoding="utf-8", buffering=1
             )
@@ -40,7 +40,7 @@ class Trace:
             raise ConfigError(f"cannot write the trace {path}: {problem.strerror}") from None
 
     def write(self, what: str, **fields: object) -> None:
-        """One more line; may be called by any thread."""
+        """Write one line; any thread may call this."""
         line = json.dumps({"what": what, "node": self.node, **fields}) + "\n"
         with self._lock:
             if self._written < LIMIT_BYTES:
@@ -86,7 +86,7 @@ class Trace:
 
 
 def _tree_of(effect: Effect) -> dict[str, object]:
-    """What stands where in the tree, as the first stage knows it: tells which rows were of use."""
+    """The rows' places in the draft tree, which only the first stage has."""
     if not isinstance(effect, RunBlock) or effect.hidden is not None:
         return {}
     rows = effect.rows

@@ -23,7 +23,7 @@ Perform = Callable[[Effect, Callable[[], bool]], Event | None]
 
 
 class Worker:
-    """Runs `perform(effect, stop)` in its own thread, so that heartbeats go on meanwhile."""
+    """Runs `perform(effect, stop)` in its own thread, so that heartbeats go on."""
 
     def __init__(self, perform: Perform, name: str = "edgespec-worker") -> None:
         self._perform = perform
@@ -34,18 +34,16 @@ class Worker:
         self.asked_at = 0.0
         """When the cause of the effect that is carried out now happened (time.monotonic)."""
         self.ended_at: Callable[[], float] = time.monotonic
-        """When the effect that was just carried out ended; an emulated one ends as charged."""
+        """When the last effect ended; an emulated one ends as charged."""
         self._bell, self.waker = socket.socketpair()
         self._bell.setblocking(False)
         # A daemon thread: a program that must end does not wait for a long forward pass.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def instead(self, perform: Perform) -> None:
-        """Carry out effects with this from now on."""
         self._perform = perform
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def submit(self, effect: Effect, at: float | None = None) -> None:
@@ -60,23 +58,16 @@ class Worker:
         self._aborted = job
 
     def post(self, event: Event, at: float | None = None) -> None:
-        """Hand an event to the I/O loop (from the worker's thread); it happened now, or at `at`."""
+        """Hand an event to the I/O loop; it happened now, or at `at`."""
         self._events.append((time.monotonic() if at is None else at, event))
         # A full socket means that the loop has plenty of wake-ups to read already, a closed one
         # that it has ended.
         with contextlib.suppress(OSError):
             self._bell.send(b"!")
 
-    def events(self) -> list[Event]:
-        """What was posted since the last call."""
-        return [event for _, event in self.timed_events()]
-
     def timed_events(self) -> list[tuple[float, Event]]:
         """What was posted since the last call, and when it happened."""
-        taken = []
-        while self._events:
-            taken.append(self._events.popleft())
-        return taken
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     def stop(self, timeout: float = 1.0) -> None:
         """End the thread, waiting for a running effect no longer than `timeout` seconds.
@@ -107,7 +98,7 @@ class Worker:
             return self._perform(effect, lambda: self._stopping or self._aborted == job)
         except EdgespecError as problem:
             return _failed(effect, str(problem))
-        except Exception as problem:  # a bug, or the device: the request ends, the node lives
+        except Exception as problem:  # a bug, or the device: only the request fails
             log.exception("%s failed", type(effect).__name__)
             return _failed(effect, f"{type(problem).__name__}: {problem}")
 

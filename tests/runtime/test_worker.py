@@ -68,7 +68,7 @@ def collect(worker: Worker, count: int) -> list[Event]:
         assert time.monotonic() < limit, events
         if select.select([worker.waker], [], [], 0.1)[0]:
             worker.waker.recv(4096)
-        events += worker.events()
+        events += [event for _, event in worker.timed_events()]
     return events
 
 
@@ -172,7 +172,7 @@ def test_many_events_that_nobody_reads_do_not_block_the_worker(
     limit = time.monotonic() + PATIENCE_S
     while len(worker._events) < 20_000 and time.monotonic() < limit:
         time.sleep(0.01)
-    assert len(worker.events()) == 20_000
+    assert len(worker.timed_events()) == 20_000
 
 
 def test_abort_reaches_the_job_it_is_meant_for_and_no_other(
