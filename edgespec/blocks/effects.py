@@ -1,4 +1,4 @@
-"""Effects of the block receiver and the piece sender."""
+"""Effects of the block receiver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AskSender:
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
-    """Open the part file of this block and read it: PartRead …, PartEnded."""
+    """Open the part file of this block and read it: `part_read` …, `part_ended`."""
 
     offer: BlockOffer
 
@@ -52,7 +52,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class TransferProgress:
-    """How far a transfer is: bytes `done` of `total`, `rate` bytes a second, seconds `left`.
+    """Show the user: bytes `done` of `total`, `rate` in bytes a second, seconds `left`.
 
     `total` is 0 until the block is offered. `left` is infinite while nothing arrives.
     """
@@ -64,19 +64,4 @@ class TransferProgress:
     left: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Show:
-    """Show the user how far it is."""
-
-    progress: TransferProgress
-
-
-ReceiverEffect = AskSender | OpenPart | Write | Truncate | Complete | GiveUp | Show
-
-
-@dataclass(frozen=True, slots=True)
-class SendPiece:
-    """Read this piece and send it."""
-
-    peer: bytes
-    request: PieceRequest
+ReceiverEffect = AskSender | OpenPart | Write | Truncate | Complete | GiveUp | TransferProgress

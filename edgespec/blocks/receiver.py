@@ -14,20 +14,11 @@ from edgespec.blocks.effects import (
     GiveUp,
     OpenPart,
     ReceiverEffect,
-    Show,
     TransferProgress,
     Truncate,
     Write,
 )
-from edgespec.blocks.events import (
-    PartEnded,
-    PartRead,
-    ReceiverEvent,
-    SenderLink,
-    SenderSaid,
-)
 from edgespec.errors import ConfigError, PeerLost, RemoteProtocolError
-from edgespec.machines.events import Tick
 from edgespec.wire.block_messages import (
     BlockOffer,
     BlockPreparing,
@@ -130,7 +121,7 @@ class _Rate:
 class BlockReceiver:
     """Fetches the block file of one stage from one sender into a part file, front to back."""
 
-    def __init__(self, stage: int, source: str, silence: float = SILENCE_S) -> None:
+    def __init__(self, stage: int, source: str, now: float, silence: float = SILENCE_S) -> None:
         """`source`: the sender's address, for messages; `silence`: seconds without progress."""
         self._stage = stage
         self._source = source
@@ -144,31 +135,12 @@ class BlockReceiver:
         self._early: dict[int, bytes | memoryview] = {}
         self._wrong = 0
         self._rate = _Rate(0, 0.0)
-        self._heard: float | None = None
-        self._next = 0.0
+        self._heard = self._next = now
         self._retry = RETRY_S
 
     def deadline(self) -> float:
-        """When to call with Tick next."""
-        return 0.0 if self._heard is None else min(self._next, self._heard + self._silence)
-
-    def handle(self, event: ReceiverEvent, now: float) -> list[ReceiverEffect]:
-        """React to one event; the first Tick starts it."""
-        if self._heard is None:
-            self._heard = self._next = now
-        match event:
-            case Tick():
-                return self._on_tick(now)
-            case SenderLink(is_up):
-                self._connected = is_up
-                self._fetching &= is_up
-                return self._ask_block(now) if is_up else []
-            case SenderSaid(message):
-                return self._on_message(message, now)
-            case PartRead(data):
-                return self._on_part(data)
-            case PartEnded():
-                return self._on_part_ended(now)
+        """When to call `tick` next."""
+        return min(self._next, self._heard + self._silence)
 
     @property
     def _prefix(self) -> _Prefix:
@@ -181,8 +153,14 @@ class BlockReceiver:
 
     # --- asking for the block ---------------------------------------------------------------------
 
-    def _on_tick(self, now: float) -> list[ReceiverEffect]:
-        assert self._heard is not None
+    def link(self, is_up: bool, now: float) -> list[ReceiverEffect]:
+        """The connection to the sender is there (again), or broke: what was on its way is lost."""
+        self._connected = is_up
+        self._fetching &= is_up
+        return self._ask_block(now) if is_up else []
+
+    def tick(self, now: float) -> list[ReceiverEffect]:
+        """The deadline has come."""
         if now - self._heard >= self._silence:
             return [GiveUp(self._lost(now - self._heard))]
         if now < self._next:
@@ -209,11 +187,12 @@ class BlockReceiver:
             "is the port open?"
         )
 
-    def _on_message(self, message: Message, now: float) -> list[ReceiverEffect]:
+    def hear(self, message: Message, now: float) -> list[ReceiverEffect]:
+        """A message of the sender came."""
         match message:
             case BlockPreparing(text):
                 self._heard = now
-                return [Show(TransferProgress(text))]
+                return [TransferProgress(text)]
             case BlockOffer():
                 return self._on_offer(message, now)
             case BlockRefused(reason):
@@ -238,17 +217,19 @@ class BlockReceiver:
         self._early.clear()
         self._wrong = 0
         looking = TransferProgress("looking for what is here already", 0, offer.size)
-        return [Show(looking), OpenPart(offer)]
+        return [looking, OpenPart(offer)]
 
     # --- what an earlier transfer left ------------------------------------------------------------
 
-    def _on_part(self, data: bytes) -> list[ReceiverEffect]:
+    def part_read(self, data: bytes) -> list[ReceiverEffect]:
+        """The next bytes of the part file, at most up to the end of a chunk."""
         if not self._reading or self._prefix.feed(data):
             return []
         self._reading = False
         return [Truncate(self._prefix.size)]
 
-    def _on_part_ended(self, now: float) -> list[ReceiverEffect]:
+    def part_ended(self, now: float) -> list[ReceiverEffect]:
+        """All of the part file was read, or all up to what is wrong in it."""
         self._reading = False
         self._heard = now
         self._rate = _Rate(self._prefix.size, now)
@@ -344,7 +325,7 @@ class BlockReceiver:
             return [Truncate(0), GiveUp(RemoteProtocolError(problem))]
         return [*self._ask_pieces(), self._progress(), Complete()]
 
-    def _progress(self) -> Show:
+    def _progress(self) -> TransferProgress:
         done, total, rate = self._prefix.size, self._prefix.offer.size, self._rate.value
         left = 0.0 if done == total else (total - done) / rate if rate else math.inf
         text = f"{done / 1e6:.1f} of {total / 1e6:.1f} MB"
@@ -352,4 +333,4 @@ class BlockReceiver:
             text += f", {rate / 1e6:.1f} MB/s"
         if rate and left:
             text += f", {left:.0f} s left"
-        return Show(TransferProgress(text, done, total, rate, left))
+        return TransferProgress(text, done, total, rate, left)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgespec.blocks.effects import SendPiece
-from edgespec.blocks.events import PeerLeft, PieceAsked, RingIs
 from edgespec.blocks.receiver import WINDOW
 from edgespec.wire.block_messages import PieceRequest
 
@@ -18,6 +16,14 @@ LONGEST_TURN_S = 5.0
 
 MOST_PEERS = 256
 """Receivers that may wait at one sender."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendPiece:
+    """Read this piece and send it."""
+
+    peer: bytes
+    request: PieceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +55,18 @@ class PieceSender:
         landing = [flight.left + LONGEST_TURN_S for flight in self._flights.values()]
         return max([self._rest_until, *landing])
 
-    def handle(self, event: PieceAsked | PeerLeft | RingIs, now: float) -> list[SendPiece]:
-        """React to one event; returns the pieces to send now, in order."""
-        match event:
-            case PieceAsked(peer, request):
-                self._on_asked(peer, request, now)
-            case PeerLeft(peer):
-                self._waiting.pop(peer, None)
-                self._flights.pop(peer, None)
-            case RingIs(busy):
-                self._busy = busy
+    def set_busy(self, busy: bool, now: float) -> list[SendPiece]:
+        """Whether the ring works on a request; returns the pieces to send now, in order."""
+        self._busy = busy
         return self._leaving(now)
 
-    def _on_asked(self, peer: bytes, request: PieceRequest, now: float) -> None:
+    def left(self, peer: bytes) -> None:
+        """A receiver is gone."""
+        self._waiting.pop(peer, None)
+        self._flights.pop(peer, None)
+
+    def asked(self, peer: bytes, request: PieceRequest, now: float) -> list[SendPiece]:
+        """A receiver asks for a piece of a file that is there; returns the pieces to send now."""
         flight = self._flights.get(peer)
         if flight and flight.sha256 == request.sha256 and flight.end <= request.have:
             del self._flights[peer]
@@ -69,10 +74,11 @@ class PieceSender:
                 self._rest_until, now + (now - flight.left) * (1.0 - SHARE) / SHARE
             )
         if not request.length or (peer not in self._waiting and len(self._waiting) >= MOST_PEERS):
-            return
+            return self._leaving(now)
         queue = self._waiting.setdefault(peer, {})
         if len(queue) < 2 * WINDOW:  # an honest receiver's window; a repeated request adds nothing
             queue[request.offset] = request
+        return self._leaving(now)
 
     def _leaving(self, now: float) -> list[SendPiece]:
         for peer, flight in list(self._flights.items()):

@@ -20,10 +20,8 @@ from pathlib import Path
 
 import zmq
 
-from edgespec.blocks.effects import SendPiece
-from edgespec.blocks.events import PeerLeft, PieceAsked, RingIs
 from edgespec.blocks.receiver import WINDOW
-from edgespec.blocks.sender import MOST_PEERS, PieceSender
+from edgespec.blocks.sender import MOST_PEERS, PieceSender, SendPiece
 from edgespec.config import MOST_STAGES, Address
 from edgespec.errors import ConfigError, EdgespecError, ModelError, RemoteProtocolError
 from edgespec.net.access import Admits, Gate
@@ -199,7 +197,7 @@ class BlockServer:
         return round(wait * 1000) + 1  # ZeroMQ would call too early, again and again
 
     def _step(self) -> None:
-        self._carry_out(self._sender.handle(RingIs(self._busy()), time.monotonic()))
+        self._carry_out(self._sender.set_busy(self._busy(), time.monotonic()))
         for key, frames in proved(self._router):
             peer, reason = frames.pop(0), self._admits(key)
             if reason:  # the key was removed since it connected
@@ -232,7 +230,7 @@ class BlockServer:
         except zmq.ZMQError as problem:
             if problem.errno != zmq.EHOSTUNREACH:
                 raise
-            self._sender.handle(PeerLeft(peer), time.monotonic())
+            self._sender.left(peer)
             return False
         return True
 
@@ -282,7 +280,7 @@ class BlockServer:
         if too_long or request.offset + request.length > ready.offer.size:
             self._dropped.note("it asks for a piece that is not in the block")
             return
-        self._carry_out(self._sender.handle(PieceAsked(peer, request), time.monotonic()))
+        self._carry_out(self._sender.asked(peer, request, time.monotonic()))
 
     def _carry_out(self, leaving: list[SendPiece]) -> None:
         for piece in leaving:

@@ -22,17 +22,9 @@ from edgespec.blocks.effects import (
     GiveUp,
     OpenPart,
     ReceiverEffect,
-    Show,
     TransferProgress,
     Truncate,
     Write,
-)
-from edgespec.blocks.events import (
-    PartEnded,
-    PartRead,
-    ReceiverEvent,
-    SenderLink,
-    SenderSaid,
 )
 from edgespec.blocks.receiver import SILENCE_S, BlockReceiver
 from edgespec.config import Address
@@ -43,7 +35,6 @@ from edgespec.errors import (
     EdgespecError,
     RemoteProtocolError,
 )
-from edgespec.machines.events import Tick
 from edgespec.net.access import prove
 from edgespec.net.block_server import BULK, LOST_MS, QUEUED
 from edgespec.net.control import ping
@@ -89,7 +80,7 @@ def fetch_block(
     the address cannot be used; RemoteProtocolError for a sender that breaks the protocol;
     CapacityError if the disk is full; EdgespecError if it was stopped; and what `place` raises.
     """
-    machine = BlockReceiver(stage, str(source), silence)
+    machine = BlockReceiver(stage, str(source), time.monotonic(), silence)
     with _Fetch(source, identity, machine, place, progress, stop) as fetch:
         return fetch.run()
 
@@ -153,14 +144,13 @@ class _Fetch:
         poller = zmq.Poller()
         poller.register(self._dealer, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
-        self._handle(Tick())
         while self._fetched is None:
             self._check_stop()
             wait = self._machine.deadline() - time.monotonic()
             poller.poll(round(1000 * min(max(wait, 0.0), LOOK_S)) + 1)
             self._take()
             if time.monotonic() >= self._machine.deadline():
-                self._handle(Tick())
+                self._carry_out(self._machine.tick(time.monotonic()))
         return self._fetched
 
     def _check_stop(self) -> None:
@@ -173,33 +163,43 @@ class _Fetch:
             event = parse_monitor_message(frames)["event"]
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise AccessRefused(f"{self._source} does not send blocks to this machine's key")
-            self._handle(SenderLink(event == zmq.EVENT_HANDSHAKE_SUCCEEDED))
+            is_up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._carry_out(self._machine.link(is_up, time.monotonic()))
         for frames in waiting(self._dealer):
             try:
                 message = decode(frames, LIMITS)
             except RemoteProtocolError as problem:
                 raise RemoteProtocolError(f"{self._source} sent a {problem}") from None
-            self._handle(SenderSaid(message))
+            self._carry_out(self._machine.hear(message, time.monotonic()))
 
-    def _handle(self, event: ReceiverEvent) -> None:
-        if self._fetched is None:
-            for effect in self._machine.handle(event, time.monotonic()):
-                self._carry_out(effect)
+    def _carry_out(self, effects: list[ReceiverEffect]) -> None:
+        for effect in effects:
+            if self._fetched is not None:
+                return
+            match effect:
+                case AskSender(message):
+                    # A full queue means a dead connection: the next one repeats the request.
+                    with contextlib.suppress(zmq.Again):
+                        self._dealer.send_multipart(encode(message), zmq.NOBLOCK)
+                case TransferProgress():
+                    self._progress(effect)
+                case GiveUp(error):
+                    raise error
+                case OpenPart(offer):
+                    self._open_part(offer)
+                case Write(offset, data):
+                    self._opened.write(offset, data)
+                case Truncate(size):
+                    self._opened.truncate(size)
+                case Complete():
+                    self._opened.complete()
+                    offer = self._opened.offer
+                    self._fetched = FetchedBlock(self._opened.path, offer.manifest, offer.config)
 
-    def _carry_out(self, effect: ReceiverEffect) -> None:
-        match effect:
-            case AskSender(message):
-                # A full queue means a dead connection: the next one repeats the request.
-                with contextlib.suppress(zmq.Again):
-                    self._dealer.send_multipart(encode(message), zmq.NOBLOCK)
-            case Show(progress):
-                self._progress(progress)
-            case GiveUp(error):
-                raise error
-            case OpenPart(offer):
-                self._open_part(offer)
-            case Write() | Truncate() | Complete():
-                self._change_part(effect)
+    @property
+    def _opened(self) -> _PartFile:
+        assert self._part is not None, "it was opened for the offer"
+        return self._part
 
     # --- the part file ------------------------------------------------------------------------
 
@@ -214,25 +214,12 @@ class _Fetch:
             return
         for data in self._part.read():
             self._check_stop()
-            effects = self._machine.handle(PartRead(data), time.monotonic())
-            for effect in effects:
-                self._change_part(effect)
+            effects = self._machine.part_read(data)
+            self._carry_out(effects)
             if effects:  # the rest of it is wrong
                 break
         self._part.check_room()
-        self._handle(PartEnded())
-
-    def _change_part(self, effect: ReceiverEffect) -> None:
-        assert self._part is not None, "it was opened for the offer"
-        match effect:
-            case Write(offset, data):
-                self._part.write(offset, data)
-            case Truncate(size):
-                self._part.truncate(size)
-            case Complete():
-                self._part.complete()
-                offer = self._part.offer
-                self._fetched = FetchedBlock(self._part.path, offer.manifest, offer.config)
+        self._carry_out(self._machine.part_ended(time.monotonic()))
 
 
 @contextlib.contextmanager

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.blocks.events import PeerLeft, PieceAsked, RingIs
 from edgespec.blocks.receiver import WINDOW
-from edgespec.blocks.sender import LONGEST_TURN_S, MOST_PEERS, SHARE, PieceSender
+from edgespec.blocks.sender import LONGEST_TURN_S, MOST_PEERS, SHARE, PieceSender, SendPiece
 from edgespec.wire.block_messages import PieceRequest
 
 PIECE = 1 << 18
@@ -17,70 +16,71 @@ def request(number: int, have: int = 0, length: int = PIECE) -> PieceRequest:
     return PieceRequest("0" * 64, number * PIECE, length, have * PIECE)
 
 
-def numbers(sender: PieceSender, event: PieceAsked | PeerLeft | RingIs, now: float) -> list[int]:
+def numbers(leaving: list[SendPiece]) -> list[int]:
     """The numbers of the pieces that leave."""
-    return [leaving.request.offset // PIECE for leaving in sender.handle(event, now)]
+    return [each.request.offset // PIECE for each in leaving]
 
 
 def test_an_idle_ring_leaves_all_to_the_transfer() -> None:
     sender = PieceSender()
     for number in range(4):
-        assert numbers(sender, PieceAsked(b"a", request(number)), 0.0) == [number]
+        assert numbers(sender.asked(b"a", request(number), 0.0)) == [number]
     assert sender.deadline() is None
 
 
 def test_a_busy_ring_has_one_piece_on_its_way_at_a_time() -> None:
     sender = PieceSender()
-    sender.handle(RingIs(True), 0.0)
-    assert numbers(sender, PieceAsked(b"a", request(0)), 0.0) == [0]
-    assert numbers(sender, PieceAsked(b"a", request(1)), 0.0) == []
-    assert numbers(sender, PieceAsked(b"a", request(2, have=1)), 0.1) == []
+    sender.set_busy(True, 0.0)
+    assert numbers(sender.asked(b"a", request(0), 0.0)) == [0]
+    assert numbers(sender.asked(b"a", request(1), 0.0)) == []
+    assert numbers(sender.asked(b"a", request(2, have=1), 0.1)) == []
     rest = 0.1 + 0.1 * (1 - SHARE) / SHARE
     assert sender.deadline() == pytest.approx(rest)
-    assert numbers(sender, RingIs(True), rest - 0.01) == []
-    assert numbers(sender, RingIs(True), rest + 0.01) == [1]
-    assert numbers(sender, RingIs(True), rest + 1.0) == []
-    assert numbers(sender, RingIs(False), rest + 1.0) == [2]
+    assert numbers(sender.set_busy(True, rest - 0.01)) == []
+    assert numbers(sender.set_busy(True, rest + 0.01)) == [1]
+    assert numbers(sender.set_busy(True, rest + 1.0)) == []
+    assert numbers(sender.set_busy(False, rest + 1.0)) == [2]
 
 
 def test_a_piece_that_never_arrives_is_not_waited_for_for_ever() -> None:
     sender = PieceSender()
-    sender.handle(RingIs(True), 0.0)
-    sender.handle(PieceAsked(b"dead", request(0)), 0.0)
-    assert numbers(sender, PieceAsked(b"a", request(5)), 0.0) == []
+    sender.set_busy(True, 0.0)
+    sender.asked(b"dead", request(0), 0.0)
+    assert numbers(sender.asked(b"a", request(5), 0.0)) == []
     assert sender.deadline() == LONGEST_TURN_S
-    assert numbers(sender, RingIs(True), LONGEST_TURN_S) == [5]
+    assert numbers(sender.set_busy(True, LONGEST_TURN_S)) == [5]
 
 
 def test_a_receiver_that_left_holds_up_nobody() -> None:
     sender = PieceSender()
-    sender.handle(RingIs(True), 0.0)
-    sender.handle(PieceAsked(b"dead", request(0)), 0.0)
-    sender.handle(PieceAsked(b"dead", request(1)), 0.0)
-    sender.handle(PieceAsked(b"a", request(5)), 0.0)
-    assert numbers(sender, PeerLeft(b"dead"), 0.1) == [5]
+    sender.set_busy(True, 0.0)
+    sender.asked(b"dead", request(0), 0.0)
+    sender.asked(b"dead", request(1), 0.0)
+    sender.asked(b"a", request(5), 0.0)
+    sender.left(b"dead")
+    assert numbers(sender.set_busy(True, 0.1)) == [5]
 
 
 def test_receivers_take_turns() -> None:
     sender = PieceSender()
-    sender.handle(RingIs(True), 0.0)
-    sender.handle(PieceAsked(b"x", request(0)), 0.0)
+    sender.set_busy(True, 0.0)
+    sender.asked(b"x", request(0), 0.0)
     for peer, count in ((b"greedy", 8), (b"a", 2), (b"b", 2)):
         for number in range(count):
-            sender.handle(PieceAsked(peer, request(number)), 0.0)
-    leaving = sender.handle(RingIs(False), 0.0)
+            sender.asked(peer, request(number), 0.0)
+    leaving = sender.set_busy(False, 0.0)
     assert [each.peer for each in leaving[:6]] == [b"greedy", b"a", b"b"] * 2
     assert len(leaving) == 12
 
 
 def test_what_waits_for_a_peer_is_bounded_and_repeats_take_no_place() -> None:
     sender = PieceSender()
-    sender.handle(RingIs(True), 0.0)
-    sender.handle(PieceAsked(b"x", request(0)), 0.0)
+    sender.set_busy(True, 0.0)
+    sender.asked(b"x", request(0), 0.0)
     for peer in range(MOST_PEERS + 10):
         for number in [0, 0, *range(100)]:
-            sender.handle(PieceAsked(b"%d" % peer, request(number)), 0.0)
-    leaving = sender.handle(RingIs(False), 0.0)
+            sender.asked(b"%d" % peer, request(number), 0.0)
+    leaving = sender.set_busy(False, 0.0)
     assert len({each.peer for each in leaving}) == MOST_PEERS
     assert len(leaving) == MOST_PEERS * 2 * WINDOW
     assert len(set(leaving)) == len(leaving)
@@ -98,14 +98,14 @@ class Link:
         self.occupied = 0.0
         self.sent = {b"%d" % number: 0 for number in range(receivers)}
         self.landings: list[tuple[float, bytes, int]] = []
-        self.carry(RingIs(busy), 0.0)
+        self.carry(self.sender.set_busy(busy, 0.0), 0.0)
         for peer in self.sent:
             for number in range(WINDOW):
-                self.carry(PieceAsked(peer, request(number)), 0.0)
+                self.carry(self.sender.asked(peer, request(number), 0.0), 0.0)
 
-    def carry(self, event: PieceAsked | RingIs, now: float) -> None:
+    def carry(self, pieces: list[SendPiece], now: float) -> None:
         """What leaves now occupies the link."""
-        for leaving in self.sender.handle(event, now):
+        for leaving in pieces:
             takes = leaving.request.length / self.rate
             self.free_at = max(self.free_at, now) + takes
             self.occupied += takes
@@ -126,8 +126,9 @@ class Link:
                 self.landings.remove(landed)
                 _, peer, number = landed
                 self.sent[peer] += PIECE
-                self.carry(PieceAsked(peer, request(number + WINDOW, have=number + 1)), now)
-            self.carry(RingIs(self.busy), now)
+                asked = request(number + WINDOW, have=number + 1)
+                self.carry(self.sender.asked(peer, asked, now), now)
+            self.carry(self.sender.set_busy(self.busy, now), now)
         return waits
 
 

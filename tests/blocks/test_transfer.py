@@ -8,7 +8,6 @@ from collections import Counter, deque
 import pytest
 from support.transfers import CHUNK, PIECE, Receiver, block, fetch, offer_of, opened, piece_of
 
-from edgespec.blocks.events import SenderLink
 from edgespec.blocks.receiver import ASK_S, BLOCKS, RETRY_S, SILENCE_S, TRIES, WINDOW
 from edgespec.errors import ConfigError, PeerLost, RemoteProtocolError
 from edgespec.wire.block_messages import BlockPreparing, BlockRefused, BlockRequest, PieceRequest
@@ -92,11 +91,11 @@ def test_a_cut_costs_what_was_on_its_way() -> None:
     receiver = opened(data)
     first = receiver.take_asked()
     receiver.hear(piece_of(data, first[0]))
-    receiver.tell(SenderLink(False))
+    receiver.link(False)
     receiver.hear(piece_of(data, first[1]))  # it was there before the cut
     assert receiver.take_asked()[-1].have == PIECE
     receiver.wait(1.5)
-    receiver.tell(SenderLink(True))
+    receiver.link(True)
     assert receiver.asked == [BlockRequest(1)]
     assert receiver.take_asked() == []
     receiver.hear(offer_of(data))
@@ -110,8 +109,8 @@ def test_a_sender_that_restarts_with_another_block_starts_a_new_one() -> None:
     old, new = block(3), block(2, seed=1)
     receiver = opened(old)
     receiver.hear(piece_of(old, receiver.take_asked()[0]))
-    receiver.tell(SenderLink(False))
-    receiver.tell(SenderLink(True))
+    receiver.link(False)
+    receiver.link(True)
     receiver.take_asked()
     receiver.hear(offer_of(new))
     fetch(receiver, new)
@@ -233,7 +232,7 @@ def test_a_sender_cannot_make_it_hoard_pieces() -> None:
 def test_a_file_that_is_not_what_was_offered_is_not_kept() -> None:
     data = block()
     receiver = Receiver()
-    receiver.tell(SenderLink(True))
+    receiver.link(True)
     receiver.hear(offer_of(data, sha256="0" * 64))
     fetch(receiver, data)
     assert isinstance(receiver.error, RemoteProtocolError)
@@ -243,7 +242,7 @@ def test_a_file_that_is_not_what_was_offered_is_not_kept() -> None:
 
 def test_a_refusal_carries_its_reason() -> None:
     receiver = Receiver()
-    receiver.tell(SenderLink(True))
+    receiver.link(True)
     receiver.hear(BlockRefused("there is no stage 9"))
     assert isinstance(receiver.error, ConfigError)
     assert "coordinator:7430 has no block for us: there is no stage 9" in str(receiver.error)
@@ -251,7 +250,7 @@ def test_a_refusal_carries_its_reason() -> None:
 
 def test_a_message_that_has_no_place_here_ends_it() -> None:
     receiver = Receiver()
-    receiver.tell(SenderLink(True))
+    receiver.link(True)
     receiver.hear(Heartbeat())
     assert isinstance(receiver.error, RemoteProtocolError)
 
@@ -272,7 +271,7 @@ def test_a_sender_that_cannot_be_reached_is_lost() -> None:
 
 def test_a_silent_sender_is_asked_again_and_then_lost() -> None:
     receiver = Receiver()
-    receiver.tell(SenderLink(True))
+    receiver.link(True)
     receiver.wait(SILENCE_S + 0.1)
     assert isinstance(receiver.error, PeerLost)
     assert len(receiver.asked) == SILENCE_S // ASK_S
@@ -281,7 +280,7 @@ def test_a_silent_sender_is_asked_again_and_then_lost() -> None:
 
 def test_a_sender_that_prepares_for_long_is_waited_for() -> None:
     receiver = Receiver()
-    receiver.tell(SenderLink(True))
+    receiver.link(True)
     for layer in range(10):
         receiver.wait(0.9 * SILENCE_S)
         receiver.hear(BlockPreparing(f"quantising layer {layer} of 10"))

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.transfers import CHUNK, Receiver, block, fetch, offer_of, opened, piece_of
 
-from edgespec.blocks.events import SenderLink
 from edgespec.blocks.receiver import ASK_S, TRIES
 from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import BlockRequest, Piece, PieceRequest
@@ -27,7 +26,7 @@ class Chance:
         self.lost = 0
         self.corrupt = 0
         self.receiver = Receiver()
-        self.receiver.tell(SenderLink(True))
+        self.receiver.link(True)
 
     def run(self, faults: list[str]) -> None:
         """Play the faults one by one, then let it go well."""
@@ -91,9 +90,9 @@ class Chance:
         """The connection breaks, or the sender restarts: what is on its way is lost."""
         self.cuts += 1
         self.on_its_way.clear()
-        self.receiver.tell(SenderLink(False))
+        self.receiver.link(False)
         self.receiver.asked.clear()
-        self.receiver.tell(SenderLink(True))
+        self.receiver.link(True)
 
     def kill(self) -> None:
         """The receiver is killed, in the middle of writing perhaps, and starts again."""
@@ -101,7 +100,7 @@ class Chance:
         self.on_its_way.clear()
         part = self.receiver.part
         self.receiver = Receiver(part)
-        self.receiver.tell(SenderLink(True))
+        self.receiver.link(True)
 
 
 FAULTS = ("deliver", "cut", "kill", "reorder", "repeat", "lose", "spoil")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 from edgespec.blocks.effects import (
@@ -12,17 +13,12 @@ from edgespec.blocks.effects import (
     GiveUp,
     OpenPart,
     ReceiverEffect,
-    Show,
     TransferProgress,
     Truncate,
     Write,
 )
-from edgespec.blocks.events import PartEnded, PartRead, ReceiverEvent, SenderLink, SenderSaid
 from edgespec.blocks.receiver import WINDOW, BlockReceiver
 from edgespec.errors import EdgespecError
-from edgespec.machines.events import (
-    Tick,
-)
 from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import BlockOffer, BlockRequest, Piece, PieceRequest
 from edgespec.wire.messages import Message
@@ -55,28 +51,31 @@ class Receiver:
     """A receiver's program: a machine and its part file, which outlives it; `now` is its time."""
 
     def __init__(self, part: bytearray | None = None) -> None:
-        self.machine = BlockReceiver(1, "coordinator:7430")
+        self.machine = BlockReceiver(1, "coordinator:7430", 0.0)
         self.part = bytearray() if part is None else part
         self.now = 0.0
         self.asked: list[Message] = []
         self.shown: list[TransferProgress] = []
         self.error: EdgespecError | None = None
         self.complete = False
-        self.tell(Tick())
 
-    def tell(self, event: ReceiverEvent) -> None:
-        """One event, and all that follows from it."""
+    def tell(self, step: Callable[..., list[ReceiverEffect]], *arguments: object) -> None:
+        """One step of the machine, and all that follows from it."""
         if self.complete or self.error:
             return
-        for effect in self.machine.handle(event, self.now):
+        for effect in step(*arguments):
             self._carry_out(effect)
+
+    def link(self, is_up: bool) -> None:
+        """The connection to the sender is there, or broke."""
+        self.tell(self.machine.link, is_up, self.now)
 
     def _carry_out(self, effect: ReceiverEffect) -> None:
         match effect:
             case AskSender(message):
                 self.asked.append(message)
-            case Show(progress):
-                self.shown.append(progress)
+            case TransferProgress():
+                self.shown.append(effect)
             case OpenPart(offer):
                 self._read_part(offer)
             case Write(offset, data):
@@ -94,12 +93,12 @@ class Receiver:
         del self.part[offer.size :]
         there = bytes(self.part)
         for at in range(0, len(there), offer.chunk_bytes):
-            self.tell(PartRead(there[at : at + offer.chunk_bytes]))
-        self.tell(PartEnded())
+            self.tell(self.machine.part_read, there[at : at + offer.chunk_bytes])
+        self.tell(self.machine.part_ended, self.now)
 
     def hear(self, message: Message) -> None:
         """The sender says this."""
-        self.tell(SenderSaid(message))
+        self.tell(self.machine.hear, message, self.now)
 
     def take_asked(self) -> list[PieceRequest]:
         """The pieces that were asked for since the last call, without bare acknowledgements."""
@@ -112,14 +111,14 @@ class Receiver:
         end = self.now + seconds
         while self.machine.deadline() <= end and not self.error:
             self.now = max(self.now, self.machine.deadline())
-            self.tell(Tick())
+            self.tell(self.machine.tick, self.now)
         self.now = end
 
 
 def opened(data: bytes, part: bytearray | None = None) -> Receiver:
     """A receiver that is connected and has heard the offer."""
     receiver = Receiver(part)
-    receiver.tell(SenderLink(True))
+    receiver.link(True)
     assert receiver.asked == [BlockRequest(1)]
     receiver.hear(offer_of(data))
     return receiver
