@@ -47,7 +47,6 @@ from edgespec.wire.messages import (
     Removed,
     Retain,
 )
-from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import SubscribeActivity
 
 Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], BlockBackend]
