@@ -15,8 +15,7 @@ from edgespec.decoding.effects import (
 from edgespec.decoding.events import (
     PromptEncoded,
 )
-from edgespec.decoding.flights import Flights
-from edgespec.decoding.request import OnWalk, Request
+from edgespec.decoding.request import Request, Shared
 from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost, QueueFull
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
@@ -53,13 +52,7 @@ class Ring:
 
 
 def admit(
-    ring: Ring,
-    codec: TextCodec,
-    number: int,
-    peer: bytes,
-    submit: Submit,
-    flights: Flights,
-    on_walk: OnWalk,
+    ring: Ring, codec: TextCodec, shared: Shared, number: int, peer: bytes, submit: Submit
 ) -> Request:
     """The request that `submit` asks for, its prompt not encoded yet.
 
@@ -77,7 +70,7 @@ def admit(
         codec.check_length(submit.prompt, most_tokens(ring))
     answer = Answer(codec, submit.stop, submit.max_new_tokens)
     needs = ring.needs if policy.drafts else frozenset()
-    return Request(number, peer, submit, sampling, policy, answer, flights, on_walk, needs)
+    return Request(number, peer, submit, sampling, policy, answer, shared, needs)
 
 
 def most_tokens(ring: Ring) -> int:

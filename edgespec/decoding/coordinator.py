@@ -18,8 +18,8 @@ from edgespec.decoding.finish import cached_prefix, finished, last_effects
 from edgespec.decoding.flights import Flights, Landed
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.decoding.prefix_cache import PrefixCache
-from edgespec.decoding.queue import WaitingRoom, say_once
-from edgespec.decoding.request import Request
+from edgespec.decoding.queue import BEGINS, GOES_ON, WaitingRoom, say_once
+from edgespec.decoding.request import Request, Shared
 from edgespec.decoding.ring_state import RingState
 from edgespec.decoding.snapshot import SnapshotKeeper
 from edgespec.errors import ConfigError, EdgespecError, LocalProtocolError
@@ -42,10 +42,6 @@ from edgespec.wire.messages import CloseRequest, Credit, Fault
 from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import StageActivity, Subscribe
 
-BEGINS = "reading the prompt"
-GOES_ON = "the ring is up again; reading what there is so far"
-"""What a request is told that waited, until its next token comes."""
-
 
 class CoordinatorMachine:
     """D0 without I/O: `handle(event, now)` answers with effects."""
@@ -62,14 +58,16 @@ class CoordinatorMachine:
         self._flights = Flights(ring.stages)
         self._estimates: dict[str, RingEstimates] = {}
         self._snapshot = SnapshotKeeper(codec)
-        self._chains = ChainValues(ring.ppd_table.depth) if ring.ppd_table else None
+        table = ring.ppd_table
+        ppd = (table, ChainValues(table.depth)) if table else None
+        self._shared = Shared(self._flights, self._snapshot.walked, ppd, self._estimates)
         self._before: list[Request] = []  # while an event is handled: the requests open before it
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. Every request gets exactly one of Finished and Failed."""
         self._before = list(self._requests.values())
         effects = self._react(event, now)
-        effects += self._waiting.tell(self._what_is_missing(), int(self._active is not None))
+        effects += self._waiting.tell(self._state.missing, int(self._active is not None))
         self._before = []
         return effects
 
@@ -231,14 +229,8 @@ class CoordinatorMachine:
         if any(r.peer == peer and r.tag == submit.tag for r in self._requests.values()):
             raise ConfigError(f"request {submit.tag} of this client is still running")
         number = self._numbers + 1
-        request = admit(
-            self._ring, self._codec, number, peer, submit, self._flights, self._snapshot.walked
-        )
-        request.estimates = self.estimates_of(request.policy.name)
-        if self._chains is not None and request.policy.drafts:
-            assert self._ring.ppd_table is not None
-            request.use_ppd(self._ring.ppd_table, self._chains)
-        self._numbers += 1
+        request = admit(self._ring, self._codec, self._shared, number, peer, submit)
+        self._numbers = number
         return request
 
     def _on_encoded(self, event: PromptEncoded, now: float) -> list[Effect]:
@@ -315,9 +307,9 @@ class CoordinatorMachine:
 
     def _pause(self) -> list[Effect]:
         """Free what the active request holds, and let it be the first to start again."""
-        if self._active is None:
+        if self._running is None:
             return []
-        request = self._requests.pop(self._active)
+        request = self._requests.pop(self._running.number)
         effects = self._ended([request.number])
         self._numbers += 1
         request.restart(self._numbers)
@@ -405,7 +397,4 @@ class CoordinatorMachine:
 
     @property
     def _can_start(self) -> bool:
-        return self._active is None and self._state.is_up and not self._state.held
-
-    def _what_is_missing(self) -> str:
-        return self._state.held if self._state.is_up else self._state.what_is_missing
+        return self._active is None and self._state.may_begin

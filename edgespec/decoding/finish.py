@@ -28,7 +28,7 @@ def finished(
         new_tokens=len(answer.token_ids),
         seconds=now - stats.started,
         first_token_seconds=first - stats.started,
-        trips=request.trips,
+        trips=stats.trips(request.flights.clock.now),
         accepted_histogram=stats.histogram(),
         rows_sent=stats.rows_sent,
         rows_wasted=stats.rows_sent - stats.rows_used,

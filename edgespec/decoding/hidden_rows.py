@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from edgespec.types.features import FINAL_HIDDEN, NO_FEATURES, Features, aux_layers, concatenated
-from edgespec.types.tensor import Tensor
+from edgespec.types.tensor import IntArray, Tensor
+from edgespec.wire.segment import Segment
 
 
 class HiddenRows:
@@ -17,22 +18,27 @@ class HiddenRows:
 
     def __init__(self, prefix: range, needs: frozenset[str]) -> None:
         """The rows with the ids `prefix` are committed from the start, none before are wanted."""
-        self._final, self._tapped = FINAL_HIDDEN in needs, aux_layers(needs)
+        self._final, self._aux_layers = FINAL_HIDDEN in needs, aux_layers(needs)
         self._rows: dict[int, tuple[_Arrived, int]] = {}
         self._kind: tuple[object, ...] | None = None
         self._certain = deque(prefix)
 
-    def arrived(self, ids: Sequence[int], hidden: Tensor, aux_hidden: Tensor | None = None) -> None:
-        """Rows came back from the ring; `hidden` [len(ids), H], `aux_hidden` [len(ids), ...].
+    def arrived(self, segment: Segment, index: IntArray) -> None:
+        """The rows `index` of a segment of this request came back from the ring.
 
-        Rows without the taps that are wanted, or of other widths than the first ones, are passed
-        over: from then on nothing is handed over, and nothing is guessed.
+        Rows without the auxiliary ones that are wanted, or of other widths than the first ones, are
+        passed over: from then on nothing is handed over, and nothing is guessed.
         """
-        came = _Arrived(hidden if self._final else None, aux_hidden if self._tapped else None)
+        if segment.hidden is None:
+            return
+        aux = segment.aux_hidden
+        hidden = segment.hidden.take(index) if self._final else None
+        came = _Arrived(hidden, aux.take(index) if aux and self._aux_layers else None)
         if self._kind is None:
             self._kind = came.kind
-        if came.kind != self._kind or (self._tapped and aux_hidden is None):
+        if came.kind != self._kind or (self._aux_layers and aux is None):
             return
+        ids = segment.parts[0].ids[index].tolist()
         self._rows.update((row, (came, at)) for at, row in enumerate(ids))
 
     def passed(self, ids: Iterable[int], newest: int) -> None:
@@ -53,7 +59,7 @@ class HiddenRows:
             return NO_FEATURES
         final = [came.final and came.final.take(np.array(at)) for came, at in parts]
         aux_hidden = [came.aux_hidden and came.aux_hidden.take(np.array(at)) for came, at in parts]
-        return Features(concatenated(final), concatenated(aux_hidden), self._tapped)
+        return Features(concatenated(final), concatenated(aux_hidden), self._aux_layers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,10 @@ from edgespec.errors import QueueFull
 from edgespec.machines.effects import Effect, SendPeer
 from edgespec.wire.client_messages import Progress
 
+BEGINS = "reading the prompt"
+GOES_ON = "the ring is up again; reading what there is so far"
+"""What a request is told that waited, until its next token comes."""
+
 
 class RequestQueue:
     """Requests that wait. `has_changed`: since `WaitingRoom.tell` reset it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,7 +39,7 @@ from edgespec.tree.ledger import IntArray, Rows
 from edgespec.types.features import PPD_TOKENS, PPDTable, aux_layers
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Submit, Tokens
-from edgespec.wire.messages import Credit, Retain
+from edgespec.wire.messages import Credit
 from edgespec.wire.segment import Header, Part, Segment
 
 SPECULATIVE_ROWS = 256
@@ -49,8 +50,15 @@ LOST_WAIT_S = 1.0
 many seconds without one, the request fails, so that nothing hangs."""
 
 
-OnWalk = Callable[["Request", Advance], None]
-"""Is told of every walk of a request's tree, and changes nothing."""
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the requests of one coordinator share. `on_walk` is told of every walk of a tree. `ppd`:
+    for a draft source that needs PPD rows. `estimates`: what requests of each policy taught."""
+
+    flights: Flights
+    on_walk: Callable[[Request, Advance], None]
+    ppd: tuple[PPDTable, ChainValues] | None
+    estimates: dict[str, RingEstimates]
 
 
 class Request:
@@ -64,8 +72,7 @@ class Request:
         sampling: Sampling,
         policy: Policy,
         answer: Answer,
-        flights: Flights,
-        on_walk: OnWalk,
+        shared: Shared,
         needs: frozenset[str] = frozenset(),
     ) -> None:
         """`needs`: which of types.features its draft source must be given."""
@@ -79,15 +86,15 @@ class Request:
         self.prompt: tuple[int, ...] = ()
         self.answer = answer
         self.stats = RequestStats()
-        self.estimates = RingEstimates()  # replaced by what earlier requests of the policy taught
+        self.estimates = shared.estimates.setdefault(policy.name, RingEstimates())
         self.last_position = self.reserve = 0
         self.recoveries = 0
         self.waiting_since = 0.0  # for a ring that was lost
         self.told = ""  # what its client was told last that it waits for
         self.needs = needs
-        self._flights = flights
-        self._on_walk = on_walk
-        self._ppd: tuple[PPDTable, ChainValues] | None = None
+        self.flights = shared.flights
+        self._on_walk = shared.on_walk
+        self._ppd = shared.ppd if policy.drafts else None
         self._jobs = 0
         self._begin(number)
 
@@ -133,7 +140,7 @@ class Request:
         flight, segment = landed.flight, landed.segment
         part = segment.parts[0]
         self.in_flight -= 1
-        self._flights.clock.result(flight.entered)
+        self.flights.clock.result(flight.entered)
         self.retains.acknowledge(part.epoch)
         if flight.lacks_live_rows(segment, self.tree):
             self.rows_missing_until = now + LOST_WAIT_S
@@ -147,7 +154,8 @@ class Request:
         live = np.flatnonzero([i in self.tree for i in part.ids.tolist()])
         if not len(live) or segment.hidden is None:
             return self._walk(now)
-        self._keep_hidden(segment, live)
+        if self.hidden is not None:
+            self.hidden.arrived(segment, live)
         return [self._sample(segment, live)]
 
     def _take_tokens(self, done: HeadDone, now: float) -> list[Effect]:
@@ -175,13 +183,16 @@ class Request:
             return []
         step = self.tree.advance()
         self._on_walk(self, step)
-        self._learn(step)
+        self._learn(step, self.tree)
         if not step.tokens:
             return self._next_work(now)
         told = SendPeer(self.peer, self._emit(step, now))
         if self.answer.finish_reason:
             return [told]
-        return [told, SendStages(self._retain(step.passed)), *self._next_work(now)]
+        awaited = () if self.ppd_rows is None else self.ppd_rows.awaited(self.tree)
+        live = (*self.tree.ids, *awaited)
+        retain = self.retains.next(self.tree.newest, step.passed, live)
+        return [told, SendStages(retain), *self._next_work(now)]
 
     def _next_work(self, now: float) -> list[Effect]:
         """Carry out what the policy decides."""
@@ -212,14 +223,14 @@ class Request:
         root = self.tree[self.tree.root]
         return View(
             tree=self.tree,
-            stages=self._flights.clock.stages,
+            stages=self.flights.clock.stages,
             in_flight=self.in_flight,
             verifying=len(self.head_jobs),
             drafting=self.draft is not None,
             drafted_root=self.grown.root if self.grown else None,
             exhausted=self.exhausted,
             depth_left=self.last_position - root.position,
-            queued=self._flights.queued,
+            queued=self.flights.queued,
             ahead=self.rows_before if root.sent else 0,
             estimates=self.estimates,
         )
@@ -242,20 +253,12 @@ class Request:
         hidden, positions = segment.hidden.take(index), segment.parts[0].positions[index] + 1
         return RunHead(job, self.number, hidden, positions, self.sampling, self.top)
 
-    def _keep_hidden(self, segment: Segment, index: IntArray) -> None:
-        """Keep these rows of a result, if the draft source needs them once they are committed."""
-        if self.hidden is not None and segment.hidden is not None:
-            aux_hidden = None if segment.aux_hidden is None else segment.aux_hidden.take(index)
-            ids = segment.parts[0].ids[index].tolist()
-            self.hidden.arrived(ids, segment.hidden.take(index), aux_hidden)
-
-    def _learn(self, step: Advance) -> None:
+    def _learn(self, step: Advance, tree: DraftTree) -> None:
         """Learn from a walk what guesses are worth."""
         self.stats.walked(step, opening=self.opening, drafts=self.policy.drafts)
         self.estimates.verified(self.sampling.without_seed, step)
         if self.ppd_rows is not None and step.tokens:
-            assert self.tree is not None
-            self.ppd_rows.walked(step, self.tree)
+            self.ppd_rows.walked(step, tree)
         if step.missed:
             self.rows_before = 0
 
@@ -273,15 +276,9 @@ class Request:
         if self.hidden is not None:
             self.hidden.passed(guessed, ids[-1])
         stats.smallest_margin = min(stats.smallest_margin, self._head_log.take(ids))
-        stats.committed(step.sources[:used], len(guessed), now, self._flights.clock.now)
+        stats.committed(step.sources[:used], len(guessed), now, self.flights.clock.now)
         self.opening = False
         return Tokens(self.tag, step.tokens[:used], "".join(text), logprobs)
-
-    def _retain(self, passed: tuple[int, ...]) -> Retain:
-        """The retained set after `passed` became committed (FlowSpec §3.3)."""
-        assert self.tree is not None
-        awaited = () if self.ppd_rows is None else self.ppd_rows.awaited(self.tree)
-        return self.retains.next(self.tree.newest, passed, (*self.tree.ids, *awaited))
 
     def _with_ppd_rows(self, rows: Rows, ids: Sequence[int]) -> Rows:
         """These rows, with the PPD rows that hang from nodes `ids`."""
@@ -295,21 +292,14 @@ class Request:
 
     def _launch(self, rows: Rows, *, committed: bool, reserve: int, want: int) -> SendRing:
         """Rows enter the ring; the last `want` of them are to come back."""
-        seq, flight = self._flights.launch(self.number, rows, committed, want)
+        seq, flight = self.flights.launch(self.number, rows, committed, want)
         if self.stats.entered is None:
             self.stats.entered = flight.entered
         self.in_flight += 1
         reused = self.prefix.reused if reserve else None
         part = Part(
-            self.number,
-            self.epoch,
-            committed,
-            reserve,
-            want,
-            rows.ids,
-            rows.parents,
-            rows.positions,
-            rows.tokens,
+            *(self.number, self.retains.epoch, committed, reserve, want),
+            *(rows.ids, rows.parents, rows.positions, rows.tokens),
             fork_of=reused.request if reused else 0,
             fork_ids=reused.ids if reused else (),
         )
@@ -328,11 +318,6 @@ class Request:
         self.reserve = len(prompt) + max_new_tokens + SPECULATIVE_ROWS
         self._begin(self.number)
 
-    def use_ppd(self, table: PPDTable, values: ChainValues) -> None:
-        """Its guesses carry PPD rows, as its draft source needs."""
-        self._ppd = table, values
-        self.ppd_rows = PPDRows(table, values)
-
     def begin_with(self, reused: ReusedPrefix | None) -> None:
         """Read only what comes after the rows of an answered request, if there is one."""
         self.prefix = Prefix(self.context, reused)
@@ -347,7 +332,7 @@ class Request:
         """As many chunks of the prefix as may be in flight: they overlap along the ring. When all
         are on their way, the tree begins at the last token."""
         effects: list[Effect] = []
-        while not self.is_read and self.in_flight <= self._flights.clock.stages:
+        while not self.is_read and self.in_flight <= self.flights.clock.stages:
             reserve = 0 if self.prefix.has_begun else self.reserve
             rows = self.prefix.next_rows()
             # The first token comes of the prefix's last row; a draft source may need them all.
@@ -364,7 +349,8 @@ class Request:
         return effects
 
     def _take_prefix_rows(self, segment: Segment, now: float) -> list[Effect]:
-        self._keep_hidden(segment, np.arange(segment.rows))
+        if self.hidden is not None:
+            self.hidden.arrived(segment, np.arange(segment.rows))
         last = np.flatnonzero(segment.parts[0].ids == len(self.prefix) - 1)
         effects: list[Effect] = [self._sample(segment, last)] if len(last) else []
         effects += self.send_prefix()
@@ -398,11 +384,6 @@ class Request:
         return max(self.reserve, reused.capacity if reused else 0)
 
     @property
-    def epoch(self) -> int:
-        """The newest retained set that was made."""
-        return self.retains.epoch
-
-    @property
     def context(self) -> tuple[int, ...]:
         """All committed tokens in order, the root's included."""
         return self.prompt + tuple(self.answer.token_ids)
@@ -411,11 +392,6 @@ class Request:
     def is_read(self) -> bool:
         """Whether the whole prefix is on its way."""
         return self.asked is None and self.prefix.is_sent
-
-    @property
-    def trips(self) -> float:
-        """Trips round the ring so far."""
-        return self.stats.trips(self._flights.clock.now)
 
     def _hidden_from(self, first: int) -> HiddenRows | None:
         """What its draft source needs of the prefix from that row on, and of what follows."""

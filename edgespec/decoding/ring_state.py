@@ -49,8 +49,15 @@ class RingState:
             raise PeerLost(self._lost)
 
     @property
-    def what_is_missing(self) -> str:
-        """Why requests wait while the ring is not up."""
+    def may_begin(self) -> bool:
+        """Whether a further request may begin."""
+        return self.is_up and not self.held
+
+    @property
+    def missing(self) -> str:
+        """Why requests wait; "" if they wait for nothing but each other."""
+        if self.is_up:
+            return self.held
         if self._lost is None and self._change:
             return f"{self._change}; waiting until they have loaded their layers"
         if self._lost is None:

@@ -241,13 +241,14 @@ def _check_ledgers(world: World, number: int) -> None:
     if world.gone or request is None or not request.is_read:
         return
     committed, last, live = _held(request)
+    epoch = request.retains.epoch
     first: tuple[int, ...] | None = None
     for node, stage in enumerate(world.stages, 1):
         ledger = stage.machine.ledgers().get(number)
         if ledger is None:
             raise InvariantViolated("ledgers agree", f"V{node} knows no request {number}")
         rows = tuple(row for row in ledger.speculative if row not in (request.ppd_rows or ()))
-        if world.lost.get((node, number)) == request.epoch:
+        if world.lost.get((node, number)) == epoch:
             accepted = ledger.committed + sum(row not in live for row in rows)
             if not live.issubset(rows) or accepted < committed:
                 raise InvariantViolated(
@@ -255,11 +256,11 @@ def _check_ledgers(world: World, number: int) -> None:
                 )
             continue
         held = (ledger.epoch, ledger.committed, ledger.last_committed)
-        if held != (request.epoch, committed, last) or live != set(rows):
+        if held != (epoch, committed, last) or live != set(rows):
             raise InvariantViolated(
                 "ledgers agree",
                 f"V{node} holds (epoch, committed, last) {held} and {rows} of request {number}; "
-                f"the coordinator's are {(request.epoch, committed, last)} and {sorted(live)}",
+                f"the coordinator's are {(epoch, committed, last)} and {sorted(live)}",
             )
         first = rows if first is None else first
         if rows != first:

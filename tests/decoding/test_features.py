@@ -22,6 +22,7 @@ from edgespec.types.features import FINAL_HIDDEN, NO_FEATURES, Features, aux_lay
 from edgespec.types.tensor import Layers, Tensor
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Finished
+from edgespec.wire.segment import Header, Part, Segment
 
 STAGES = 2
 DRAFTING = sorted(name for name, policy in POLICIES.items() if policy.drafts)
@@ -191,12 +192,21 @@ def test_the_next_turn_goes_on_from_the_rows_that_were_given(seed: int) -> None:
     assert cached
 
 
+def arrived(
+    rows: HiddenRows, ids: list[int], hidden: Tensor, aux_hidden: Tensor | None = None
+) -> None:
+    """A segment of these rows came back."""
+    numbers = np.array(ids, np.int64)
+    part = Part(1, 0, False, 0, len(ids), numbers, numbers - 1, numbers, numbers[:0])
+    rows.arrived(Segment(Header(1), (part,), (), hidden, aux_hidden), np.arange(len(ids)))
+
+
 def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
     hidden = HiddenRows(range(2), frozenset({FINAL_HIDDEN}))
     tensor = Tensor("uint8", (4, 1), bytes([10, 11, 12, 13]))
-    hidden.arrived([1, 2, 3, 4], tensor)
+    arrived(hidden, [1, 2, 3, 4], tensor)
     assert hidden.take() is NO_FEATURES
-    hidden.arrived([0], Tensor("uint8", (1, 1), bytes([9])))
+    arrived(hidden, [0], Tensor("uint8", (1, 1), bytes([9])))
     assert hidden.take().final == Tensor("uint8", (2, 1), bytes([9, 10]))
     hidden.passed([3], 3)
     assert hidden.take().final == Tensor("uint8", (1, 1), bytes([12]))
@@ -210,9 +220,9 @@ def test_taps_that_a_stage_forgot_or_changed_are_passed_over() -> None:
     hidden = Tensor("uint8", (1, 1), b"h")
     for bad in (None, Tensor("uint8", (1, 4), b"1234")):
         rows = HiddenRows(range(3), frozenset({aux_layer(1), aux_layer(4)}))
-        rows.arrived([0], hidden, Tensor("uint8", (1, 2), b"ab"))
-        rows.arrived([1], hidden, bad)
-        rows.arrived([2], hidden, Tensor("uint8", (1, 2), b"cd"))
+        arrived(rows, [0], hidden, Tensor("uint8", (1, 2), b"ab"))
+        arrived(rows, [1], hidden, bad)
+        arrived(rows, [2], hidden, Tensor("uint8", (1, 2), b"cd"))
         taken = rows.take()
         assert taken.final is None
         assert taken.aux_layers == (1, 4)

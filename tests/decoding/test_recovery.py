@@ -234,7 +234,7 @@ def test_after_the_time_each_fails_once_with_the_reason() -> None:
 
 def test_a_ring_that_was_never_up_is_waited_for_without_an_end() -> None:
     fake = FakeRing(2)
-    fake.coordinator._watch.is_up = False
+    fake.coordinator._state.is_up = False
     fake.ring.submit(ASK)
     assert fake.coordinator.deadline() is None
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from support.worlds import FixedDurations, submit, toy_world
 
-from edgespec.decoding.coordinator import LOST_WAIT_S
+from edgespec.decoding.request import LOST_WAIT_S
 from edgespec.sim.faults import Crash, Duplicate, LoseRetain, SlowStage
 from edgespec.sim.links import LinkSpec
 from edgespec.sim.log import EventLog
