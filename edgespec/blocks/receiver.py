@@ -20,6 +20,7 @@ from edgespec.blocks.effects import (
 )
 from edgespec.errors import ConfigError, PeerLost, RemoteProtocolError
 from edgespec.wire.block_messages import (
+    HASH_BYTES,
     BlockOffer,
     BlockPreparing,
     BlockRefused,
@@ -27,7 +28,6 @@ from edgespec.wire.block_messages import (
     Piece,
     PieceRequest,
 )
-from edgespec.wire.codec import HASH_BYTES
 from edgespec.wire.messages import Message
 
 WINDOW = 4

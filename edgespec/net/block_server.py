@@ -29,6 +29,7 @@ from edgespec.net.keys import KeyPair, short
 from edgespec.net.sockets import Dropped, bind, proved
 from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import (
+    HASH_BYTES,
     BlockOffer,
     BlockPreparing,
     BlockRefused,
@@ -36,7 +37,7 @@ from edgespec.wire.block_messages import (
     Piece,
     PieceRequest,
 )
-from edgespec.wire.codec import HASH_BYTES, decode, encode
+from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Message
 
 log = logging.getLogger(__name__)

@@ -40,8 +40,8 @@ from edgespec.net.block_server import BULK, LOST_MS, QUEUED
 from edgespec.net.control import ping
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import connect, waiting
-from edgespec.wire.block_messages import BlockOffer
-from edgespec.wire.codec import LARGEST_CHUNK, Limits, decode, encode
+from edgespec.wire.block_messages import LARGEST_CHUNK, BlockOffer
+from edgespec.wire.codec import Limits, decode, encode
 
 LIMITS = Limits(header_bytes=LARGEST_CHUNK, frame_bytes=LARGEST_CHUNK)
 """For messages of a sender, of which an offer's texts and hashes are the largest."""

@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from edgespec.types.tensor import Tensor
+from edgespec.wire.fields import Sha256, Whole, require
+
+SMALLEST_CHUNK, LARGEST_CHUNK = 64 << 10, 4 << 20
+"""Bytes of a chunk of a block file, whose bounds are multiples of CHUNK_STEP."""
+
+CHUNK_STEP = 4096
+
+MOST_CHUNKS = 1 << 17
+"""Of a block file: 128 GiB in chunks of 1 MiB, whose hashes take 4 MiB."""
+
+HASH_BYTES = 32
+"""Of a SHA-256."""
 
 # --- block transfer: receiver → sender ------------------------------------------------------------
 
@@ -27,10 +42,10 @@ class PieceRequest:
     sender knows what has arrived. With `length` 0 it says only that.
     """
 
-    sha256: str
-    offset: int
-    length: int
-    have: int
+    sha256: Sha256
+    offset: Whole
+    length: Annotated[int, Meta(ge=0, le=LARGEST_CHUNK)]
+    have: Whole
 
 
 # --- block transfer: sender → receiver ------------------------------------------------------------
@@ -54,10 +69,17 @@ class BlockOffer:
 
     manifest: str
     config: str
-    size: int
-    sha256: str
-    chunk_bytes: int
+    size: Annotated[int, Meta(gt=0)]
+    sha256: Sha256
+    chunk_bytes: Annotated[int, Meta(ge=SMALLEST_CHUNK, le=LARGEST_CHUNK, multiple_of=CHUNK_STEP)]
     chunk_hashes: Tensor
+
+    def check(self) -> None:
+        """Raise ValueError if fields do not fit."""
+        chunks, hashes = -(-self.size // self.chunk_bytes), self.chunk_hashes
+        require(chunks <= MOST_CHUNKS, "the block file is too large")
+        fits = hashes.dtype == "uint8" and hashes.shape == (chunks, HASH_BYTES)
+        require(fits, "the hashes are not those of a file of that size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +93,11 @@ class BlockRefused:
 class Piece:
     """Bytes of the file with this hash (hex), from `offset` on: `data` uint8 [length]."""
 
-    sha256: str
-    offset: int
+    sha256: Sha256
+    offset: Whole
     data: Tensor
+
+    def check(self) -> None:
+        """Raise ValueError if fields do not fit."""
+        require(self.data.dtype == "uint8" and len(self.data.shape) == 1, "the data is no bytes")
+        require(0 < len(self.data.data) <= LARGEST_CHUNK, "the data's length is bad")

@@ -1,7 +1,8 @@
 """Codec: one message ↔ a list of frames, versioned, with limits, evaluating nothing a peer names.
 
-Frame 0 is a msgpack array [MAGIC, VERSION, tag, field, …]. A tensor, and a list of integers, is
-[dtype, shape] there, and its raw little-endian bytes are the next frame: so nothing in the header
+Frame 0 is a msgpack array [MAGIC, VERSION, tag, field, …], a record in a field an array of its own.
+A tensor is [dtype, shape] there, and its raw little-endian bytes are a later frame. Of a list of
+integers the length is there; all of them together are one frame of int64. So nothing in the header
 is long, and a peer cannot make the parser reserve memory for what it only declares. Whatever bytes
 come in, `decode` returns a message or raises RemoteProtocolError, nothing else.
 """
@@ -10,31 +11,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from itertools import pairwise
-from typing import Any, get_type_hints
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
+from msgspec import Struct, ValidationError, convert, defstruct, structs
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.tree.ledger import RetainSet
-from edgespec.types.tensor import ITEM_SIZES, IntArray, Layers, Tensor
-from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
-from edgespec.wire.client_messages import NodeStatus, SourceFigures
-from edgespec.wire.messages import TAGS, Health, Message, Ready
-from edgespec.wire.segment import MOST_PARTS, Header, Part, Segment, StageTime
-from edgespec.wire.snapshots import (
-    MOST_RUNS,
-    Snapshot,
-    SnapshotNode,
-    SnapshotSegment,
-    StageActivity,
-    StageRun,
-    Subscribe,
-    SubscribeActivity,
-)
+from edgespec.types.tensor import ITEM_SIZES, IntArray, Tensor
+from edgespec.wire.fields import Finite
+from edgespec.wire.messages import TAGS, Message
 
 MAGIC = "edgespec"
 VERSION = 8
@@ -59,31 +48,66 @@ class Limits:
     items: int = 256
     lists: int = 1024
     numbers: int = 1 << 17
-    rows: int = 1 << 16
 
-
-SMALLEST_CHUNK, LARGEST_CHUNK = 64 << 10, 4 << 20
-"""Bytes of a chunk of a block file, whose bounds are multiples of CHUNK_STEP."""
-
-CHUNK_STEP = 4096
-
-MOST_CHUNKS = 1 << 17
-"""Of a block file: 128 GiB in chunks of 1 MiB, whose hashes take 4 MiB."""
-
-SHORTEST_S, LONGEST_S = 1e-9, 1e9
-"""Seconds of what a stage says that it did, if it says any: quotients of them are finite too."""
-
-HASH_BYTES = 32
-"""Of a SHA-256."""
-
-MOST_LAYERS = 16
-"""That a draft source may tap."""
 
 DEFAULT_LIMITS = Limits()
 
+_LISTS = (IntArray, tuple[int, ...], frozenset[int])
+_TENSORS = (Tensor, Tensor | None)
+_PLACE = re.compile(r"(.*?)(?: - at `\$\[(\d+)\].*`)?", re.DOTALL)
+
 
 class _Malformed(Exception):
-    """Why a message cannot be read; becomes RemoteProtocolError at the border."""
+    """Why a message cannot be read, or sent; becomes a protocol error at the border."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How a message or a record in one travels: the names of its fields; places and types of those
+    that are in frames or records themselves; the types of its values with bounds and without."""
+
+    names: tuple[str, ...]
+    apart: tuple[tuple[int, Any], ...]
+    bounded: type[Struct]
+    unbounded: type[Struct]
+
+    def checked(self, values: Any, schema: type[Struct]) -> tuple[Any, ...]:
+        """The values of a record, if they fit the schema."""
+        try:
+            return structs.astuple(convert(values, schema))
+        except ValidationError as problem:
+            match = _PLACE.fullmatch(str(problem))
+            assert match is not None
+            place = f".{self.names[int(match[2])]}" if match[2] else ""
+            raise _Malformed(f"{schema.__name__}{place}: {match[1]}") from None
+
+
+_PLANS: dict[type, _Plan] = {}
+
+
+def _plan(kind: type) -> _Plan:
+    if kind not in _PLANS:
+        exact, bare = get_type_hints(kind, include_extras=True), get_type_hints(kind)
+        names = tuple(field.name for field in fields(kind))
+        apart = {at: bare[name] for at, name in enumerate(names) if _travels_apart(bare[name])}
+        special = {name: Any for at, name in enumerate(names) if at in apart}
+        schemas = []
+        for hints in (exact | special, bare | special):
+            types = [(n, Finite if hints[n] is float else hints[n]) for n in names]
+            schemas.append(defstruct(kind.__name__, types, array_like=True))
+        _PLANS[kind] = _Plan(names, tuple(apart.items()), *schemas)
+    return _PLANS[kind]
+
+
+def _travels_apart(hint: Any) -> bool:
+    return hint in _LISTS or hint in _TENSORS or is_dataclass(hint) or _is_records(hint)
+
+
+def _is_records(hint: Any) -> bool:
+    return get_origin(hint) is tuple and is_dataclass(get_args(hint)[0])
+
+
+# --- sending --------------------------------------------------------------------------------------
 
 
 def encode(message: Message) -> list[Frame]:
@@ -92,20 +116,81 @@ def encode(message: Message) -> list[Frame]:
     Raises LocalProtocolError for a value that its field cannot hold: an integer beyond 64 bits,
     NaN, text that is not Unicode, a wrong type.
     """
-    tag, plan = _PLAN_OF[type(message)]
-    header: list[Any] = [MAGIC, VERSION, tag]
-    frames: list[Frame] = [b""]
-    name = ""
+    frames = _Outgoing()
+    kind = type(message)
     try:
-        for name, kind in plan:
-            header.append(kind.pack(getattr(message, name), frames))
-        name = "its header"
-        frames[0] = msgpack.packb(header)
-    except (TypeError, ValueError, OverflowError) as problem:
-        raise LocalProtocolError(
-            f"{type(message).__name__} cannot be sent because of {name}: {problem}"
-        ) from problem
-    return frames
+        values = frames.record(message)
+    except (_Malformed, UnicodeError) as problem:
+        raise LocalProtocolError(f"{kind.__name__} cannot be sent: {problem}") from problem
+    try:
+        header = msgpack.packb([MAGIC, VERSION, _TAG_OF[kind], *values])
+    except (ValueError, OverflowError) as problem:
+        name = next(n for n, v in zip(_plan(kind).names, values, strict=True) if not _packs(v))
+        text = f"{kind.__name__} cannot be sent because of {name}: {problem}"
+        raise LocalProtocolError(text) from problem
+    return [header, *frames.finished()]
+
+
+def _packs(value: object) -> bool:
+    try:
+        msgpack.packb(value)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+class _Outgoing:
+    """Takes what does not travel in the header."""
+
+    def __init__(self) -> None:
+        self._frames: list[Frame] = []
+        self._numbers: list[bytes] = []
+        self._numbers_at = 0
+
+    def record(self, record: Any) -> list[Any]:
+        """A message's or record's values as they stand in the header."""
+        plan = _plan(type(record))
+        values = [_plain(getattr(record, name)) for name in plan.names]
+        for at, hint in plan.apart:
+            try:
+                values[at] = self._put(hint, values[at])
+            except (TypeError, ValueError, OverflowError) as problem:
+                raise _Malformed(f"{plan.names[at]}: {problem}") from None
+        return list(plan.checked(values, plan.unbounded))
+
+    def _put(self, hint: Any, value: Any) -> Any:
+        if hint in _LISTS:
+            return self._list(value)
+        if hint in _TENSORS:
+            if value is None:
+                return None
+            self._frames.append(value.data)
+            return [value.dtype, list(value.shape)]
+        return [self.record(one) for one in value] if _is_records(hint) else self.record(value)
+
+    def _list(self, value: Any) -> int:
+        if not isinstance(value, np.ndarray):
+            value = np.fromiter(map(operator.index, value), np.int64)
+        array = np.ascontiguousarray(value, "<i8")
+        if array.ndim != 1:
+            raise ValueError(f"an array of shape {array.shape} is no list of integers")
+        if not self._numbers:
+            self._numbers_at = len(self._frames)
+        self._numbers.append(array.tobytes())
+        return len(array)
+
+    def finished(self) -> list[Frame]:
+        """All frames but the header."""
+        if self._numbers:
+            self._frames.insert(self._numbers_at, b"".join(self._numbers))
+        return self._frames
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+# --- receiving ------------------------------------------------------------------------------------
 
 
 def decode(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
@@ -122,37 +207,14 @@ def _decode(frames: Sequence[Frame], limits: Limits) -> Message:
     _need(all(len(f) <= limits.frame_bytes for f in frames), "frame too long")
     header = _unpack(frames[0], limits)
     _need(isinstance(header, list) and len(header) >= 3, "header is no array")
-    _need(header[0] == MAGIC, "not an edgespec message")
-    _need(_is_int(header[1]), "version is no integer")
-    _need(header[1] == VERSION, f"protocol version {header[1]}, this program speaks {VERSION}")
-    _need(_is_int(header[2]) and header[2] in TAGS, "unknown message tag")
-    message_type = TAGS[header[2]]
-    plan = _PLAN_OF[message_type][1]
-    _need(len(header) == 3 + len(plan), f"{message_type.__name__} has the wrong number of fields")
-    raw = iter(frames[1:])
-    values = {
-        name: kind.unpack(value, raw, limits)
-        for (name, kind), value in zip(plan, header[3:], strict=True)
-    }
-    _need(next(raw, None) is None, "a frame too many")
-    message = message_type(**values)
-    match message:
-        case Segment():
-            _check_segment(message, limits)
-        case Health():
-            _check_health(message)
-        case BlockOffer():
-            _check_offer(message)
-        case PieceRequest():
-            _check_piece_request(message)
-        case Piece():
-            _check_piece(message)
-        case StageActivity(runs) | Snapshot(runs=runs):
-            _check_runs(runs)
-        case Subscribe(seconds) | SubscribeActivity(seconds):
-            _need(0.0 <= seconds < math.inf, "a time that cannot be")
-        case Ready(seconds):
-            _need(0.0 <= seconds <= LONGEST_S, "a time that cannot be")
+    magic, version, tag, *values = header
+    _need(magic == MAGIC, "not an edgespec message")
+    _need(_is_int(version), "version is no integer")
+    _need(version == VERSION, f"protocol version {version}, this program speaks {VERSION}")
+    _need(_is_int(tag) and tag in TAGS, "unknown message tag")
+    incoming = _Incoming(frames, limits)
+    message: Message = incoming.record(TAGS[tag], values)
+    incoming.finish()
     return message
 
 
@@ -182,87 +244,82 @@ def _unpack(frame: Frame, limits: Limits) -> Any:
         raise _Malformed(f"header is not readable ({type(problem).__name__})") from None
 
 
-def _check_segment(segment: Segment, limits: Limits) -> None:
-    parts, rows = segment.parts, segment.rows
-    _need(0 < len(parts) <= MOST_PARTS, "wrong number of parts")
-    _need(rows <= limits.rows, "too many rows")
-    _need(len({part.request for part in parts}) == len(parts), "a request has two parts")
-    _need(segment.header.seq >= 0, "negative number")
-    for part in parts:
-        _check_part(part, segment.hidden is not None)
-    if segment.hidden is not None:
-        shape = segment.hidden.shape
-        _need(len(shape) == 2 and shape[0] == rows, "hidden is not one vector a row")
-    if segment.aux_hidden is not None:
-        dtype, shape = segment.aux_hidden.dtype, segment.aux_hidden.shape
-        _need(dtype == "uint8" and len(shape) == 2, "aux_hidden is no bytes of rows")
-        fits = shape[0] == rows and bool(segment.header.aux_layers)
-        _need(fits, "aux_hidden is not one vector a row")
-    if segment.ppd_tokens is not None:
-        shape = segment.ppd_tokens.shape
-        _need(len(shape) == 2 and shape[0] <= limits.rows, "ppd_tokens are no list of vectors")
-    for time in segment.cost:
-        _need(time.rows > 0, "a time of no rows")
-        _need(0.0 <= time.seconds < math.inf, "a time that cannot be")
+class _Incoming:
+    """Gives what does not travel in the header, in the order in which it was taken."""
 
+    def __init__(self, frames: Sequence[Frame], limits: Limits) -> None:
+        self._rest = iter(frames[1:])
+        self._limits = limits
+        self._numbers: IntArray | None = None
+        self._read = 0
 
-def _check_part(part: Part, may_lack_tokens: bool) -> None:
-    rows = len(part.ids)
-    _need(min(part.request, part.epoch, part.reserve, part.want) >= 0, "negative number")
-    _need(min(part.fork_of, *part.fork_ids, 0) >= 0, "negative number")
-    for name in ("parents", "positions"):
-        _need(len(getattr(part, name)) == rows, f"{name} and ids differ in length")
-    fits = len(part.tokens) == rows or (may_lack_tokens and not len(part.tokens))
-    _need(fits, "tokens and ids differ in length")
-    if rows:
-        _need(int(part.ids.min()) >= 0, "negative id")
-        _need(int(part.positions.min()) >= 0, "negative position")
+    def record(self, kind: type, values: Any) -> Any:
+        """The message or record of these values."""
+        plan = _plan(kind)
+        fits = isinstance(values, list) and len(values) == len(plan.names)
+        _need(fits, f"{kind.__name__} has the wrong number of fields")
+        for value in values:
+            too_long = isinstance(value, str) and len(value) > self._limits.text_chars
+            _need(not too_long, f"{kind.__name__} has a text that is too long")
+        for at, hint in plan.apart:
+            try:
+                values[at] = self._take(hint, values[at])
+            except _Malformed as problem:
+                raise _Malformed(f"{kind.__name__}.{plan.names[at]}: {problem}") from None
+        found = kind(*plan.checked(values, plan.bounded))
+        try:
+            if hasattr(found, "check"):
+                found.check()
+        except ValueError as problem:
+            raise _Malformed(f"{kind.__name__}: {problem}") from None
+        return found
 
+    def _take(self, hint: Any, value: Any) -> Any:
+        if hint in _LISTS:
+            numbers = self._list(value)
+            return numbers if hint == IntArray else get_origin(hint)(numbers.tolist())
+        if hint in _TENSORS:
+            return None if value is None and hint != Tensor else self._tensor(value)
+        if not _is_records(hint):
+            return self.record(hint, value)
+        _need(isinstance(value, list), "no list")
+        kind = get_args(hint)[0]
+        return tuple(self.record(kind, one) for one in value)
 
-def _check_health(health: Health) -> None:
-    degrees = (health.temperature, health.limit)
-    _need(all(abs(celsius) < 1000.0 for celsius in degrees), "a temperature that cannot be")
-    _need(0 <= health.free <= health.memory, "more memory is free than there is")
-    _need(0.0 <= health.busy <= 1.0, "a share that is none")
-    times = (health.slowdown, health.one_row, health.few_rows)
-    _need(all(n == 0.0 or SHORTEST_S <= n <= LONGEST_S for n in times), "a time that cannot be")
+    def _list(self, length: Any) -> IntArray:
+        _need(_is_int(length) and length >= 0, "no length of a list")
+        _need(length <= self._limits.numbers, "a list is too long")
+        if self._numbers is None:
+            data = self._frame()
+            _need(len(data) % 8 == 0, "a frame is no list of integers")
+            self._numbers = np.frombuffer(data, "<i8").astype(np.int64)  # as frames are read-only
+        found = self._numbers[self._read : self._read + length]
+        _need(len(found) == length, "integers are missing")
+        self._read += length
+        return found
 
+    def _tensor(self, value: Any) -> Tensor:
+        _need(isinstance(value, list) and len(value) == 2, "an array has no dtype and shape")
+        dtype, shape = value
+        _need(isinstance(dtype, str) and dtype in ITEM_SIZES, "an array has an unknown dtype")
+        _need(isinstance(shape, list) and len(shape) <= 4, "an array has no shape")
+        fits = all(_is_int(e) and 0 <= e <= self._limits.frame_bytes for e in shape)
+        _need(fits, "an array's shape is bad")
+        data = self._frame()
+        fits = math.prod(shape) * ITEM_SIZES[dtype] == len(data)
+        _need(fits, "an array's bytes and shape differ")
+        return Tensor(dtype, tuple(shape), data)
 
-def _check_offer(offer: BlockOffer) -> None:
-    _need(_is_sha256(offer.sha256), "a hash is no SHA-256")
-    fits = SMALLEST_CHUNK <= offer.chunk_bytes <= LARGEST_CHUNK
-    _need(fits and offer.chunk_bytes % CHUNK_STEP == 0, "a chunk's size is bad")
-    chunks = -(-offer.size // offer.chunk_bytes)
-    _need(0 < chunks <= MOST_CHUNKS, "a block file's size is bad")
-    hashes = offer.chunk_hashes
-    fits = hashes.dtype == "uint8" and hashes.shape == (chunks, HASH_BYTES)
-    _need(fits, "a block file's hashes and size differ")
+    def _frame(self) -> Frame:
+        data = next(self._rest, None)
+        if data is None:
+            raise _Malformed("a frame is missing")
+        return data
 
-
-def _check_piece_request(request: PieceRequest) -> None:
-    _need(_is_sha256(request.sha256), "a hash is no SHA-256")
-    _need(min(request.offset, request.length, request.have) >= 0, "negative number")
-    _need(request.length <= LARGEST_CHUNK, "a piece is too long")
-
-
-def _check_piece(piece: Piece) -> None:
-    _need(_is_sha256(piece.sha256), "a hash is no SHA-256")
-    _need(piece.offset >= 0, "negative number")
-    _need(piece.data.dtype == "uint8" and len(piece.data.shape) == 1, "a piece is no bytes")
-    _need(0 < len(piece.data.data) <= LARGEST_CHUNK, "a piece's length is bad")
-
-
-def _check_runs(runs: tuple[StageRun, ...]) -> None:
-    _need(len(runs) <= MOST_RUNS, "too many runs")
-    for run in runs:
-        _need(min(run.stage, run.request, run.seq) >= 0, "negative number")
-        _need(0 <= run.wasted <= run.rows, "more rows are wasted than there are")
-        times = (run.ago, run.seconds)
-        _need(all(0.0 <= seconds < math.inf for seconds in times), "a time that cannot be")
-
-
-def _is_sha256(text: str) -> bool:
-    return len(text) == 2 * HASH_BYTES and all(c in "0123456789abcdef" for c in text)
+    def finish(self) -> None:
+        """Everything that came must have been used."""
+        _need(self._numbers is None or self._read == len(self._numbers), "integers are left")
+        _need(next(self._rest, None) is None, "a frame too many")
 
 
 def _need(condition: bool, problem: str) -> None:
@@ -274,190 +331,4 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-# --- kinds of field -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """How one type of field is packed into the header (and raw frames), and read back."""
-
-    pack: Callable[[Any, list[Frame]], Any]
-    unpack: Callable[[Any, Iterator[Frame], Limits], Any]
-
-
-def _pack_int(value: Any, frames: list[Frame]) -> int:
-    number = int(operator.index(value))
-    if not -(1 << 63) <= number < 1 << 64:
-        raise OverflowError("an integer has more than 64 bits")
-    return number
-
-
-def _pack_bool(value: Any, frames: list[Frame]) -> bool:
-    return bool(value)
-
-
-def _pack_float(value: Any, frames: list[Frame]) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError("a float is no finite number")
-    return number
-
-
-def _pack_text(value: Any, frames: list[Frame]) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} is no text")
-    value.encode()  # refuses half a surrogate pair, which a command line can hold
-    return value
-
-
-def _pack_texts(value: Any, frames: list[Frame]) -> list[str]:
-    return [_pack_text(text, frames) for text in value]
-
-
-def _read_int(value: Any, raw: Iterator[Frame], limits: Limits) -> int:
-    _need(_is_int(value), "a field is no integer")
-    return int(value)
-
-
-def _read_bool(value: Any, raw: Iterator[Frame], limits: Limits) -> bool:
-    _need(isinstance(value, bool), "a field is neither true nor false")
-    return bool(value)
-
-
-def _read_float(value: Any, raw: Iterator[Frame], limits: Limits) -> float:
-    _need(isinstance(value, float), "a field is no float")
-    _need(math.isfinite(value), "a field is no finite number")
-    return float(value)
-
-
-def _read_text(value: Any, raw: Iterator[Frame], limits: Limits) -> str:
-    _need(isinstance(value, str) and len(value) <= limits.text_chars, "a field is no fit text")
-    return str(value)
-
-
-def _read_texts(value: Any, raw: Iterator[Frame], limits: Limits) -> tuple[str, ...]:
-    _need(isinstance(value, list) and len(value) <= limits.items, "a field is no fit list")
-    return tuple(_read_text(text, raw, limits) for text in value)
-
-
-def _pack_array(value: IntArray, frames: list[Frame]) -> list[Any]:
-    array = np.ascontiguousarray(value, "<i8")
-    if array.ndim != 1:
-        raise ValueError(f"an array of shape {array.shape} is no list of integers")
-    frames.append(array.tobytes())
-    return ["int64", list(array.shape)]
-
-
-def _pack_tensor(value: Tensor | None, frames: list[Frame]) -> list[Any] | None:
-    if value is None:
-        return None
-    frames.append(value.data)
-    return [value.dtype, list(value.shape)]
-
-
-def _read_tensor(value: Any, raw: Iterator[Frame], limits: Limits) -> Tensor:
-    _need(isinstance(value, list) and len(value) == 2, "an array has no dtype and shape")
-    dtype, shape = value
-    _need(isinstance(dtype, str) and dtype in ITEM_SIZES, "an array has an unknown dtype")
-    _need(isinstance(shape, list) and len(shape) <= 4, "an array has no shape")
-    fits = all(_is_int(e) and 0 <= e <= limits.frame_bytes for e in shape)
-    _need(fits, "an array's shape is bad")
-    data = next(raw, None)
-    _need(data is not None, "a frame is missing")
-    assert data is not None
-    _need(math.prod(shape) * ITEM_SIZES[dtype] == len(data), "an array's bytes and shape differ")
-    return Tensor(dtype, tuple(shape), data)
-
-
-def _read_optional_tensor(value: Any, raw: Iterator[Frame], limits: Limits) -> Tensor | None:
-    return None if value is None else _read_tensor(value, raw, limits)
-
-
-def _read_array(value: Any, raw: Iterator[Frame], limits: Limits) -> IntArray:
-    tensor = _read_tensor(value, raw, limits)
-    _need(tensor.dtype == "int64" and len(tensor.shape) == 1, "an array is no list of integers")
-    return np.frombuffer(tensor.data, "<i8").astype(np.int64)  # a copy, as frames are read-only
-
-
-def _pack_numbers(value: Iterable[int], frames: list[Frame]) -> list[Any]:
-    return _pack_array(np.fromiter(map(operator.index, value), np.int64), frames)
-
-
-def _read_numbers(value: Any, raw: Iterator[Frame], limits: Limits) -> tuple[int, ...]:
-    array = _read_array(value, raw, limits)
-    _need(len(array) <= limits.numbers, "a list is too long")
-    return tuple(array.tolist())
-
-
-def _pack_layers(value: Layers, frames: list[Frame]) -> list[int]:
-    return [_pack_int(layer, frames) for layer in value]
-
-
-def _read_layers(value: Any, raw: Iterator[Frame], limits: Limits) -> Layers:
-    _need(isinstance(value, list) and len(value) <= MOST_LAYERS, "a field is no fit list")
-    _need(all(_is_int(layer) and layer >= 0 for layer in value), "a layer's number is bad")
-    _need(all(a < b for a, b in pairwise(value)), "layers are not ascending")
-    return Layers(tuple(value))
-
-
-def _record(record: type) -> _Kind:
-    """The kind of one of these: an array of its fields in the header."""
-    hints = get_type_hints(record)
-    kinds = [(f.name, _KINDS[hints[f.name]]) for f in fields(record)]
-
-    def pack(value: Any, frames: list[Frame]) -> list[Any]:
-        return [kind.pack(getattr(value, name), frames) for name, kind in kinds]
-
-    def read(value: Any, raw: Iterator[Frame], limits: Limits) -> Any:
-        fits = isinstance(value, list) and len(value) == len(kinds)
-        _need(fits, f"a {record.__name__} has the wrong number of fields")
-        pairs = zip(kinds, value, strict=True)
-        return record(**{name: kind.unpack(part, raw, limits) for (name, kind), part in pairs})
-
-    return _Kind(pack, read)
-
-
-def _records(record: type) -> _Kind:
-    """The kind of a tuple of these."""
-    one = _record(record)
-
-    def pack(value: Any, frames: list[Frame]) -> list[Any]:
-        return [one.pack(each, frames) for each in value]
-
-    def read(value: Any, raw: Iterator[Frame], limits: Limits) -> tuple[Any, ...]:
-        _need(isinstance(value, list) and len(value) <= limits.items, "a field is no fit list")
-        return tuple(one.unpack(each, raw, limits) for each in value)
-
-    return _Kind(pack, read)
-
-
-def _read_number_set(value: Any, raw: Iterator[Frame], limits: Limits) -> frozenset[int]:
-    return frozenset(_read_numbers(value, raw, limits))
-
-
-_KINDS: dict[Any, _Kind] = {
-    int: _Kind(_pack_int, _read_int),
-    bool: _Kind(_pack_bool, _read_bool),
-    float: _Kind(_pack_float, _read_float),
-    str: _Kind(_pack_text, _read_text),
-    tuple[str, ...]: _Kind(_pack_texts, _read_texts),
-    tuple[int, ...]: _Kind(_pack_numbers, _read_numbers),
-    frozenset[int]: _Kind(_pack_numbers, _read_number_set),
-    IntArray: _Kind(_pack_array, _read_array),
-    Layers: _Kind(_pack_layers, _read_layers),
-    Tensor: _Kind(_pack_tensor, _read_tensor),
-    Tensor | None: _Kind(_pack_tensor, _read_optional_tensor),
-}
-_KINDS |= {one: _record(one) for one in (Header, RetainSet)}
-for _type in (NodeStatus, Part, SnapshotNode, SnapshotSegment, SourceFigures, StageRun, StageTime):
-    _KINDS[tuple[_type, ...]] = _records(_type)  # type: ignore[valid-type]
-
-
-def _plan(message_type: type[Message]) -> tuple[tuple[str, _Kind], ...]:
-    hints = get_type_hints(message_type)
-    return tuple((f.name, _KINDS[hints[f.name]]) for f in fields(message_type))
-
-
-_PLAN_OF: dict[type[Message], tuple[int, tuple[tuple[str, _Kind], ...]]] = {
-    message_type: (tag, _plan(message_type)) for tag, message_type in TAGS.items()
-}
+_TAG_OF = {kind: tag for tag, kind in TAGS.items()}

@@ -9,6 +9,9 @@ several requests may be interleaved without changing the protocol.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from edgespec.tree.ledger import RetainSet
 from edgespec.wire.block_messages import (
@@ -29,8 +32,14 @@ from edgespec.wire.client_messages import (
     Submit,
     Tokens,
 )
+from edgespec.wire.fields import Whole, require
 from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import Snapshot, StageActivity, Subscribe, SubscribeActivity
+
+Celsius = Annotated[float, Meta(gt=-1000.0, lt=1000.0)]
+
+SHORTEST_S, LONGEST_S = 1e-9, 1e9
+"""Seconds of what a stage says that it did, if it says any: quotients of them are finite too."""
 
 NO_RING = 0
 """The number of an Assign's ring that is only planned."""
@@ -158,16 +167,23 @@ class Health:
     and of 2 to 16.
     """
 
-    temperature: float
-    limit: float
-    memory: int
-    free: int
-    busy: float
+    temperature: Celsius
+    limit: Celsius
+    memory: Whole
+    free: Whole
+    busy: Annotated[float, Meta(ge=0.0, le=1.0)]
     throttled: bool
     text: str
     slowdown: float = 0.0
     one_row: float = 0.0
     few_rows: float = 0.0
+
+    def check(self) -> None:
+        """Raise ValueError if fields do not fit."""
+        require(self.free <= self.memory, "more memory is free than there is")
+        times = (self.slowdown, self.one_row, self.few_rows)
+        fits = all(t == 0.0 or SHORTEST_S <= t <= LONGEST_S for t in times)
+        require(fits, "a time that cannot be")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +198,7 @@ class Ready:
     """The stage has its block in memory, and holds nothing of a ring before number `ring`; for
     NO_RING, it is prepared."""
 
-    seconds: float
+    seconds: Annotated[float, Meta(ge=0.0, le=LONGEST_S)]
     ring: int = 1
 
 

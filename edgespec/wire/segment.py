@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import NO_LAYERS, IntArray, Layers, Tensor
+from edgespec.wire.fields import Seconds, Whole, require
 
 MOST_PARTS = 64
 """Requests whose rows one segment holds at most."""
+
+MOST_LAYERS = 16
+"""Layers that a draft source may tap."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
     """How many rows of a segment a stage computed, and in how many seconds."""
 
-    rows: int
-    seconds: float
+    rows: Annotated[int, Meta(gt=0)]
+    seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +36,13 @@ class Header:
     source wants the rows that enter them (EAGLE-3).
     """
 
-    seq: int
-    aux_layers: Layers = NO_LAYERS
+    seq: Whole
+    aux_layers: Annotated[Layers, Meta(max_length=MOST_LAYERS)] = NO_LAYERS
+
+    def check(self) -> None:
+        """Raise ValueError if fields do not fit."""
+        layers = (-1, *self.aux_layers)
+        require(all(a < b for a, b in pairwise(layers)), "aux_layers are not ascending")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +60,27 @@ class Part:
     tokens; after it they are empty.
     """
 
-    request: int
-    epoch: int
+    request: Whole
+    epoch: Whole
     committed: bool
-    reserve: int
-    want: int
+    reserve: Whole
+    want: Whole
     ids: IntArray
     parents: IntArray
     positions: IntArray
     tokens: IntArray
-    fork_of: int = 0
+    fork_of: Whole = 0
     fork_ids: tuple[int, ...] = ()
+
+    def check(self) -> None:
+        """Raise ValueError if fields do not fit."""
+        rows = len(self.ids)
+        require(len(self.parents) == rows, "parents and ids differ in length")
+        require(len(self.positions) == rows, "positions and ids differ in length")
+        require(len(self.tokens) in (0, rows), "tokens and ids differ in length")
+        require(min(self.fork_ids, default=0) >= 0, "a negative id")
+        for numbers in (self.ids, self.positions):
+            require(not rows or int(numbers.min()) >= 0, "a negative id or position")
 
     def rows(self) -> Rows:
         """The part's rows; tokens that did not travel are 0."""
@@ -95,3 +117,21 @@ class Segment:
     def rows(self) -> int:
         """How many rows all parts have."""
         return sum(len(part.ids) for part in self.parts)
+
+    def check(self) -> None:
+        """Raise ValueError if fields do not fit."""
+        parts, rows, hidden = self.parts, self.rows, self.hidden
+        require(0 < len(parts) <= MOST_PARTS, "wrong number of parts")
+        require(len({part.request for part in parts}) == len(parts), "a request has two parts")
+        if hidden is None:
+            complete = all(len(part.tokens) == len(part.ids) for part in parts)
+            require(complete, "tokens and ids differ in length")
+        else:
+            fits = len(hidden.shape) == 2 and hidden.shape[0] == rows
+            require(fits, "hidden is not one vector a row")
+        if self.aux_hidden is not None:
+            dtype, shape = self.aux_hidden.dtype, self.aux_hidden.shape
+            fits = dtype == "uint8" and len(shape) == 2 and shape[0] == rows
+            require(fits and bool(self.header.aux_layers), "aux_hidden is not one vector a row")
+        if self.ppd_tokens is not None:
+            require(len(self.ppd_tokens.shape) == 2, "ppd_tokens are no list of vectors")

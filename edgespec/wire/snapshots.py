@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.wire.fields import Seconds, Whole, require
+
 MOST_NODES = 120
 """Nodes of a tree that a Scene holds at most."""
 
@@ -23,14 +25,14 @@ MOST_SEGMENTS = 64
 class Subscribe:
     """A client wants Scenes for so many seconds from now on; 0: none any more."""
 
-    seconds: float
+    seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True)
 class SubscribeActivity:
     """The coordinator wants the stages' runs for so many seconds from now on; answered by Ran."""
 
-    seconds: float
+    seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,17 @@ class StageRun:
     tells of itself; the coordinator knows whom it is.
     """
 
-    stage: int
-    request: int
-    seq: int
-    ago: float
-    seconds: float
-    rows: int
-    wasted: int
+    stage: Whole
+    request: Whole
+    seq: Whole
+    ago: Seconds
+    seconds: Seconds
+    rows: Whole
+    wasted: Whole
+
+    def check(self) -> None:
+        """Raise ValueError if fields do not fit."""
+        require(self.wasted <= self.rows, "more rows are wasted than there are")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,10 @@ class StageActivity:
     """The runs of a stage since its last Ran, oldest first."""
 
     runs: tuple[StageRun, ...]
+
+    def check(self) -> None:
+        """Raise ValueError if fields do not fit."""
+        require(len(self.runs) <= MOST_RUNS, "too many runs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +117,7 @@ class Snapshot:
     nodes: tuple[SnapshotNode, ...]
     segments: tuple[SnapshotSegment, ...]
     runs: tuple[StageRun, ...]
+
+    def check(self) -> None:
+        """Raise ValueError if fields do not fit."""
+        require(len(self.runs) <= MOST_RUNS, "too many runs")

@@ -18,8 +18,8 @@ from support.segments import one_part
 
 from edgespec.errors import RemoteProtocolError
 from edgespec.types.tensor import ITEM_SIZES, NO_LAYERS, IntArray, Layers, Tensor
-from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
-from edgespec.wire.codec import CHUNK_STEP, MAGIC, VERSION, decode, encode
+from edgespec.wire.block_messages import CHUNK_STEP, BlockOffer, Piece, PieceRequest
+from edgespec.wire.codec import MAGIC, VERSION, decode, encode
 from edgespec.wire.messages import TAGS, Health, Message, Ready
 from edgespec.wire.segment import Segment, StageTime
 from edgespec.wire.snapshots import (

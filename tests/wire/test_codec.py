@@ -20,18 +20,9 @@ from support.segments import changed, one_part, retain_message
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.tree.ledger import RetainSet
 from edgespec.types.tensor import ITEM_SIZES, IntArray, Layers, Tensor
-from edgespec.wire.block_messages import BlockOffer, Piece, PieceRequest
+from edgespec.wire.block_messages import LARGEST_CHUNK, MOST_CHUNKS, BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import NodeStatus, Progress, SourceFigures, Status, Submit
-from edgespec.wire.codec import (
-    LARGEST_CHUNK,
-    MAGIC,
-    MOST_CHUNKS,
-    VERSION,
-    Frame,
-    Limits,
-    decode,
-    encode,
-)
+from edgespec.wire.codec import MAGIC, VERSION, Frame, Limits, decode, encode
 from edgespec.wire.messages import TAGS, Credit, Fault, Health, Heartbeat, Message, Ready
 from edgespec.wire.segment import Segment, StageTime
 from edgespec.wire.snapshots import (
@@ -297,6 +288,16 @@ def status(lines: object, nodes: object = ()) -> bytes:
     return header(47, True, lines, nodes, 1, 1, 0.0, 0, 0, "model", 1024)
 
 
+def retain(accepted: object, retained: object) -> bytes:
+    """The header of a Retain with these lengths of its lists."""
+    return header(2, 1, [1, 1, accepted, retained])
+
+
+def piece(data: object) -> bytes:
+    """The header of a Piece with this dtype and shape."""
+    return header(65, "0" * 64, 0, data)
+
+
 NODE: list[object] = [1, 0, 4, "", "", "", "", 0.0, 0.0, 0.0, 0, 0, 0.0, False, "", 0.0, 0, "", 0.0]
 """A NodeStatus in a header."""
 
@@ -348,37 +349,34 @@ HOSTILE: dict[str, list[Frame]] = {
     "a record's float is NaN": [status([], [[*NODE[:-1], float("nan")]])],
     "a record's text is a record": [status([], [[*NODE[:3], NODE, *NODE[4:]]])],
     "too many records": [status([], [NODE] * 257)],
-    "array without its frame": [header(2, 1, [1, 1, ["int64", [1]], ["int64", [0]]]), bytes(8)],
-    "array is a number": [header(2, 1, [1, 1, 5, ["int64", [0]]]), b"", b""],
-    "array of an unknown dtype": [
-        header(2, 1, [1, 1, ["object", [1]], ["int64", [0]]]),
-        bytes(8),
-        b"",
-    ],
-    "list of floats": [header(2, 1, [1, 1, ["float64", [1]], ["int64", [0]]]), bytes(8), b""],
-    "list of two dimensions": [
-        header(2, 1, [1, 1, ["int64", [1, 1]], ["int64", [0]]]),
-        bytes(8),
-        b"",
-    ],
-    "shape is negative": [header(2, 1, [1, 1, ["int64", [-1]], ["int64", [0]]]), bytes(8), b""],
-    "shape is true": [header(2, 1, [1, 1, ["int64", [True]], ["int64", [0]]]), bytes(8), b""],
-    "shape overflows": [
-        header(2, 1, [1, 1, ["int64", [2**40]], ["int64", [0]]]),
-        bytes(8),
-        b"",
-    ],
-    "shape of five dimensions": [
-        header(2, 1, [1, 1, ["int64", [1] * 5], ["int64", [0]]]),
-        bytes(8),
-        b"",
-    ],
-    "bytes and shape differ": [
-        header(2, 1, [1, 1, ["int64", [2]], ["int64", [0]]]),
-        bytes(8),
-        b"",
-    ],
+    "list without its frame": [retain(1, 0)],
+    "list is a tensor": [retain(["int64", [1]], 0), bytes(8)],
+    "list is no number": [retain("1", 0), bytes(8)],
+    "length of a list is negative": [retain(-1, 1), b""],
+    "length of a list is true": [retain(True, 0), bytes(8)],
+    "length of a list overflows": [retain(2**62, 0), bytes(8)],
+    "list is longer than its frame": [retain(2, 0), bytes(8)],
+    "lists are shorter than their frame": [retain(1, 0), bytes(16)],
+    "list of half a number": [retain(1, 0), bytes(12)],
+    "array without its frame": [piece(["uint8", [8]])],
+    "array is a number": [piece(8), bytes(8)],
+    "array is nil": [piece(None)],
+    "array of an unknown dtype": [piece(["object", [8]]), bytes(8)],
+    "array of a dtype that is a list": [piece([["uint8"], [8]]), bytes(8)],
+    "array of floats": [piece(["float64", [1]]), bytes(8)],
+    "array of two dimensions": [piece(["uint8", [8, 1]]), bytes(8)],
+    "shape is negative": [piece(["uint8", [-8]]), bytes(8)],
+    "shapes are negative": [piece(["uint8", [-1, -8]]), bytes(8)],
+    "shape is true": [piece(["uint8", [True]]), bytes(1)],
+    "shape overflows": [piece(["uint8", [2**40]]), bytes(8)],
+    "shape of five dimensions": [piece(["uint8", [1] * 5]), bytes(1)],
+    "bytes and shape differ": [piece(["uint8", [9]]), bytes(8)],
 }
+
+
+def test_the_hostile_arrays_are_refused_for_what_is_wrong_with_them() -> None:
+    assert decode([retain(1, 0), bytes(8)]) == retain_message(1, 1, 1, (0,), ())
+    assert isinstance(decode([piece(["uint8", [8]]), bytes(8)]), Piece)
 
 
 @pytest.mark.parametrize("frames", HOSTILE.values(), ids=HOSTILE.keys())
@@ -515,8 +513,10 @@ def test_limits_hold() -> None:
     assert "frame too long" in refused(encode(many), Limits(frame_bytes=799))
     assert "header too long" in refused(encode(Progress(1, "x" * 200)), Limits(header_bytes=200))
     assert "text" in refused(encode(Progress(1, "x" * 11)), Limits(text_chars=10))
-    assert "rows" in refused(encode(_segment()), Limits(rows=1))
-    assert "number of frames" in refused(encode(_segment()), Limits(frames=4))
+    assert "Segment.parts: Part.ids: a list is too long" in refused(
+        encode(_segment()), Limits(numbers=1)
+    )
+    assert "number of frames" in refused(encode(_segment()), Limits(frames=1))
     refused(encode(Progress(1, "x" * 41)), Limits(text_chars=10))
 
 
