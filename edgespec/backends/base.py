@@ -52,7 +52,7 @@ class Head(Protocol):
     def choose(
         self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
     ) -> tuple[Choice, TopLogprobs | None]:
-        """Sample the token behind every hidden row [R, H]; `positions` are the new tokens'.
+        """Sample the token after every hidden row [R, H]; `positions` are the new tokens'.
 
         With `top` of at least 0, also so many of the likeliest tokens, and log-probabilities.
         """

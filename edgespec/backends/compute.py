@@ -44,7 +44,7 @@ class StageCompute:
         self._block = block
 
     def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
-        """Carry out one effect; `stop()` turns true when a running block is not wanted any more."""
+        """Carry out one effect; `stop()` turns true when a running block is no longer wanted."""
         match effect:
             case OpenCache(request, reserve):
                 self._block.open(request, reserve)

@@ -24,7 +24,7 @@ HEADROOM = 1.5
 the machine may slow it down."""
 
 
-class Prices(Protocol):
+class EmulatedPrices(Protocol):
     """What a node's effects cost on the emulated device."""
 
     def seconds(self, effect: Effect) -> float:
@@ -35,7 +35,7 @@ class Prices(Protocol):
 
 
 class CoordinatorPrices:
-    """The coordinator's Prices: what the draft source ran decides what an effect costs."""
+    """The coordinator's EmulatedPrices: what the draft source ran decides what an effect costs."""
 
     def __init__(self, durations: CoordinatorDurations, draft: DraftSource | None) -> None:
         self._durations = durations
@@ -56,13 +56,13 @@ class Emulated:
 
     The real work hides inside that time. What took longer than charged delays only itself: the
     next effect that waited for it is charged from where this one should have ended. `began` and
-    `free_at`: the charged time of the last effect; `late`: seconds by which it ended behind that.
+    `free_at`: the charged time of the last effect; `late`: seconds by which it ended after that.
     """
 
     def __init__(
         self,
         perform: Perform,
-        prices: Prices,
+        prices: EmulatedPrices,
         asked_at: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -95,7 +95,7 @@ class Emulated:
     ) -> tuple[Event | None, float]:
         """Wait, run the block just in time for its charged end, give event and end.
 
-        A block that is not wanted any more ends with the layer that it is in, as real ones do.
+        A block that is no longer wanted ends after the layer that it is in, as real ones do.
         """
         charged, slices = self._prices.seconds(effect), self._prices.slices(effect)
         end, layer = start + charged, charged / slices

@@ -59,7 +59,7 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _BlockJob:
     """The one job at the block: the segment as it came in, the rows of each part that are computed,
     and what the stages before tapped of these."""
 
@@ -80,7 +80,7 @@ class StageMachine:
         self._held: dict[int, _Held] = {}
         self._ended: deque[int] = deque(maxlen=REMEMBERED_ENDS)
         self._queue: deque[Segment] = deque()
-        self._running: _Running | None = None
+        self._running: _BlockJob | None = None
         self._given_up: set[int] = set()  # jobs of an earlier ring that have not come back
         self._last_seq = -1
         self._jobs = 0
@@ -108,17 +108,17 @@ class StageMachine:
                 raise LocalProtocolError(f"a stage cannot handle {type(event).__name__}")
 
     def take_place(self, *, is_first: bool, is_last: bool, row_limit: int) -> None:
-        """From the next ring on, be that stage of it (see __init__)."""
+        """Change the stage's place in the ring (see __init__), from the next ring on."""
         self._is_first = is_first
         self._is_last = is_last
         self._row_limit = row_limit
         self.stats.rings += 1
 
     def reset(self) -> list[Effect]:
-        """A new ring begins: forget all that it had of the one before.
+        """A new ring begins: forget everything of the one before.
 
-        The caller sees to it that no segment of an earlier ring comes any more. A block that still
-        runs does so for nobody.
+        The caller must not pass on segments of an earlier ring after this. The result of a block
+        that still runs is ignored.
         """
         effects: list[Effect] = []
         if self._running is not None:
@@ -133,7 +133,7 @@ class StageMachine:
         return effects
 
     def deadline(self) -> float | None:
-        """When to call with Tick, to tell runs; else a stage waits for nothing but events."""
+        """When to call with Tick, to report runs; None if there is nothing to report."""
         return self._runs.deadline()
 
     def ledgers(self) -> dict[int, RowLedger]:
@@ -191,7 +191,7 @@ class StageMachine:
         taken = np.concatenate(index)
         aux_hidden = _take(segment.aux_hidden, taken)
         self._jobs += 1
-        self._running = _Running(self._jobs, segment, tuple(rows), aux_hidden, now)
+        self._running = _BlockJob(self._jobs, segment, tuple(rows), aux_hidden, now)
         hidden, layers = _take(segment.hidden, taken), segment.header.aux_layers
         run = RunBlock(self._jobs, tuple(blocks), hidden, layers, segment.ppd_tokens)
         return [*effects, run]
@@ -200,7 +200,7 @@ class StageMachine:
         """Begin the part's request, if this is its first: empty, or with an answered one's rows."""
         request, fork_of = part.request, part.fork_of
         if request in self._held or request in self._ended or not part.reserve:
-            # Rows to begin with are of no use to a request that is over.
+            # The rows of `fork_of` were kept for this request, which is over.
             unused = fork_of in self._held and request in self._ended
             return self._end(fork_of) if unused else []
         held = self._held[request] = _Held()
@@ -250,7 +250,7 @@ class StageMachine:
             done = self._outgoing(running, hidden, aux_hidden, now)
         return self._hand_on(done) + self._start_next(now)
 
-    def _note(self, running: _Running, aborted: bool, now: float) -> None:
+    def _note(self, running: _BlockJob, aborted: bool, now: float) -> None:
         """Keep what it took, for those who subscribed, and how many rows are still wanted."""
         computed = wanted = 0
         for part, rows in zip(running.segment.parts, running.rows, strict=True):
@@ -263,7 +263,7 @@ class StageMachine:
         self.stats.ran(computed, wanted, now - running.since)
 
     def _outgoing(
-        self, running: _Running, hidden: Tensor, own: Tensor | None, now: float
+        self, running: _BlockJob, hidden: Tensor, own: Tensor | None, now: float
     ) -> Segment:
         """What the next stage gets: the computed rows that are still wanted."""
         segment, before = running.segment, running.aux_hidden
@@ -312,7 +312,7 @@ class StageMachine:
         self._given_up.discard(job)
         return known
 
-    def _finish_job(self, job: int) -> _Running:
+    def _finish_job(self, job: int) -> _BlockJob:
         running = self._running
         if running is None or running.job != job:
             raise LocalProtocolError(f"job {job} ended but was not running")

@@ -1,4 +1,4 @@
-"""Tally: what a stage has done since it started, in numbers that only grow, for its metrics."""
+"""Stage stats: what a stage has done since it started, in growing numbers, for its metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BlockTimes:
 @dataclass(slots=True)
 class StageStats:
     """`segments`: handed on; `emptied` of them with no row left. `rows`: computed; `wasted` of them
-    for guesses that nobody wanted any more when they were done. `faults`: requests that it had to
+    for guesses that were pruned before they were done. `faults`: requests that it had to
     end. `rings`: that it had a place in. `times[c]`: of the blocks of ROW_CLASSES[c]."""
 
     segments: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgespec.backends.emulated import Emulated, Prices
+from edgespec.backends.emulated import Emulated, EmulatedPrices
 from edgespec.net.emulated_link import LinkPace, PacedTransport
 from edgespec.runtime.node import RingNode
 from edgespec.runtime.trace import Trace
@@ -17,7 +17,7 @@ from edgespec.wire.messages import Assign
 class NodePace:
     """The times that a node's compute and its outgoing links keep to."""
 
-    prices: Prices
+    prices: EmulatedPrices
     links: LinkPace
 
 

@@ -12,9 +12,9 @@ class Submit:
     An empty `policy` leaves the choice to the coordinator. `messages`: in place of a prompt, a
     conversation as a JSON list of objects with "role" and "content", which the model's chat
     template turns into one. `top`: how many of the likeliest tokens are wanted for each token, from
-    0 to 20, with log-probabilities; -1: not even the token's own. `scope`: on whose behalf a client
-    of many users asks, in words of its own; the coordinator's node puts its name for the asker, who
-    is that user of that client, in its place.
+    0 to 20, with log-probabilities; -1: not even the token's own. `scope`: the user on whose
+    behalf a client with many users asks, by the client's own name; the coordinator's node replaces
+    it by its own name for that user of that client.
     """
 
     tag: int
@@ -124,9 +124,9 @@ class NodeStatus:
     """A stage's place, or a spare (`stage` 0), as the coordinator sees it; a part of Status.
 
     `state`: missing, loading, waiting, ready or standing by; `words`: the same in more words.
-    `heard`: seconds since its last message. What is 0 or "" is not known: nobody is there, or it
-    has not said. `temperature` to `throttled`: see Health. `warning`: what is wrong with it, in
-    words. `trip`: seconds of a control message there and back. `losses` of whoever was in that
+    `heard`: seconds since its last message. What is 0 or "" is not known: the place is free, or
+    its stage has not said. `temperature` to `throttled`: see Health. `warning`: what is wrong with
+    it, in words. `trip`: seconds of a control message there and back. `losses` of stages in that
     place: how many, the last one's cause, and how many seconds ago.
     """
 

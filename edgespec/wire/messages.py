@@ -1,4 +1,4 @@
-"""Messages: what nodes say to each other, as frozen dataclasses with explicit types, and all tags.
+"""Messages: what nodes say to each other, as frozen dataclasses with bounded types, and all tags.
 
 On the data ring only `Segment` travels. Block files have a channel of their own, between a node
 that holds one and a node that wants it. All others use the control channel, between the
@@ -64,7 +64,7 @@ class CloseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Answer to Join: what this stage shall run, layers `first` to `end` - 1 of the model.
+    """Answer to Join: what this stage runs, layers `first` to `end` - 1 of the model.
 
     `model` is the folder's path on the coordinator; `fingerprint` tells whether a folder on the
     stage holds the same model. `quantisation` names how the block's matrices are held. A stage
@@ -100,7 +100,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class StandBy:
-    """All places are taken: the stage is a spare, which gets the place of one that is lost.
+    """All places are taken: the stage is a spare, which gets the place of a lost one.
 
     The text says why, fit for a user.
     """
@@ -140,7 +140,7 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A stage asks for its place: who it is, and the TCP address of its data socket.
+    """A stage asks for its place; `host` and `port` are the TCP address of its data socket.
 
     `stage` 0: any place that is free, or else that of a spare. `key`: its public key, which its
     data socket proves. `memory`: bytes that it has for a block, 0 if it does not know.
@@ -232,12 +232,12 @@ class Heartbeat:
     number: int = 0
 
 
-# --- whoever has a token, or wants to be forgotten → coordinator ---------------------------------
+# --- holders of a token, and devices that leave → coordinator -------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Enrol:
-    """Whoever shows a token asks that this public key be admitted from now on, under this name."""
+    """Sent over a connection that showed a token: admit `key` to the cluster as `name`."""
 
     key: str
     name: str
@@ -257,7 +257,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Answer to whoever had a key that counts no more; the reason is fit for a user."""
+    """Answer to a key that is no longer admitted; the reason is fit for a user."""
 
     reason: str
 

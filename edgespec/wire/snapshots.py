@@ -1,7 +1,7 @@
-"""Scenes: what whoever watches is shown of the running request, and how it is asked for.
+"""Snapshots: what subscribed clients are shown of the running request, and how they subscribe.
 
-Nobody pays for what nobody watches: a Watch counts for some seconds, and while one counts, the
-stages tell their runs and the coordinator its tree. Times are ages at the moment of sending, so
+A Subscribe counts for some seconds. While one counts, the stages send their runs and the
+coordinator its tree; otherwise nothing is collected. Times are ages at the moment of sending, so
 that no two machines need the same clock.
 """
 
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from edgespec.wire.fields import Seconds, Whole, require
 
 MOST_NODES = 120
-"""Nodes of a tree that a Scene holds at most."""
+"""Nodes of a tree that a Snapshot holds at most."""
 
 MOST_RUNS = 200
-"""Runs that a Scene or a Ran holds at most."""
+"""Runs that a Snapshot or a StageActivity holds at most."""
 
 MOST_SEGMENTS = 64
-"""Segments that a Scene holds at most."""
+"""Segments that a Snapshot holds at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """A client wants Scenes for so many seconds from now on; 0: none any more."""
+    """A client wants Snapshots for so many seconds from now on; 0: no longer."""
 
     seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True)
 class SubscribeActivity:
-    """The coordinator wants the stages' runs for so many seconds from now on; answered by Ran."""
+    """The coordinator wants the stages' runs for so many seconds; answered by StageActivity."""
 
     seconds: Seconds
 
@@ -39,8 +39,8 @@ class SubscribeActivity:
 class StageRun:
     """A segment that a stage computed: `rows` in `seconds`, which ended `ago` seconds ago.
 
-    `wasted`: how many of the rows were pruned by the time that it ended. `stage` is 0 where a stage
-    tells of itself; the coordinator knows whom it is.
+    `wasted`: how many of the rows were pruned by the time that it ended. `stage` is 0 in a stage's
+    own message; the coordinator fills it in.
     """
 
     stage: Whole
@@ -58,7 +58,7 @@ class StageRun:
 
 @dataclass(frozen=True, slots=True)
 class StageActivity:
-    """The runs of a stage since its last Ran, oldest first."""
+    """The runs of a stage since its last StageActivity, oldest first."""
 
     runs: tuple[StageRun, ...]
 
@@ -74,7 +74,7 @@ class SnapshotNode:
     `state`: "waiting" (to be sent), "sent" (on the ring), "accepted" (committed) or "pruned"
     (out of the tree). `probability`: of the path to it, as the draft has it, from the root that was
     there when it was last in the tree. `source`: "prompt" or "model" (the base model's own token,
-    which nobody had guessed), or what guessed it: "levels" (the draft model grew the tree level by
+    not guessed by a draft), or what guessed it: "levels" (the draft model grew the tree level by
     level) or "expansion" (it was asked for the children of chosen nodes). `sent`: whether its row
     went round the ring, so that with "pruned" it was wasted.
     """
@@ -99,13 +99,13 @@ class SnapshotSegment:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the running request looks like now, to whoever sent a Watch.
+    """What the running request looks like now; sent to each client that subscribed.
 
     `state`: "idle", "reading" (the prompt), "answering" or "paused" (the ring is lost). `request`:
     its number, which a lost ring changes, 0 if none runs. `tokens` are committed, made in `trips`
     round the ring, the prompt's being one. `root`: the newest committed node. `nodes`: the newest
     accepted ones and all that hangs from them, by id. `runs`: the stages' newest since the last
-    Scene, oldest first.
+    Snapshot, oldest first.
     """
 
     state: str
