@@ -139,7 +139,7 @@ def _planned(
 
 def _places(plan: Plan) -> tuple[str, ...]:
     """The devices' names in ring order; () if the plan names profiles only."""
-    devices = [place.device for place in plan.places[1:]]
+    devices = [node.device for node in plan.nodes[1:]]
     if not all(map(_has_own_name, devices)):
         return ()
     names = tuple(clean_name(device.name) for device in devices)
@@ -152,11 +152,11 @@ def _places(plan: Plan) -> tuple[str, ...]:
 
 
 def _device_lines(plan: Plan) -> Iterator[str]:
-    for place in plan.places:
-        what = f"layers {place.first} to {place.end - 1}" if place.stage else "coordinator"
+    for node in plan.nodes:
+        what = f"layers {node.first} to {node.end - 1}" if node.stage else "coordinator"
         yield (
-            f"{'V' if place.stage else 'D'}{place.stage} {place.device.name}: {what}, needs "
-            f"{place.need.total / GIB:.2f} of {place.device.memory / GIB:.2f} GiB"
+            f"{'V' if node.stage else 'D'}{node.stage} {node.device.name}: {what}, needs "
+            f"{node.need.total / GIB:.2f} of {node.device.memory / GIB:.2f} GiB"
         )
     for device, reason in plan.left_out:
         yield f"left out: {device.name} ({reason})"

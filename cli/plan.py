@@ -24,7 +24,7 @@ from edgespec.daemon.planning import (
     speculative_speed,
 )
 from edgespec.planning.memory import GIB
-from edgespec.planning.plan import Place, Plan
+from edgespec.planning.plan import Plan, PlannedNode
 from edgespec.planning.plan import plan as make_plan
 from edgespec.planning.problem import SEGMENT_ROWS, Problem
 
@@ -93,24 +93,24 @@ def _table(made: Plan) -> Table:
     for number, name in enumerate((*_COLUMNS, "ms, 1 row", f"ms, {SEGMENT_ROWS} rows")):
         table.add_column(name, justify="left" if number < 3 else "right")
     own = "head, draft" if made.problem.model.draft.layers else "head"
-    for place in made.places:
-        need = place.need
-        sizes = (need.weights, need.cache, need.overhead, need.total, place.device.memory)
+    for node in made.nodes:
+        need = node.need
+        sizes = (need.weights, need.cache, need.overhead, need.total, node.device.memory)
         table.add_row(
-            "D0" if not place.stage else f"V{place.stage}",
-            Text(place.device.name),
-            f"{place.first}-{place.end - 1}" if place.stage else own,
+            "D0" if not node.stage else f"V{node.stage}",
+            Text(node.device.name),
+            f"{node.first}-{node.end - 1}" if node.stage else own,
             *(f"{size / GIB:.2f}" for size in sizes),
-            *(f"{_seconds(made, place, rows) * 1e3:.1f}" for rows in (1, SEGMENT_ROWS)),
+            *(f"{_seconds(made, node, rows) * 1e3:.1f}" for rows in (1, SEGMENT_ROWS)),
         )
     return table
 
 
-def _seconds(made: Plan, place: Place, rows: int) -> float:
+def _seconds(made: Plan, node: PlannedNode, rows: int) -> float:
     """Seconds of a segment on a node, at half the context."""
-    if not place.stage:
+    if not node.stage:
         return made.costs.coordinator.head_seconds(rows)
-    return made.costs.stages[place.stage - 1].block_seconds(rows, made.problem.context // 2)
+    return made.costs.stages[node.stage - 1].block_seconds(rows, made.problem.context // 2)
 
 
 def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
@@ -145,7 +145,7 @@ def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
 
 def _sureness(made: Plan) -> Iterator[str]:
     """For each profile in the ring: how many of its figures were measured."""
-    profiles = {place.device.profile.name: place.device.profile for place in made.places}
+    profiles = {node.device.profile.name: node.device.profile for node in made.nodes}
     for name, profile in profiles.items():
         measured, all_of_them = measured_share(profile)
         rest = "" if measured == all_of_them else "; the others are estimates, not measurements"
@@ -169,14 +169,14 @@ def commands_of(made: Plan, model: str, draft: str, draft_quant: str) -> Iterato
         drafting = " --draft DRAFT_FOLDER"
     if drafting and draft_quant != "none":
         drafting += f" --draft-quant {draft_quant}"
-    coordinator = made.places[0].device.name
+    coordinator = made.nodes[0].device.name
     yield (
         f"{coordinator}: edgespec init --model {folder}{drafting} --quant {of.quantisation.name} "
         f"--layers {_joined(made.split)} --context {made.problem.context} --dtype bfloat16"
     )
     yield f"{coordinator}: edgespec serve"
-    for place in made.places[1:]:
-        yield f"{place.device.name}: edgespec join TOKEN --stage {place.stage}"
+    for node in made.nodes[1:]:
+        yield f"{node.device.name}: edgespec join TOKEN --stage {node.stage}"
 
 
 def _joined(split: tuple[int, ...]) -> str:
@@ -185,7 +185,7 @@ def _joined(split: tuple[int, ...]) -> str:
 
 def plan_as_json(made: Plan, speed: float | None, commands: list[str]) -> dict[str, object]:
     problem = made.problem
-    profiles = {place.device.profile.name: place.device.profile for place in made.places}
+    profiles = {node.device.profile.name: node.device.profile for node in made.nodes}
     return {
         "model": problem.model.name,
         "quantisation": problem.model.quantisation.name,
@@ -195,19 +195,19 @@ def plan_as_json(made: Plan, speed: float | None, commands: list[str]) -> dict[s
         "layers": list(made.split),
         "nodes": [
             {
-                "stage": place.stage,
-                "device": place.device.name,
-                "profile": place.device.profile.name,
-                "first": place.first,
-                "end": place.end,
-                "weight_bytes": place.need.weights,
-                "cache_bytes": place.need.cache,
-                "overhead_bytes": place.need.overhead,
-                "needed_bytes": place.need.total,
-                "memory_bytes": place.device.memory,
-                "seconds": {str(rows): _seconds(made, place, rows) for rows in (1, SEGMENT_ROWS)},
+                "stage": node.stage,
+                "device": node.device.name,
+                "profile": node.device.profile.name,
+                "first": node.first,
+                "end": node.end,
+                "weight_bytes": node.need.weights,
+                "cache_bytes": node.need.cache,
+                "overhead_bytes": node.need.overhead,
+                "needed_bytes": node.need.total,
+                "memory_bytes": node.device.memory,
+                "seconds": {str(rows): _seconds(made, node, rows) for rows in (1, SEGMENT_ROWS)},
             }
-            for place in made.places
+            for node in made.nodes
         ],
         "left_out": [{"device": d.name, "reason": reason} for d, reason in made.left_out],
         "plain_tokens_per_second": 1 / made.trip_seconds(SHORT_CONTEXT),

@@ -23,12 +23,12 @@ class Advertising:
     """Announces a coordinator, from `start` to `stop`, wherever its address can be reached."""
 
     def __init__(self, config: CoordinatorConfig, port: int, cluster: str = "") -> None:
-        """`port`: the one that the coordinator listens on; `cluster`: its cluster's id."""
+        """`port`: of the coordinator; `cluster`: its id."""
         self._host = number_of(config.address.host)
         self._port = port
         self._properties = {
             "version": str(VERSION),
-            "model": PurePath(config.model).name,  # where it lies is nobody's business
+            "model": PurePath(config.model).name,  # its folder stays private
             "stages": str(config.stages),
             "cluster": cluster,
         }
@@ -49,23 +49,23 @@ class Advertising:
             self._thread.join()
 
     def _run(self) -> None:
-        places: list[Interface] | None = None
+        announced: list[Interface] | None = None
         while not self._ended.is_set():
             now = to_announce_on(self._host, own_interfaces())
-            if now != places:
-                places = now if self._announce(now) else None
+            if now != announced:
+                announced = now if self._announce(now) else None
             self._ended.wait(LOOK_S)
         self._withdraw()
 
-    def _announce(self, places: list[Interface]) -> bool:
-        """Announce it at these addresses instead; returns whether that worked."""
+    def _announce(self, interfaces: list[Interface]) -> bool:
+        """Announce it on these interfaces instead; returns whether that worked."""
         self._withdraw()
-        if not places:
+        if not interfaces:
             self._say(logging.INFO, "not announced: no network is up")
             return True
-        where = ", ".join(map(str, places))
+        where = ", ".join(map(str, interfaces))
         try:
-            self._announcement = Announcement(places, self._port, self._properties)
+            self._announcement = Announcement(interfaces, self._port, self._properties)
         except OSError as problem:
             self._say(
                 logging.WARNING,

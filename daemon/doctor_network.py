@@ -167,15 +167,15 @@ def _known(folder: ClusterFolder) -> Address | None:
 
 def _multicast(folder: ClusterFolder | None) -> tuple[Finding, list[Found]]:
     interfaces = own_interfaces()
-    places = to_look_on(interfaces)
-    if not places:
+    usable = to_look_on(interfaces)
+    if not usable:
         return Finding(
             "mDNS",
             WARNING,
             "no network is up here, so that others cannot be found; plug in a cable, or join a "
             "Wi-Fi (a ring on this machine alone needs none)",
         ), []
-    where = ", ".join(map(str, places))
+    where = ", ".join(map(str, usable))
     try:
         heard = _within(HEAR_S, lambda: browse(interfaces, HEAR_S, HEAR_S / 2))
     except OSError as problem:

@@ -268,7 +268,7 @@ def _passes(
     inputs = torch.randn(rows, first.hidden_size).to(device, first.dtype)
     if first.embedding is not None:
         inputs = torch.zeros(rows, dtype=torch.int64, device=device)
-    places = torch.arange(seen, seen + rows, device=device)
+    positions = torch.arange(seen, seen + rows, device=device)
     mask = tree_mask(seen, torch.tril(torch.ones(rows, rows, dtype=torch.bool)).numpy(), device)
     nothing = torch.zeros(0, dtype=torch.int64).numpy()
     caches = [block.new_cache(seen + rows) for block in blocks]
@@ -279,7 +279,7 @@ def _passes(
     def work() -> None:
         turn = next(turns)
         caches[turn].gather(seen, nothing)
-        hidden = blocks[turn].forward(inputs, places, caches[turn], mask)
+        hidden = blocks[turn].forward(inputs, positions, caches[turn], mask)
         if head is not None:
             assert hidden is not None, "it is never stopped"
             head.logits(hidden)

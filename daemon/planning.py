@@ -134,7 +134,7 @@ def speculative_speed(plan: Plan) -> float | None:
         model=base,
         draft=str(parse_draft(of.sources, bundled)),
         dtype="float64",
-        profiles=tuple(place.device.profile for place in plan.places),
+        profiles=tuple(node.device.profile for node in plan.nodes),
         cost_model=of.costs,
         link=None,
         prompts=prompts,

@@ -22,8 +22,8 @@ STEP_WEIGHT, TRIP_WEIGHT, COORDINATOR_WEIGHT = 0.15, 0.10, 0.61
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What a device does: stage 0 is D0. `first`, `end`: its layers; `need`: its memory."""
+class PlannedNode:
+    """The part of a device: stage 0 is D0. `first`, `end`: its layers; `need`: its memory."""
 
     stage: int
     device: Device
@@ -45,19 +45,19 @@ class Plan:
     """
 
     problem: Problem
-    places: tuple[Place, ...]
+    nodes: tuple[PlannedNode, ...]
     left_out: tuple[tuple[Device, str], ...]
     seconds: float
 
     @property
     def split(self) -> tuple[int, ...]:
         """Layers of V1 … VN."""
-        return tuple(place.layers for place in self.places[1:])
+        return tuple(node.layers for node in self.nodes[1:])
 
     @cached_property
     def costs(self) -> RingCosts:
         """What its nodes and links are charged."""
-        profiles = [place.device.profile for place in self.places]
+        profiles = [node.device.profile for node in self.nodes]
         return ring_costs(profiles, self.problem.model.costs, self.split)
 
     def trip_seconds(self, seen: int) -> float:
@@ -86,14 +86,12 @@ def plan(problem: Problem) -> Plan:
     layout = _layout(problem)
     assert layout is not None, "it fits"
     needs = problem.needs
-    places = [Place(0, problem.coordinator, 0, 0, needs.coordinator())]
+    nodes = [PlannedNode(0, problem.coordinator, 0, 0, needs.coordinator())]
     for stage, (index, count) in enumerate(zip(layout.order, layout.split, strict=True), 1):
-        first = places[-1].end
+        first = nodes[-1].end
         need = needs.stage(count, first=stage == 1)
-        places.append(Place(stage, problem.others[index], first, first + count, need))
-    return Plan(
-        problem, tuple(places), tuple(_left_out(problem, layout)), _seconds(problem, layout)
-    )
+        nodes.append(PlannedNode(stage, problem.others[index], first, first + count, need))
+    return Plan(problem, tuple(nodes), tuple(_left_out(problem, layout)), _seconds(problem, layout))
 
 
 def _check_quantisation(problem: Problem) -> None:

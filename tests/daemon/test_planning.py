@@ -205,7 +205,7 @@ def test_plain_decoding_is_what_the_machines_take() -> None:
         bundled("base"),
         bundled("draft"),
         "float32",
-        tuple(place.device.profile for place in made.places),
+        tuple(node.device.profile for node in made.nodes),
         made.problem.model.costs,
         None,
         (Prompt("1", "", (QUESTIONS[0],)),),

@@ -56,8 +56,8 @@ def problem(count: int = 4, **settings: int) -> Problem:
 def test_alike_boards_share_the_layers() -> None:
     made = plan(problem(4))
     assert made.split == (10, 10, 10, 10)
-    assert [place.stage for place in made.places] == [0, 1, 2, 3, 4]
-    assert [(place.first, place.end) for place in made.places[1:]] == [
+    assert [node.stage for node in made.nodes] == [0, 1, 2, 3, 4]
+    assert [(node.first, node.end) for node in made.nodes[1:]] == [
         (0, 10),
         (10, 20),
         (20, 30),
@@ -69,8 +69,8 @@ def test_alike_boards_share_the_layers() -> None:
 def test_all_that_is_promised_fits() -> None:
     made = plan(problem(2))
     assert made.split == (20, 20)
-    for place in made.places:
-        assert place.need.total <= place.device.memory
+    for node in made.nodes:
+        assert node.need.total <= node.device.memory
 
 
 def test_the_seconds_are_those_of_the_formula() -> None:
@@ -97,7 +97,7 @@ def test_without_a_draft_a_token_is_a_trip() -> None:
 def test_slow_devices_are_left_out_with_the_reason() -> None:
     others = (Device("pi", PI), Device("agx", AGX), with_memory("crumb", 0.5))
     made = plan(Problem(MODEL, Device("d0", NANO), others))
-    assert [place.device.name for place in made.places] == ["d0", "agx"]
+    assert [node.device.name for node in made.nodes] == ["d0", "agx"]
     reasons = {device.name: reason for device, reason in made.left_out}
     assert reasons["pi"].startswith("no faster with it: +")
     assert reasons["crumb"].startswith("not one layer fits: it needs 0.9")
@@ -264,8 +264,8 @@ def test_every_refusal_says_where_and_how_much_and_its_advice_works(first_seed: 
 def check_fits(made: Plan, where: str) -> None:
     """Every layer has its place, every device the memory."""
     assert sum(made.split) == made.problem.model.of.layers, where
-    assert all(place.need.total <= place.device.memory for place in made.places), where
-    assert len(made.places) + len(made.left_out) == 1 + len(made.problem.others), where
+    assert all(node.need.total <= node.device.memory for node in made.nodes), where
+    assert len(made.nodes) + len(made.left_out) == 1 + len(made.problem.others), where
 
 
 def follows(asked: Problem, words: str, changed: Problem) -> bool:
