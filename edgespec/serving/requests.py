@@ -147,7 +147,7 @@ def _problem_of(error: ValidationError, body: Body) -> ApiProblem:
 
 
 def _unsupported(path: str, body: Body) -> ApiProblem | None:
-    """For what OpenAI's API has, and the model of a ring cannot do."""
+    """For a feature of OpenAI's API that the model of a ring does not have."""
     value = _at(body, path)
     if path.endswith(".role") and value in ("tool", "function"):
         return not_supported(f"{path} is {value!r}, and the model calls no tools", path)
@@ -155,15 +155,10 @@ def _unsupported(path: str, body: Body) -> ApiProblem | None:
     if place and isinstance(part, dict) and part.get("type") != "text":
         words = f"{place[0]}.type must be text: the model reads nothing else"
         return not_supported(words, place[0])
-    if (
-        path.startswith("prompt")
-        and isinstance(found := body.get("prompt"), list)
-        and found != [""]
-    ):
-        words = (
-            "give one string (several prompts are several requests, and token ids are not taken)"
-        )
-        return not_supported(f"prompt is a list; {words}", "prompt")
+    prompt = body.get("prompt")
+    if path.startswith("prompt") and isinstance(prompt, list) and prompt != [""]:
+        words = "several prompts are several requests, and token ids are not taken"
+        return not_supported(f"prompt is a list; give one string ({words})", "prompt")
     return None
 
 
@@ -183,7 +178,7 @@ def _unknown_role(path: str, value: object) -> ApiProblem:
 
 
 def _at(body: Any, path: str) -> Any:
-    """The value there; None if there is none, as in a path that an unknown name made up."""
+    """The value at a path; None if there is none: an unknown name may look like a path."""
     try:
         for name, index in _STEP.findall(path):
             body = body[name or int(index)]

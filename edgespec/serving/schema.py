@@ -30,17 +30,18 @@ TopLimit = Annotated[
     Annotated[int, Meta(ge=0, le=MOST)] | None,
     Meta(description="So many of the likeliest tokens beside each token."),
 ]
-Unread = Annotated[Any, Meta(description="Not looked at.", extra={"values": None})]
+Unread = Annotated[Any, Meta(description="Ignored.", extra={"values": None})]
 
 
 def only(reason: str, *values: Any) -> Meta:
-    """For a field that is not supported: it takes `values` alone, which ask for nothing."""
+    """For a field that is not supported: it takes only `values`, which ask for nothing."""
     extra = {"reason": reason, "values": [*values, None]}
-    return Meta(description=reason, extra_json_schema={"enum": extra["values"]}, extra=extra)
+    description, schema = f"Not supported: {reason}.", {"enum": extra["values"]}
+    return Meta(description=description, extra_json_schema=schema, extra=extra)
 
 
 class FieldError(ValueError):
-    """A field is wrong in a way that its type does not say; the message goes on after its name."""
+    """A field is wrong in a way that types do not show; the message continues after its name."""
 
     def __init__(self, name: str, message: str, code: str = "invalid_value") -> None:
         super().__init__(message)
@@ -153,7 +154,7 @@ class AnswerRequest(RequestPart):
         int, Meta(ge=-(1 << 63), le=(1 << 63) - 1, description="The same one: the same text.")
     ] = field(default_factory=lambda: secrets.randbits(63))
     stream: Annotated[bool, Meta(description="Send the answer as server-sent events.")] = False
-    stream_options: Annotated[StreamOptions | None, Meta(description="With `stream` alone.")] = None
+    stream_options: Annotated[StreamOptions | None, Meta(description="Only with `stream`.")] = None
     policy: Annotated[str | None, _POLICY] = None
     wait: Annotated[bool, Meta(description="Extension: wait for a ring that is not up.")] = True
     n: Annotated[Any, only("one answer a request", 1)] = None
@@ -180,7 +181,7 @@ class AnswerRequest(RequestPart):
 class ChatRequest(AnswerRequest, kw_only=True):
     messages: Annotated[
         list[SystemMessage | DeveloperMessage | UserMessage | AssistantMessage],
-        Meta(min_length=1, max_length=4096, description="The conversation."),
+        Meta(min_length=1, max_length=4096, description="A content that is a list is one text."),
     ]
     max_completion_tokens: TokenLimit = None
     max_tokens: TokenLimit = None
