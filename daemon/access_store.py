@@ -18,7 +18,7 @@ from edgespec.daemon.access_list import (
     clean_name,
 )
 from edgespec.daemon.cluster import COORDINATOR_NAME, ClusterFolder
-from edgespec.daemon.private_files import file_state, held, read_private, state_of, write_private
+from edgespec.daemon.private_files import file_state, held, read_private, write_private
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.net.keys import Token, is_key, short
 from edgespec.runtime.access_policy import CLIENT, OWNER, STAGE, TOKEN
@@ -220,7 +220,7 @@ class AccessStore:
         if stored is None:
             return AccessList(), ()
         text, state = stored
-        return AccessList.parse(text, self._path), state_of(state)
+        return AccessList.parse(text, self._path), state
 
     @contextmanager
     def _changing(self) -> Iterator[AccessList]:

@@ -44,9 +44,9 @@ class Wanted:
     @property
     def key(self) -> BlockKey:
         """Identifies the block."""
-        place = self.assign
-        quantisation = Quantisation.parse(place.quantisation)
-        return BlockKey(place.fingerprint, place.first, place.end, quantisation)
+        assign = self.assign
+        quantisation = Quantisation.parse(assign.quantisation)
+        return BlockKey(assign.fingerprint, assign.first, assign.end, quantisation)
 
     def checked(self, done: int, total: int) -> None:
         """Report the progress of verifying a file."""
@@ -109,15 +109,15 @@ def _from_model(wanted: Wanted, model: str, library: BlockLibrary) -> TensorSour
 
 
 def _from_coordinator(wanted: Wanted, library: BlockLibrary) -> TensorSource:
-    key, place = wanted.key, wanted.assign
-    source = Address(wanted.coordinator.host, place.blocks_port)
+    key, assign = wanted.key, wanted.assign
+    source = Address(wanted.coordinator.host, assign.blocks_port)
     with library.begin(key, 0) as incoming:
         if incoming.found is not None:
             return _block(wanted, incoming.found)
         fetched = fetch_block(
             source,
             wanted.identity,
-            place.block_number,
+            assign.block_number,
             lambda offer: incoming.folder / _file_of(offer, key),
             lambda progress: wanted.say(f"receiving the block: {progress.text}"),
             wanted.stop,

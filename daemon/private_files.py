@@ -119,8 +119,8 @@ def remove_private(path: Path) -> None:
         raise ConfigError(f"cannot remove {path}: {_reason(problem)}") from None
 
 
-def read_private(path: Path, *, secret: bool) -> tuple[str, os.stat_result] | None:
-    """Text and state of a file; None if it is not there.
+def read_private(path: Path, *, secret: bool) -> tuple[str, tuple[int, ...]] | None:
+    """Text and `file_state` of a file; None if it is not there.
 
     Raises AccessRefused if others can write to it or, where it is `secret`, read it, or if we
     cannot; ConfigError if it is no text file.
@@ -144,19 +144,18 @@ def read_private(path: Path, *, secret: bool) -> tuple[str, os.stat_result] | No
         text = ""
     if not text or len(raw) > MOST_BYTES:
         raise ConfigError(f"{path} is damaged: it is empty, too long or no text; {REMEDY}")
-    return text, state
+    return text, _state_of(state)
 
 
 def file_state(path: Path) -> tuple[int, ...]:
     """Differs once a file is written, replaced or given other permissions; () if there is none."""
     try:
-        return state_of(os.stat(path))
+        return _state_of(os.stat(path))
     except OSError:
         return ()
 
 
-def state_of(found: os.stat_result) -> tuple[int, ...]:
-    """`file_state` of what `read_private` returns."""
+def _state_of(found: os.stat_result) -> tuple[int, ...]:
     return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size
 
 
