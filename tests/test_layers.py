@@ -197,6 +197,15 @@ def test_imports_point_down() -> None:
     assert breaches_under(REPOSITORY) == []
 
 
+def test_a_long_file_of_the_core_says_why() -> None:
+    core = {"tree", "wire", "verify", "policy", "machines", "decoding", "ring", "blocks"}
+    for module, _, path in modules_under(REPOSITORY):
+        text = path.read_text(encoding="utf-8")
+        if room_of(module) in core and text.count("\n") > 400:
+            reason = ast.get_docstring(ast.parse(text)) or ""
+            assert "400 lines" in reason, f"{module} is long: cut it, or say why in its docstring"
+
+
 @pytest.mark.parametrize("folder", ["tests", "tools"])
 def test_every_other_file_starts_with_a_docstring(folder: str) -> None:
     bare = [

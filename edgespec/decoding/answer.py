@@ -8,7 +8,7 @@ from typing import Protocol
 from edgespec.verify.stops import StopScanner
 
 
-class TextStream(Protocol):
+class TextDecoder(Protocol):
     """Turns tokens into text as they come, never half a character."""
 
     def push(self, token: int) -> str:
@@ -41,7 +41,7 @@ class TextCodec(Protocol):
         if what the template wrote is too long for `most` tokens (see check_length).
         """
 
-    def stream(self) -> TextStream:
+    def stream(self) -> TextDecoder:
         """A fresh stream for one answer."""
 
     def token(self, token: int) -> tuple[str, bytes | None]:

@@ -209,7 +209,7 @@ class StageMachine:
         origin = self._held.get(fork_of)
         if origin is None:
             raise RemoteProtocolError(f"nothing is left of request {fork_of} to begin with")
-        held.ledger, order = origin.ledger.heir(part.fork_ids)
+        held.ledger, order = origin.ledger.fork(part.fork_ids)
         del self._held[fork_of]
         self._ended.append(fork_of)
         return [ForkCache(request, fork_of), GatherRows(request, 0, order)]

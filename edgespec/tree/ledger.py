@@ -176,7 +176,7 @@ class RowLedger:
             fresh[row_id] = (len(self._ids) + offset, position)
         return slots
 
-    def heir(self, ids: Sequence[int]) -> tuple[RowLedger, IntArray]:
+    def fork(self, ids: Sequence[int]) -> tuple[RowLedger, IntArray]:
         """The ledger of a request that begins with the rows of these ids, and the gather of the
         whole cache, int64 [len(ids)], that leaves them alone.
 
@@ -195,9 +195,9 @@ class RowLedger:
             if np.flatnonzero(self._sees[slot]).tolist() != sorted(path[: last + 1]):
                 raise RemoteProtocolError("the rows to begin with are no path")
         order = [*range(here), *(self.committed + slot for slot in path)]
-        heir = RowLedger()
-        heir.committed, heir.last_committed = len(order), len(order) - 1
-        return heir, np.asarray(order, np.int64)
+        fork = RowLedger()
+        fork.committed, fork.last_committed = len(order), len(order) - 1
+        return fork, np.asarray(order, np.int64)
 
     def retain(self, keep: RetainSet) -> IntArray | None:
         """Apply a retained set; return the gather of the speculative region, or None for no change.

@@ -305,7 +305,7 @@ def test_a_stage_lost_in_mid_answer_leaves_the_text_whole(
 def test_a_ring_that_stays_lost_ends_the_stream_with_one_error(
     slow_ring: NodeRing, slow_url: str
 ) -> None:
-    slow_ring.machine._watch._recovery = 0.5  # nobody comes back
+    slow_ring.machine._state._limit = 0.5  # no stage comes back
     body = {"prompt": "hello", **LONG, "stream": True}
     told = ""
     with httpx.stream("POST", f"{slow_url}/v1/completions", json=body, timeout=60) as reply:
