@@ -6,6 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -150,7 +151,10 @@ class _Authenticator(ThreadAuthenticator):
         self._dropped: dict[str, Dropped] = {}
 
     def admit(self, channel: str, admits: Admits) -> None:
-        self.configure_curve_callback(channel, _Provider(self, channel, admits))
+        def callback(domain: str, key: bytes) -> bool:
+            return self.asked(channel, key.decode(), admits)
+
+        self.configure_curve_callback(channel, SimpleNamespace(callback=callback))
 
     async def handle_zap_message(self, msg: list[bytes]) -> None:
         address = msg[3].decode("utf-8", "replace") if len(msg) > 3 else "?"
@@ -171,18 +175,6 @@ class _Authenticator(ThreadAuthenticator):
     def _note(self, kind: str, channel: str, key: str, reason: str) -> None:
         dropped = self._dropped.setdefault(kind, Dropped("refused a connection"))
         dropped.note(f"{self._from} wants to use {channel} with the key {short(key)}: {reason}")
-
-
-class _Provider:
-    """Called by pyzmq for every key that was proved on a channel."""
-
-    def __init__(self, authenticator: _Authenticator, channel: str, admits: Admits) -> None:
-        self._authenticator = authenticator
-        self._channel = channel
-        self._admits = admits
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return self._authenticator.asked(self._channel, key.decode(), self._admits)
 
 
 def prove(opened: zmq.Socket[bytes], own: KeyPair, server: str) -> None:

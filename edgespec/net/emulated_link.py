@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 import zmq
 
-from edgespec.config import Address
-from edgespec.net.access import Admits
 from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.planning.costs import LinkCosts
@@ -79,14 +77,6 @@ class PacedTransport(ZmqTransport):
         self._stamp: float | None = None
         self._early_ones: list[tuple[float, int, Stamped]] = []
         self._taken = 0
-
-    @classmethod
-    def coordinator(cls, address: Address, identity: Identity, admits: Admits) -> PacedTransport:
-        return _paced(super().coordinator(address, identity, admits))
-
-    @classmethod
-    def stage(cls, coordinator: Address, identity: Identity, host: str) -> PacedTransport:
-        return _paced(super().stage(coordinator, identity, host))
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -165,8 +155,3 @@ class PacedTransport(ZmqTransport):
         if frames and len(frames[-1]) == _STAMP.size and frames[-1].startswith(_MARK):
             self._stamp = float(_STAMP.unpack(frames.pop())[1])
         return super()._read(frames)
-
-
-def _paced(made: ZmqTransport) -> PacedTransport:
-    assert isinstance(made, PacedTransport), "classmethods make what they are called on"
-    return made

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -58,6 +59,9 @@ class Incoming:
     key: str = ""
 
 
+T = TypeVar("T", bound="ZmqTransport")
+
+
 class ZmqTransport:
     """Sockets of one node, made by `coordinator`, `stage` or `client`."""
 
@@ -93,7 +97,7 @@ class ZmqTransport:
         self.data_port = 0
 
     @classmethod
-    def coordinator(cls, address: Address, identity: Identity, admits: Admits) -> ZmqTransport:
+    def coordinator(cls: type[T], address: Address, identity: Identity, admits: Admits) -> T:
         """Control bound at `address` (port 0: any free one), data on a free port beside it.
 
         `admits` says which keys may use control. Raises ConfigError if the address cannot be used.
@@ -115,7 +119,7 @@ class ZmqTransport:
         return transport
 
     @classmethod
-    def stage(cls, coordinator: Address, identity: Identity, host: str) -> ZmqTransport:
+    def stage(cls: type[T], coordinator: Address, identity: Identity, host: str) -> T:
         """Control connected to the coordinator, data on a free port of `host`.
 
         Raises ConfigError for an address that cannot be used, like `client`.
@@ -125,7 +129,7 @@ class ZmqTransport:
         return transport
 
     @classmethod
-    def client(cls, coordinator: Address, identity: Identity) -> ZmqTransport:
+    def client(cls: type[T], coordinator: Address, identity: Identity) -> T:
         """Control connected to the coordinator, no data."""
         transport = cls(identity)
         control = transport._control = transport._open(zmq.DEALER, CONTROL_HWM)

@@ -81,7 +81,7 @@ class _Sockets:
         self._next = self._ring.at_port.get(address.port)
         self._next_key = self.ring_key
         self.ring_reached = self._next is not None
-        while self.early:
+        for _ in range(len(self.early)):  # without a node at that port they wait on
             self.send_ring(self.early.popleft())
 
     def close_ring(self) -> None:
