@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Expand, Send, View
+from edgespec.policy.base import Decision, Expand, Policy, Send, View
 
 LEAST_SHARE = 1 / 32
 """Nothing is started, neither a segment nor a forward pass of the draft, for guesses that are
@@ -28,19 +28,16 @@ a way is hardly longer than a step, as on a ring of one stage."""
 
 
 @dataclass(frozen=True, slots=True)
-class Adaptive:
+class Adaptive(Policy):
     """`width`: children guessed of a node. `most_rows`: limit of one segment and of one expansion,
     so that a wrong first idea of the costs stays cheap; it is meant not to bind."""
 
     width: int = 10
     most_rows: int = 64
     name: str = "adaptive"
-    drafts: bool = True
-    verifies_each_result: bool = True
-    calibrates: bool = True
-    drafts_in_step: bool = False
-    waits_for_credit: bool = True
-    starts_with_prompt: bool = True
+    calibrates = True
+    waits_for_credit = True
+    starts_with_prompt = True
 
     def window(self, stages: int) -> int:
         """Two rings full: after a miss one of them is worthless, and on its way home."""

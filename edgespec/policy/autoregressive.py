@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Send, View
+from edgespec.policy.base import Decision, Policy, Send, View
 
 
 @dataclass(frozen=True, slots=True)
-class Autoregressive:
+class Autoregressive(Policy):
     """Plain decoding round the ring, without a draft."""
 
     name: str = "autoregressive"
-    drafts: bool = False
-    verifies_each_result: bool = True
-    calibrates: bool = False
-    drafts_in_step: bool = False
-    waits_for_credit: bool = False
-    starts_with_prompt: bool = False
+    drafts = False
 
     def window(self, stages: int) -> int:
         """One segment: the next token is not known before this one is back."""

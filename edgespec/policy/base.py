@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from edgespec.policy.estimates import RingEstimates
 from edgespec.tree.draft_tree import DraftTree
@@ -18,7 +19,7 @@ class View:
     `drafted_root`: the root below which the last finished draft grew. `exhausted`: growing that
     draft deeper gave nothing new. `depth_left`: levels below the root whose target tokens could
     still be used. `queued`: segments that the first stage has not handed on yet. `ahead`: rows of
-    the segment sent last, 0 after a miss and while the root is unsent. `experience`: what is known
+    the segment sent last, 0 after a miss and while the root is unsent. `estimates`: what was learnt
     of the ring and the draft source.
     """
 
@@ -75,42 +76,30 @@ Plan = Grow | Deepen | Expand
 Decision = Plan | Send
 
 
-class Policy(Protocol):
-    """Pure: the same view gives the same decisions; it never asks which draft source there is."""
+class Policy(ABC):
+    """Pure: the same view gives the same decisions; it never asks which draft source there is.
 
-    @property
-    def name(self) -> str:
-        """The published name."""
+    `drafts`: it needs a draft source. `verifies_each_result`: the tree is walked on every result,
+    not only when all segments are back. `drafts_in_step`: a result is processed only when the draft
+    that the result before it called for is done and its segments have left, as in lock-step.
+    `calibrates`: expanded guesses are scored by how often guesses of their score were right.
+    `waits_for_credit`: it is also asked when the first stage has handed on a segment; without it,
+    `queued` must not be used. `starts_with_prompt`: it guesses the first token too, while the
+    prompt is on its way: the root is then the prompt's last token.
+    """
 
-    @property
-    def drafts(self) -> bool:
-        """Whether it needs a draft source."""
+    name: str
+    drafts: ClassVar[bool] = True
+    verifies_each_result: ClassVar[bool] = True
+    drafts_in_step: ClassVar[bool] = False
+    calibrates: ClassVar[bool] = False
+    waits_for_credit: ClassVar[bool] = False
+    starts_with_prompt: ClassVar[bool] = False
 
-    @property
-    def verifies_each_result(self) -> bool:
-        """Whether the tree is walked on every result, not only when all segments are back."""
-
-    @property
-    def drafts_in_step(self) -> bool:
-        """Whether a result is taken up only when the draft that the one before it called for is
-        done and its segments have left: one step after the other, as in lock-step."""
-
-    @property
-    def calibrates(self) -> bool:
-        """Whether expanded guesses are scored by how often their like were right."""
-
-    @property
-    def waits_for_credit(self) -> bool:
-        """Whether it is asked, too, when the first stage has handed on a segment; if not, `queued`
-        is nothing to go by."""
-
-    @property
-    def starts_with_prompt(self) -> bool:
-        """Whether it guesses the first token too, while the prompt is on its way: the root is then
-        the prompt's last token."""
-
+    @abstractmethod
     def window(self, stages: int) -> int:
         """How many segments may be in flight at once (credits)."""
 
+    @abstractmethod
     def decide(self, view: View) -> list[Decision]:
         """What to do now; called after every event of the request."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Deepen, Grow, Send, View
+from edgespec.policy.base import Decision, Deepen, Grow, Policy, Send, View
 from edgespec.tree.segments import near_equal
 
 
 @dataclass(frozen=True, slots=True)
-class FlowSpec:
+class FlowSpec(Policy):
     """Defaults of the paper and, where it names none, of its reference code.
 
     `nodes` L = 80 with the root, `depth` d0 = 6, `width` top-k = 10, `longest` L_max = 16;
@@ -33,12 +33,7 @@ class FlowSpec:
     deepen_nodes: int = 48
     deepen_levels: int = 2
     name: str = "flowspec"
-    drafts: bool = True
-    verifies_each_result: bool = True
-    calibrates: bool = False
-    drafts_in_step: bool = True
-    waits_for_credit: bool = False
-    starts_with_prompt: bool = False
+    drafts_in_step = True
 
     def window(self, stages: int) -> int:
         """N + 1 segments: one for every stage and one for the coordinator (§3.2)."""

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Grow, Send, View
+from edgespec.policy.base import Decision, Grow, Policy, Send, View
 from edgespec.tree.segments import near_equal
 
 
 @dataclass(frozen=True, slots=True)
-class NaiveTree:
+class NaiveTree(Policy):
     """`nodes` L = 80 with the root, `depth` d0 = 6, `width` top-k = 10 (FlowSpec §4.1, EAGLE-2)."""
 
     nodes: int = 80
     depth: int = 6
     width: int = 10
     name: str = "naive_tree"
-    drafts: bool = True
-    verifies_each_result: bool = False
-    calibrates: bool = False
-    drafts_in_step: bool = False
-    waits_for_credit: bool = False
-    starts_with_prompt: bool = False
+    verifies_each_result = False
 
     def window(self, stages: int) -> int:
         """N + 1 segments: one for every stage and one for the coordinator."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Expand, Send, View
+from edgespec.policy.base import Decision, Expand, Policy, Send, View
 
 
 @dataclass(frozen=True, slots=True)
-class PipeDec:
+class PipeDec(Policy):
     """`width` w = 32 nodes a layer and `children` c = 16 candidates a node, as set in §4.3.1.
 
     FlowSpec's comparison runs it with 16 a layer (its appendix A.1): policy `pipedec16`.
@@ -24,12 +24,8 @@ class PipeDec:
     width: int = 32
     children: int = 16
     name: str = "pipedec"
-    drafts: bool = True
-    verifies_each_result: bool = True
-    calibrates: bool = False
-    drafts_in_step: bool = True
-    waits_for_credit: bool = True
-    starts_with_prompt: bool = False
+    drafts_in_step = True
+    waits_for_credit = True
 
     def window(self, stages: int) -> int:
         """One layer on every stage (§3.1: as many parallel groups as the tree is deep); a root

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Grow, Send, View
+from edgespec.policy.base import Decision, Grow, Policy, Send, View
 from edgespec.tree.segments import near_equal
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class Pruned(Policy):
     """`nodes` L = 80 with the root, `depth` d0 = 6, `width` top-k = 10, `longest` L_max = 16
     (FlowSpec §4.1 and appendix A.1)."""
 
@@ -23,12 +23,6 @@ class Pruned:
     width: int = 10
     longest: int = 16
     name: str = "pruned"
-    drafts: bool = True
-    verifies_each_result: bool = True
-    calibrates: bool = False
-    drafts_in_step: bool = False
-    waits_for_credit: bool = False
-    starts_with_prompt: bool = False
 
     def window(self, stages: int) -> int:
         """N + 1 segments of a round; those of the round that ended early may still be under way."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Expand, Send, View
+from edgespec.policy.base import Decision, Expand, Policy, Send, View
 
 WIDTHS = (4, 8, 16, 32, 64)
 
@@ -25,7 +25,7 @@ ENOUGH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class SpecPipe:
+class SpecPipe(Policy):
     """`width` 64 is what the paper's testbed chose by Eq. 2 (§1); a level holds no more.
 
     `children` c: candidates of a node (§3.3.3); 16, where PipeDec's (the same authors') plateaus.
@@ -34,12 +34,7 @@ class SpecPipe:
     width: int = 64
     children: int = 16
     name: str = "specpipe"
-    drafts: bool = True
-    verifies_each_result: bool = True
-    calibrates: bool = False
-    drafts_in_step: bool = False
-    waits_for_credit: bool = True
-    starts_with_prompt: bool = False
+    waits_for_credit = True
 
     def window(self, stages: int) -> int:
         """One level on every stage and one on its way; a new root enters behind a full ring."""
