@@ -103,13 +103,13 @@ def ppd(
         from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
         from edgespec.training.loop import Settings
-        from edgespec.training.ppd_run import PromptPlan, train_prompts
+        from edgespec.training.ppd_run import PPDPlan, train_ppd
 
         settings = Settings(steps, batch, depth, rate, low, seed)
-        plan = PromptPlan(
+        plan = PPDPlan(
             base, text, out, depth, copies, chains, settings, row_length, text_rows, own_rows
         )
-        figures = train_prompts(plan, say, compute_dtype(dtype, best_device()))
+        figures = train_ppd(plan, say, compute_dtype(dtype, best_device()))
     _show(figures, out, as_json)
 
 

@@ -31,6 +31,7 @@ from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.instrumentation import Instrumentation
 from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.trace import Trace
+from edgespec.types.features import NO_NEEDS
 from edgespec.wire.messages import Assign, Connect
 
 SECRET_BYTES = 32
@@ -100,7 +101,6 @@ def _build(
     # torch and transformers take seconds to import: not before the address is taken.
     from edgespec.backends.torch_backend import TorchHead
     from edgespec.daemon.ring_model import RingModel
-    from edgespec.drafting.base import prompts_of
     from edgespec.drafting.registry import BaseParts, build_draft
     from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
@@ -135,8 +135,7 @@ def _build(
         recovery=config.timing.recovery,
         # As many as a stage has memory for anyway, for one request of full length.
         kept_rows=context_length + SPECULATIVE_ROWS,
-        needs=draft.needs if draft else frozenset(),
-        ppd_table=prompts_of(draft),
+        needs=draft.needs if draft else NO_NEEDS,
         sources=draft.sources if draft else (),
     )
     codec = Tokenizer(model.tokenizer)

@@ -6,7 +6,7 @@ from edgespec.backends.emulated import CoordinatorPrices
 from edgespec.backends.timed import CoordinatorDurations, StageDurations
 from edgespec.config import Emulation
 from edgespec.daemon.profiles import profile_named
-from edgespec.drafting.base import DraftSource
+from edgespec.drafting.grower import DraftSource
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.net.emulated_link import LinkPace
 from edgespec.planning.cost_model import DEFAULT_COST_MODEL, cost_model_named

@@ -19,7 +19,7 @@ from edgespec.decoding.events import (
     Drafted,
     HeadDone,
 )
-from edgespec.drafting.base import DraftSource
+from edgespec.drafting.grower import DraftSource
 from edgespec.machines.effects import (
     Effect,
     RunBlock,
@@ -82,7 +82,7 @@ class CoordinatorCompute:
             case OpenDraft(request, sampling, base, rows):
                 self._draft.open(request, sampling)
                 if base:
-                    self._draft.inherit(request, base, rows)
+                    self._draft.fork(request, base, rows)
                     self._draft.close(base)
             case CloseDraft(request):
                 self._draft.close(request)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from edgespec.backends.timed import CoordinatorDurations
-from edgespec.drafting.base import DraftSource
+from edgespec.drafting.grower import DraftSource
 from edgespec.machines.effects import (
     Effect,
     RunBlock,

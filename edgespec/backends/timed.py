@@ -18,9 +18,9 @@ from edgespec.machines.effects import (
     Effect,
     RunBlock,
 )
-from edgespec.planning.cost_model import DraftPass
 from edgespec.planning.costs import NodeCosts
 from edgespec.policy.base import Deepen
+from edgespec.types.draft_pass import DraftPass
 
 
 class StageDurations:
@@ -73,8 +73,8 @@ class CoordinatorDurations:
                 pass  # below the context of the request's last Grow
             case Draft():
                 self._context[effect.request] = len(effect.context)
-                if effect.features.prompts is not None:
-                    head = self._costs.head_seconds(effect.features.prompts.shape[0])
+                if effect.features.ppd_rows is not None:
+                    head = self._costs.head_seconds(effect.features.ppd_rows.shape[0])
             case _:
                 raise TypeError(f"a coordinator computes no {type(effect).__name__}")
         seen = self._context.get(effect.request, 0)

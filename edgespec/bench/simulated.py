@@ -34,11 +34,12 @@ from edgespec.sim.durations import CostDurations, network_of
 from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.world import CoordinatorParts, StageParts, World
+from edgespec.types.features import NO_NEEDS
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Failed, Finished, Submit
 
 if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are known to be right
-    from edgespec.drafting.grower import TreeDraft
+    from edgespec.drafting.grower import DraftSource
     from edgespec.model.block import Block
     from edgespec.model.ends import OutputHead
     from edgespec.model.tokenizer import Tokenizer
@@ -236,7 +237,7 @@ def load_base(model: str, dtype: str, stages: int) -> LoadedBase:
     )
 
 
-def _draft(setup: Setup, head: OutputHead) -> TreeDraft | None:
+def _draft(setup: Setup, head: OutputHead) -> DraftSource | None:
     """A draft source of its own for every world, as it learns from what it answers."""
     from edgespec.drafting.registry import BaseParts, build_draft
     from edgespec.model.loader import Checkpoint
@@ -274,8 +275,6 @@ def ring_world(
     faults: Sequence[Fault] = (),
 ) -> World:
     """A ring of that set-up in virtual time, whatever computes: V1 … VN have `block_of(1 … N)`."""
-    from edgespec.drafting.base import prompts_of
-
     stages, draft = setup.stages, device.draft
 
     def make_stages() -> list[StageParts]:
@@ -297,8 +296,7 @@ def ring_world(
                 stages,
                 loaded.context_length,
                 draft.name if draft else "",
-                needs=draft.needs if draft else frozenset(),
-                ppd_table=prompts_of(draft),
+                needs=draft.needs if draft else NO_NEEDS,
                 sources=draft.sources if draft else (),
             ),
             loaded.tokenizer,

@@ -96,7 +96,7 @@ def _kind(span: dict[str, Any], used: set[int]) -> str:
 
 
 def _used_rows(spans: Sequence[dict[str, Any]], finished: Finished) -> set[int]:
-    """The rows whose target token is in the answer, prompt rows included.
+    """The rows whose target token is in the answer, PPD tokens included.
 
     They are those on the answer's own path: each holds the answer's token at its position, and
     its parent is on the path too.

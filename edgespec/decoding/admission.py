@@ -19,7 +19,7 @@ from edgespec.decoding.request import Request, Shared
 from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost, QueueFull
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
-from edgespec.types.features import PPDTable
+from edgespec.types.features import NO_NEEDS, DraftNeeds
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.top_logprobs import MOST
 from edgespec.wire.client_messages import Submit
@@ -34,9 +34,8 @@ class Ring:
     name, "" if there is none. `queue_limit`: requests that may wait. `recovery`: seconds that a
     request waits for a ring that was lost; with 0 it fails at once. `kept_rows`: cache rows that
     answered requests, whose conversations may go on, and the running one may take up together; with
-    0 nothing is kept. `needs`: which of types.features the draft source must be given;
-    `ppd_table`: the vectors of the PPD rows that it needs. `sources`: the names of its members, in
-    the order of the bits of their guesses.
+    0 nothing is kept. `needs`: what the draft source must be given; `sources`: the names of its
+    members, in the order of the bits of their guesses.
     """
 
     stages: int
@@ -46,9 +45,8 @@ class Ring:
     queue_limit: int = 64
     recovery: float = 60.0
     kept_rows: int = 0
-    needs: frozenset[str] = frozenset()
+    needs: DraftNeeds = NO_NEEDS
     sources: tuple[str, ...] = ()
-    ppd_table: PPDTable | None = None
 
 
 def admit(
@@ -69,7 +67,7 @@ def admit(
             raise ConfigError("the prompt is empty; give at least one character")
         codec.check_length(submit.prompt, most_tokens(ring))
     answer = Answer(codec, submit.stop, submit.max_new_tokens)
-    needs = ring.needs if policy.drafts else frozenset()
+    needs = ring.needs if policy.drafts else NO_NEEDS
     return Request(number, peer, submit, sampling, policy, answer, shared, needs)
 
 

@@ -36,7 +36,6 @@ from edgespec.machines.events import (
     Tick,
 )
 from edgespec.policy.estimates import RingEstimates
-from edgespec.types.features import PPD_TOKENS
 from edgespec.wire.client_messages import Cancel, Failed, Submit
 from edgespec.wire.messages import CloseRequest, Credit, Fault
 from edgespec.wire.segment import Segment
@@ -58,7 +57,7 @@ class CoordinatorMachine:
         self._flights = Flights(ring.stages)
         self._estimates: dict[str, RingEstimates] = {}
         self._snapshot = SnapshotKeeper(codec)
-        table = ring.ppd_table
+        table = ring.needs.ppd_tokens
         ppd = (table, ChainValues(table.depth)) if table else None
         self._shared = Shared(self._flights, self._snapshot.walked, ppd, self._estimates)
         self._before: list[Request] = []  # while an event is handled: the requests open before it
@@ -188,7 +187,7 @@ class CoordinatorMachine:
         self._waiting.queue.has_changed = True  # its place ahead of all others is free
         self._snapshot.ended()
         # A draft source that needs hidden rows cannot go on from rows that it has not read.
-        known = request.policy.drafts or not self._ring.needs - {PPD_TOKENS}
+        known = request.policy.drafts or not self._ring.needs.hidden
         keeps = answered and known and request.tree is not None
         return (self._keep(request) if keeps else self._ended([request.number])) + self._start_next(
             now

@@ -104,7 +104,7 @@ def _features(request: Request) -> Features:
     """What the draft source needs of the committed rows and has not had yet."""
     features = NO_FEATURES if request.hidden is None else request.hidden.take()
     chain = None if request.ppd_rows is None else request.ppd_rows.take()
-    return features if chain is None else replace(features, anchor=chain[0], prompts=chain[1])
+    return features if chain is None else replace(features, anchor=chain[0], ppd_rows=chain[1])
 
 
 def _learn(request: Request, draft: DraftJob, expanded: int, now: float) -> None:

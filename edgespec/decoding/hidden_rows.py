@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.types.features import FINAL_HIDDEN, NO_FEATURES, Features, aux_layers, concatenated
+from edgespec.types.features import NO_FEATURES, DraftNeeds, Features, concatenated
 from edgespec.types.tensor import IntArray, Tensor
 from edgespec.wire.segment import Segment
 
@@ -16,9 +16,9 @@ from edgespec.wire.segment import Segment
 class HiddenRows:
     """The hidden rows of one request on one ring: kept until they are committed and handed over."""
 
-    def __init__(self, prefix: range, needs: frozenset[str]) -> None:
+    def __init__(self, prefix: range, needs: DraftNeeds) -> None:
         """The rows with the ids `prefix` are committed from the start, none before are wanted."""
-        self._final, self._aux_layers = FINAL_HIDDEN in needs, aux_layers(needs)
+        self._final, self._aux_layers = needs.final_hidden, needs.aux_layers
         self._rows: dict[int, tuple[_Arrived, int]] = {}
         self._kind: tuple[object, ...] | None = None
         self._certain = deque(prefix)

@@ -36,7 +36,7 @@ from edgespec.policy.base import Policy, Send, View
 from edgespec.policy.estimates import RingEstimates
 from edgespec.tree.draft_tree import Advance, DraftTree
 from edgespec.tree.ledger import IntArray, Rows
-from edgespec.types.features import PPD_TOKENS, PPDTable, aux_layers
+from edgespec.types.features import NO_NEEDS, DraftNeeds, PPDTable
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Submit, Tokens
 from edgespec.wire.messages import Credit
@@ -73,9 +73,9 @@ class Request:
         policy: Policy,
         answer: Answer,
         shared: Shared,
-        needs: frozenset[str] = frozenset(),
+        needs: DraftNeeds = NO_NEEDS,
     ) -> None:
-        """`needs`: which of types.features its draft source must be given."""
+        """`needs`: what its draft source must be given."""
         self.asked: Submit | None = submit  # until its prompt is encoded
         self.peer = peer
         self.tag = submit.tag
@@ -304,7 +304,7 @@ class Request:
             fork_ids=reused.ids if reused else (),
         )
         vectors = self.ppd_rows.vectors(rows.tokens) if self.ppd_rows else None
-        return SendRing(Segment(Header(seq, aux_layers(self.needs)), (part,), ppd_tokens=vectors))
+        return SendRing(Segment(Header(seq, self.needs.aux_layers), (part,), ppd_tokens=vectors))
 
     # --- the prompt ---------------------------------------------------------------------------
 
@@ -395,5 +395,5 @@ class Request:
 
     def _hidden_from(self, first: int) -> HiddenRows | None:
         """What its draft source needs of the prefix from that row on, and of what follows."""
-        rows = self.needs - {PPD_TOKENS}
-        return HiddenRows(range(first, len(self.prefix)), rows) if rows else None
+        rows = range(first, len(self.prefix))
+        return HiddenRows(rows, self.needs) if self.needs.hidden else None

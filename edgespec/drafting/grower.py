@@ -1,4 +1,4 @@
-"""Tree growing: turns any guesser into a draft source, which grows trees level by level."""
+"""Draft source: grows trees of any guesser's guesses, level by level."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgespec.drafting.base import Guesser, TokenPath, prompts_of
+from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.errors import LocalProtocolError
-from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, Floats
 from edgespec.tree.ledger import IntArray
-from edgespec.types.features import NO_FEATURES, Features, PPDTable
+from edgespec.types.draft_pass import DraftPass
+from edgespec.types.features import NO_FEATURES, Features
 from edgespec.verify.sampling import Sampling
 
 
@@ -66,50 +66,33 @@ class _Tree:
 
 
 @dataclass(slots=True)
-class _Request:
+class _Drafting:
     """One request: the committed tokens that the guesser read, and the tree of the last refresh."""
 
     context: tuple[int, ...] = ()
     tree: _Tree | None = None
 
 
-class TreeDraft:
-    """A DraftSource (see drafting.base) that asks a guesser."""
+class DraftSource:
+    """Grows trees of a guesser's guesses; all that machines and backends see of drafting.
+
+    Calls come from one thread, in order. Those that name a request raise LocalProtocolError if it
+    is not open.
+    """
 
     def __init__(self, guesser: Guesser) -> None:
+        self.name, self.sources, self.needs = guesser.name, guesser.sources, guesser.needs
         self._guesser = guesser
-        self._requests: dict[int, _Request] = {}
-
-    @property
-    def name(self) -> str:
-        """The guesser's."""
-        return self._guesser.name
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The guesser's."""
-        return self._guesser.sources
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The guesser's."""
-        return self._guesser.needs
-
-    @property
-    def prompts(self) -> PPDTable:
-        """The guesser's, which must need prompt rows."""
-        found = prompts_of(self._guesser)
-        assert found is not None
-        return found
+        self._requests: dict[int, _Drafting] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request; its guesses are ranked with the request's shared noise."""
-        self._requests[request] = _Request()
+        self._requests[request] = _Drafting()
         self._guesser.open(request, sampling)
 
-    def inherit(self, request: int, base: int, rows: int) -> None:
-        """`request` begins with the first `rows` tokens of `base` (see drafting.base)."""
-        self._guesser.inherit(request, base, rows)
+    def fork(self, request: int, base: int, rows: int) -> None:
+        """`request` begins with the first `rows` tokens of `base` (see Guesser)."""
+        self._guesser.fork(request, base, rows)
 
     def refresh(
         self,
@@ -119,10 +102,12 @@ class TreeDraft:
         width: int,
         features: Features = NO_FEATURES,
     ) -> DraftedTree:
-        """Grow a fresh tree below the last token of `context` (see drafting.base).
+        """Grow a new tree below the last token of `context` (all committed tokens, in order).
 
-        Empty if the guesser can say nothing behind that context. Raises LocalProtocolError if the
-        request is not open or its context did not grow from the last one.
+        `depth` levels below the root; at every level the `width` best frontier guesses get
+        `width` children each (EAGLE-2; FlowSpec §3.2, initial tree generation). Returns every
+        candidate, at most width + (depth - 1) * width**2; fewer levels, or none, where the guesser
+        has nothing to say. Raises LocalProtocolError if the context did not only grow.
         """
         state = self._state(request)
         state.tree = None
@@ -132,10 +117,10 @@ class TreeDraft:
         return self._grow(request, state, state.tree, depth, width)
 
     def deepen(self, request: int, levels: int, width: int) -> DraftedTree:
-        """Grow the last tree by `levels` more; return all of it. Empty if there is none.
+        """Grow the last tree by `levels` more (FlowSpec §3.4, score-aware); return all of it.
 
-        A tree whose root is not the last token any more, as `expand` was given a longer context,
-        grows no further.
+        Empty if there is none. A tree whose root is no longer the last token, as `expand` was given
+        a longer context, grows no further.
         """
         state = self._state(request)
         if state.tree is None:
@@ -150,9 +135,13 @@ class TreeDraft:
         width: int,
         features: Features = NO_FEATURES,
     ) -> Children:
-        """Guess the `width` best children of each path behind `context` (see drafting.base).
+        """Guess the `width` best children of each path after `context`.
 
-        There are none where `refresh` would guess nothing. Raises as `refresh` does.
+        An empty path stands for the context's last token. A model runs what it lacks in one forward
+        pass, a path's missing ancestors included (a head that reads its own output: one for each
+        level); rows that were run before and still lie after the context are not run again,
+        whatever `refresh` or `expand` ran them, unless what they read is known better by now. No
+        children where `refresh` would guess nothing. Raises as `refresh` does.
         """
         state = self._state(request)
         if not self._read(request, state, context, features) or width < 1 or not paths:
@@ -168,15 +157,15 @@ class TreeDraft:
         self._requests.pop(request, None)
         self._guesser.close(request)
 
-    def _state(self, request: int) -> _Request:
+    def _state(self, request: int) -> _Drafting:
         if request not in self._requests:
             raise LocalProtocolError(f"request {request} is not open on this draft source")
         return self._requests[request]
 
     def _read(
-        self, request: int, state: _Request, context: Sequence[int], features: Features
+        self, request: int, state: _Drafting, context: Sequence[int], features: Features
     ) -> bool:
-        """Hand the committed tokens on; False if nothing can be guessed behind them."""
+        """Hand the committed tokens on; False if nothing can be guessed after them."""
         committed = tuple(context)
         if not committed or committed[: len(state.context)] != state.context:
             raise LocalProtocolError(f"the context of request {request} did not only grow")
@@ -186,7 +175,7 @@ class TreeDraft:
         return True
 
     def _grow(
-        self, request: int, state: _Request, tree: _Tree, levels: int, width: int
+        self, request: int, state: _Drafting, tree: _Tree, levels: int, width: int
     ) -> DraftedTree:
         """Grow `levels` levels, or as many as the guesser has something to say about."""
         if tree.root_position != len(state.context) - 1:

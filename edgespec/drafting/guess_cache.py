@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -22,11 +22,11 @@ class GuessCache:
     A row is run once: it stays, with its hidden row, until the context grows in another direction.
     """
 
-    def __init__(self, block: Block, work: list[int]) -> None:
-        """An empty cache. The rows of every forward pass are noted at the end of `work`."""
+    def __init__(self, block: Block, ran: Callable[[int], None]) -> None:
+        """An empty cache. `ran` is told the rows of every forward pass."""
         self.context: list[int] = []
         self._block = block
-        self._work = work
+        self._ran = ran
         self._kv = block.new_cache(_RESERVE)
         self._ledger = RowLedger()
         self._next_id = 0
@@ -140,7 +140,7 @@ class GuessCache:
 
     def _run(self, rows: Rows, committed: int, sees: BoolArray) -> torch.Tensor:
         device = self._block.device
-        self._work.append(len(rows))
+        self._ran(len(rows))
         hidden = self._block.forward(
             torch.from_numpy(rows.tokens).to(device),
             torch.from_numpy(rows.positions).to(device),

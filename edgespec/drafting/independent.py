@@ -18,9 +18,6 @@ class IndependentGuesser(WholeModelGuesser[GuessCache]):
     right are committed, and what lies behind them stays, instead of being computed again.
     """
 
-    name = "independent"
-    sources = ("independent",)
-
     def __init__(
         self,
         source: TensorSource,
@@ -32,7 +29,8 @@ class IndependentGuesser(WholeModelGuesser[GuessCache]):
         guessed (embeddings may be padded to different sizes). Raises ModelError."""
         block = Block(source, 0, source.layers, dtype, device)
         super().__init__(
-            lambda work: GuessCache(block, work),
+            "independent",
+            lambda: GuessCache(block, self.ran),
             OutputHead(source, dtype, device, share=block),
             known=block.vocab_size,
             most_rows=int(source.config.max_position_embeddings),

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgespec.drafting.base import TokenPath
-from edgespec.planning.cost_model import DraftPass
+from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.tree.drafted import Children
 from edgespec.types.features import Features
 from edgespec.verify.noise import gumbel
@@ -48,7 +47,7 @@ class _Successes:
 
 
 @dataclass(slots=True)
-class _Request:
+class _IndexedText:
     """The committed tokens of one request, and where each n-gram of them was followed by what."""
 
     sampling: Sampling
@@ -84,7 +83,7 @@ class _Request:
         return list(found.items())
 
 
-class NgramGuesser:
+class NgramGuesser(Guesser):
     """A Guesser (see drafting.base) without a model: prompt and answer are all it looks at.
 
     Several matches give several guesses. A guess is scored by how often guesses of its kind were
@@ -92,20 +91,14 @@ class NgramGuesser:
     takes the request's shared noise into account, with what no candidate says as one more.
     """
 
-    name = "ngram"
-    sources = ("ngram",)
-    needs: frozenset[str] = frozenset()
-
     def __init__(self) -> None:
-        self._requests: dict[int, _Request] = {}
+        super().__init__("ngram")
+        self._requests: dict[int, _IndexedText] = {}
         self._successes: defaultdict[Sampling, _Successes] = defaultdict(_Successes)
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request."""
-        self._requests[request] = _Request(sampling)
-
-    def inherit(self, request: int, base: int, rows: int) -> None:
-        """Nothing: reading anew takes no time worth mentioning."""
+        self._requests[request] = _IndexedText(sampling)
 
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Take new committed tokens; those behind the first context also say who was right."""
@@ -140,10 +133,6 @@ class NgramGuesser:
         return Children(
             np.array(parents, np.int64), np.array(tokens, np.int64), np.array(scores, np.float64)
         )
-
-    def take_work(self) -> tuple[DraftPass, ...]:
-        """There are no forward passes."""
-        return ()
 
     def close(self, request: int) -> None:
         """Forget a request's tokens; what was learnt stays. Unknown requests are ignored."""

@@ -1,4 +1,4 @@
-"""Ranking: the best children of each path, from a model's logits; its sharpness is learnt."""
+"""Ranking: the best children of each path, from a model's logits and a learnt temperature."""
 
 from __future__ import annotations
 
@@ -10,80 +10,80 @@ import numpy as np
 import torch
 
 from edgespec.drafting.base import TokenPath
-from edgespec.drafting.judged import Judged
+from edgespec.drafting.feedback import Feedback
 from edgespec.tree.drafted import Children, Floats
 from edgespec.tree.ledger import IntArray
-from edgespec.verify.sampling import DEFAULT_SHARPNESS, Logits, Sampling, guess_log_scores
+from edgespec.verify.sampling import DEFAULT_DRAFT_TEMPERATURE, Logits, Sampling, guess_log_scores
 
-SHARPNESSES: Floats = DEFAULT_SHARPNESS * 2.0 ** (np.arange(-8, 9) / 4)
-"""What a sharpness may be: quarters of an octave around the default, which lies in the middle."""
+DRAFT_TEMPERATURES: Floats = DEFAULT_DRAFT_TEMPERATURE * 2.0 ** (np.arange(-8, 9) / 4)
+"""Candidates: quarters of an octave around the default, which lies in the middle."""
 PRIOR_LOSS = 4.0
-"""Nats that observations must speak for a sharpness an octave from the default; quadratic."""
+"""Nats that observations must give for a temperature an octave from the default; quadratic."""
 MEMORY = 2000.0
 """About so many of the newest observations count."""
 
 
-class Sharpness:
+class DraftTemperature:
     """One model's, for one way of sampling at a temperature above 0.
 
-    Guesses are scored by the log-softmax of (logits + temperature * noise) / sharpness (see
+    Guesses are scored by the log-softmax of (logits + temperature * noise) / draft temperature (see
     verify.sampling.guess_log_scores). The order inside a row does not depend on it, the weight of
     one row's guesses against another's does. It is chosen by the log-loss of the tokens taken,
     given that they were among the guesses returned: the same for any constant added to a row.
     """
 
     def __init__(self) -> None:
-        octaves = np.log2(SHARPNESSES / DEFAULT_SHARPNESS)
+        octaves = np.log2(DRAFT_TEMPERATURES / DEFAULT_DRAFT_TEMPERATURE)
         self._prior: Floats = PRIOR_LOSS * octaves**2
-        self._losses: Floats = np.zeros(len(SHARPNESSES))
+        self._losses: Floats = np.zeros(len(DRAFT_TEMPERATURES))
 
     @property
     def value(self) -> float:
         """The best so far."""
-        return float(SHARPNESSES[np.argmin(self._prior + self._losses)])
+        return float(DRAFT_TEMPERATURES[np.argmin(self._prior + self._losses)])
 
     def learn(self, scores: Floats, used: float, right: int) -> None:
-        """Of guesses with these own log scores [W], made with the sharpness `used`, the one at
+        """Of guesses with these own log scores [W], made with the temperature `used`, the one at
         `right` was the token taken."""
-        heights = scores[None, :] * (used / SHARPNESSES)[:, None]
+        heights = scores[None, :] * (used / DRAFT_TEMPERATURES)[:, None]
         heights -= heights.max(axis=1, keepdims=True)
         losses = np.log(np.exp(heights).sum(axis=1)) - heights[:, right]
         self._losses += losses - self._losses / MEMORY
 
 
 @dataclass(slots=True)
-class _Request:
-    """One request: how it samples, its sharpness (None: greedy), and guesses to be judged."""
+class _RankedRequest:
+    """One request: how it samples, its draft temperature (None: greedy), and its guesses so far."""
 
     sampling: Sampling
-    sharpness: float | None
-    judged: Judged[tuple[IntArray, Floats]] = field(default_factory=Judged)
+    draft_temperature: float | None
+    feedback: Feedback[tuple[IntArray, Floats]] = field(default_factory=Feedback)
 
 
 class Ranking:
     """The guesses that follow from one model's logits.
 
-    A request keeps the sharpness that it began with, so that all scores of its tree compare.
+    A request keeps the draft temperature that it began with: all scores of its tree compare.
     """
 
     def __init__(self) -> None:
-        self._learnt: defaultdict[Sampling, Sharpness] = defaultdict(Sharpness)
-        self._requests: dict[int, _Request] = {}
+        self._learnt: defaultdict[Sampling, DraftTemperature] = defaultdict(DraftTemperature)
+        self._requests: dict[int, _RankedRequest] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request."""
-        sharpness = None if sampling.greedy else self._learnt[sampling.without_seed].value
-        self._requests[request] = _Request(sampling, sharpness)
+        draft_temperature = None if sampling.greedy else self._learnt[sampling.without_seed].value
+        self._requests[request] = _RankedRequest(sampling, draft_temperature)
 
     def read(self, request: int, news: Sequence[int]) -> None:
         """These tokens became committed behind the context of the guesses made last."""
         state = self._requests[request]
-        if state.sharpness is None:
+        if state.draft_temperature is None:
             return
-        for (tokens, scores), token in state.judged.committed(news):
+        for (tokens, scores), token in state.feedback.committed(news):
             if len(right := np.flatnonzero(tokens == token)):
                 learnt = self._learnt[state.sampling.without_seed]
-                learnt.learn(scores, state.sharpness, int(right[0]))
+                learnt.learn(scores, state.draft_temperature, int(right[0]))
 
     def children(
         self,
@@ -102,16 +102,16 @@ class Ranking:
         """
         state = self._requests[request]
         found = guess_log_scores(
-            logits, positions, state.sampling, state.sharpness, token_ids=token_ids
+            logits, positions, state.sampling, state.draft_temperature, token_ids=token_ids
         )
         # A log score is never above 0, up to rounding: a child must not outrank its parent.
         found = np.minimum(found, 0.0)
         rows, columns = best_columns(found, width)
         scores = found[rows, columns]
         tokens = columns if token_ids is None else token_ids[columns]
-        if state.sharpness is not None:
+        if state.draft_temperature is not None:
             ends = np.searchsorted(rows, np.arange(1, len(paths)))
-            state.judged.said(
+            state.feedback.guessed(
                 paths, zip(np.split(tokens, ends), np.split(scores, ends), strict=True)
             )
         return Children(rows, tokens, scores)

@@ -17,19 +17,19 @@ from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.easyspec.groups import USUAL_SIZE, layer_groups
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser, level_times
 from edgespec.drafting.easyspec.model import GroupedModel
-from edgespec.drafting.grower import TreeDraft
+from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
-from edgespec.drafting.ppd.format import read_prompts
-from edgespec.drafting.ppd.guesser import PromptGuesser
+from edgespec.drafting.ppd.format import read_ppd_tokens
+from edgespec.drafting.ppd.guesser import PPDGuesser
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.source import quantising
 from edgespec.model.source import TensorSource
 from edgespec.model.tokenizer import require_same_tokenizer
-from edgespec.planning.cost_model import DraftPass
+from edgespec.types.draft_pass import DraftPass
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def _easyspec(folder: str, base: BaseParts) -> Guesser:
 
 
 def _ppd(folder: str, base: BaseParts) -> Guesser:
-    return PromptGuesser(read_prompts(folder, base.head.hidden_size), base.head)
+    return PPDGuesser(read_ppd_tokens(folder, base.head.hidden_size), base.head)
 
 
 BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
@@ -112,7 +112,7 @@ def build_draft(
     choice: DraftChoice,
     base: BaseParts,
     seconds: Callable[[tuple[DraftPass, ...]], float] | None = None,
-) -> TreeDraft | None:
+) -> DraftSource | None:
     """The draft source; None if none is chosen.
 
     `seconds`: what forward passes cost, where times are charged and not measured.
@@ -121,4 +121,4 @@ def build_draft(
     guessers = [BUILDERS[member.name](member.folder, base) for member in choice.members]
     if not guessers:
         return None
-    return TreeDraft(HybridGuesser(guessers, seconds) if len(guessers) > 1 else guessers[0])
+    return DraftSource(HybridGuesser(guessers, seconds) if len(guessers) > 1 else guessers[0])

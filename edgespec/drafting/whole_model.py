@@ -9,17 +9,16 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import torch
 
-from edgespec.drafting.base import TokenPath
+from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.ranking import Ranking
 from edgespec.model.ends import OutputHead
-from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
 from edgespec.types.features import Features
 from edgespec.verify.sampling import Sampling
 
 
-class CertainRows(Protocol):
-    """What such a model ran for one request: committed tokens, and guesses behind them."""
+class CachedRows(Protocol):
+    """What such a model ran for one request: committed tokens, and guesses after them."""
 
     context: list[int]
 
@@ -33,41 +32,38 @@ class CertainRows(Protocol):
         """The hidden rows [n, H] of the last tokens of `paths`; the empty path is the context's."""
 
 
-RowsT = TypeVar("RowsT", bound=CertainRows)
+RowsT = TypeVar("RowsT", bound=CachedRows)
 
 
-class WholeModelGuesser(Generic[RowsT]):
-    """A Guesser (see drafting.base) but for its name: how rows are run is up to `new_rows`."""
-
-    name: str
-    needs: frozenset[str] = frozenset()
+class WholeModelGuesser(Guesser, Generic[RowsT]):
+    """A Guesser that runs a whole model; how it runs rows is up to `new_rows`."""
 
     def __init__(
         self,
-        new_rows: Callable[[list[int]], RowsT],
+        name: str,
+        new_rows: Callable[[], RowsT],
         head: OutputHead,
         *,
         known: int,
         most_rows: int,
         vocab_size: int | None,
     ) -> None:
-        """`new_rows(work)`: none yet; the rows of every pass are noted at the end of `work`.
-        `head`: the draft model's own; `known`: tokens that it can read; `most_rows`: its context.
-        `vocab_size`: tokens that the base model knows; no others are guessed (embeddings may be
-        padded to different sizes)."""
+        """`new_rows` begins a request. `head`: the draft model's own; `known`: tokens that it can
+        read; `most_rows`: its context. `vocab_size`: tokens that the base model knows; no others
+        are guessed (embeddings may be padded to different sizes)."""
+        super().__init__(name)
         self._new_rows, self._head = new_rows, head
         self._known, self._max_rows = known, most_rows
         self._vocab_size = min(vocab_size or head.vocab_size, head.vocab_size)
         self._ranking = Ranking()
         self._rows: dict[int, RowsT] = {}
-        self._work: list[int] = []
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request; its guesses are ranked with the request's shared noise."""
-        self._rows[request] = self._new_rows(self._work)
+        self._rows[request] = self._new_rows()
         self._ranking.open(request, sampling)
 
-    def inherit(self, request: int, base: int, rows: int) -> None:
+    def fork(self, request: int, base: int, rows: int) -> None:
         """Go on from what was run for the first `rows` tokens of `base`."""
         if base in self._rows:
             self._rows[request] = self._rows.pop(base)
@@ -99,12 +95,6 @@ class WholeModelGuesser(Generic[RowsT]):
         logits = self._head.logits(rows.hidden_behind(asked))[:, : self._vocab_size]
         found = self._ranking.children(request, asked, logits, positions, width)
         return replace(found, parents=np.array(usable)[found.parents])
-
-    def take_work(self) -> tuple[DraftPass, ...]:
-        """The forward passes since the last call, in order, whatever request they served."""
-        work = tuple(DraftPass(rows, self.name) for rows in self._work)
-        self._work.clear()  # the caches write to this list
-        return work
 
     def close(self, request: int) -> None:
         """Free the request's cache; unknown requests are ignored."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
@@ -39,13 +38,6 @@ def packed_bytes(weights: int, bits: int) -> int:
     """
     assert bits in (4, 16)
     return 2 * weights if bits == 16 else weights // 2 + 2 * -(-weights // GROUP)
-
-
-class DraftPass(NamedTuple):
-    """A forward pass over so many rows, by the draft source of that name."""
-
-    rows: int
-    source: str
 
 
 @dataclass(frozen=True, slots=True)

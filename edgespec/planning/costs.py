@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from edgespec.errors import CapacityError, ConfigError
-from edgespec.planning.cost_model import CostModel, DraftPass
+from edgespec.planning.cost_model import CostModel
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import Profile
+from edgespec.types.draft_pass import DraftPass
 
 # The ring's key, and the header of a segment, whatever it holds, with the times of four stages: 12
 # bytes each. From link to link there is one more; four are the mean of a ring of eight.

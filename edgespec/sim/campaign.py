@@ -11,7 +11,6 @@ from edgespec.decoding.admission import Ring
 from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.base import prompts_of
 from edgespec.errors import EdgespecError
 from edgespec.sim.checks import Checks, Promise
 from edgespec.sim.durations import RandomDurations
@@ -70,7 +69,6 @@ def build(
         scenario.prefill_chunk,
         recovery=scenario.recovery,
         needs=draft.needs,
-        ppd_table=prompts_of(draft),
     )
     limits = {f.stage: f.rows for f in scenario.faults if isinstance(f, SmallCache)}
     promises = {ask.tag: _promise(scenario, ask, codec) for ask in scenario.asks}

@@ -233,7 +233,7 @@ def _check_ledgers(world: World, number: int) -> None:
     """With nothing of it under way, every stage holds the request's committed and live rows.
 
     A stage that never got the newest retained set may hold dead rows as well, but lacks no live
-    one. Prompt rows come and go with the retained sets, and nothing hangs from them.
+    one. PPD tokens come and go with the retained sets, and nothing hangs from them.
     """
     if world.control[number] or world.work[number] or number in world.segments.values():
         return

@@ -14,9 +14,9 @@ from edgespec.machines.effects import (
     Effect,
     RunBlock,
 )
-from edgespec.planning.cost_model import DraftPass
 from edgespec.planning.costs import RingCosts
 from edgespec.sim.links import LinkSpec, Network
+from edgespec.types.draft_pass import DraftPass
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
 

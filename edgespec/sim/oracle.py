@@ -7,44 +7,39 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.drafting.grower import TreeDraft
+from edgespec.drafting.base import Guesser
+from edgespec.drafting.grower import DraftSource
 from edgespec.errors import LocalProtocolError
-from edgespec.planning.cost_model import DraftPass
 from edgespec.sim.toy import VOCABULARY
 from edgespec.tree.drafted import Children
-from edgespec.types.features import Features, PPDTable
+from edgespec.types.features import Features
 from edgespec.verify.sampling import Sampling
 
 _WIDEST = 3
 _LOSSES = (0.0, 0.5, 1.0)
 
 
-class OracleGuesser:
-    """A Guesser (see drafting.base) that names the true next token for a share of `accuracy` of
+class OracleGuesser(Guesser):
+    """A Guesser that names the true next token for a share of `accuracy` of
     the paths.
 
     Scores are drawn from few values, so that ties are common. It checks what it is asked: a
     request must be open, and its contexts must only grow and lie on an answer that was told.
     """
 
-    name = "oracle"
-    sources = ("oracle",)
-    prompts: PPDTable
-
     def __init__(self, rng: random.Random, accuracy: float) -> None:
-        self.needs: frozenset[str] = frozenset()
+        super().__init__("oracle")
         self._rng = rng
         self._accuracy = accuracy
         self.answers: list[tuple[int, ...]] = []
         self.contexts: dict[int, tuple[int, ...]] = {}
-        self._work: list[int] = []
 
     def open(self, request: int, sampling: Sampling) -> None:
         if request in self.contexts:
             raise LocalProtocolError(f"request {request} is open on the draft already")
         self.contexts[request] = ()
 
-    def inherit(self, request: int, base: int, rows: int) -> None:
+    def fork(self, request: int, base: int, rows: int) -> None:
         self.contexts[request] = self.contexts.get(base, ())[:rows]
 
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
@@ -55,13 +50,13 @@ class OracleGuesser:
         if not any(answer[: len(new)] == new for answer in self.answers):
             raise LocalProtocolError(f"the context of request {request} is no committed text")
         if len(new) > len(old):
-            self._work.append(len(new) - len(old))
+            self.ran(len(new) - len(old))
         self.contexts[request] = new
         return True
 
     def guess(self, request: int, paths: Sequence[Sequence[int]], width: int) -> Children:
         if rows := sum(1 for path in paths if path):
-            self._work.append(rows)
+            self.ran(rows)
         context = self.contexts[request]
         return children_of([self.children((*context, *path), width) for path in paths])
 
@@ -76,15 +71,11 @@ class OracleGuesser:
         losses = sorted(rng.choice(_LOSSES) for _ in guesses)
         return [(token, -loss) for token, loss in zip(guesses, losses, strict=True)]
 
-    def take_work(self) -> tuple[DraftPass, ...]:
-        work, self._work = self._work, []
-        return tuple(DraftPass(rows, self.name) for rows in work)
-
     def close(self, request: int) -> None:
         self.contexts.pop(request, None)
 
 
-class Oracle(TreeDraft):
+class Oracle(DraftSource):
     """Trees of an OracleGuesser."""
 
     def __init__(self, rng: random.Random, accuracy: float) -> None:

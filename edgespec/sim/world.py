@@ -24,7 +24,7 @@ from edgespec.decoding.events import (
     SegmentArrived,
 )
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.base import DraftSource
+from edgespec.drafting.grower import DraftSource
 from edgespec.machines.effects import (
     Effect,
     RunBlock,

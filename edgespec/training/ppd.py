@@ -1,6 +1,6 @@
 """Training prompt tokens: chains at many random positions of one text, the base as their teacher.
 
-Real rows never see prompt rows, so that one run of a text gives the base's own distribution at
+Real rows never see PPD tokens, so that one run of a text gives the base's own distribution at
 every position, and what chains that hang from any of them say, at once.
 """
 
@@ -17,7 +17,7 @@ from edgespec.training.teacher import Teacher
 from edgespec.training.texts import Rows
 
 
-class Prompts(nn.Module):
+class PPDVectors(nn.Module):
     """Prompt tokens in training: `depth` tokens ahead, `copies` vectors for each."""
 
     def __init__(self, depth: int, copies: int, first: torch.Tensor) -> None:
@@ -48,7 +48,7 @@ class Prompts(nn.Module):
         return teacher.logits(text).float(), teacher.logits(hidden).float().mean(3)
 
     def _sees(self, tokens: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        """Which rows of the text and of the chains every prompt row sees, bool [B, Q, T + Q]."""
+        """Which rows of the text and of the chains every PPD token sees, bool [B, Q, T + Q]."""
         size, device, chains = len(self.table), anchors.device, anchors.shape[1]
         place = torch.arange(tokens.shape[1], device=device)
         before = (place <= anchors[:, :, None]).repeat_interleave(size, 1)
@@ -59,16 +59,16 @@ class Prompts(nn.Module):
         return torch.cat([before, inside.expand(len(tokens), -1, -1)], -1)
 
 
-class PromptTrainer(Trainer):
+class PPDTrainer(Trainer):
     """The loop (see training.loop) for prompt tokens; `chains` hang in every row of text."""
 
     def __init__(
-        self, teacher: Teacher, prompts: Prompts, settings: Settings, out: Path, chains: int
+        self, teacher: Teacher, vectors: PPDVectors, settings: Settings, out: Path, chains: int
     ) -> None:
-        self.prompts, self._chains = prompts, chains
+        self.vectors, self._chains = vectors, chains
         # As PPD trains them: without decay of weights.
-        rule = torch.optim.AdamW(prompts.parameters(), settings.rate, weight_decay=0.0)
-        super().__init__(teacher, prompts, [rule], settings, out)
+        rule = torch.optim.AdamW(vectors.parameters(), settings.rate, weight_decay=0.0)
+        super().__init__(teacher, vectors, [rule], settings, out)
 
     def begin(self, rows: Rows) -> None:
         """They were made as they begin."""
@@ -76,13 +76,13 @@ class PromptTrainer(Trainer):
     def losses(self, batch: Rows) -> tuple[torch.Tensor, float]:
         """KL divergence from the base's distribution, each token ahead counting 0.8 of the one
         before; and the share of first guesses whose best token is the base's."""
-        prompts, device = self.prompts, self.teacher.device
+        vectors, device = self.vectors, self.teacher.device
         tokens = batch.tokens.to(device, torch.int64)
         # Of the seed and the step alone, so that a run that goes on draws what it would have drawn.
         dice = torch.Generator().manual_seed(self.settings.seed * 100_003 + self.step)
-        anchors = anchors_in(batch, self._chains, prompts.depth, dice).to(device)
-        truth, said = prompts.logits(self.teacher, tokens, anchors)
-        ahead = torch.arange(1, prompts.depth + 1, device=device)
+        anchors = anchors_in(batch, self._chains, vectors.depth, dice).to(device)
+        truth, said = vectors.logits(self.teacher, tokens, anchors)
+        ahead = torch.arange(1, vectors.depth + 1, device=device)
         here = torch.arange(len(tokens), device=device)[:, None, None]
         wanted = truth.detach()[here, anchors[:, :, None] + ahead]
         apart = kl_div(
@@ -93,7 +93,7 @@ class PromptTrainer(Trainer):
         ).sum(-1)
         weights = DECAY ** (ahead - 1)
         right = (said.argmax(-1) == wanted.argmax(-1))[..., 0].float().mean()
-        return (apart.mean((0, 1)) * weights).sum() / prompts.depth, float(right)
+        return (apart.mean((0, 1)) * weights).sum() / vectors.depth, float(right)
 
 
 def anchors_in(rows: Rows, chains: int, depth: int, dice: torch.Generator) -> torch.Tensor:

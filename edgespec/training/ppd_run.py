@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from edgespec.drafting.ppd.format import PromptTokens, write_prompts
+from edgespec.drafting.ppd.format import PPDTokens, write_ppd_tokens
 from edgespec.model.device import best_device
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.corpus import Corpus, prepared
 from edgespec.training.evaluate import RANKS, Agreement
 from edgespec.training.loop import Settings
-from edgespec.training.ppd import Prompts, PromptTrainer
+from edgespec.training.ppd import PPDTrainer, PPDVectors
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import Rows
 
@@ -24,7 +24,7 @@ _FIRST_TEXT = "Next {} word"  # whose vectors prompt tokens begin as (PPD's code
 
 
 @dataclass(frozen=True, slots=True)
-class PromptPlan:
+class PPDPlan:
     """What to train: `depth` tokens ahead, `copies` vectors for each, `chains` of them in every row
     of a step. For the rest see training.corpus."""
 
@@ -40,9 +40,7 @@ class PromptPlan:
     own_rows: int = 1024
 
 
-def train_prompts(
-    plan: PromptPlan, say: Callable[[str], None], dtype: torch.dtype
-) -> dict[str, Any]:
+def train_ppd(plan: PPDPlan, say: Callable[[str], None], dtype: torch.dtype) -> dict[str, Any]:
     """Train, or go on with a run that was stopped; write the folder; return its figures."""
     device = best_device()
     torch.manual_seed(plan.settings.seed)
@@ -54,8 +52,8 @@ def train_prompts(
     trained, checked = prepared(corpus, tokenizer, teacher, say)
     text = " ".join(_FIRST_TEXT.format(ahead + 2) for ahead in range(plan.depth))
     first = teacher.embedded(torch.tensor(tokenizer.encode(text), device=device))
-    prompts = Prompts(plan.depth, plan.copies, first).to(device)
-    trainer = PromptTrainer(teacher, prompts, plan.settings, plan.out, plan.chains)
+    vectors = PPDVectors(plan.depth, plan.copies, first).to(device)
+    trainer = PPDTrainer(teacher, vectors, plan.settings, plan.out, plan.chains)
     say("beginning" if not trainer.resume(trained) else f"going on behind step {trainer.step}")
     steps = plan.settings.steps
     trainer.run(
@@ -65,31 +63,31 @@ def train_prompts(
         ),
     )
     say("measuring on held-out text")
-    measured = agreement(prompts, teacher, checked)
-    found = prompt_figures(plan, measured)
-    write_prompts(
-        plan.out, PromptTokens(plan.depth, plan.copies, prompts.table.detach()), plan.base.name
+    measured = agreement(vectors, teacher, checked)
+    found = ppd_figures(plan, measured)
+    write_ppd_tokens(
+        plan.out, PPDTokens(plan.depth, plan.copies, vectors.table.detach()), plan.base.name
     )
     (plan.out / "training.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return found
 
 
 @torch.no_grad()
-def agreement(prompts: Prompts, teacher: Teacher, rows: Rows) -> Agreement:
+def agreement(vectors: PPDVectors, teacher: Teacher, rows: Rows) -> Agreement:
     """Measure on rows of the base's own greedy text: at every position, how good the guesses are
     that a chain there makes of the tokens behind the next one."""
-    found = {rank: torch.zeros(prompts.depth) for rank in RANKS}
-    runs = {rank: torch.zeros(prompts.depth) for rank in RANKS}
+    found = {rank: torch.zeros(vectors.depth) for rank in RANKS}
+    runs = {rank: torch.zeros(vectors.depth) for rank in RANKS}
     total = 0
     for index in range(len(rows)):
         tokens = rows.tokens[index].to(teacher.device, torch.int64)
         first = max(int(rows.starts[index]), 0)
-        anchors = torch.arange(first, int(rows.ends[index]) - 1 - prompts.depth)
+        anchors = torch.arange(first, int(rows.ends[index]) - 1 - vectors.depth)
         if not len(anchors):
             continue
         anchors = anchors.to(teacher.device)
-        _, said = prompts.logits(teacher, tokens[None], anchors[None])
-        ahead = torch.arange(2, prompts.depth + 2, device=teacher.device)
+        _, said = vectors.logits(teacher, tokens[None], anchors[None])
+        ahead = torch.arange(2, vectors.depth + 2, device=teacher.device)
         wanted = tokens[anchors[:, None] + ahead]
         best = said[0].topk(max(RANKS), -1).indices
         total += len(anchors)
@@ -105,7 +103,7 @@ def agreement(prompts: Prompts, teacher: Teacher, rows: Rows) -> Agreement:
     )
 
 
-def prompt_figures(plan: PromptPlan, measured: Agreement) -> dict[str, Any]:
+def ppd_figures(plan: PPDPlan, measured: Agreement) -> dict[str, Any]:
     """The figures of a run, as training.json and --json have them."""
     return {
         "kind": "ppd",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from edgespec.drafting.eagle.head import EagleHead, turns_at
+from edgespec.drafting.eagle.head import EagleHead, rope_at
 
 
 class _Paths:
@@ -57,13 +57,13 @@ def unrolled(
     """
     rows = given.shape[1]
     positions = torch.arange(rows, device=given.device)
-    turns = turns_at(positions, head.shape.ropes[0], head.shape.head_dim, embedded.dtype)
+    angles = rope_at(positions, head.shape.ropes[0], head.shape.head_dim, embedded.dtype)
     attend = _Paths()
     features = head.features(given)
     for step in range(steps):
         if step:
             features = _later(features, 1)
-        features = head(features, embedded, turns, attend)
+        features = head(features, embedded, angles, attend)
         yield features
 
 

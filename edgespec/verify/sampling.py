@@ -17,7 +17,7 @@ Logits = NDArray[np.floating]
 Tokens = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-DEFAULT_SHARPNESS = 0.6
+DEFAULT_DRAFT_TEMPERATURE = 0.6
 _BLOCK = 1 << 18  # elements worked on at once: a few float64 arrays of this size stay in the cache
 _FIRST_NUCLEUS = 512  # top-p first looks among so many tokens, then among 16 times more, then all
 _OUTSIDE = 2.0  # a draft's guess outside its own filters loses this often what it lies below them
@@ -184,7 +184,7 @@ def guess_log_scores(
     logits: Logits,
     positions: Tokens,
     sampling: Sampling,
-    sharpness: float | None = None,
+    draft_temperature: float | None = None,
     *,
     token_ids: Tokens | None = None,
 ) -> Floats:
@@ -196,23 +196,23 @@ def guess_log_scores(
     float64 [R, V]; each row is a log-softmax, so scores add up along a path of the draft tree.
 
     At temperature 0 this is the log-softmax of the logits (EAGLE-2's confidence). Otherwise it is
-    the log-softmax of ``(logits + temperature * g) / sharpness`` with the same noise g as the base
-    will use, so that rank 1 is the draft's own choice under that noise. Tokens outside the draft's
-    own top-k, top-p or min-p set stay possible, but lose twice more what they lie below its edge.
-    Whatever is guessed, the base's choice stays exact.
+    the log-softmax of ``(logits + temperature * g) / draft_temperature`` with the same noise g as
+    the base will use, so that rank 1 is the draft's own choice under that noise. Tokens outside the
+    draft's own top-k, top-p or min-p set stay possible, but lose twice more what they lie below its
+    edge. Whatever is guessed, the base's choice stays exact.
 
-    `sharpness` is about 0.65 times the standard error of the draft's logits; it changes the weight
-    of one row's guesses against another's, never the order inside a row. Left out, it is
-    DEFAULT_SHARPNESS, and 1 at temperature 0; a given one applies at any temperature.
+    `draft_temperature` is about 0.65 times the standard error of the draft's logits; it changes the
+    weight of one row's guesses against another's, never the order inside a row. Left out, it is
+    DEFAULT_DRAFT_TEMPERATURE, and 1 at temperature 0; a given one applies at any temperature.
 
-    Raises as `choose` does, and ValueError for a sharpness that is not above 0 and finite or
-    token_ids of a wrong shape.
+    Raises as `choose` does, and ValueError for a draft_temperature that is not above 0 and
+    finite or token_ids of a wrong shape.
     """
     # Measured by the log-loss and the rank of the token taken, on synthetic pairs (draft = base +
     # Gaussian errors of 0.4, 0.8 or 1.4 in the logits, and the reverse; V = 2048 and 32,000; total
     # variation 0.1 to 0.5) and on an early demo pair:
-    # - in units of logits the best sharpness hardly depends on temperature (0 to 1.7): 0.3, 0.6 and
-    #   0.8 for the three errors; demo pair 0.6 (with filters 0.7 to 0.8).
+    # - in units of logits the best draft temperature hardly depends on temperature (0 to 1.7): 0.3,
+    #   0.6 and 0.8 for the three errors; demo pair 0.6 (with filters 0.7 to 0.8).
     # - filters on, tokens taken that were the best guess / in the best 4 / 8: filters ignored
     #   .614/.898/.952, tokens outside ruled out .675/.900/.935, held against them as here
     #   .670/.913/.951; demo pair .366/.740/.870, .437/.763/.836 and .431/.793/.893.
@@ -224,10 +224,10 @@ def guess_log_scores(
     ids = np.arange(width) if token_ids is None else np.asarray(token_ids)
     if ids.shape != (width,):
         raise ValueError(f"token_ids must have shape [{width}], not {list(ids.shape)}")
-    if sharpness is None:
-        sharpness = 1.0 if sampling.greedy else DEFAULT_SHARPNESS
-    elif not 0 < sharpness < math.inf:
-        raise ValueError(f"sharpness must be above 0 and finite, not {sharpness!r}")
+    if draft_temperature is None:
+        draft_temperature = 1.0 if sampling.greedy else DEFAULT_DRAFT_TEMPERATURE
+    elif not 0 < draft_temperature < math.inf:
+        raise ValueError(f"draft_temperature must be above 0 and finite, not {draft_temperature!r}")
     result = np.empty(rows.shape, dtype=np.float64)
     for part in _blocks(rows.shape):
         scores = _shifted(rows[part], part.start)
@@ -244,7 +244,7 @@ def guess_log_scores(
                 scores += heat * gumbel_from_keys(keys[:, None], ids)
             scores -= scores.max(axis=-1, keepdims=True)
         with np.errstate(over="ignore"):
-            scores /= sharpness
+            scores /= draft_temperature
         scores -= np.log(np.exp(scores).sum(axis=-1, keepdims=True))
         result[part] = scores
     return result

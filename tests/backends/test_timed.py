@@ -23,10 +23,11 @@ from edgespec.machines.effects import (
     Effect,
     RunBlock,
 )
-from edgespec.planning.cost_model import DraftPass, cost_model_named
+from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import ring_costs
 from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.ledger import Rows
+from edgespec.types.draft_pass import DraftPass
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
 

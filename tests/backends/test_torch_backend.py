@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 
 from edgespec.backends.base import BlockBackend, Head
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
-from edgespec.drafting.base import DraftSource
-from edgespec.drafting.grower import TreeDraft
+from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import (
@@ -32,6 +31,7 @@ from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.tree.ledger import RetainSet, RowLedger, Rows
+from edgespec.types.features import NO_NEEDS
 from edgespec.types.tensor import Layers, Tensor
 from edgespec.verify.sampling import Sampling, choose
 
@@ -277,8 +277,8 @@ def test_the_classes_are_what_the_interfaces_say(folder: Path) -> None:
     checkpoint = Checkpoint(folder)
     block: BlockBackend = TorchBlock(Block(checkpoint, 0, 1))
     head: Head = TorchHead(OutputHead(checkpoint))
-    draft: DraftSource = TreeDraft(IndependentGuesser(checkpoint))
+    draft: DraftSource = DraftSource(IndependentGuesser(checkpoint))
     assert block
     assert head
     assert draft.name == "independent"
-    assert draft.needs == frozenset()
+    assert draft.needs == NO_NEEDS

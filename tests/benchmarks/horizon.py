@@ -32,7 +32,7 @@ from edgespec.model.loader import Checkpoint
 from edgespec.model.tensors import from_torch
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.teacher import Teacher
-from edgespec.types.features import NO_FEATURES, Features, aux_layers
+from edgespec.types.features import NO_FEATURES, NO_NEEDS, Features
 from edgespec.verify.sampling import Sampling
 
 RANKS = (1, 8)
@@ -75,8 +75,8 @@ def guesser_of(source: str) -> Guesser:
 
 def features(guesser: Guesser, text: Text, first: int, end: int) -> Features:
     """What the base gives for these rows."""
-    layers = aux_layers(guesser.needs)
-    if not guesser.needs or end <= first:
+    layers = guesser.needs.aux_layers
+    if guesser.needs == NO_NEEDS or end <= first:
         return NO_FEATURES
     lesson = teacher().read(torch.tensor([text.tokens]), layers)
     if not layers:

@@ -40,7 +40,7 @@ from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft
 from edgespec.drafting.base import TokenPath
-from edgespec.drafting.grower import TreeDraft
+from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.guess_cache import GuessCache
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ranking import Ranking, best_columns
@@ -148,14 +148,14 @@ class Script:
         return whole[position] if position < len(whole) else 0
 
     def children(
-        self, text: int, context: int, paths: Sequence[TokenPath], sharpness: float | None
+        self, text: int, context: int, paths: Sequence[TokenPath], draft_temperature: float | None
     ) -> list[tuple[IntArray, np.ndarray]]:
         """Tokens and log scores of the best children of each path behind `context` tokens."""
-        keys = [(*self._place(text, context, path), text, sharpness) for path in paths]
+        keys = [(*self._place(text, context, path), text, draft_temperature) for path in paths]
         missing = [n for n, key in enumerate(keys) if key not in self._known]
         if missing:
             asked = [tuple(paths[n]) for n in missing]
-            found = self._guess(text, context, asked, sharpness)
+            found = self._guess(text, context, asked, draft_temperature)
             self._known.update(zip((keys[n] for n in missing), found, strict=True))
         return [self._known[key] for key in keys]
 
@@ -167,7 +167,7 @@ class Script:
         return context + at, tuple(path[at:])
 
     def _guess(
-        self, text: int, context: int, paths: list[tuple[int, ...]], sharpness: float | None
+        self, text: int, context: int, paths: list[tuple[int, ...]], draft_temperature: float | None
     ) -> list[tuple[IntArray, np.ndarray]]:
         draft = self.draft
         rows = draft._rows.get(0)
@@ -178,7 +178,9 @@ class Script:
         hidden = draft._rows[0].hidden_behind(paths)
         logits = draft._head.logits(hidden)[:, : draft._vocab_size]
         positions = context + np.array([len(path) for path in paths])
-        scores = np.minimum(guess_log_scores(logits, positions, self._sampling, sharpness), 0.0)
+        scores = np.minimum(
+            guess_log_scores(logits, positions, self._sampling, draft_temperature), 0.0
+        )
         found = []
         for row in scores:
             _, columns = best_columns(row[None, :], MOST_CHILDREN)
@@ -189,7 +191,7 @@ class Script:
         """One policy on that ring; with it what it has learnt of it."""
         head = ScriptedHead(self)
         guesser = ScriptedGuesser(self, head)
-        draft = TreeDraft(guesser) if setup.draft else None
+        draft = DraftSource(guesser) if setup.draft else None
         faults = [SlowStage(slow, 2.0, 0.0, 1e9)] if slow else []
         block = cast("Callable[[int], BlockBackend]", lambda number: ScriptedBlock())
         parts = CoordinatorParts(head, draft)
@@ -267,7 +269,7 @@ class NoModel:
 
 
 class ScriptedRanking(Ranking):
-    """Takes the script's children, and learns its sharpness as ever."""
+    """Takes the script's children, and learns its temperature as ever."""
 
     def __init__(self, script: Script, head: ScriptedHead) -> None:
         super().__init__()
@@ -285,10 +287,10 @@ class ScriptedRanking(Ranking):
         """See Ranking."""
         state = self._requests[request]
         context = int(positions[0]) - len(paths[0])
-        found = self._script.children(self._head.text, context, paths, state.sharpness)
+        found = self._script.children(self._head.text, context, paths, state.draft_temperature)
         cut = [(tokens[:width], scores[:width]) for tokens, scores in found]
-        if state.sharpness is not None:
-            state.note_choice.said(paths, cut)
+        if state.draft_temperature is not None:
+            state.feedback.guessed(paths, cut)
         parents = np.repeat(np.arange(len(cut)), [len(tokens) for tokens, _ in cut])
         tokens, scores = (np.concatenate([one[part] for one in cut]) for part in (0, 1))
         return Children(parents, tokens, scores)
@@ -297,13 +299,11 @@ class ScriptedRanking(Ranking):
 class ScriptedGuesser(WholeModelGuesser[GuessCache]):
     """The bundled draft with the rows that it would run, and the script's guesses."""
 
-    name = "independent"
-    sources = ("independent",)
-
     def __init__(self, script: Script, head: ScriptedHead) -> None:
         real, nothing = script.draft, cast("Any", NoModel())
         super().__init__(
-            lambda work: GuessCache(nothing, work),
+            "independent",
+            lambda: GuessCache(nothing, self.ran),
             nothing,
             known=real._known,
             most_rows=real._max_rows,

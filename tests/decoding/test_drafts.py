@@ -24,7 +24,7 @@ from edgespec.machines.events import (
 from edgespec.policy.base import Decision, Deepen, Expand, Send, View
 from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import Children, DraftedTree
-from edgespec.types.features import FINAL_HIDDEN
+from edgespec.types.features import DraftNeeds
 from edgespec.wire.client_messages import Cancel
 from edgespec.wire.segment import StageTime
 
@@ -134,7 +134,7 @@ def test_guesses_keep_within_the_answer() -> None:
 
 def test_the_rows_of_a_prompt_are_read_as_its_chunks_come() -> None:
     """Not all of them before the first guess: the draft has nothing else to do meanwhile."""
-    wire = Wire(needs=frozenset({FINAL_HIDDEN}), prefill_chunk=2)
+    wire = Wire(needs=DraftNeeds(final_hidden=True), prefill_chunk=2)
     wire.submit(submit(1, "hello", 50, "greedy"))
     chunks = wire.segments[:]
     given = []

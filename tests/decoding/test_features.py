@@ -18,7 +18,7 @@ from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import FakeBlock
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.tree.ledger import Rows
-from edgespec.types.features import FINAL_HIDDEN, NO_FEATURES, Features, aux_layer
+from edgespec.types.features import NO_FEATURES, DraftNeeds, Features
 from edgespec.types.tensor import Layers, Tensor
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Finished
@@ -62,7 +62,7 @@ class NeedyDraft(FakeDraft):
 
     def __init__(self, accuracy: float, *aux_hidden: int) -> None:
         super().__init__(STAGES, VOCABULARY, accuracy)
-        self.guesser.needs = frozenset({FINAL_HIDDEN, *map(aux_layer, aux_hidden)})
+        self.needs = DraftNeeds(final_hidden=True, aux_layers=Layers(aux_hidden))
         self.aux_hidden = aux_hidden
         self.given: dict[int, list[int]] = {}
         self.aux_layers: dict[int, list[list[int]]] = {}
@@ -74,7 +74,7 @@ class NeedyDraft(FakeDraft):
         self.given[request] = []
         self.aux_layers[request] = []
 
-    def inherit(self, request: int, base: int, rows: int) -> None:
+    def fork(self, request: int, base: int, rows: int) -> None:
         """What was given for the base is not given again."""
         assert len(self.given[base]) >= rows, "all of it came before"
         self.given[request] = self.given[base][:rows]
@@ -202,7 +202,7 @@ def arrived(
 
 
 def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
-    hidden = HiddenRows(range(2), frozenset({FINAL_HIDDEN}))
+    hidden = HiddenRows(range(2), DraftNeeds(final_hidden=True))
     tensor = Tensor("uint8", (4, 1), bytes([10, 11, 12, 13]))
     arrived(hidden, [1, 2, 3, 4], tensor)
     assert hidden.take() is NO_FEATURES
@@ -219,7 +219,7 @@ def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
 def test_taps_that_a_stage_forgot_or_changed_are_passed_over() -> None:
     hidden = Tensor("uint8", (1, 1), b"h")
     for bad in (None, Tensor("uint8", (1, 4), b"1234")):
-        rows = HiddenRows(range(3), frozenset({aux_layer(1), aux_layer(4)}))
+        rows = HiddenRows(range(3), DraftNeeds(aux_layers=Layers((1, 4))))
         arrived(rows, [0], hidden, Tensor("uint8", (1, 2), b"ab"))
         arrived(rows, [1], hidden, bad)
         arrived(rows, [2], hidden, Tensor("uint8", (1, 2), b"cd"))

@@ -21,7 +21,7 @@ from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import FakeBlock
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.tree.ledger import Rows
-from edgespec.types.features import NO_FEATURES, PPD_TOKENS, Features, PPDTable
+from edgespec.types.features import NO_FEATURES, DraftNeeds, Features, PPDTable
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Finished
@@ -66,8 +66,7 @@ class PromptedDraft(FakeDraft):
     def __init__(self, stages: int, accuracy: float) -> None:
         super().__init__(stages, VOCABULARY, accuracy)
         self._stages = stages
-        self.guesser.needs = frozenset({PPD_TOKENS})
-        self.guesser.prompts = TABLE
+        self.needs = DraftNeeds(ppd_tokens=TABLE)
         self.anchors: dict[int, list[int]] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
@@ -101,9 +100,9 @@ class PromptedDraft(FakeDraft):
 
     def _check(self, request: int, context: Sequence[int], features: Features) -> None:
         assert features.final is None
-        if features.prompts is None:
+        if features.ppd_rows is None:
             return
-        values = np.frombuffer(features.prompts.data, np.uint64).tolist()
+        values = np.frombuffer(features.ppd_rows.data, np.uint64).tolist()
         links = len(values) // COPIES
         assert features.anchor <= len(context) - 2, "of a token whose next one is committed"
         assert values == plain_chain(context[: features.anchor + 1], links, self._stages)

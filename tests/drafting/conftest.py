@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import write_checkpoint
 
-from edgespec.drafting.ranking import Sharpness
+from edgespec.drafting.ranking import DraftTemperature
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +23,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def usual_sharpness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is learnt of sharpness: scores are those of guess_log_scores by default."""
-    monkeypatch.setattr(Sharpness, "learn", lambda *arguments: None)
+def usual_draft_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is learnt of draft_temperature: scores are those of guess_log_scores by default."""
+    monkeypatch.setattr(DraftTemperature, "learn", lambda *arguments: None)

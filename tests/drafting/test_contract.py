@@ -18,17 +18,16 @@ from support.eagle_heads import FORMS, write_eagle
 from support.fake_draft import FakeDraft
 from support.passes import rows_of
 
-from edgespec.drafting.base import DraftSource
 from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser
 from edgespec.drafting.easyspec.model import GroupedModel
-from edgespec.drafting.grower import TreeDraft
+from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
-from edgespec.drafting.ppd.format import PromptTokens
-from edgespec.drafting.ppd.guesser import PromptGuesser
+from edgespec.drafting.ppd.format import PPDTokens
+from edgespec.drafting.ppd.guesser import PPDGuesser
 from edgespec.model.aux_hidden import packed
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
@@ -37,7 +36,7 @@ from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import toy_next
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
-from edgespec.types.features import NO_FEATURES, Features, aux_layers
+from edgespec.types.features import NO_FEATURES, Features
 from edgespec.verify.sampling import Sampling
 
 CONTEXT = [5, 1, 30, 2, 5, 1, 7, 5]
@@ -50,7 +49,7 @@ LEVEL_BY_LEVEL = ("eagle", "eagle3")
 """Sources that read their own output: each level of missing guesses is a pass of its own."""
 
 
-class Fed(TreeDraft):
+class Fed(DraftSource):
     """A head's tree, given the features of all committed tokens but the newest."""
 
     def __init__(self, kind: Kind, head: Path, base: Path) -> None:
@@ -58,18 +57,18 @@ class Fed(TreeDraft):
         super().__init__(load_eagle(head, kind, source, OutputHead(source)))
         self._given: dict[int, int] = {}
 
-    def inherit(self, request: int, base: int, rows: int) -> None:
-        """See TreeDraft."""
-        super().inherit(request, base, rows)
+    def fork(self, request: int, base: int, rows: int) -> None:
+        """See DraftSource."""
+        super().fork(request, base, rows)
         if base in self._given:
             self._given[request] = rows
 
     def refresh(self, request: int, context: Sequence[int], *args: Any) -> DraftedTree:
-        """See TreeDraft."""
+        """See DraftSource."""
         return super().refresh(request, context, *args[:2], self._features(request, context))
 
     def expand(self, request: int, context: Sequence[int], *args: Any) -> Children:
-        """See TreeDraft."""
+        """See DraftSource."""
         return super().expand(request, context, *args[:2], self._features(request, context))
 
     def _features(self, request: int, context: Sequence[int]) -> Features:
@@ -77,7 +76,7 @@ class Fed(TreeDraft):
         self._given[request] = max(first, end)
         if first >= end:
             return NO_FEATURES
-        layers = aux_layers(self.needs)
+        layers = self.needs.aux_layers
         rows = [
             torch.randn((32, 1 + len(layers)), generator=torch.Generator().manual_seed(place))
             for place in range(first, end)
@@ -86,30 +85,30 @@ class Fed(TreeDraft):
         return Features(from_torch(final), packed(aux_hidden) if layers else None, layers)
 
 
-class Chained(TreeDraft):
+class Chained(DraftSource):
     """Prompt tokens' tree, given a chain below the last token whose next one is committed."""
 
     def __init__(self, base: Path) -> None:
         head = OutputHead(Checkpoint(base))
-        super().__init__(PromptGuesser(PromptTokens(6, 2, torch.zeros(12, 32)), head))
+        super().__init__(PPDGuesser(PPDTokens(6, 2, torch.zeros(12, 32)), head))
 
     def refresh(self, request: int, context: Sequence[int], *args: Any) -> DraftedTree:
-        """See TreeDraft."""
+        """See DraftSource."""
         return super().refresh(request, context, *args[:2], self._chain(context))
 
     def expand(self, request: int, context: Sequence[int], *args: Any) -> Children:
-        """See TreeDraft."""
+        """See DraftSource."""
         return super().expand(request, context, *args[:2], self._chain(context))
 
     def _chain(self, context: Sequence[int]) -> Features:
         dice = torch.Generator().manual_seed(len(context))
         rows = from_torch(torch.randn((12, 32), generator=dice))
-        return Features(prompts=rows, anchor=len(context) - 2)
+        return Features(ppd_rows=rows, anchor=len(context) - 2)
 
 
 def easyspec(base: Path) -> DraftSource:
     source = Checkpoint(base)
-    return TreeDraft(EasySpecGuesser(GroupedModel(source, 4), OutputHead(source), 64, VOCABULARY))
+    return DraftSource(EasySpecGuesser(GroupedModel(source, 4), OutputHead(source), 64, VOCABULARY))
 
 
 def eagle(form: str, scored: int, base: Path, folder: Path) -> DraftSource:
@@ -148,11 +147,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def draft(request: pytest.FixtureRequest, folder: Path, base: Path, tmp_path: Path) -> DraftSource:
     """Every draft source there is, with request 1 open."""
     makers: dict[str, Callable[[], DraftSource]] = {
-        "independent": lambda: TreeDraft(
+        "independent": lambda: DraftSource(
             IndependentGuesser(Checkpoint(folder), vocab_size=VOCABULARY)
         ),
-        "ngram": lambda: TreeDraft(NgramGuesser()),
-        "hybrid": lambda: TreeDraft(
+        "ngram": lambda: DraftSource(NgramGuesser()),
+        "hybrid": lambda: DraftSource(
             HybridGuesser(
                 [
                     NgramGuesser(),
@@ -257,7 +256,7 @@ def test_what_was_read_of_an_answered_request_is_not_read_again(draft: DraftSour
         return  # it says something else each time
     for request in (7, 8):
         draft.open(request, Sampling())
-    draft.inherit(7, 1, 6)
+    draft.fork(7, 1, 6)
     draft.close(1)
     draft.take_work()
     went_on = draft.refresh(7, again, 2, 2)
@@ -269,7 +268,7 @@ def test_what_was_read_of_an_answered_request_is_not_read_again(draft: DraftSour
     if whole and draft.name != "fake":
         assert sum(one.rows for one in whole) - sum(one.rows for one in short) >= 5
     draft.open(9, Sampling())
-    draft.inherit(9, 99, 6)
+    draft.fork(9, 99, 6)
     assert draft.refresh(9, again, 2, 2).tokens.tolist() == anew.tokens.tolist()
 
 

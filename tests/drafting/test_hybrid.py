@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from edgespec.drafting.base import TokenPath
+from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.hybrid import LEAST, PAUSE, HybridGuesser
-from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
-from edgespec.types.features import FINAL_HIDDEN, NO_FEATURES, Features
+from edgespec.types.draft_pass import DraftPass
+from edgespec.types.features import NO_FEATURES, NO_NEEDS, DraftNeeds, Features
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
 
 
-class Scripted:
+class Scripted(Guesser):
     """A guesser that says what a function says, and charges rows."""
 
     def __init__(
@@ -26,23 +26,22 @@ class Scripted:
         name: str,
         says: Callable[[tuple[int, ...]], list[tuple[int, float]]],
         rows: int = 0,
-        needs: frozenset[str] = frozenset(),
+        needs: DraftNeeds = NO_NEEDS,
     ) -> None:
-        self.name, self.sources, self.needs = name, (name,), needs
+        super().__init__(name, needs)
         self._says, self._rows = says, rows
-        self._work: list[int] = []
         self.context: tuple[int, ...] = ()
         self.asked = 0
         self.given: list[Features] = []
-        self.inherited = (0, 0, 0)
+        self.forked = (0, 0, 0)
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Begin."""
         self.context = ()
 
-    def inherit(self, request: int, base: int, rows: int) -> None:
+    def fork(self, request: int, base: int, rows: int) -> None:
         """Note it."""
-        self.inherited = (request, base, rows)
+        self.forked = (request, base, rows)
 
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Keep it."""
@@ -54,7 +53,7 @@ class Scripted:
         """What the script says."""
         self.asked += 1
         if self._rows:
-            self._work.append(self._rows)
+            self.ran(self._rows)
         found = [
             (index, token, score)
             for index, path in enumerate(paths)
@@ -62,11 +61,6 @@ class Scripted:
         ]
         parents, tokens, scores = zip(*found, strict=True) if found else ((),) * 3
         return Children(np.array(parents, int), np.array(tokens, int), np.array(scores, float))
-
-    def take_work(self) -> tuple[DraftPass, ...]:
-        """Its passes."""
-        work, self._work = self._work, []
-        return tuple(DraftPass(rows, self.name) for rows in work)
 
     def close(self, request: int) -> None:
         """End."""
@@ -184,9 +178,9 @@ def test_a_dear_member_that_pays_and_a_cheap_one_that_hardly_does_stay() -> None
 
 
 def test_what_a_member_that_is_given_up_should_have_read_it_reads_when_it_is_tried_again() -> None:
-    needy = Scripted("needy", always((3, -0.1)), rows=10, needs=frozenset({FINAL_HIDDEN}))
+    needy = Scripted("needy", always((3, -0.1)), rows=10, needs=DraftNeeds(final_hidden=True))
     made = hybrid(Scripted("cheap", always((3, -0.1))), needy)
-    assert made.needs == {FINAL_HIDDEN}
+    assert made.needs == DraftNeeds(final_hidden=True)
     follow(made, lambda step: 3, LEAST + PAUSE - 1, rows=True)
     assert len(needy.given) == len(needy.context) == LEAST, "it costs nothing meanwhile"
     follow(made, lambda step: 3, 1, rows=True)
@@ -198,19 +192,19 @@ def test_what_a_member_that_is_given_up_should_have_read_it_reads_when_it_is_tri
 
 def test_the_next_turn_begins_with_what_every_member_read() -> None:
     """One that is given up reads what it missed then, as it would be missing for ever."""
-    needy = Scripted("needy", always((3, -0.1)), rows=10, needs=frozenset({FINAL_HIDDEN}))
+    needy = Scripted("needy", always((3, -0.1)), rows=10, needs=DraftNeeds(final_hidden=True))
     cheap = Scripted("cheap", always((3, -0.1)))
     made = hybrid(cheap, needy)
     follow(made, lambda step: 3, LEAST + 7, rows=True)
     assert len(needy.given) < LEAST + 7
     made.open(2, Sampling())
-    made.inherit(2, 1, 20)
-    assert cheap.inherited == needy.inherited == (2, 1, 20)
+    made.fork(2, 1, 20)
+    assert cheap.forked == needy.forked == (2, 1, 20)
     finals = [features.final for features in needy.given if features.final]
     assert sum(final.shape[0] for final in finals) == LEAST + 7
     made.close(1)
     assert made.read(2, (0,) * 22, row(20))
-    made.inherit(2, 99, 20)
+    made.fork(2, 99, 20)
 
 
 def test_who_has_nothing_to_say_of_a_path_disagrees_with_nobody() -> None:

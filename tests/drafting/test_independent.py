@@ -12,7 +12,7 @@ from support.checkpoints import plain_logits, reference, write_checkpoint
 from support.passes import rows_of
 from transformers import PreTrainedModel
 
-from edgespec.drafting.grower import TreeDraft
+from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ranking import best_columns
 from edgespec.errors import LocalProtocolError
@@ -20,7 +20,7 @@ from edgespec.model.loader import Checkpoint
 from edgespec.tree.drafted import FROM_ROOT, DraftedTree
 from edgespec.verify.sampling import Sampling, guess_log_scores
 
-pytestmark = pytest.mark.usefixtures("usual_sharpness")
+pytestmark = pytest.mark.usefixtures("usual_draft_temperature")
 
 ROOM = 48  # the draft model's own context (see conftest.py)
 GREEDY = Sampling()
@@ -31,7 +31,7 @@ WARM = Sampling(temperature=0.8, seed=11)
 class Pair:
     """A draft source and the same model as transformers runs it."""
 
-    draft: TreeDraft
+    draft: DraftSource
     model: PreTrainedModel
 
     def fresh(self, context: list[int], sampling: Sampling, depth: int, width: int) -> DraftedTree:
@@ -43,7 +43,7 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> Pair:
     torch.set_num_threads(1)
-    return Pair(TreeDraft(IndependentGuesser(Checkpoint(folder), "float64")), reference(folder))
+    return Pair(DraftSource(IndependentGuesser(Checkpoint(folder), "float64")), reference(folder))
 
 
 def tokens(seed: int, count: int) -> list[int]:
@@ -189,7 +189,7 @@ def test_a_long_prompt_is_prefilled_in_chunks(tmp_path: Path) -> None:
     folder = write_checkpoint(
         tmp_path / "m", num_hidden_layers=1, max_position_embeddings=2048, initializer_range=0.15
     )
-    pair = Pair(TreeDraft(IndependentGuesser(Checkpoint(folder), "float64")), reference(folder))
+    pair = Pair(DraftSource(IndependentGuesser(Checkpoint(folder), "float64")), reference(folder))
     context = tokens(4, 700)
     tree = pair.fresh(context, GREEDY, 2, 3)
     assert rows_of(pair.draft) == (256, 256, 188, 3)
@@ -223,12 +223,12 @@ def test_nothing_asked_for_is_nothing(pair: Pair, depth: int, width: int) -> Non
 
 
 def test_only_tokens_that_the_base_knows_are_guessed(folder: Path) -> None:
-    draft = TreeDraft(IndependentGuesser(Checkpoint(folder), "float64", vocab_size=10))
+    draft = DraftSource(IndependentGuesser(Checkpoint(folder), "float64", vocab_size=10))
     draft.open(1, GREEDY)
     tree = draft.refresh(1, [3, 4], 3, 10)
     assert len(tree) == 10 + 2 * 100
     assert tree.tokens.max() == 9
-    larger = TreeDraft(IndependentGuesser(Checkpoint(folder), "float64", vocab_size=500))
+    larger = DraftSource(IndependentGuesser(Checkpoint(folder), "float64", vocab_size=500))
     larger.open(1, GREEDY)
     assert larger.refresh(1, [3], 1, 500).tokens.max() == 95
 

@@ -20,9 +20,9 @@ from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.grower import TreeDraft
-from edgespec.drafting.ppd.format import PromptTokens, read_prompts, write_prompts
-from edgespec.drafting.ppd.guesser import PromptGuesser
+from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.ppd.format import PPDTokens, read_ppd_tokens, write_ppd_tokens
+from edgespec.drafting.ppd.guesser import PPDGuesser
 from edgespec.errors import ModelError
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
@@ -62,15 +62,15 @@ def written(
 @pytest.mark.parametrize("kind", ["safe", "bin"])
 def test_published_folders_are_read(tmp_path: Path, kind: str) -> None:
     table = torch.randn(6, HIDDEN)
-    found = read_prompts(written(tmp_path / "p", PLAIN, table, kind), HIDDEN)
+    found = read_ppd_tokens(written(tmp_path / "p", PLAIN, table, kind), HIDDEN)
     assert (found.depth, found.copies) == (3, 2)
     assert torch.equal(found.table, table)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     table = torch.randn(4, HIDDEN)
-    write_prompts(tmp_path, PromptTokens(2, 2, table), "base")
-    found = read_prompts(tmp_path, HIDDEN)
+    write_ppd_tokens(tmp_path, PPDTokens(2, 2, table), "base")
+    found = read_ppd_tokens(tmp_path, HIDDEN)
     assert (found.depth, found.copies) == (2, 2)
     assert torch.equal(found.table, table)
 
@@ -92,58 +92,59 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_others_are_refused(tmp_path: Path, changes: dict[str, Any], rows: int, said: str) -> None:
     folder = written(tmp_path / "p", PLAIN | changes, torch.zeros(rows, HIDDEN))
     with pytest.raises(ModelError, match=said):
-        read_prompts(folder, HIDDEN)
+        read_ppd_tokens(folder, HIDDEN)
 
 
 def test_one_copy_needs_no_kind_of_attention(tmp_path: Path) -> None:
     settings = PLAIN | {"virtual_tokens_per_special_token": 1, "vt_attention_type": "decoder"}
     assert (
-        read_prompts(written(tmp_path / "p", settings, torch.zeros(3, HIDDEN)), HIDDEN).copies == 1
+        read_ppd_tokens(written(tmp_path / "p", settings, torch.zeros(3, HIDDEN)), HIDDEN).copies
+        == 1
     )
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "p", PLAIN, torch.full((6, HIDDEN), float("nan")))
     with pytest.raises(ModelError, match="no numbers"):
-        read_prompts(folder, HIDDEN)
+        read_ppd_tokens(folder, HIDDEN)
     (folder / "adapter_model.safetensors").write_bytes(b"rubbish")
     with pytest.raises(ModelError, match="cannot read"):
-        read_prompts(folder, HIDDEN)
+        read_ppd_tokens(folder, HIDDEN)
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(ModelError, match="holds neither"):
-        read_prompts(folder, HIDDEN)
+        read_ppd_tokens(folder, HIDDEN)
     (folder / "adapter_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match="cannot read"):
-        read_prompts(folder, HIDDEN)
+        read_ppd_tokens(folder, HIDDEN)
 
 
 # --- what they say ------------------------------------------------------------------------------
 
 
-class Spied(PromptGuesser):
+class Spied(PPDGuesser):
     """Writes down each chain's context and logits, and the guesses of the first level."""
 
-    def __init__(self, found: PromptTokens, head: OutputHead) -> None:
+    def __init__(self, found: PPDTokens, head: OutputHead) -> None:
         super().__init__(found, head)
         self.chains: list[tuple[tuple[int, ...], np.ndarray, Children]] = []
 
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """As it does."""
         can = super().read(request, context, features)
-        if features.prompts is not None and can:
+        if features.ppd_rows is not None and can:
             state = self._requests[request]
             anchored = tuple(context[: features.anchor + 1])
             self.chains.append((anchored, state.logits, self.guess(request, [()], 4)))
         return can
 
 
-def ring_of(found: PromptTokens, stages: int) -> tuple[LocalRing, Spied]:
+def ring_of(found: PPDTokens, stages: int) -> tuple[LocalRing, Spied]:
     """The bundled base with those prompt tokens."""
     checkpoint = Checkpoint(BASE)
     head = OutputHead(checkpoint, "float64")
     guesser = Spied(found, head)
-    draft = TreeDraft(guesser)
-    ring = Ring(stages, CONTEXT, "ppd", needs=draft.needs, ppd_table=draft.prompts)
+    draft = DraftSource(guesser)
+    ring = Ring(stages, CONTEXT, "ppd", needs=draft.needs)
     parts = []
     for number, (first, end) in enumerate(split_layers(checkpoint.layers, stages), start=1):
         machine = StageMachine(
@@ -156,7 +157,7 @@ def ring_of(found: PromptTokens, stages: int) -> tuple[LocalRing, Spied]:
 
 
 @torch.inference_mode()
-def plain_logits(context: Sequence[int], found: PromptTokens, links: int) -> np.ndarray:
+def plain_logits(context: Sequence[int], found: PPDTokens, links: int) -> np.ndarray:
     """Each copy's chain as a continuation of its own, by transformers; logits averaged."""
     model: Any = transformers_model()
     words = model.get_input_embeddings()(torch.tensor([context]))
@@ -172,7 +173,7 @@ def plain_logits(context: Sequence[int], found: PromptTokens, links: int) -> np.
 @pytest.mark.parametrize("policy", tiered(["flowspec", "adaptive"], ["adaptive"]))
 def test_chains_say_what_transformers_says(depth: int, copies: int, policy: str) -> None:
     torch.manual_seed(depth)
-    found = PromptTokens(depth, copies, 0.3 * torch.randn(depth * copies, HIDDEN))
+    found = PPDTokens(depth, copies, 0.3 * torch.randn(depth * copies, HIDDEN))
     ring, guesser = ring_of(found, 3)
     prompt = prompts()["gsm8k-test-3"]
     answer = ring.ask(request(prompt, policy, 12))
@@ -193,11 +194,11 @@ def test_chains_say_what_transformers_says(depth: int, copies: int, policy: str)
 def test_guesses_are_a_product_of_levels_and_end_with_the_chain() -> None:
     checkpoint = Checkpoint(BASE)
     head = OutputHead(checkpoint, "float64")
-    guesser = PromptGuesser(PromptTokens(2, 1, torch.zeros(2, HIDDEN)), head)
+    guesser = PPDGuesser(PPDTokens(2, 1, torch.zeros(2, HIDDEN)), head)
     guesser.open(1, Sampling(temperature=0.7, seed=3))
     assert not guesser.read(1, [1, 2, 3], Features())
     rows = torch.randn(2, HIDDEN, dtype=torch.float64)
-    assert guesser.read(1, [1, 2, 3], Features(prompts=from_torch(rows), anchor=1))
+    assert guesser.read(1, [1, 2, 3], Features(ppd_rows=from_torch(rows), anchor=1))
     found = guesser.guess(1, [(7,), (), (8,), (7, 9)], 5)
     assert found.parents.tolist() == [0] * 5 + [1] * 5 + [2] * 5
     first, second, third = (found.tokens[i : i + 5].tolist() for i in (0, 5, 10))

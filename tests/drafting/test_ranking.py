@@ -1,13 +1,13 @@
-"""The learnt sharpness: found again from data of a known one, and steady within a request."""
+"""The learnt temperature: found again from data of a known one, and steady within a request."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from edgespec.drafting.judged import Judged
-from edgespec.drafting.ranking import SHARPNESSES, Ranking, Sharpness
-from edgespec.verify.sampling import DEFAULT_SHARPNESS, Sampling
+from edgespec.drafting.feedback import Feedback
+from edgespec.drafting.ranking import DRAFT_TEMPERATURES, DraftTemperature, Ranking
+from edgespec.verify.sampling import DEFAULT_DRAFT_TEMPERATURE, Sampling
 
 WARM = Sampling(temperature=1.0, seed=3)
 
@@ -16,22 +16,22 @@ WARM = Sampling(temperature=1.0, seed=3)
 @pytest.mark.parametrize("used", [0.3, 0.6])
 def test_the_sharpness_that_tokens_were_taken_with_is_found(truth: float, used: float) -> None:
     random = np.random.default_rng(5)
-    sharpness = Sharpness()
-    assert sharpness.value == pytest.approx(DEFAULT_SHARPNESS)
+    draft_temperature = DraftTemperature()
+    assert draft_temperature.value == pytest.approx(DEFAULT_DRAFT_TEMPERATURE)
     for _ in range(3000):
         heights = random.normal(0, 1.5, 8)
         chances = np.exp(heights / truth)
         right = int(random.choice(8, p=chances / chances.sum()))
         scores = heights / used - random.normal()  # any constant: the row's other tokens
-        sharpness.learn(scores, used, right)
-    assert sharpness.value == pytest.approx(truth, rel=0.2)
+        draft_temperature.learn(scores, used, right)
+    assert draft_temperature.value == pytest.approx(truth, rel=0.2)
 
 
 def test_few_tokens_change_little() -> None:
-    sharpness = Sharpness()
+    draft_temperature = DraftTemperature()
     for _ in range(3):
-        sharpness.learn(np.array([-0.1, -3.0]), 0.6, 1)
-    assert SHARPNESSES.min() < sharpness.value < 2 * DEFAULT_SHARPNESS
+        draft_temperature.learn(np.array([-0.1, -3.0]), 0.6, 1)
+    assert DRAFT_TEMPERATURES.min() < draft_temperature.value < 2 * DEFAULT_DRAFT_TEMPERATURE
 
 
 def test_a_request_keeps_the_sharpness_that_it_began_with() -> None:
@@ -50,13 +50,13 @@ def test_a_request_keeps_the_sharpness_that_it_began_with() -> None:
     assert np.ptp(other.scores) < np.ptp(first.scores)
     ranking.open(3, Sampling())
     ranking.open(4, Sampling(temperature=0.5, seed=3))
-    assert ranking._requests[3].sharpness is None
-    assert ranking._requests[4].sharpness == pytest.approx(DEFAULT_SHARPNESS)
+    assert ranking._requests[3].draft_temperature is None
+    assert ranking._requests[4].draft_temperature == pytest.approx(DEFAULT_DRAFT_TEMPERATURE)
 
 
 def test_what_was_said_is_judged_along_the_certain_path_and_forgotten_beside_it() -> None:
-    judged = Judged[str]()
-    judged.said([(), (1,), (2,), (1, 4), (1, 4, 5)], ["root", "one", "two", "four", "five"])
+    judged = Feedback[str]()
+    judged.guessed([(), (1,), (2,), (1, 4), (1, 4, 5)], ["root", "one", "two", "four", "five"])
     assert list(judged.committed([1, 4])) == [("root", 1), ("one", 4)]
     assert list(judged.committed([5, 6, 7])) == [("four", 5), ("five", 6)]
     assert list(judged.committed([8])) == []

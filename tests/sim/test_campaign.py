@@ -37,7 +37,7 @@ from edgespec.sim.oracle import Oracle
 from edgespec.sim.replay import replay
 from edgespec.sim.scenario import Scenario, Setting, draw, policies_of
 from edgespec.sim.trace import read_trace
-from edgespec.types.features import PPD_TOKENS, PPDTable
+from edgespec.types.features import DraftNeeds, PPDTable
 from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Finished, Tokens
 
@@ -54,15 +54,15 @@ def test_random_scenarios_keep_every_promise(first: int, tmp_path: Path) -> None
 
 
 class Prompted(Oracle):
-    """An oracle whose guesses carry prompt rows."""
+    """An oracle whose guesses carry PPD tokens."""
 
     def __init__(self, rng: random.Random, accuracy: float) -> None:
         super().__init__(rng, accuracy)
-        self.guesser.needs = frozenset({PPD_TOKENS})
-        self.guesser.prompts = PPDTable(3, 2, Tensor("uint64", (6, 1), bytes(range(48))))
+        table = PPDTable(3, 2, Tensor("uint64", (6, 1), bytes(range(48))))
+        self.needs = DraftNeeds(ppd_tokens=table)
 
 
-def test_random_scenarios_with_prompt_rows_keep_every_promise() -> None:
+def test_random_scenarios_with_ppd_tokens_keep_every_promise() -> None:
     for seed in range(30):
         play(draw(seed), parts=Parts(draft=Prompted))
 

@@ -19,12 +19,13 @@ from edgespec.decoding.effects import (
 from edgespec.machines.effects import (
     Effect,
 )
-from edgespec.planning.cost_model import DraftPass, cost_model_named
+from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import LinkCosts, ring_costs
 from edgespec.policy.base import Deepen, Grow
 from edgespec.sim.durations import CostDurations, RandomDurations, network_of
 from edgespec.sim.links import LinkSpec
 from edgespec.tree.ledger import Rows
+from edgespec.types.draft_pass import DraftPass
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import CloseRequest

@@ -6,41 +6,33 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.drafting.grower import TreeDraft
-from edgespec.planning.cost_model import DraftPass
+from edgespec.drafting.base import Guesser
+from edgespec.drafting.grower import DraftSource
 from edgespec.sim.oracle import children_of
 from edgespec.sim.toy_model import _mix, toy_next
 from edgespec.tree.drafted import Children
-from edgespec.types.features import Features, PPDTable
+from edgespec.types.features import Features
 from edgespec.verify.sampling import Sampling
 
 
-class FakeGuesser:
+class FakeGuesser(Guesser):
     """A Guesser that knows the toy model.
 
     The right token is the best guess in a share of `accuracy` of all contexts, the second best in
     half of the rest; which contexts is a hash of the context, so that runs repeat exactly.
     """
 
-    name = "fake"
-    sources = ("fake",)
-    prompts: PPDTable
-
     def __init__(self, stages: int, vocabulary: int, accuracy: float) -> None:
-        self.needs: frozenset[str] = frozenset()
+        super().__init__("fake")
         self.stages = stages
         self._vocabulary = vocabulary
         self._accuracy = accuracy
         self.seeds: dict[int, int] = {}
         self._contexts: dict[int, tuple[int, ...]] = {}
-        self._work: list[int] = []
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request."""
         self.seeds[request] = sampling.seed
-
-    def inherit(self, request: int, base: int, rows: int) -> None:
-        """Nothing: it remembers no tokens."""
 
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Reading costs nothing."""
@@ -49,14 +41,9 @@ class FakeGuesser:
 
     def guess(self, request: int, paths: Sequence[Sequence[int]], width: int) -> Children:
         """The `width` best children of each path."""
-        self._work.append(len(paths))
+        self.ran(len(paths))
         context, seed = self._contexts[request], self.seeds[request]
         return children_of([self._children([*context, *path], width, seed) for path in paths])
-
-    def take_work(self) -> tuple[DraftPass, ...]:
-        """The passes that a model with a cache of the right context would have run."""
-        work, self._work = self._work, []
-        return tuple(DraftPass(rows, self.name) for rows in work)
 
     def close(self, request: int) -> None:
         """Free the request."""
@@ -75,7 +62,7 @@ class FakeGuesser:
         return [(t, -0.5 - (i // 2)) for i, t in enumerate(tokens[:width])]
 
 
-class FakeDraft(TreeDraft):
+class FakeDraft(DraftSource):
     """Trees of a FakeGuesser."""
 
     def __init__(self, stages: int, vocabulary: int, accuracy: float) -> None:

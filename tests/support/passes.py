@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edgespec.planning.cost_model import DraftPass
+from edgespec.types.draft_pass import DraftPass
 
 
 class Working(Protocol):

@@ -13,7 +13,7 @@ from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.base import DraftSource, prompts_of
+from edgespec.drafting.grower import DraftSource
 from edgespec.machines.events import (
     Event,
 )
@@ -72,7 +72,6 @@ class FakeRing:
                 queue_limit,
                 kept_rows=kept_rows,
                 needs=self.draft.needs,
-                ppd_table=prompts_of(self.draft),
                 sources=self.draft.sources,
             ),
             self.codec,

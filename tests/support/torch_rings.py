@@ -17,7 +17,6 @@ from edgespec.daemon.bundled_models import bundled
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.base import prompts_of
 from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.registry import BaseParts, build_draft
 from edgespec.model.block import Block
@@ -72,7 +71,6 @@ def torch_ring(
         draft.name,
         kept_rows=kept_rows,
         needs=draft.needs,
-        ppd_table=prompts_of(draft),
         sources=draft.sources,
     )
     return LocalRing(

@@ -11,12 +11,11 @@ from edgespec.decoding.effects import (
     RunHead,
 )
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.base import DraftSource
+from edgespec.drafting.grower import DraftSource
 from edgespec.machines.effects import (
     Effect,
     RunBlock,
 )
-from edgespec.planning.cost_model import DraftPass
 from edgespec.sim.durations import CostDurations
 from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
@@ -25,6 +24,7 @@ from edgespec.sim.scenario import Ask, Scenario, Setting
 from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.sim.world import CoordinatorParts, StageParts, World
+from edgespec.types.draft_pass import DraftPass
 from edgespec.wire.client_messages import Submit
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment

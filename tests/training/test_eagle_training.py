@@ -68,7 +68,9 @@ def test_unrolled_steps_are_what_a_guesser_runs() -> None:
         steps = list(unrolled(head, given, embedded, 4))
         for row in range(3, 7):
             for step in range(4):
-                rows = PairRows(head, lambda t: table[t], shape.ropes[0], torch.float64, CPU)
+                rows = PairRows(
+                    head, lambda t: table[t], shape.ropes[0], torch.float64, CPU, [].append
+                )
                 committed = row + 1 - step
                 rows.add(given[0, :committed], tokens[:committed])
                 out = rows.behind([tokens[committed : row + 1]])

@@ -9,10 +9,10 @@ import pytest
 import torch
 from support.checkpoints import CORPUS, write_checkpoint, write_tokenizer
 
-from edgespec.drafting.ppd.format import read_prompts
+from edgespec.drafting.ppd.format import read_ppd_tokens
 from edgespec.training.loop import Settings
-from edgespec.training.ppd import Prompts, anchors_in
-from edgespec.training.ppd_run import PromptPlan, train_prompts
+from edgespec.training.ppd import PPDVectors, anchors_in
+from edgespec.training.ppd_run import PPDPlan, train_ppd
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import Rows
 
@@ -38,7 +38,7 @@ def test_chains_of_one_run_are_chains_apart(base: Path) -> None:
     """Many chains in one text say what each says alone behind the text up to its position."""
     torch.manual_seed(4)
     teacher = Teacher(base, CPU, torch.float64)
-    prompts = Prompts(3, 2, torch.randn(6, 32)).double()
+    prompts = PPDVectors(3, 2, torch.randn(6, 32)).double()
     tokens = torch.randint(0, 420, (2, 9))
     anchors = torch.tensor([[0, 3, 5], [8, 1, 1]])
     truth, said = prompts.logits(teacher, tokens, anchors)
@@ -72,14 +72,14 @@ def test_a_run_that_was_stopped_goes_on_and_its_folder_is_read(
         out.mkdir()
         for steps in parts:
             settings = Settings(4, 2, 3, 1e-2, low=False)
-            plan = PromptPlan(base, text, out, 3, 2, 5, settings, 64, 6, 4)
+            plan = PPDPlan(base, text, out, 3, 2, 5, settings, 64, 6, 4)
             lines: list[str] = []
             if steps < 4:
                 with pytest.raises(KeyboardInterrupt):
-                    train_prompts(plan, _stopping(f"step {steps} "), torch.float32)
+                    train_ppd(plan, _stopping(f"step {steps} "), torch.float32)
                 continue
-            figures = train_prompts(plan, lines.append, torch.float32)
-        found[name] = read_prompts(out, 32)
+            figures = train_ppd(plan, lines.append, torch.float32)
+        found[name] = read_ppd_tokens(out, 32)
         assert set(figures["agreement_by_level"]) == {"top1", "top4", "top8"}
         assert len(figures["agreement_by_level"]["top4"]) == 3
         assert json.loads((out / "training.json").read_text()) == figures

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.verify.noise import gumbel
 from edgespec.verify.sampling import (
-    DEFAULT_SHARPNESS,
+    DEFAULT_DRAFT_TEMPERATURE,
     BadLogits,
     Sampling,
     choose,
@@ -105,9 +105,9 @@ def test_scores_are_a_log_softmax_in_noise_order() -> None:
     np.testing.assert_allclose(plain, filtered_log_probs(draft, Sampling(1.0)), atol=1e-12)
     warm = Sampling(0.7, seed=3)
     noisy = draft + 0.7 * gumbel(3, where[:, None], np.arange(300))
-    for sharpness in (None, 0.3, 2.0):
-        scores = guess_log_scores(draft, where, warm, sharpness)
-        want = noisy / (sharpness or DEFAULT_SHARPNESS)
+    for draft_temperature in (None, 0.3, 2.0):
+        scores = guess_log_scores(draft, where, warm, draft_temperature)
+        want = noisy / (draft_temperature or DEFAULT_DRAFT_TEMPERATURE)
         np.testing.assert_allclose(scores - scores[:, :1], want - want[:, :1], rtol=1e-9, atol=1e-9)
         np.testing.assert_array_equal(scores.argmax(axis=1), choose(draft, where, warm).tokens)
 
@@ -128,9 +128,9 @@ def test_a_smaller_vocabulary_gets_the_noise_of_the_base_ids() -> None:
 
 def test_refusals() -> None:
     logits, where = np.zeros((2, 5)), np.arange(2)
-    for sharpness in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match="sharpness"):
-            guess_log_scores(logits, where, Sampling(1.0), sharpness)
+    for draft_temperature in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="draft_temperature"):
+            guess_log_scores(logits, where, Sampling(1.0), draft_temperature)
     with pytest.raises(ValueError, match=r"token_ids must have shape \[5\]"):
         guess_log_scores(logits, where, Sampling(1.0), token_ids=np.arange(4))
     with pytest.raises(ValueError, match="positions"):

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import linear
 
 from edgespec.config import Quantisation
-from edgespec.drafting.base import TokenPath
+from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.eagle.format import HeadFiles, read_head
 from edgespec.drafting.eagle.rows import PairRows
 from edgespec.drafting.eagle.shape import Kind, Rope
@@ -24,9 +24,9 @@ from edgespec.model.block import compute_dtype
 from edgespec.model.ends import InputEmbedding, OutputHead
 from edgespec.model.source import TensorSource
 from edgespec.model.tensors import to_torch
-from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
-from edgespec.types.features import FINAL_HIDDEN, Features, aux_layer
+from edgespec.types.features import DraftNeeds, Features
+from edgespec.types.tensor import Layers
 from edgespec.verify.sampling import Sampling
 
 log = logging.getLogger(__name__)
@@ -35,16 +35,16 @@ PLAIN = Quantisation()
 """Held as it comes."""
 
 TESTED_ROWS = 200
-"""Certain rows by which the settings of a head in doubt are told apart."""
+"""Committed rows by which the settings of a head in doubt are told apart."""
 
 
 @dataclass(slots=True)
-class _Request:
+class _PairedRequest:
     """One request: its committed tokens, and the rows of its pairs.
 
     `features`: of all committed rows that came, from the first on, in parts [n, hidden];
-    `unpaired`: of the last of them, whose pairs lack their token. `broken`: some rows never will
-    come.
+    `unpaired`: of the last of them, whose pairs lack their token. `broken`: some rows will
+    never come.
     """
 
     pairs: PairRows
@@ -54,8 +54,8 @@ class _Request:
     context: tuple[int, ...] = ()
 
 
-class EagleGuesser:
-    """A Guesser (see drafting.base): an EAGLE-1, EAGLE-2 or EAGLE-3 head beside the base's ends."""
+class EagleGuesser(Guesser):
+    """A Guesser: an EAGLE-1, EAGLE-2 or EAGLE-3 head beside the base's ends."""
 
     def __init__(
         self,
@@ -69,6 +69,8 @@ class EagleGuesser:
         """`base` and `embedding` are lent where the head has no matrix or embedding of its own;
         `quantisation` is of the matrices of its layer."""
         shape = self._shape = files.shape
+        aux_layers = Layers(tuple(sorted(shape.aux_hidden)))
+        super().__init__(shape.kind, DraftNeeds(not aux_layers, aux_layers))
         self._dtype, self._device = compute_dtype(dtype, device), torch.device(device)
         self._head = filled_head(shape, files.weights, quantisation, self._dtype, self._device)
         self._base, self._lent = base, embedding
@@ -77,32 +79,15 @@ class EagleGuesser:
         self._tokens = None if files.tokens is None else files.tokens.numpy()
         self._ropes = shape.ropes
         self._ranking = Ranking()
-        self._requests: dict[int, _Request] = {}
-        self._work: list[int] = []
-
-    @property
-    def name(self) -> str:
-        """Which kind of head it is."""
-        return self._shape.kind
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Itself."""
-        return (self.name,)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The base's features."""
-        aux_hidden = self._shape.aux_hidden
-        return frozenset(map(aux_layer, aux_hidden)) if aux_hidden else frozenset({FINAL_HIDDEN})
+        self._requests: dict[int, _PairedRequest] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request; its guesses are ranked with the request's shared noise."""
         nothing = torch.zeros((0, self._shape.hidden), dtype=self._dtype, device=self._device)
-        self._requests[request] = _Request(self._new_rows(self._ropes[0]), nothing)
+        self._requests[request] = _PairedRequest(self._new_rows(self._ropes[0]), nothing)
         self._ranking.open(request, sampling)
 
-    def inherit(self, request: int, base: int, rows: int) -> None:
+    def fork(self, request: int, base: int, rows: int) -> None:
         """Go on from the pairs and features of the first `rows` tokens of `base`."""
         state, old = self._requests[request], self._requests.get(base)
         if old is None:
@@ -136,7 +121,6 @@ class EagleGuesser:
             state.pairs.add(fresh, context[first + 1 : first + 1 + count])
             if len(self._ropes) > 1 and first + count >= TESTED_ROWS:
                 self._try(state, torch.cat(state.features)[: first + count])
-            self._note_work(state)
         return 0 < state.pairs.committed == len(context) - 1
 
     @torch.inference_mode()
@@ -149,17 +133,11 @@ class EagleGuesser:
             return Children.none()
         asked = [paths[index] for index in usable]
         out = state.pairs.behind(asked)
-        self._note_work(state)
         positions = len(state.context) + np.array([len(path) for path in asked])
         found = self._ranking.children(
             request, asked, self._logits(out), positions, width, self._tokens
         )
         return replace(found, parents=np.array(usable)[found.parents])
-
-    def take_work(self) -> tuple[DraftPass, ...]:
-        """The forward passes since the last call, in order, whatever request they served."""
-        work, self._work = self._work, []
-        return tuple(DraftPass(rows, self.name) for rows in work)
 
     def close(self, request: int) -> None:
         """Free the request's cache; unknown requests are ignored."""
@@ -170,11 +148,7 @@ class EagleGuesser:
         return tensor.to(self._device, self._dtype, copy=True)
 
     def _new_rows(self, rope: Rope) -> PairRows:
-        return PairRows(self._head, self._embed, rope, self._dtype, self._device)
-
-    def _note_work(self, state: _Request) -> None:
-        self._work += state.pairs.work
-        state.pairs.work.clear()
+        return PairRows(self._head, self._embed, rope, self._dtype, self._device, self.ran)
 
     def _given(self, features: Features) -> torch.Tensor | None:
         """What the head takes of the features, [n, width], in its dtype."""
@@ -203,7 +177,7 @@ class EagleGuesser:
         array: np.ndarray = (logits if self._dtype == torch.float64 else logits.float()).numpy()
         return array
 
-    def _try(self, state: _Request, features: torch.Tensor) -> None:
+    def _try(self, state: _PairedRequest, features: torch.Tensor) -> None:
         """Keep the settings by which most next tokens are foreseen."""
         pairs, known = state.context[1 : len(features) + 1], np.array(state.context[2:])
         made = [self._new_rows(rope) for rope in self._ropes]

@@ -19,8 +19,8 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Queries [B, heads, R, head_dim], new keys and values [B, kv_heads, R, head_dim] → as queries."""
 
 
-class Turns(NamedTuple):
-    """Cosines and sines [R, head_dim] of the angles at some positions."""
+class RopeAngles(NamedTuple):
+    """Cosines and sines [..., R, head_dim] of the rotary angles at some positions."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -51,7 +51,7 @@ class EagleHead(nn.Module):
         return self.fc(given) if self.shape.kind == "eagle3" else given
 
     def forward(
-        self, features: torch.Tensor, embedded: torch.Tensor, turns: Turns, attend: Attend
+        self, features: torch.Tensor, embedded: torch.Tensor, angles: RopeAngles, attend: Attend
     ) -> torch.Tensor:
         """Features [B, R, hidden] of the positions behind those of the pairs.
 
@@ -63,7 +63,7 @@ class EagleHead(nn.Module):
             entering = torch.cat([self._norm(embedded, self.layer.input_layernorm), normed], -1)
         else:
             stream = entering = self.fc(torch.cat([embedded, features], -1))
-        stream = stream + self._attention(entering, turns, attend)
+        stream = stream + self._attention(entering, angles, attend)
         normed = self._norm(stream, self.layer.post_attention_layernorm)
         mlp = self.layer.mlp
         out: torch.Tensor = mlp.down_proj(silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
@@ -78,15 +78,17 @@ class EagleHead(nn.Module):
         wide = rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
         return rms_norm(wide, rows.shape[-1:], eps=self.shape.eps).to(rows.dtype) * norm.weight
 
-    def _attention(self, entering: torch.Tensor, turns: Turns, attend: Attend) -> torch.Tensor:
+    def _attention(
+        self, entering: torch.Tensor, angles: RopeAngles, attend: Attend
+    ) -> torch.Tensor:
         batch, rows = entering.shape[:2]
         attention, dim = self.layer.self_attn, self.shape.head_dim
 
         def heads(projected: torch.Tensor) -> torch.Tensor:
             return projected.view(batch, rows, -1, dim).transpose(1, 2)
 
-        query = turned(heads(attention.q_proj(entering)), turns)
-        key = turned(heads(attention.k_proj(entering)), turns)
+        query = apply_rope(heads(attention.q_proj(entering)), angles)
+        key = apply_rope(heads(attention.k_proj(entering)), angles)
         seen = attend(query, key, heads(attention.v_proj(entering)))
         out: torch.Tensor = attention.o_proj(seen.transpose(1, 2).reshape(batch, rows, -1))
         return out
@@ -136,7 +138,7 @@ class _Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
 
-def turns_at(positions: torch.Tensor, rope: Rope, head_dim: int, dtype: torch.dtype) -> Turns:
+def rope_at(positions: torch.Tensor, rope: Rope, head_dim: int, dtype: torch.dtype) -> RopeAngles:
     """Cosines and sines for int64 positions [R], computed in float32 (float64 for float64)."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     steps = torch.arange(0, head_dim, 2, dtype=exact, device=positions.device)
@@ -147,13 +149,13 @@ def turns_at(positions: torch.Tensor, rope: Rope, head_dim: int, dtype: torch.dt
         frequencies = _llama3(frequencies, rope.factor, *rope.llama3)
     angles = positions.to(exact)[:, None] * frequencies
     angles = torch.cat([angles, angles], -1)
-    return Turns(angles.cos().to(dtype), angles.sin().to(dtype))
+    return RopeAngles(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
-def turned(rows: torch.Tensor, turns: Turns) -> torch.Tensor:
-    """Queries or keys [B, heads, R, head_dim] with their positions in them."""
+def apply_rope(rows: torch.Tensor, angles: RopeAngles) -> torch.Tensor:
+    """Rotary embedding of queries or keys [B, heads, R, head_dim]: halves, not pairs, turn."""
     first, second = rows.chunk(2, -1)
-    return rows * turns.cos + torch.cat([-second, first], -1) * turns.sin
+    return rows * angles.cos + torch.cat([-second, first], -1) * angles.sin
 
 
 def attention(
@@ -170,6 +172,6 @@ def _llama3(
     frequencies: torch.Tensor, factor: float, low: float, high: float, original: int
 ) -> torch.Tensor:
     """Llama 3.1's rule: waves longer than the original context are slowed, short ones are not."""
-    turns = original * frequencies / (2 * math.pi)  # within the original context
-    smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    rotations = original * frequencies / (2 * math.pi)  # within the original context
+    smooth = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
     return frequencies / factor * (1 - smooth) + frequencies * smooth

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from edgespec.drafting.base import TokenPath
-from edgespec.drafting.eagle.head import EagleHead, attention, turns_at
+from edgespec.drafting.eagle.head import EagleHead, attention, rope_at
 from edgespec.drafting.eagle.shape import Rope
 from edgespec.model.kv_cache import TwoRegionCache
 
@@ -32,9 +32,16 @@ class PairRows:
     """
 
     def __init__(
-        self, head: EagleHead, embed: Embed, rope: Rope, dtype: torch.dtype, device: torch.device
+        self,
+        head: EagleHead,
+        embed: Embed,
+        rope: Rope,
+        dtype: torch.dtype,
+        device: torch.device,
+        ran: Callable[[int], None],
     ) -> None:
-        """No rows. `embed` gives the vectors [R, hidden] of tokens int64 [R]."""
+        """No rows. `embed` gives the vectors [R, hidden] of tokens int64 [R]; `ran` is told the
+        rows of every pass."""
         shape = head.shape
         self._head, self._embed, self._rope = head, embed, rope
         self._kv = TwoRegionCache(
@@ -47,7 +54,7 @@ class PairRows:
             device=device,
         )
         self._device = device
-        self.work: list[int] = []
+        self._ran = ran
         self._held = 0  # committed pairs in the cache
         # The newest committed pairs, while they wait for the next pass: features [n, hidden],
         # tokens.
@@ -221,15 +228,15 @@ class PairRows:
         positions: list[int],
         sees: torch.Tensor,
     ) -> torch.Tensor:
-        self.work.append(len(tokens))
+        self._ran(len(tokens))
         device, mask = self._device, sees.to(self._device)
         embedded = self._embed(torch.tensor(tokens, device=device))
         places = torch.tensor(positions, device=device)
-        turns = turns_at(places, self._rope, self._head.shape.head_dim, embedded.dtype)
+        angles = rope_at(places, self._rope, self._head.shape.head_dim, embedded.dtype)
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             return attention(query, *self._kv.update(key, value, 0), mask)
 
-        out: torch.Tensor = self._head(features[None], embedded[None], turns, attend)[0]
+        out: torch.Tensor = self._head(features[None], embedded[None], angles, attend)[0]
         self._kv.advance(len(tokens))
         return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -25,11 +25,11 @@ class FuzzyRows:
     them is precise (EasySpec §3.2, bonus calibration).
     """
 
-    def __init__(self, model: GroupedModel, work: list[int]) -> None:
-        """No rows yet. The rows of every forward pass are noted at the end of `work`."""
+    def __init__(self, model: GroupedModel, ran: Callable[[int], None]) -> None:
+        """No rows yet. `ran` is told the rows of every forward pass."""
         self.context: list[int] = []
         self._model = model
-        self._work = work
+        self._ran = ran
         self._cache = model.new_cache()
         self._slot_of: dict[tuple[int, ...], int] = {}  # of guesses, by their paths
         self._hidden = torch.empty(0)  # [1 + guesses, H]: of the last committed row, of the guesses
@@ -86,7 +86,7 @@ class FuzzyRows:
         self, tokens: Sequence[int], positions: torch.Tensor, mask: torch.Tensor, fuzzy: bool
     ) -> torch.Tensor:
         model = self._model
-        self._work.append(len(tokens))
+        self._ran(len(tokens))
         device = model.device
         return model.forward(
             torch.tensor(tokens, device=device),
@@ -100,15 +100,13 @@ class FuzzyRows:
 class EasySpecGuesser(WholeModelGuesser[FuzzyRows]):
     """A Guesser (see drafting.base) that runs a whole small model, in groups of layers."""
 
-    name = "easyspec"
-    sources = ("easyspec",)
-
     def __init__(
         self, model: GroupedModel, head: OutputHead, most_rows: int, vocab_size: int
     ) -> None:
         """See WholeModelGuesser."""
         super().__init__(
-            lambda work: FuzzyRows(model, work),
+            "easyspec",
+            lambda: FuzzyRows(model, self.ran),
             head,
             known=model.vocab_size,
             most_rows=most_rows,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
+from edgespec.drafting.eagle.head import RopeAngles, apply_rope
 from edgespec.drafting.easyspec.groups import layer_groups
 from edgespec.drafting.easyspec.layers import LayerReader, Mlp, Projections
 from edgespec.model.block import EMBEDDING, compute_dtype, load_parameter, skeleton
@@ -48,8 +49,7 @@ class _Pass:
     """What all layers of one run share: its rows' angles [1, 1, R, head_dim], the slots that they
     see, bool [R, T], and the cache, of which they take slots from its length on."""
 
-    cosines: torch.Tensor
-    sines: torch.Tensor
+    angles: RopeAngles
     mask: torch.Tensor
     cache: LayerCache
 
@@ -108,7 +108,7 @@ class GroupedModel:
         cache.make_room(len(tokens))
         hidden = embedding(tokens, self.embedding)
         cosines, sines = self._rotary(hidden[None], positions[None])
-        run = _Pass(cosines[:, None], sines[:, None], mask, cache)
+        run = _Pass(RopeAngles(cosines[:, None], sines[:, None]), mask, cache)
         for (first, end), projections in zip(self.groups, self._projections, strict=True):
             if fuzzy:
                 given = self._attended(projections, first, hidden, run)
@@ -134,7 +134,7 @@ class GroupedModel:
         if by.query_gain is not None and by.key_gain is not None:
             query = self._normed(query) * by.query_gain
             key = self._normed(key) * by.key_gain
-        query, key = _turned(query, run), _turned(key, run)
+        query, key = apply_rope(query, run.angles), apply_rope(key, run.angles)
         length = run.cache.length
         store = run.cache.store[first : first + layers]
         store[:, 0, :, length : length + rows] = key
@@ -159,9 +159,3 @@ class GroupedModel:
         wide = hidden.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
         return (wide * scale).to(hidden.dtype)
-
-
-def _turned(rows: torch.Tensor, run: _Pass) -> torch.Tensor:
-    """Rotary embedding of queries or keys [N, heads, R, head_dim]: halves, not pairs, turn."""
-    left, right = rows.chunk(2, -1)
-    return rows * run.cosines + torch.cat((-right, left), -1) * run.sines

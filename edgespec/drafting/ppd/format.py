@@ -33,7 +33,7 @@ _PLAIN = {"use_prefix_tuning": False, "use_custom_lm_head": False, "num_exits": 
 
 
 @dataclass(frozen=True)
-class PromptTokens:
+class PPDTokens:
     """Trained prompt tokens: `depth` tokens ahead, `copies` vectors for each.
 
     `table` [depth · copies, H]: the vectors of the first token ahead, of the second, …
@@ -44,7 +44,7 @@ class PromptTokens:
     table: torch.Tensor
 
 
-def read_prompts(path: str | Path, base_hidden: int) -> PromptTokens:
+def read_ppd_tokens(path: str | Path, base_hidden: int) -> PPDTokens:
     """Read prompt tokens, a folder or a hub id, for a base of this width.
 
     Raises ModelError if they cannot be read, ask for what edgespec does not compute, or do not fit
@@ -82,24 +82,24 @@ def read_prompts(path: str | Path, base_hidden: int) -> PromptTokens:
         raise ModelError(
             f"{TENSOR!r} in {file} holds values that are no numbers; download it again"
         )
-    return PromptTokens(depth, copies, table)
+    return PPDTokens(depth, copies, table)
 
 
-def write_prompts(folder: Path, prompts: PromptTokens, base: str) -> None:
+def write_ppd_tokens(folder: Path, trained: PPDTokens, base: str) -> None:
     """Write prompt tokens in the published format, float32. Raises OSError as writing does."""
     settings = {
         "peft_type": "PROMPT_TUNING",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "num_virtual_tokens": prompts.depth * prompts.copies,
-        "token_dim": prompts.table.shape[1],
-        "num_special_tokens": prompts.depth,
-        "virtual_tokens_per_special_token": prompts.copies,
+        "num_virtual_tokens": trained.depth * trained.copies,
+        "token_dim": trained.table.shape[1],
+        "num_special_tokens": trained.depth,
+        "virtual_tokens_per_special_token": trained.copies,
         "vt_attention_type": "ensemble",
         "aggregation_type": "mean",
         **_PLAIN,
     }
-    table = prompts.table.detach().float().cpu()
+    table = trained.table.detach().float().cpu()
     with SafetensorsWriter([Slot(TENSOR, table.shape, table.dtype)], {"format": "pt"}).into(
         folder / SAFE
     ) as file:

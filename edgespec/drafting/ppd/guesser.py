@@ -1,4 +1,4 @@
-"""Prompt guesser: what the prompt rows below the last right token say about those behind it."""
+"""PPD guesser: what the rows of PPD tokens below the last right token say about the next ones."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgespec.drafting.base import TokenPath
-from edgespec.drafting.ppd.format import PromptTokens
+from edgespec.drafting.base import Guesser, TokenPath
+from edgespec.drafting.ppd.format import PPDTokens
 from edgespec.drafting.ranking import Ranking
 from edgespec.errors import RemoteProtocolError
 from edgespec.model.block import compute_dtype
 from edgespec.model.ends import OutputHead
 from edgespec.model.tensors import from_torch, to_torch
-from edgespec.planning.cost_model import DraftPass
 from edgespec.tree.drafted import Children
 from edgespec.tree.ledger import IntArray
-from edgespec.types.features import PPD_TOKENS, Features, PPDTable
+from edgespec.types.features import DraftNeeds, Features, PPDTable
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Logits, Sampling
 
 
 @dataclass(slots=True)
-class _Request:
+class _ChainLogits:
     """One request: how many tokens are committed, and what its newest chain says: `logits` [k, V]
     of the tokens at positions `first`, `first` + 1, …"""
 
@@ -32,42 +31,37 @@ class _Request:
     logits: Logits = field(default_factory=lambda: np.zeros((0, 0)))
 
 
-class PromptGuesser:
-    """A Guesser (see drafting.base) without a model: prompt rows ran on the ring, below a row whose
-    next token is committed by now. Only the base's output matrix is left to be applied to them.
+class PPDGuesser(Guesser):
+    """A Guesser without a model: PPD tokens ran on the ring, below a row whose next token is
+    committed by now. Only the base's output matrix is left to be applied to them.
 
     What is guessed for a position is the same whatever guesses lie before it, so that a tree of
     them is the product of its levels (as Medusa's; PPD §4.1).
     """
 
-    name = "ppd"
-    sources = ("ppd",)
-    needs = frozenset({PPD_TOKENS})
-
-    def __init__(self, prompts: PromptTokens, head: OutputHead) -> None:
-        """`prompts`: for the base that `head` is of (see drafting.ppd.format)."""
+    def __init__(self, trained: PPDTokens, head: OutputHead) -> None:
+        """`trained`: for the base that `head` is of (see drafting.ppd.format)."""
         dtype = compute_dtype(str(head.dtype).removeprefix("torch."), head.device)
-        table = from_torch(prompts.table.to(dtype).contiguous())
-        self.prompts = PPDTable(prompts.depth, prompts.copies, table)
+        table = from_torch(trained.table.to(dtype).contiguous())
+        needs = DraftNeeds(ppd_tokens=PPDTable(trained.depth, trained.copies, table))
+        super().__init__("ppd", needs)
+        self._copies = trained.copies
         self._head = head
         self._ranking = Ranking()
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, _ChainLogits] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request; its guesses are ranked with the request's shared noise."""
-        self._requests[request] = _Request()
+        self._requests[request] = _ChainLogits()
         self._ranking.open(request, sampling)
 
-    def inherit(self, request: int, base: int, rows: int) -> None:
-        """Nothing: only the newest chain counts."""
-
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
-        """Take what the newest chain of prompt rows became; False if none reaches behind the
+        """Take what the newest chain of PPD tokens became; False if none reaches beyond the
         context."""
         state = self._requests[request]
-        if features.prompts is not None:
+        if features.ppd_rows is not None:
             state.first = features.anchor + 2
-            state.logits = self._logits(features.prompts)
+            state.logits = self._logits(features.ppd_rows)
         if not state.first <= len(context) < state.first + len(state.logits):
             return False
         self._ranking.read(request, context[state.length :])
@@ -75,8 +69,7 @@ class PromptGuesser:
         return True
 
     def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
-        """The best tokens for the position behind each path (see drafting.base); none where no
-        prompt row reaches."""
+        """The best tokens for the position after each path; none where no PPD token reaches."""
         state = self._requests[request]
         shift = state.length - state.first
         depths = np.array([len(path) + shift for path in paths], np.int64)
@@ -89,10 +82,6 @@ class PromptGuesser:
         found = self._ranking.children(request, firsts, state.logits[levels], positions, width)
         return _for_all(found, levels, depths)
 
-    def take_work(self) -> tuple[DraftPass, ...]:
-        """None: no model runs."""
-        return ()
-
     def close(self, request: int) -> None:
         """Forget the request; unknown requests are ignored."""
         self._requests.pop(request, None)
@@ -100,7 +89,7 @@ class PromptGuesser:
 
     def _logits(self, rows: Tensor) -> Logits:
         """What a chain's rows say, [k, V], copies averaged."""
-        head, copies = self._head, self.prompts.copies
+        head, copies = self._head, self._copies
         if rows.shape[1:] != (head.hidden_size,) or f"torch.{rows.dtype}" != str(head.dtype):
             raise RemoteProtocolError(
                 f"the head takes prompt rows of {head.dtype}[{head.hidden_size}], the last stage "
