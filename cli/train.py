@@ -62,14 +62,14 @@ def eagle(
         from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
         from edgespec.training.eagle import LEVELS
-        from edgespec.training.eagle_run import Plan
+        from edgespec.training.eagle_run import EaglePlan
         from edgespec.training.eagle_run import train as run
-        from edgespec.training.loop import Settings
+        from edgespec.training.loop import TrainingSettings
 
         known: Kind = "eagle3" if kind == "eagle3" else "eagle"
-        settings = Settings(steps, batch, levels or LEVELS[known], rate, low, seed)
+        settings = TrainingSettings(steps, batch, levels or LEVELS[known], rate, low, seed)
         rows = {"text_rows": text_rows, "own_rows": own_rows}
-        plan = Plan(base, text, out, known, settings, row_length, vocab=draft_vocab, **rows)
+        plan = EaglePlan(base, text, out, known, settings, row_length, vocab=draft_vocab, **rows)
         figures = run(plan, say, compute_dtype(dtype, best_device()))
     _show(figures, out, as_json)
 
@@ -102,10 +102,10 @@ def ppd(
         # Imported late, as torch takes seconds: a wrong option is refused at once.
         from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
-        from edgespec.training.loop import Settings
+        from edgespec.training.loop import TrainingSettings
         from edgespec.training.ppd_run import PPDPlan, train_ppd
 
-        settings = Settings(steps, batch, depth, rate, low, seed)
+        settings = TrainingSettings(steps, batch, depth, rate, low, seed)
         plan = PPDPlan(
             base, text, out, depth, copies, chains, settings, row_length, text_rows, own_rows
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from edgespec.backends.emulated import CoordinatorPrices
 from edgespec.backends.timed import CoordinatorDurations, StageDurations
 from edgespec.config import Emulation
 from edgespec.daemon.profiles import profile_named
@@ -51,9 +50,7 @@ def check_profiles(emulation: Emulation) -> None:
 
 def coordinator_pace(costs: RingCosts, draft: DraftSource | None) -> NodePace:
     """Costs of D0."""
-    return NodePace(
-        CoordinatorPrices(CoordinatorDurations(costs.coordinator), draft), _links(costs, 0)
-    )
+    return NodePace(CoordinatorDurations(costs.coordinator, draft), _links(costs, 0))
 
 
 def stage_pace(costs: RingCosts, stage: int) -> NodePace:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
 
-from edgespec.backends.timed import CoordinatorDurations
-from edgespec.drafting.grower import DraftSource
+from edgespec.backends.timed import EffectDurations
 from edgespec.machines.effects import (
     Effect,
     RunBlock,
@@ -24,33 +22,6 @@ HEADROOM = 1.5
 the machine may slow it down."""
 
 
-class EmulatedPrices(Protocol):
-    """What a node's effects cost on the emulated device."""
-
-    def seconds(self, effect: Effect) -> float:
-        """Seconds of an effect; asked once for each, of others than RunBlock when it is done."""
-
-    def slices(self, effect: Effect) -> int:
-        """Into how many equal parts (layers) a block falls; it can be stopped between two."""
-
-
-class CoordinatorPrices:
-    """The coordinator's EmulatedPrices: what the draft source ran decides what an effect costs."""
-
-    def __init__(self, durations: CoordinatorDurations, draft: DraftSource | None) -> None:
-        self._durations = durations
-        self._draft = draft
-
-    def seconds(self, effect: Effect) -> float:
-        """Seconds of an effect that was just carried out."""
-        work = self._draft.take_work() if self._draft is not None else ()
-        return self._durations.seconds(effect, work)
-
-    def slices(self, effect: Effect) -> int:
-        """A coordinator runs no blocks."""
-        return 1
-
-
 class Emulated:
     """Carries out compute effects (see backends.compute), each in the time that it is charged.
 
@@ -62,14 +33,14 @@ class Emulated:
     def __init__(
         self,
         perform: Perform,
-        prices: EmulatedPrices,
+        durations: EffectDurations,
         asked_at: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`asked_at`: when the effect that is now carried out was asked for, on `clock`."""
         self._perform = perform
-        self._prices = prices
+        self._durations = durations
         self._asked_at = asked_at
         self._clock = clock
         self._sleep = sleep
@@ -84,7 +55,7 @@ class Emulated:
             event, end = self._block(effect, stop, start)
         else:
             event = self._perform(effect, stop)
-            end = start + self._prices.seconds(effect)
+            end = start + self._durations.seconds(effect)
         self._wait_until(end)
         self.began, self.free_at = start, end
         self.late = max(self._clock() - end, 0.0)
@@ -97,7 +68,7 @@ class Emulated:
 
         A block that is no longer wanted ends after the layer that it is in, as real ones do.
         """
-        charged, slices = self._prices.seconds(effect), self._prices.slices(effect)
+        charged, slices = self._durations.seconds(effect), self._durations.slices(effect)
         end, layer = start + charged, charged / slices
         size = len(effect.rows).bit_length()
         begin = max(end - HEADROOM * self._usual.get(size, charged), start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from edgespec.decoding.effects import (
     CloseCache,
@@ -14,6 +15,7 @@ from edgespec.decoding.effects import (
     OpenDraft,
     RunHead,
 )
+from edgespec.drafting.grower import DraftSource
 from edgespec.machines.effects import (
     Effect,
     RunBlock,
@@ -21,6 +23,16 @@ from edgespec.machines.effects import (
 from edgespec.planning.costs import NodeCosts
 from edgespec.policy.base import Deepen
 from edgespec.types.draft_pass import DraftPass
+
+
+class EffectDurations(Protocol):
+    """How long a node's compute effects take."""
+
+    def seconds(self, effect: Effect) -> float:
+        """Seconds of an effect; asked once for each, of others than RunBlock when it is done."""
+
+    def slices(self, effect: Effect) -> int:
+        """Into how many equal parts (layers) an effect falls; it can be stopped between two."""
 
 
 class StageDurations:
@@ -52,17 +64,23 @@ class StageDurations:
 class CoordinatorDurations:
     """What the coordinator's compute effects cost on its device."""
 
-    def __init__(self, costs: NodeCosts) -> None:
+    def __init__(self, costs: NodeCosts, draft: DraftSource | None = None) -> None:
         self._costs = costs
+        self._draft = draft
         self._context: dict[int, int] = {}  # rows that a request's draft attends to
 
-    def seconds(self, effect: Effect, work: Sequence[DraftPass]) -> float:
+    def slices(self, effect: Effect) -> int:
+        return 1
+
+    def seconds(self, effect: Effect, work: Sequence[DraftPass] | None = None) -> float:
         """Seconds that an effect keeps the worker busy. Raises TypeError if D0 computes no such.
 
-        `work`: the forward passes of the draft source that it took (DraftSource.take_work).
+        `work`: the forward passes that it took; left out, they are taken from the draft source.
         Every pass is charged for the whole context of its request, as last told.
         """
-        head = 0.0  # of the base, over prompt rows
+        if work is None:
+            work = self._draft.take_work() if self._draft is not None else ()
+        head = 0.0  # of the base, over rows of PPD tokens
         match effect:
             case OpenDraft(base=request) | CloseDraft(request):
                 self._context.pop(request, None)

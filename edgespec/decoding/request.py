@@ -32,7 +32,7 @@ from edgespec.decoding.retain_log import RetainLog
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, SendPeer, SendStages
 from edgespec.machines.events import Event, MessageArrived
-from edgespec.policy.base import Policy, Send, View
+from edgespec.policy.base import Policy, RequestView, Send
 from edgespec.policy.estimates import RingEstimates
 from edgespec.tree.draft_tree import Advance, DraftTree
 from edgespec.tree.ledger import IntArray, Rows
@@ -217,11 +217,11 @@ class Request:
         self.rows_before = len(rows)
         return self._launch(rows, committed=False, reserve=0, want=len(rows))
 
-    def view(self) -> View:
+    def view(self) -> RequestView:
         """What the policy may see."""
         assert self.tree is not None, "a request has no tree before its prompt is on its way"
         root = self.tree[self.tree.root]
-        return View(
+        return RequestView(
             tree=self.tree,
             stages=self.flights.clock.stages,
             in_flight=self.in_flight,

@@ -22,7 +22,7 @@ from edgespec.machines.effects import (
     SendPeer,
     SendStages,
 )
-from edgespec.tree.draft_tree import Advance, DraftTree, Node
+from edgespec.tree.draft_tree import Advance, DraftTree, TreeNode
 from edgespec.wire.snapshots import (
     MOST_NODES,
     MOST_RUNS,
@@ -166,7 +166,7 @@ class SnapshotKeeper:
             return
         assert request.tree is not None
         passed, score = frozenset(step.passed), step.before[step.passed[0]].score
-        gone: list[Node] = []
+        gone: list[TreeNode] = []
         is_over = False
         for node in step.before.values():
             if node.id in passed:
@@ -239,14 +239,14 @@ class SnapshotKeeper:
         pruned = list(self._pruned)[-room:] if room > 0 else []
         return tuple(sorted([*self._trunk, *live, *pruned], key=lambda node: node.id))
 
-    def _node(self, request: Request, node: Node, state: str, score: float) -> SnapshotNode:
+    def _node(self, request: Request, node: TreeNode, state: str, score: float) -> SnapshotNode:
         """`score`: the root's."""
         probability = min(math.exp(node.score - score), 1.0) if node.score < score else 1.0
         text = self._text(node.token)
         source = self._source(request, node)
         return SnapshotNode(node.id, node.parent, text, state, probability, source, node.sent)
 
-    def _source(self, request: Request, node: Node) -> str:
+    def _source(self, request: Request, node: TreeNode) -> str:
         if node.id < len(request.prefix):
             return "prompt"
         if node.id in self._unguessed:

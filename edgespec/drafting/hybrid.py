@@ -67,7 +67,7 @@ class _Member:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _HybridRequest:
     """One request: how it samples, what each member guessed, and which can guess now.
 
     `unread`: features of the base that paused members have still to read.
@@ -100,7 +100,7 @@ class HybridGuesser(Guesser):
         super().__init__("hybrid:" + "+".join(names), needs, names)
         self._members = [_Member(guesser) for guesser in members]
         self._seconds = seconds
-        self._requests: dict[int, _Asked] = {}
+        self._requests: dict[int, _HybridRequest] = {}
         self._agreed: defaultdict[tuple[Sampling, int, int], Calibration] = defaultdict(Calibration)
         self._watched = self._right = 0  # committed tokens, and those that any member guessed
         self._recent = 0.0  # share of the newest committed tokens that any member guessed
@@ -108,7 +108,7 @@ class HybridGuesser(Guesser):
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request with every member."""
-        self._requests[request] = _Asked(sampling)
+        self._requests[request] = _HybridRequest(sampling)
         for member in self._members:
             member.guesser.open(request, sampling)
 
@@ -209,7 +209,7 @@ class HybridGuesser(Guesser):
         return sorted(found, key=lambda guess: (-guess[1], guess[0]))
 
     def _read(
-        self, member: _Member, request: int, state: _Asked, number: int
+        self, member: _Member, request: int, state: _HybridRequest, number: int
     ) -> tuple[bool, float]:
         """Have a member read what it has not read yet: whether it can guess, and the seconds."""
         features = joined(state.unread.pop(number, []))

@@ -122,9 +122,9 @@ class Tokenizer:
         except Exception as error:  # templates raise what they like for what they do not take
             raise ConfigError(f"the model's chat template refuses this: {error}") from error
 
-    def stream(self) -> TextStream:
+    def stream(self) -> IncrementalDetokenizer:
         """A fresh stream for one answer."""
-        return TextStream(self)
+        return IncrementalDetokenizer(self)
 
     def token(self, token: int) -> tuple[str, bytes | None]:
         """The text of one token alone, and its bytes, None where it is part of a character and
@@ -182,7 +182,7 @@ class Tokenizer:
         return frozenset(int(token) for token in found if token is not None)
 
 
-class TextStream:
+class IncrementalDetokenizer:
     """Text of a growing sequence of tokens, given out as soon as it is committed.
 
     All pushes and the flush together give exactly `decode` of all tokens, and none ends inside a

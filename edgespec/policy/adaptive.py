@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Expand, Policy, Send, View
+from edgespec.policy.base import Decision, Expand, Policy, RequestView, Send
 
 LEAST_SHARE = 1 / 32
 """Nothing is started, neither a segment nor a forward pass of the draft, for guesses that are
@@ -43,7 +43,7 @@ class Adaptive(Policy):
         """Two rings full: after a miss one of them is worthless, and on its way home."""
         return 2 * (stages + 1)
 
-    def decide(self, view: View) -> list[Decision]:
+    def decide(self, view: RequestView) -> list[Decision]:
         """Send if the first stage is free, expand if the draft source is."""
         root_waits = not view.tree[view.tree.root].sent
         if not view.estimates.step.known:  # the very first prompt: no idea yet what rows cost
@@ -59,7 +59,7 @@ class Adaptive(Policy):
                 decisions.append(Expand(ids, self.width, len(ids) * self.width))
         return decisions
 
-    def _room(self, view: View) -> int:
+    def _room(self, view: RequestView) -> int:
         """Segments that may be in flight: enough that the slowest stage never waits, and no more.
 
         A segment is on its way as long as `spread` steps of the slowest stage: so many keep that
@@ -72,7 +72,7 @@ class Adaptive(Policy):
         waiting = int(spread > LEAST_WAY)
         return min(most, math.ceil(spread) + waiting) if spread else most
 
-    def _rows(self, view: View) -> tuple[int, ...]:
+    def _rows(self, view: RequestView) -> tuple[int, ...]:
         """The best unsent rows, as long as each one's gain covers its cost.
 
         Gain: a row that is right comes home one step of the pipeline earlier than if it waited for
@@ -94,7 +94,7 @@ class Adaptive(Policy):
             total += share
         return rows[:taken] if total >= LEAST_SHARE else ()
 
-    def _frontier(self, view: View) -> tuple[int, ...]:
+    def _frontier(self, view: RequestView) -> tuple[int, ...]:
         """The best nodes to expand, as long as each one's gain covers the time that it adds.
 
         Gain as above: the children of a node that is right can leave one step earlier.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Policy, Send, View
+from edgespec.policy.base import Decision, Policy, RequestView, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Autoregressive(Policy):
         """One segment: the next token is not known before this one is back."""
         return 1
 
-    def decide(self, view: View) -> list[Decision]:
+    def decide(self, view: RequestView) -> list[Decision]:
         """Send the root if it has not been sent."""
         if view.tree[view.tree.root].sent:
             return []

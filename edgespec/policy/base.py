@@ -11,7 +11,7 @@ from edgespec.tree.draft_tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RequestView:
     """What a policy sees of one request.
 
     `in_flight`: its segments on the ring, those included that are back and wait for their turn.
@@ -101,5 +101,5 @@ class Policy(ABC):
         """How many segments may be in flight at once (credits)."""
 
     @abstractmethod
-    def decide(self, view: View) -> list[Decision]:
+    def decide(self, view: RequestView) -> list[Decision]:
         """What to do now; called after every event of the request."""

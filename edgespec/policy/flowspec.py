@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Deepen, Grow, Policy, Send, View
+from edgespec.policy.base import Decision, Deepen, Grow, Policy, RequestView, Send
 from edgespec.tree.segments import near_equal
 
 
@@ -39,7 +39,7 @@ class FlowSpec(Policy):
         """N + 1 segments: one for every stage and one for the coordinator (§3.2)."""
         return stages + 1
 
-    def decide(self, view: View) -> list[Decision]:
+    def decide(self, view: RequestView) -> list[Decision]:
         """One continuous step (§3.1): draft on a new context, else send, else grow deeper."""
         if view.drafting:
             return []
@@ -51,12 +51,12 @@ class FlowSpec(Policy):
             return [Deepen(levels, self.width, self.deepen_nodes)]
         return sends
 
-    def _draft(self, view: View) -> Decision:
+    def _draft(self, view: RequestView) -> Decision:
         if len(view.tree) == 1:
             return Grow(min(self.depth, view.depth_left), self.width, self.nodes - 1)
         return Grow(min(self.merge_depth, view.depth_left), self.width, self.merge_nodes)
 
-    def _fill(self, view: View) -> list[Decision]:
+    def _fill(self, view: RequestView) -> list[Decision]:
         credits = self.window(view.stages) - view.in_flight
         if credits <= 0:
             return []
@@ -67,7 +67,7 @@ class FlowSpec(Policy):
             return [Send(ids[at : at + self.longest]) for at in cuts]
         return [Send(s) for s in near_equal(ids, credits, self.longest)]
 
-    def _would_idle(self, view: View) -> bool:
+    def _would_idle(self, view: RequestView) -> bool:
         free = view.in_flight < self.window(view.stages)
         grown = view.drafted_root == view.tree.root and not view.exhausted
         return free and grown and view.depth_left > 0 and not view.verifying

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Grow, Policy, Send, View
+from edgespec.policy.base import Decision, Grow, Policy, RequestView, Send
 from edgespec.tree.segments import near_equal
 
 
@@ -26,7 +26,7 @@ class NaiveTree(Policy):
         """N + 1 segments: one for every stage and one for the coordinator."""
         return stages + 1
 
-    def decide(self, view: View) -> list[Decision]:
+    def decide(self, view: RequestView) -> list[Decision]:
         """Draft, send the whole tree, wait for all of it."""
         if view.drafting or view.in_flight or view.verifying:
             return []

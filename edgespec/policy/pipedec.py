@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Expand, Policy, Send, View
+from edgespec.policy.base import Decision, Expand, Policy, RequestView, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PipeDec(Policy):
         that a miss made enters behind what the miss made worthless."""
         return stages + 1
 
-    def decide(self, view: View) -> list[Decision]:
+    def decide(self, view: RequestView) -> list[Decision]:
         """A timestep: the next layer enters, and the one behind it is predicted meanwhile."""
         tree = view.tree
         if not tree[tree.root].sent:

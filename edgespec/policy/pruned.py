@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Grow, Policy, Send, View
+from edgespec.policy.base import Decision, Grow, Policy, RequestView, Send
 from edgespec.tree.segments import near_equal
 
 
@@ -28,7 +28,7 @@ class Pruned(Policy):
         """N + 1 segments of a round; those of the round that ended early may still be under way."""
         return 2 * (stages + 1)
 
-    def decide(self, view: View) -> list[Decision]:
+    def decide(self, view: RequestView) -> list[Decision]:
         """A new root starts a round: draft, then send the whole tree; else wait."""
         tree = view.tree
         if view.drafting or tree[tree.root].sent:

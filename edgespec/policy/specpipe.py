@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Expand, Policy, Send, View
+from edgespec.policy.base import Decision, Expand, Policy, RequestView, Send
 
 WIDTHS = (4, 8, 16, 32, 64)
 
@@ -40,7 +40,7 @@ class SpecPipe(Policy):
         """One level on every stage and one on its way; a new root enters behind a full ring."""
         return stages + 2
 
-    def decide(self, view: View) -> list[Decision]:
+    def decide(self, view: RequestView) -> list[Decision]:
         """Feed the next level when the first stage is free; keep one level ahead of it."""
         tree = view.tree
         if not tree[tree.root].sent:
@@ -59,7 +59,7 @@ class SpecPipe(Policy):
             decisions.append(Expand(above, self.children, self.width))
         return decisions
 
-    def _width(self, view: View) -> int:
+    def _width(self, view: RequestView) -> int:
         """The width of least expected time between tokens (Eq. 2)."""
         estimates = view.estimates
         if estimates.levels < ENOUGH:

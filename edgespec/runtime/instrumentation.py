@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgespec.backends.emulated import Emulated, EmulatedPrices
+from edgespec.backends.emulated import Emulated
+from edgespec.backends.timed import EffectDurations
 from edgespec.net.emulated_link import LinkPace, PacedTransport
 from edgespec.runtime.node import RingNode
 from edgespec.runtime.trace import Trace
@@ -17,7 +18,7 @@ from edgespec.wire.messages import Assign
 class NodePace:
     """The times that a node's compute and its outgoing links keep to."""
 
-    prices: EmulatedPrices
+    durations: EffectDurations
     links: LinkPace
 
 
@@ -36,7 +37,7 @@ class Instrumentation:
             pace = self.pace(assign)
             self.transport.pace = pace.links
             self.transport.happened_at = lambda: node.happened_at
-            emulated = held = Emulated(perform, pace.prices, lambda: node.worker.asked_at)
+            emulated = held = Emulated(perform, pace.durations, lambda: node.worker.asked_at)
             node.worker.ended_at = lambda: held.free_at
             perform = held.perform
         if self.trace is not None:

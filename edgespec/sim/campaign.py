@@ -17,10 +17,10 @@ from edgespec.sim.durations import RandomDurations
 from edgespec.sim.faults import SmallCache
 from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
-from edgespec.sim.scenario import Ask, Scenario, draw, policies_of
+from edgespec.sim.scenario import Scenario, ScenarioRequest, draw, policies_of
 from edgespec.sim.toy import VOCABULARY, ToyCodec, plain_answer
 from edgespec.sim.toy_model import FakeBlock, FakeHead
-from edgespec.sim.trace import Trace, write_trace
+from edgespec.sim.trace import FailureTrace, write_trace
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 
 PLENTY = 100_000
@@ -114,7 +114,7 @@ def build(
     return world, checks
 
 
-def _promise(scenario: Scenario, ask: Ask, codec: ToyCodec) -> Promise:
+def _promise(scenario: Scenario, ask: ScenarioRequest, codec: ToyCodec) -> Promise:
     submit = ask.submit()
     limits = [f.rows for f in scenario.faults if isinstance(f, SmallCache)]
     reasons = tuple(f"more than {rows} rows" for rows in limits)
@@ -135,7 +135,7 @@ def play_and_trace(scenario: Scenario, folder: Path, parts: Parts = DEFAULT_PART
     except Exception as problem:
         path = folder / f"seed-{scenario.seed}.json"
         failure = failure_words(problem)
-        write_trace(path, Trace(scenario, failure, log.lines, log.skipped))
+        write_trace(path, FailureTrace(scenario, failure, log.lines, log.skipped))
         raise ScenarioFailed(
             f"the scenario of seed {scenario.seed} failed: {failure}\n"
             f"trace: {path}\nsee it again with: edgespec simulate --replay {path}"

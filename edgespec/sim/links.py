@@ -80,7 +80,7 @@ class Network(FileStruct, frozen=True):
         return Network((ring,) * (stages + 1), channel, channel)
 
 
-class Links:
+class RingLinks:
     """The state of all links of one ring; a ring that is set up again starts with new ones."""
 
     def __init__(self, network: Network, rng: random.Random) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgespec.sim.campaign import DEFAULT_PARTS, Parts, failure_words, play
 from edgespec.sim.log import EventLog
-from edgespec.sim.trace import Trace, read_trace
+from edgespec.sim.trace import FailureTrace, read_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Replay:
     `recorded` and `played` are that event's two lines ("" beyond the end of one run).
     """
 
-    trace: Trace
+    trace: FailureTrace
     failure: str
     events: tuple[str, ...]
     diverged_at: int | None
@@ -57,7 +57,7 @@ def replay(path: Path, parts: Parts = DEFAULT_PARTS) -> Replay:
     return _compared(trace, failure, log)
 
 
-def _compared(trace: Trace, failure: str, log: EventLog) -> Replay:
+def _compared(trace: FailureTrace, failure: str, log: EventLog) -> Replay:
     played = log.lines[trace.skipped :]
     pairs = zip_longest(trace.events, played, fillvalue="")
     for index, (was, now) in enumerate(pairs, trace.skipped):

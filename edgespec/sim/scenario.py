@@ -39,7 +39,7 @@ class Setting(FileStruct, frozen=True):
     value: int
 
 
-class Ask(FileStruct, frozen=True):
+class ScenarioRequest(FileStruct, frozen=True):
     """One request: what is asked when (virtual seconds), and when its client gives up, if ever."""
 
     tag: int
@@ -92,7 +92,7 @@ class Scenario(FileStruct, frozen=True):
     layers: tuple[int, ...]
     network: Network
     faults: tuple[Fault, ...]
-    asks: tuple[Ask, ...]
+    asks: tuple[ScenarioRequest, ...]
     recovery: float = 60.0
 
     @property
@@ -209,7 +209,9 @@ def _draw_changes(seed: int, base: float, span: float) -> tuple[Change, ...]:
     )
 
 
-def _draw_asks(rng: random.Random, span: float, faults: tuple[Fault, ...]) -> tuple[Ask, ...]:
+def _draw_asks(
+    rng: random.Random, span: float, faults: tuple[Fault, ...]
+) -> tuple[ScenarioRequest, ...]:
     crashes = [f for f in faults if isinstance(f, Crash)]
     back_up = max((c.at + c.noticed_after + c.restart_after for c in crashes), default=0.0)
     asks = []
@@ -220,7 +222,7 @@ def _draw_asks(rng: random.Random, span: float, faults: tuple[Fault, ...]) -> tu
         stops = ["".join(rng.choices(LETTERS, k=rng.randint(1, 3))) for _ in range(3)]
         policy, settings = _draw_policy(rng)
         asks.append(
-            Ask(
+            ScenarioRequest(
                 tag=tag,
                 at=at,
                 cancel_at=at + rng.random() * span if rng.random() < 0.15 else None,

@@ -28,16 +28,6 @@ class Compute(Protocol):
         """Carry out one effect."""
 
 
-class Prices(Protocol):
-    """What a worker's effects cost."""
-
-    def seconds(self, effect: Effect) -> float:
-        """The duration of an effect that starts now."""
-
-    def slices(self, effect: RunBlock) -> int:
-        """Into how many equal parts a block's duration falls; it can be stopped between two."""
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """One effect that a node carried out, from `start` to `end` in virtual seconds.
@@ -59,7 +49,7 @@ class Span:
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningEffect:
     effect: Effect
     start: float
     booking: Booking
@@ -67,7 +57,7 @@ class _Running:
     result: Event | None
 
 
-class Worker:
+class VirtualWorker:
     """Carries out compute effects in order; each takes virtual time and gives at most one event.
 
     With `at_start` an effect is carried out when its time begins, because what it did decides how
@@ -80,21 +70,24 @@ class Worker:
         node: int,
         clock: Clock,
         compute: Compute,
-        prices: Prices,
+        seconds: Callable[[Effect], float],
+        slices: Callable[[RunBlock], int],
         done: Callable[[int, Effect, Event | None], None],
         spans: list[Span] | None,
         *,
         at_start: bool,
     ) -> None:
+        """`seconds`: how long an effect that starts now takes; `slices`: into how many equal parts
+        a block's duration falls, between which it can be stopped."""
         self._node = node
         self._clock = clock
         self._compute = compute
-        self._prices = prices
+        self._seconds, self._slices = seconds, slices
         self._done = done
         self._spans = spans
         self._at_start = at_start
         self._queue: deque[Effect] = deque()
-        self._running: _Running | None = None
+        self._running: _RunningEffect | None = None
         self._unwanted: set[int] = set()
         self.busy = 0.0
 
@@ -119,7 +112,7 @@ class Worker:
             if any(isinstance(e, RunBlock) and e.job == job for e in self._queue):
                 self._unwanted.add(job)
             return
-        slices = self._prices.slices(effect)
+        slices = self._slices(effect)
         layer = (running.booking.at - running.start) / slices
         layers = math.ceil((self._clock.now - running.start) / layer - 1e-9) if layer else 0
         if layers < slices and not running.stopped:
@@ -140,11 +133,11 @@ class Worker:
         effect = self._queue.popleft()
         unwanted = isinstance(effect, RunBlock) and effect.job in self._unwanted
         result = self._perform(effect, stopped=False) if self._at_start else None
-        seconds = 0.0 if unwanted else self._prices.seconds(effect)
+        seconds = 0.0 if unwanted else self._seconds(effect)
         if isinstance(effect, RunBlock):
             self._unwanted.discard(effect.job)
         now = self._clock.now
-        self._running = _Running(
+        self._running = _RunningEffect(
             effect, now, self._clock.book(now + seconds, self._end), unwanted, result
         )
 
@@ -169,7 +162,7 @@ class Worker:
             return ComputeFailed(job, getattr(effect, "request", -1), str(problem))
 
 
-def _span(node: int, running: _Running, now: float) -> Span:
+def _span(node: int, running: _RunningEffect, now: float) -> Span:
     effect = running.effect
     ids = tuple(effect.rows.ids.tolist()) if isinstance(effect, RunBlock) else ()
     return Span(

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from edgespec.backends.base import BlockBackend, Head
@@ -27,7 +28,6 @@ from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import DraftSource
 from edgespec.machines.effects import (
     Effect,
-    RunBlock,
     SendCoordinator,
     SendPeer,
     SendStages,
@@ -43,9 +43,9 @@ from edgespec.machines.events import (
 from edgespec.sim.clock import Booking, Clock
 from edgespec.sim.durations import Durations
 from edgespec.sim.faults import Change, Crash, Dice, Fault
-from edgespec.sim.links import Link, Links, Network
+from edgespec.sim.links import Link, Network, RingLinks
 from edgespec.sim.log import EventLog, effect_words, message_words
-from edgespec.sim.worker import Span, Worker
+from edgespec.sim.worker import Span, VirtualWorker
 from edgespec.wire.client_messages import Cancel, Submit
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Message, Retain
@@ -71,14 +71,14 @@ class StageParts:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class TimedReply:
     """A message to a client and when it left, in virtual seconds."""
 
     at: float
     message: Message
 
 
-class Watch(Protocol):
+class Observer(Protocol):
     """Somebody who looks at the world after every event."""
 
     def after(self, world: World, node: int) -> None:
@@ -104,14 +104,14 @@ class World:
         network: Network,
         faults: Sequence[Fault] = (),
         seed: int = 0,
-        watch: Watch | None = None,
+        watch: Observer | None = None,
         log: EventLog | None = None,
         *,
         keep_spans: bool = False,
     ) -> None:
         self.coordinator = coordinator
         self.draft = device.draft
-        self.replies: list[Reply] = []
+        self.replies: list[TimedReply] = []
         self.spans: list[Span] | None = [] if keep_spans else None
         self.is_up = False
         self.segments: dict[int, int] = {}
@@ -131,17 +131,18 @@ class World:
         self._rings = 0
         self._tick: Booking | None = None
         self._busy = [0.0] * len(network.ring)
-        self._head = Worker(
+        self._head = VirtualWorker(
             0,
             self._clock,
             CoordinatorCompute(device.head, device.draft),
-            _CoordinatorPrices(durations, device.draft),
+            self._head_seconds,
+            lambda block: 1,
             self._computed,
             self.spans,
             at_start=True,
         )
-        self._links = Links(network, self._rng)
-        self._workers: list[Worker] = []
+        self._links = RingLinks(network, self._rng)
+        self._workers: list[VirtualWorker] = []
         self._gone: set[int] = set(range(1, len(network.ring)))
         self._clock.book(0.0, self._ring_up)
         for fault in faults:
@@ -276,7 +277,7 @@ class World:
 
     def _ring_up(self) -> None:
         self._note(0, "the ring is up")
-        self._links = Links(self._network, self._rng)
+        self._links = RingLinks(self._network, self._rng)
         fresh = list(self._make_stages())
         if not self.stages:
             self.stages = list(fresh)
@@ -292,16 +293,25 @@ class World:
         self.is_up = True
         self._handle(0, RingUp())
 
-    def _worker(self, number: int) -> Worker:
-        return Worker(
+    def _worker(self, number: int) -> VirtualWorker:
+        return VirtualWorker(
             number,
             self._clock,
             StageCompute(self.stages[number - 1].block),
-            _StagePrices(self._durations, self._dice, self._clock, number),
+            partial(self._stage_seconds, number),
+            partial(self._durations.slices, number),
             self._computed,
             self.spans,
             at_start=False,
         )
+
+    def _head_seconds(self, effect: Effect) -> float:
+        work = self.draft.take_work() if self.draft is not None else ()
+        return self._durations.coordinator(effect, work)
+
+    def _stage_seconds(self, number: int, effect: Effect) -> float:
+        slowness = self._dice.slowness(number, self.now)
+        return self._durations.stage(number, effect) * slowness
 
     # --- machines -----------------------------------------------------------------------------
 
@@ -336,7 +346,7 @@ class World:
                 case SendPeer(_, message):
                     told = decode(encode(message))
                     self._note(0, f"tells {message_words(told)}")
-                    self.replies.append(Reply(self.now, told))
+                    self.replies.append(TimedReply(self.now, told))
                 case EncodePrompt():  # beside all else, and of toy prompts: it is charged nothing
                     self._clock.book(self.now, self._encoded, effect)
                 case AbortBlock(job):
@@ -392,39 +402,3 @@ def _crashed(node: int) -> str:
 
 def _request_of(message: Message) -> int:
     return int(getattr(message, "request", -1))
-
-
-class _CoordinatorPrices:
-    """What the coordinator's worker charges."""
-
-    def __init__(self, durations: Durations, draft: DraftSource | None) -> None:
-        self._durations = durations
-        self._draft = draft
-
-    def seconds(self, effect: Effect) -> float:
-        """Seconds of an effect that was just carried out."""
-        work = self._draft.take_work() if self._draft is not None else ()
-        return self._durations.coordinator(effect, work)
-
-    def slices(self, effect: RunBlock) -> int:
-        """A coordinator runs no blocks."""
-        return 1
-
-
-class _StagePrices:
-    """What a stage's worker charges, slower where a fault says so."""
-
-    def __init__(self, durations: Durations, dice: Dice, clock: Clock, number: int) -> None:
-        self._durations = durations
-        self._dice = dice
-        self._clock = clock
-        self._number = number
-
-    def seconds(self, effect: Effect) -> float:
-        """Seconds of an effect that starts now."""
-        slowness = self._dice.slowness(self._number, self._clock.now)
-        return self._durations.stage(self._number, effect) * slowness
-
-    def slices(self, effect: RunBlock) -> int:
-        """Layers."""
-        return self._durations.slices(self._number, effect)

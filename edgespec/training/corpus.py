@@ -13,7 +13,7 @@ import torch
 from edgespec.errors import ConfigError
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.teacher import Teacher, own_texts
-from edgespec.training.texts import Rows, documents, encoded, is_held_out, packed
+from edgespec.training.texts import TextRows, documents, encoded, is_held_out, packed
 
 _CHECKED_ROWS = 48
 _PROMPT = 32  # tokens of a document that the base continues
@@ -34,8 +34,8 @@ class Corpus:
 
 def prepared(
     corpus: Corpus, tokenizer: Tokenizer, teacher: Teacher, say: Callable[[str], None]
-) -> tuple[Rows, Rows]:
-    """Rows to train on, and the base's own texts to measure on, behind held-out documents.
+) -> tuple[TextRows, TextRows]:
+    """Rows to train on, and the base's own texts to measure on, after held-out documents.
 
     Raises ConfigError for a file that is too short, or rows that the base cannot read.
     """
@@ -62,7 +62,7 @@ def prepared(
     return rows.joined(own.take(torch.arange(len(prompts)))), checked
 
 
-def _beginnings(encodings: Iterable[torch.Tensor], length: int, most: int) -> Rows:
+def _beginnings(encodings: Iterable[torch.Tensor], length: int, most: int) -> TextRows:
     """One row a document that is long enough, its first tokens; the rest is filled up with 0."""
     rows: list[torch.Tensor] = []
     for document in encodings:
@@ -75,13 +75,15 @@ def _beginnings(encodings: Iterable[torch.Tensor], length: int, most: int) -> Ro
     return packed(rows, length, most)
 
 
-def _own(out: Path, teacher: Teacher, prompts: Rows, end: int, say: Callable[[str], None]) -> Rows:
+def _own(
+    out: Path, teacher: Teacher, prompts: TextRows, end: int, say: Callable[[str], None]
+) -> TextRows:
     """The base's own texts, from the run before if it got as far as that."""
     file = out / "own_texts.pt"
     if file.exists():
         known = torch.load(file, weights_only=True)
         if torch.equal(known["prompts"], prompts.tokens):
-            return Rows(known["tokens"], known["starts"], known["ends"])
+            return TextRows(known["tokens"], known["starts"], known["ends"])
     own = own_texts(
         teacher, prompts, _PROMPT, end, lambda n: say(f"own texts: {n} of {len(prompts)}")
     )

@@ -10,11 +10,11 @@ from torch.nn.functional import smooth_l1_loss
 
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.shape import HeadShape, Kind
-from edgespec.training.loop import DECAY, Settings, Trainer
+from edgespec.training.loop import DECAY, Trainer, TrainingSettings
 from edgespec.training.muon import Muon
 from edgespec.training.start import begin
 from edgespec.training.teacher import Teacher
-from edgespec.training.texts import Rows
+from edgespec.training.texts import TextRows
 from edgespec.training.unrolled import unrolled
 
 FEATURE_SHARE = 0.1
@@ -43,7 +43,7 @@ class Student(nn.Module):
         rows = self.head.outgoing(features)
         return teacher.logits(rows) if self.lm_head is None else self.lm_head(rows)
 
-    def start(self, teacher: Teacher, rows: Rows, batch: int) -> None:
+    def start(self, teacher: Teacher, rows: TextRows, batch: int) -> None:
         """Begin with what `rows` say at once (see start.begin)."""
         begin(self.head, teacher, rows, batch)
         if self.lm_head is not None:
@@ -55,16 +55,18 @@ class Student(nn.Module):
 class EagleTrainer(Trainer):
     """The loop for an EAGLE head."""
 
-    def __init__(self, teacher: Teacher, student: Student, settings: Settings, out: Path) -> None:
+    def __init__(
+        self, teacher: Teacher, student: Student, settings: TrainingSettings, out: Path
+    ) -> None:
         self.student = student
         super().__init__(teacher, student, optimizers(student, settings.rate), settings, out)
 
-    def begin(self, rows: Rows) -> None:
+    def begin(self, rows: TextRows) -> None:
         """See Trainer."""
         first = rows.take(torch.arange(min(len(rows), _FIRST_ROWS)))
         self.student.start(self.teacher, first, self.settings.batch)
 
-    def losses(self, batch: Rows) -> tuple[torch.Tensor, float]:
+    def losses(self, batch: TextRows) -> tuple[torch.Tensor, float]:
         """See Trainer."""
         return losses(self.student, self.teacher, batch, self.settings.unroll)
 
@@ -78,7 +80,7 @@ def optimizers(student: Student, rate: float) -> list[torch.optim.Optimizer]:
 
 
 def losses(
-    student: Student, teacher: Teacher, rows: Rows, unroll: int
+    student: Student, teacher: Teacher, rows: TextRows, unroll: int
 ) -> tuple[torch.Tensor, float]:
     """The loss over all levels, and the share of the first level's best guesses that are right."""
     device, shape = teacher.device, student.head.shape
@@ -108,7 +110,7 @@ def losses(
     return total, right
 
 
-def counted(rows: Rows, level: int) -> torch.Tensor:
+def counted(rows: TextRows, level: int) -> torch.Tensor:
     """Which pairs [B, T - 1] of a level count: those whose guesses are of a row's text.
 
     Pair p of level i hangs below the root p + 1 - i, and guesses token p + 2; what follows the
@@ -119,7 +121,7 @@ def counted(rows: Rows, level: int) -> torch.Tensor:
     return (pairs >= torch.clamp(begins, min=level)) & (pairs + 2 < rows.ends[:, None])
 
 
-def chosen_vocabulary(rows: Rows, size: int, vocab: int) -> torch.Tensor | None:
+def chosen_vocabulary(rows: TextRows, size: int, vocab: int) -> torch.Tensor | None:
     """The `size` most frequent tokens of the text, ascending, int64; None if that is all."""
     if size >= vocab:
         return None

@@ -17,13 +17,13 @@ from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.corpus import Corpus, prepared
 from edgespec.training.eagle import EagleTrainer, Student, chosen_vocabulary
 from edgespec.training.evaluate import RANKS, Agreement, agreement
-from edgespec.training.loop import Settings
+from edgespec.training.loop import TrainingSettings
 from edgespec.training.start import shape_for
 from edgespec.training.teacher import Teacher
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EaglePlan:
     """What to train. `own_rows`: rows of the base's own greedy text among those of the file, at
     least as many as are held out; `vocab`: tokens that an EAGLE-3 head scores, 0 for all."""
 
@@ -31,7 +31,7 @@ class Plan:
     text: Path
     out: Path
     kind: Kind
-    settings: Settings
+    settings: TrainingSettings
     row_length: int = 256
     text_rows: int = 20_000
     own_rows: int = 1024
@@ -39,7 +39,7 @@ class Plan:
     levels_measured: int = 5
 
 
-def train(plan: Plan, say: Callable[[str], None], dtype: torch.dtype) -> dict[str, Any]:
+def train(plan: EaglePlan, say: Callable[[str], None], dtype: torch.dtype) -> dict[str, Any]:
     """Train, or go on with a run that was stopped; write the head; return its figures."""
     device = best_device()
     torch.manual_seed(plan.settings.seed)
@@ -64,12 +64,12 @@ def train(plan: Plan, say: Callable[[str], None], dtype: torch.dtype) -> dict[st
     return figures(plan, measured)
 
 
-def _line(plan: Plan, step: int, loss: float, right: float) -> str:
+def _line(plan: EaglePlan, step: int, loss: float, right: float) -> str:
     return f"step {step} of {plan.settings.steps}: loss {loss:.3f}, first guess right {right:.3f}"
 
 
 def _write(
-    plan: Plan, shape: HeadShape, student: Student, teacher: Teacher, measured: Agreement
+    plan: EaglePlan, shape: HeadShape, student: Student, teacher: Teacher, measured: Agreement
 ) -> None:
     tensors = {name: weight.detach() for name, weight in student.head.state_dict().items()}
     if student.lm_head is not None:
@@ -80,7 +80,7 @@ def _write(
     (plan.out / "training.json").write_text(text, encoding="utf-8")
 
 
-def figures(plan: Plan, measured: Agreement) -> dict[str, Any]:
+def figures(plan: EaglePlan, measured: Agreement) -> dict[str, Any]:
     """The figures of a run, as training.json and --json have them."""
     return {
         "kind": plan.kind,

@@ -8,7 +8,7 @@ import torch
 
 from edgespec.training.eagle import Student
 from edgespec.training.teacher import Teacher
-from edgespec.training.texts import Rows
+from edgespec.training.texts import TextRows
 from edgespec.training.unrolled import unrolled
 
 RANKS = (1, 4, 8)
@@ -28,7 +28,7 @@ class Agreement:
 
 @torch.no_grad()
 def agreement(
-    student: Student, teacher: Teacher, rows: Rows, levels: int, batch: int = 16
+    student: Student, teacher: Teacher, rows: TextRows, levels: int, batch: int = 16
 ) -> Agreement:
     """Measure on rows of the base's own greedy text (see Teacher.continued)."""
     found = {rank: torch.zeros(levels) for rank in RANKS}
@@ -57,7 +57,7 @@ def agreement(
 
 
 def _hits(
-    student: Student, teacher: Teacher, rows: Rows, levels: int
+    student: Student, teacher: Teacher, rows: TextRows, levels: int
 ) -> tuple[dict[int, list[torch.Tensor]], torch.Tensor]:
     """By rank and level: which pairs [B, T - 1] guess the row's own next token; the roots' pairs.
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from edgespec.errors import ModelError
 from edgespec.training.teacher import Teacher
-from edgespec.training.texts import Rows
+from edgespec.training.texts import TextRows
 
 DECAY = 0.8
 """What a level counts against the one above it (EAGLE-3's code; PPD §3.4)."""
@@ -24,7 +24,7 @@ _MOST_GRADIENT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TrainingSettings:
     """How to train. `batch` rows a step; `unroll` levels; `rate`: the peak of the learning rate;
     `low`: whether to compute in bfloat16 where that pays."""
 
@@ -52,7 +52,7 @@ class Trainer(ABC):
         teacher: Teacher,
         student: nn.Module,
         optimizers: list[torch.optim.Optimizer],
-        settings: Settings,
+        settings: TrainingSettings,
         out: Path,
     ) -> None:
         """`student`: what is trained, by `optimizers`."""
@@ -62,14 +62,14 @@ class Trainer(ABC):
         self._file = out / "checkpoint.pt"
 
     @abstractmethod
-    def begin(self, rows: Rows) -> None:
+    def begin(self, rows: TextRows) -> None:
         """Set the student to what `rows` say at once, before the first step."""
 
     @abstractmethod
-    def losses(self, batch: Rows) -> tuple[torch.Tensor, float]:
+    def losses(self, batch: TextRows) -> tuple[torch.Tensor, float]:
         """The loss of a step, and the share of first guesses that are the base's."""
 
-    def resume(self, rows: Rows) -> bool:
+    def resume(self, rows: TextRows) -> bool:
         """Take up the checkpoint, or begin with `rows` where there is none.
 
         Raises ModelError for a checkpoint of another run.
@@ -101,7 +101,7 @@ class Trainer(ABC):
         torch.save(state, partial)
         os.replace(partial, self._file)
 
-    def run(self, rows: Rows, say: Callable[[int, float, float], None]) -> None:
+    def run(self, rows: TextRows, say: Callable[[int, float, float], None]) -> None:
         """Train to the last step, saving now and then and at the end, also when interrupted.
 
         `say` hears the step, the loss, and the share of first guesses that are the base's.
@@ -118,7 +118,7 @@ class Trainer(ABC):
         finally:
             self.save()
 
-    def _one_step(self, rows: Rows) -> tuple[float, float]:
+    def _one_step(self, rows: TextRows) -> tuple[float, float]:
         settings = self.settings
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
@@ -134,7 +134,7 @@ class Trainer(ABC):
         return float(loss.detach()), right
 
 
-def _chosen(count: int, step: int, settings: Settings) -> torch.Tensor:
+def _chosen(count: int, step: int, settings: TrainingSettings) -> torch.Tensor:
     """The rows of a step: every row once an epoch, in an order that the seed alone decides."""
     first = step * settings.batch
     index = torch.arange(first, first + settings.batch)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn.functional import kl_div
 
-from edgespec.training.loop import DECAY, Settings, Trainer
+from edgespec.training.loop import DECAY, Trainer, TrainingSettings
 from edgespec.training.teacher import Teacher
-from edgespec.training.texts import Rows
+from edgespec.training.texts import TextRows
 
 
 class PPDVectors(nn.Module):
@@ -63,17 +63,22 @@ class PPDTrainer(Trainer):
     """The loop (see training.loop) for prompt tokens; `chains` hang in every row of text."""
 
     def __init__(
-        self, teacher: Teacher, vectors: PPDVectors, settings: Settings, out: Path, chains: int
+        self,
+        teacher: Teacher,
+        vectors: PPDVectors,
+        settings: TrainingSettings,
+        out: Path,
+        chains: int,
     ) -> None:
         self.vectors, self._chains = vectors, chains
         # As PPD trains them: without decay of weights.
         rule = torch.optim.AdamW(vectors.parameters(), settings.rate, weight_decay=0.0)
         super().__init__(teacher, vectors, [rule], settings, out)
 
-    def begin(self, rows: Rows) -> None:
+    def begin(self, rows: TextRows) -> None:
         """They were made as they begin."""
 
-    def losses(self, batch: Rows) -> tuple[torch.Tensor, float]:
+    def losses(self, batch: TextRows) -> tuple[torch.Tensor, float]:
         """KL divergence from the base's distribution, each token ahead counting 0.8 of the one
         before; and the share of first guesses whose best token is the base's."""
         vectors, device = self.vectors, self.teacher.device
@@ -96,7 +101,7 @@ class PPDTrainer(Trainer):
         return (apart.mean((0, 1)) * weights).sum() / vectors.depth, float(right)
 
 
-def anchors_in(rows: Rows, chains: int, depth: int, dice: torch.Generator) -> torch.Tensor:
+def anchors_in(rows: TextRows, chains: int, depth: int, dice: torch.Generator) -> torch.Tensor:
     """Positions that chains hang from, int64 [B, C], at random where the text goes on for long
     enough that each token ahead is one of it."""
     low = rows.starts.clamp(min=0)[:, None]

@@ -15,10 +15,10 @@ from edgespec.model.device import best_device
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.corpus import Corpus, prepared
 from edgespec.training.evaluate import RANKS, Agreement
-from edgespec.training.loop import Settings
+from edgespec.training.loop import TrainingSettings
 from edgespec.training.ppd import PPDTrainer, PPDVectors
 from edgespec.training.teacher import Teacher
-from edgespec.training.texts import Rows
+from edgespec.training.texts import TextRows
 
 _FIRST_TEXT = "Next {} word"  # whose vectors prompt tokens begin as (PPD's code), from 2 on
 
@@ -34,7 +34,7 @@ class PPDPlan:
     depth: int
     copies: int
     chains: int
-    settings: Settings
+    settings: TrainingSettings
     row_length: int = 256
     text_rows: int = 20_000
     own_rows: int = 1024
@@ -73,7 +73,7 @@ def train_ppd(plan: PPDPlan, say: Callable[[str], None], dtype: torch.dtype) -> 
 
 
 @torch.no_grad()
-def agreement(vectors: PPDVectors, teacher: Teacher, rows: Rows) -> Agreement:
+def agreement(vectors: PPDVectors, teacher: Teacher, rows: TextRows) -> Agreement:
     """Measure on rows of the base's own greedy text: at every position, how good the guesses are
     that a chain there makes of the tokens behind the next one."""
     found = {rank: torch.zeros(vectors.depth) for rank in RANKS}

@@ -9,7 +9,7 @@ from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.settings import usual_taps
 from edgespec.drafting.eagle.shape import HeadShape, Kind, Rope
 from edgespec.training.teacher import Teacher
-from edgespec.training.texts import Rows
+from edgespec.training.texts import TextRows
 
 
 def shape_for(kind: Kind, config: PretrainedConfig, vocab: int) -> HeadShape:
@@ -40,7 +40,7 @@ def _theta(config: PretrainedConfig) -> float:
 
 
 @torch.no_grad()
-def begin(head: EagleHead, teacher: Teacher, rows: Rows, batch: int) -> None:
+def begin(head: EagleHead, teacher: Teacher, rows: TextRows, batch: int) -> None:
     """Let the head begin as the best linear map from what it reads to the next features.
 
     The map is fitted by ridge regression over `rows`; attention and MLP add nothing yet. Without

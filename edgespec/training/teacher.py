@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from edgespec.model.families import logit_cap
 from edgespec.model.loader import open_config
-from edgespec.training.texts import Rows
+from edgespec.training.texts import TextRows
 
 
 class Lesson(NamedTuple):
@@ -82,7 +82,7 @@ class Teacher:
         return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
 
     @torch.no_grad()
-    def continued(self, prompts: torch.Tensor, length: int, end: int) -> Rows:
+    def continued(self, prompts: torch.Tensor, length: int, end: int) -> TextRows:
         """The base's own greedy continuations of prompts int32 [N, P], up to `length` tokens.
 
         What counts begins with the last token of the prompt, and ends with the first token `end`.
@@ -101,19 +101,19 @@ class Teacher:
         tokens[:, :wide] = grown.cpu()
         ended = tokens[:, begin:] == end
         behind = torch.where(ended.any(1), ended.int().argmax(1) + begin + 1, length)
-        return Rows(tokens, torch.full((count,), begin - 1), behind)
+        return TextRows(tokens, torch.full((count,), begin - 1), behind)
 
 
 def own_texts(
     teacher: Teacher,
-    texts: Rows,
+    texts: TextRows,
     prompt: int,
     end: int,
     say: Callable[[int], None],
     batch: int = 64,
-) -> Rows:
+) -> TextRows:
     """The base's own continuations of the beginnings of `texts`, as long as these."""
-    made: Rows | None = None
+    made: TextRows | None = None
     for first in range(0, len(texts), batch):
         say(first)
         part = texts.tokens[first : first + batch]

@@ -17,7 +17,7 @@ HELD_OUT_ONE_IN = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TextRows:
     """Rows of tokens, int32 [N, T]; of each, those from `starts` [N] to `ends` [N] - 1 count."""
 
     tokens: torch.Tensor
@@ -27,13 +27,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def take(self, index: torch.Tensor) -> Rows:
+    def take(self, index: torch.Tensor) -> TextRows:
         """The rows at `index`."""
-        return Rows(self.tokens[index], self.starts[index], self.ends[index])
+        return TextRows(self.tokens[index], self.starts[index], self.ends[index])
 
-    def joined(self, other: Rows) -> Rows:
+    def joined(self, other: TextRows) -> TextRows:
         """These and others, of one length."""
-        return Rows(
+        return TextRows(
             torch.cat([self.tokens, other.tokens]),
             torch.cat([self.starts, other.starts]),
             torch.cat([self.ends, other.ends]),
@@ -82,7 +82,7 @@ def encoded(texts: Iterable[str], tokenizer: Tokenizer, end: int) -> Iterator[to
         yield torch.tensor([*tokenizer.encode(text), end], dtype=torch.int32)
 
 
-def packed(encodings: Iterable[torch.Tensor], length: int, most: int) -> Rows:
+def packed(encodings: Iterable[torch.Tensor], length: int, most: int) -> TextRows:
     """At most `most` rows of `length` tokens: documents one behind the other.
 
     A document starts a row again, whole, if the row before has cut it.
@@ -104,8 +104,8 @@ def packed(encodings: Iterable[torch.Tensor], length: int, most: int) -> Rows:
     return whole(rows, length)
 
 
-def whole(rows: list[torch.Tensor], length: int) -> Rows:
+def whole(rows: list[torch.Tensor], length: int) -> TextRows:
     """Rows of which every token counts."""
     count = len(rows)
     tokens = torch.stack(rows) if rows else torch.zeros((0, length), dtype=torch.int32)
-    return Rows(tokens, torch.zeros(count, dtype=torch.int64), torch.full((count,), length))
+    return TextRows(tokens, torch.zeros(count, dtype=torch.int64), torch.full((count,), length))

@@ -19,7 +19,7 @@ from edgespec.tree.ledger import Rows
 
 
 @dataclass(slots=True)
-class Node:
+class TreeNode:
     """One guessed (or, at the root, committed) token at an absolute position.
 
     `drafted`: its own natural-log score as the draft source gave it, if it came of an expansion.
@@ -51,7 +51,7 @@ class Advance:
     for every guess (of an expansion) below the nodes passed, its own score and whether it was
     right: what scores can be calibrated by. `ranks`: for every node passed that had been expanded,
     the rank of the guess that was right, None if none was. `sources`: for every token, who had
-    guessed it (see Node). `before`: the tree's nodes by id before it was pruned, for watchers.
+    guessed it (see TreeNode). `before`: the tree's nodes by id before it was pruned, for watchers.
     """
 
     tokens: tuple[int, ...]
@@ -60,7 +60,7 @@ class Advance:
     outcomes: tuple[tuple[float, bool], ...] = ()
     ranks: tuple[int | None, ...] = ()
     sources: tuple[int, ...] = ()
-    before: Mapping[int, Node] = field(default_factory=dict, repr=False, compare=False)
+    before: Mapping[int, TreeNode] = field(default_factory=dict, repr=False, compare=False)
 
 
 class DraftTree:
@@ -70,7 +70,7 @@ class DraftTree:
         """A tree of the root alone: `token` at `position`, its row hanging from row `parent`."""
         self.newest = first_id
         self.root = first_id
-        self._nodes = {first_id: Node(first_id, parent, token, position, 0.0)}
+        self._nodes = {first_id: TreeNode(first_id, parent, token, position, 0.0)}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -78,7 +78,7 @@ class DraftTree:
     def __contains__(self, node_id: int) -> bool:
         return node_id in self._nodes
 
-    def __getitem__(self, node_id: int) -> Node:
+    def __getitem__(self, node_id: int) -> TreeNode:
         return self._nodes[node_id]
 
     @property
@@ -150,9 +150,9 @@ class DraftTree:
             at = int(match[0])
         return {at: self.root}, 0.0 if at == FROM_ROOT else float(drafted.scores[at])
 
-    def _add(self, parent: Node, token: int, score: float) -> int:
+    def _add(self, parent: TreeNode, token: int, score: float) -> int:
         self.newest += 1
-        node = Node(self.newest, parent.id, token, parent.position + 1, score)
+        node = TreeNode(self.newest, parent.id, token, parent.position + 1, score)
         self._nodes[node.id] = node
         parent.children[token] = node.id
         return node.id
@@ -334,12 +334,12 @@ class DraftTree:
         outcome = tuple(outcomes), tuple(ranks), tuple(sources)
         return Advance(tuple(tokens), tuple(passed), missed, *outcome, before)
 
-    def _outcomes(self, node: Node) -> list[tuple[float, bool]]:
+    def _outcomes(self, node: TreeNode) -> list[tuple[float, bool]]:
         guesses = [self._nodes[child] for child in node.children.values()]
         return [(g.drafted, g.token == node.target_token) for g in guesses if g.drafted is not None]
 
-    def _keep_below(self, root: Node) -> None:
-        kept: dict[int, Node] = {}
+    def _keep_below(self, root: TreeNode) -> None:
+        kept: dict[int, TreeNode] = {}
         stack = [root]
         while stack:
             node = stack.pop()

@@ -12,7 +12,7 @@ from support.passes import rows_of
 from support.segments import run_block
 
 from edgespec.backends.compute import CoordinatorCompute
-from edgespec.backends.emulated import CoordinatorPrices, Emulated
+from edgespec.backends.emulated import Emulated
 from edgespec.backends.timed import CoordinatorDurations
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.effects import (
@@ -178,7 +178,7 @@ def test_a_draft_is_charged_for_the_passes_that_it_took() -> None:
     waited: list[float] = []
     emulated = Emulated(
         compute.perform,
-        CoordinatorPrices(CoordinatorDurations(costs), draft),
+        CoordinatorDurations(costs, draft),
         lambda: 100.0,
         lambda: 100.0,
         waited.append,

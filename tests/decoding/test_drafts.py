@@ -21,7 +21,7 @@ from edgespec.errors import LocalProtocolError
 from edgespec.machines.events import (
     MessageArrived,
 )
-from edgespec.policy.base import Decision, Deepen, Expand, Send, View
+from edgespec.policy.base import Decision, Deepen, Expand, RequestView, Send
 from edgespec.policy.registry import POLICIES
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.types.features import DraftNeeds
@@ -48,7 +48,7 @@ class Greedy:
         """No limit."""
         return 1_000
 
-    def decide(self, view: View) -> list[Decision]:
+    def decide(self, view: RequestView) -> list[Decision]:
         """Everything at once."""
         rows = view.tree.unsent(100)
         ids = () if view.drafting else view.tree.frontier(100, view.depth_left)

@@ -14,7 +14,7 @@ from support.checkpoints import write_tokenizer
 from support.tiers import examples
 
 from edgespec.errors import ConfigError, ModelError
-from edgespec.model.tokenizer import TextStream, Tokenizer, require_same_tokenizer
+from edgespec.model.tokenizer import IncrementalDetokenizer, Tokenizer, require_same_tokenizer
 
 
 @pytest.fixture(scope="module", params=["bytes", "fallback"])
@@ -77,7 +77,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, what: str) -> N
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    stream = TextStream(tokenizer)
+    stream = IncrementalDetokenizer(tokenizer)
     return [*(stream.push(token) for token in ids), stream.flush()]
 
 
@@ -108,7 +108,7 @@ def test_real_text_streams_without_half_characters(tokenizer: Tokenizer, text: s
 
 
 def test_plain_words_appear_at_once(tokenizer: Tokenizer) -> None:
-    stream = TextStream(tokenizer)
+    stream = IncrementalDetokenizer(tokenizer)
     ids = tokenizer.encode("The quick brown fox jumps")[1:]
     silent = [token for token in ids if not stream.push(token)]
     assert [tokenizer.decode([token]) for token in silent] in ([], [""])  # a leading "▁" at most
@@ -128,7 +128,7 @@ def test_a_long_answer_costs_no_more_a_token(tokenizer: Tokenizer) -> None:
             decoded += len(ids)
             return original(ids)
 
-    stream = TextStream(Counting())  # type: ignore[arg-type]
+    stream = IncrementalDetokenizer(Counting())  # type: ignore[arg-type]
     ids = tokenizer.encode("The quick brown fox, 12 more times. " * 100)
     for token in ids:
         stream.push(token)

@@ -11,7 +11,7 @@ import pytest
 from support.rounds import NOBODYS_TOKEN, Round, grown, learnt, sent, view
 
 from edgespec.policy.adaptive import LEAST_SHARE, Adaptive
-from edgespec.policy.base import Expand, Send, View
+from edgespec.policy.base import Expand, RequestView, Send
 from edgespec.policy.estimates import RingEstimates
 from edgespec.sim.oracle import Oracle
 from edgespec.tree.draft_tree import DraftTree
@@ -187,5 +187,5 @@ def test_drafting_never_delays_a_send() -> None:
     assert compared > 50
 
 
-def _sends(seen: View, *, drafting: bool) -> list[tuple[int, ...]]:
+def _sends(seen: RequestView, *, drafting: bool) -> list[tuple[int, ...]]:
     return sent(Adaptive().decide(replace(seen, drafting=drafting)))

@@ -22,7 +22,7 @@ from edgespec.machines.events import (
     Event,
 )
 from edgespec.sim.clock import Clock
-from edgespec.sim.worker import Span, Worker
+from edgespec.sim.worker import Span, VirtualWorker
 from edgespec.tree.ledger import Rows
 
 ROW = np.zeros(1, np.int64)
@@ -41,7 +41,16 @@ class Bench:
         self.performed: list[tuple[float, Effect, bool]] = []
         self.done: list[tuple[float, Event | None]] = []
         self._seconds = seconds
-        self.worker = Worker(1, self.clock, self, self, self._done, self.spans, at_start=at_start)
+        self.worker = VirtualWorker(
+            1,
+            self.clock,
+            self,
+            self.seconds,
+            self.slices,
+            self._done,
+            self.spans,
+            at_start=at_start,
+        )
 
     def seconds(self, effect: Effect) -> float:
         return self._seconds

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.policy.base import Decision, Deepen, Expand, Grow, Policy, Send, View
+from edgespec.policy.base import Decision, Deepen, Expand, Grow, Policy, RequestView, Send
 from edgespec.policy.estimates import Calibration, RingEstimates
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import VOCABULARY
@@ -45,7 +45,7 @@ def ring_of(spread: float, seconds: float) -> list[float]:
     return [seconds] + [seconds * (spread - 1.0) / max(others, 1)] * others
 
 
-def view(tree: DraftTree, stages: int = 4, **changes: object) -> View:
+def view(tree: DraftTree, stages: int = 4, **changes: object) -> RequestView:
     """A view of a tree that was just drafted, with nothing on the ring."""
     values: dict[str, object] = {
         "in_flight": 0,
@@ -58,7 +58,7 @@ def view(tree: DraftTree, stages: int = 4, **changes: object) -> View:
         "ahead": 0,
         "estimates": learnt(),
     }
-    return View(tree=tree, stages=stages, **{**values, **changes})  # type: ignore[arg-type]
+    return RequestView(tree=tree, stages=stages, **{**values, **changes})  # type: ignore[arg-type]
 
 
 def chain_and_fan(nodes: int) -> DraftedTree:
@@ -153,9 +153,9 @@ class Round:
         if self.policy.drafts and self.reads_prompt:
             self.draft = _Draft(None, -1, 1)
 
-    def view(self) -> View:
+    def view(self) -> RequestView:
         root = self.tree[self.tree.root]
-        return View(
+        return RequestView(
             tree=self.tree,
             stages=self.stages,
             in_flight=len(self.flying),
@@ -224,7 +224,7 @@ class Round:
         self.queued += 1
         self.ahead = len(ids)
 
-    def _checked_draft(self, wanted: Grow | Deepen | Expand, seen: View) -> _Draft:
+    def _checked_draft(self, wanted: Grow | Deepen | Expand, seen: RequestView) -> _Draft:
         assert wanted.keep > 0
         assert wanted.width > 0
         if isinstance(wanted, Expand):
@@ -322,7 +322,7 @@ class Round:
         self.tree.attach(wanted.ids, children, wanted.keep, self.last_position, scores)
 
 
-def everything(seen: View) -> object:
+def everything(seen: RequestView) -> object:
     """All that a view shows, as something that compares."""
     tree, learnt_so_far = seen.tree, seen.estimates
     nodes = {i: tree[i] for i in tree.ids}

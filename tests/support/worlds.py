@@ -20,7 +20,7 @@ from edgespec.sim.durations import CostDurations
 from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.log import EventLog
-from edgespec.sim.scenario import Ask, Scenario, Setting
+from edgespec.sim.scenario import Scenario, ScenarioRequest, Setting
 from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.sim.world import CoordinatorParts, StageParts, World
@@ -111,7 +111,7 @@ def submit(
     return Submit(tag, prompt, limit, 0.0, 0, 1.0, 0.0, 0, (), policy)
 
 
-CALM_ASK = Ask(
+CALM_ASK = ScenarioRequest(
     tag=0,
     at=0.0,
     cancel_at=None,

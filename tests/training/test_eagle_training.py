@@ -20,8 +20,8 @@ from edgespec.model.aux_hidden import packed as taps_of
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tensors import from_torch
-from edgespec.training.eagle_run import Plan, train
-from edgespec.training.loop import Settings
+from edgespec.training.eagle_run import EaglePlan, train
+from edgespec.training.loop import TrainingSettings
 from edgespec.training.muon import orthogonal
 from edgespec.training.start import shape_for
 from edgespec.training.teacher import Teacher
@@ -48,10 +48,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def plan(base: Path, text: Path, out: Path, kind: Kind, steps: int, **more: int) -> Plan:
+def plan(base: Path, text: Path, out: Path, kind: Kind, steps: int, **more: int) -> EaglePlan:
     out.mkdir(exist_ok=True)
-    settings = Settings(steps, 2, 2, 1e-3, low=False)
-    return Plan(base, text, out, kind, settings, 64, 6, 4, **more)
+    settings = TrainingSettings(steps, 2, 2, 1e-3, low=False)
+    return EaglePlan(base, text, out, kind, settings, 64, 6, 4, **more)
 
 
 def test_unrolled_steps_are_what_a_guesser_runs() -> None:

@@ -10,11 +10,11 @@ import torch
 from support.checkpoints import CORPUS, write_checkpoint, write_tokenizer
 
 from edgespec.drafting.ppd.format import read_ppd_tokens
-from edgespec.training.loop import Settings
+from edgespec.training.loop import TrainingSettings
 from edgespec.training.ppd import PPDVectors, anchors_in
 from edgespec.training.ppd_run import PPDPlan, train_ppd
 from edgespec.training.teacher import Teacher
-from edgespec.training.texts import Rows
+from edgespec.training.texts import TextRows
 
 CPU = torch.device("cpu")
 
@@ -57,7 +57,7 @@ def test_chains_of_one_run_are_chains_apart(base: Path) -> None:
 
 
 def test_anchors_leave_room_for_what_is_guessed() -> None:
-    rows = Rows(torch.zeros((3, 20)), torch.tensor([0, 7, -1]), torch.tensor([20, 20, 6]))
+    rows = TextRows(torch.zeros((3, 20)), torch.tensor([0, 7, -1]), torch.tensor([20, 20, 6]))
     anchors = anchors_in(rows, 500, 3, torch.Generator().manual_seed(0))
     assert anchors.min(1).values.tolist() == [0, 7, 0]
     assert anchors.max(1).values.tolist() == [15, 15, 1]
@@ -71,7 +71,7 @@ def test_a_run_that_was_stopped_goes_on_and_its_folder_is_read(
         out = tmp_path / name
         out.mkdir()
         for steps in parts:
-            settings = Settings(4, 2, 3, 1e-2, low=False)
+            settings = TrainingSettings(4, 2, 3, 1e-2, low=False)
             plan = PPDPlan(base, text, out, 3, 2, 5, settings, 64, 6, 4)
             lines: list[str] = []
             if steps < 4:
