@@ -46,7 +46,7 @@ class ModelFiles(Protocol):
         """Whether the model has this file; nothing is downloaded."""
 
     def present(self, name: str) -> bool:
-        """Whether the file is on this machine; nobody is asked."""
+        """Whether the file is on this machine; no request leaves it."""
 
 
 class FolderFiles:
@@ -56,19 +56,15 @@ class FolderFiles:
         self.path = path
 
     def file(self, name: str) -> Path:
-        """The path of that name in the folder; whoever opens it finds out whether it exists."""
         return self.path / name
 
     def optional(self, name: str) -> Path | None:
-        """The path, or None if there is no such file."""
-        return self.path / name if self.offers(name) else None
+        return self.path / name if self.present(name) else None
 
     def offers(self, name: str) -> bool:
-        """Whether there is such a file."""
         return self.present(name)
 
     def present(self, name: str) -> bool:
-        """Whether there is such a file."""
         return (self.path / name).is_file()
 
 
@@ -112,7 +108,7 @@ class HubFiles:
         except ModelError as error:
             absent = isinstance(error.__cause__, errors.EntryNotFoundError)
             unknown = isinstance(error.__cause__, errors.LocalEntryNotFoundError)
-            # Who works offline on purpose has downloaded all that there is.
+            # Offline on purpose: all that there is was downloaded before.
             if absent and (HF_HUB_OFFLINE or not unknown):
                 return None
             raise
@@ -155,12 +151,12 @@ def model_files(model: str | Path) -> ModelFiles:
 
 
 def require_model(model: str | Path) -> None:
-    """Raise ModelError if this is neither a folder nor a hub id; nobody is asked."""
+    """Raise ModelError if this is neither a folder nor a hub id; the hub is not asked."""
     if not Path(model).is_dir() and not is_hub_id(model):
         raise ModelError(
             f"there is no model folder {model}; give a folder with config.json, a tokenizer and "
             "*.safetensors files, such as `hf download MODEL --local-dir DIR` makes, or "
-            " the ORGANISATION/NAME of a model on the Hugging Face Hub"
+            "the ORGANISATION/NAME of a model on the Hugging Face Hub"
         )
 
 

@@ -227,7 +227,7 @@ BUGS: dict[str, tuple[str, Parts]] = {
         "plain answer",
         Parts(coordinator=of(Finished, lambda m: [replace(m, finish_reason="stop")])),
     ),
-    "nobody cancelled": (
+    "it was not cancelled": (
         "plain answer",
         Parts(coordinator=of(Finished, lambda m: [replace(m, finish_reason="cancelled")])),
     ),

@@ -64,24 +64,15 @@ class Int4Linear(SlicedLinear):
     scales: torch.Tensor
     pairs: torch.Tensor
 
-    def __init__(
-        self,
-        packed: Packed,
-        bias: torch.Tensor | None,
-        shape: torch.Size,
-        quantisation: Quantisation,
-        dtype: torch.dtype,
-        device: torch.device | str,
-    ) -> None:
-        super().__init__(bias, shape, dtype)
+    def held(self, packed: Packed, quantisation: Quantisation, device: torch.device) -> Packed:
         self.group = quantisation.group
-        target = torch.device(device)
-        self.form = int4_kernels.best_form(dtype, target, self.group)
-        tiles = self.form.convert(packed["tiles"], target)
-        self.register_buffer("tiles", tiles, persistent=False)
-        kept = dtype if self.form.name != "cuda" else torch.bfloat16
-        self.register_buffer("scales", packed["scales"].to(target, kept), persistent=False)
-        self.register_buffer("pairs", _pairs(dtype).to(target), persistent=False)
+        self.form = int4_kernels.best_form(self.dtype, device, self.group)
+        kept = self.dtype if self.form.name != "cuda" else torch.bfloat16
+        return {
+            "tiles": self.form.convert(packed["tiles"], device),
+            "scales": packed["scales"].to(device, kept),
+            "pairs": _pairs(self.dtype).to(device),
+        }
 
     def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
         """By torch's kernel, as long as that is the faster way."""

@@ -20,7 +20,7 @@ docs/quantisation.md). In float32 it is not vectorised, and slices are faster ev
 
 _KERNEL_COLUMNS = 64
 """The kernel reads whole vectors, past the end of a weight whose columns are no multiple of them,
-and at the end of a mapped file that ends the process. Seen with a page behind the weight that
+and at the end of a mapped file that ends the process. Seen with a page after the weight that
 cannot be read, torch 2.13: it needs multiples of 16 on AVX-512 and of 8 on AVX2; this is safer."""
 
 
@@ -54,21 +54,12 @@ class Int8Linear(SlicedLinear):
     codes: torch.Tensor
     scales: torch.Tensor
 
-    def __init__(
-        self,
-        packed: Packed,
-        bias: torch.Tensor | None,
-        shape: torch.Size,
-        quantisation: Quantisation,
-        dtype: torch.dtype,
-        device: torch.device | str,
-    ) -> None:
-        super().__init__(bias, shape, dtype)
-        self.register_buffer("codes", packed["codes"].to(device), persistent=False)
-        self.register_buffer("scales", packed["scales"].to(device, dtype), persistent=False)
+    def held(self, packed: Packed, quantisation: Quantisation, device: torch.device) -> Packed:
         whole = self.in_features % _KERNEL_COLUMNS == 0
-        works = whole and kernel_works(dtype, torch.device(device))
+        works = whole and kernel_works(self.dtype, device)
         self.kernel_rows = _KERNEL_ROWS if works else 0
+        scales = packed["scales"].to(device, self.dtype)
+        return {"codes": packed["codes"].to(device), "scales": scales}
 
     def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
         """By torch's kernel, as long as that is the faster way."""

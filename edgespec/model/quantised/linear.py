@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
@@ -13,11 +11,7 @@ from edgespec.model.quantised.rounding import Packed, Parts
 from edgespec.model.quantised.slices import SlicedLinear
 
 _KINDS = {"int4": int4, "int8": int8, "nf4": nf4}
-_Layer = Callable[
-    [Packed, torch.Tensor | None, torch.Size, Quantisation, torch.dtype, torch.device | str],
-    SlicedLinear,
-]
-_LAYERS: dict[str, _Layer] = {
+_LAYERS: dict[str, type[SlicedLinear]] = {
     "int4": int4.Int4Linear,
     "int8": int8.Int8Linear,
     "nf4": nf4.Nf4Linear,

@@ -115,20 +115,10 @@ class Nf4Linear(SlicedLinear):
     nested_map: torch.Tensor
     nested_mean: torch.Tensor
 
-    def __init__(
-        self,
-        packed: Packed,
-        bias: torch.Tensor | None,
-        shape: torch.Size,
-        quantisation: Quantisation,
-        dtype: torch.dtype,
-        device: torch.device | str,
-    ) -> None:
-        super().__init__(bias, shape, dtype)
+    def held(self, packed: Packed, quantisation: Quantisation, device: torch.device) -> Packed:
         self.group, self.nested = quantisation.group, quantisation.double
         self._library = library()
-        for name, part in packed.items():
-            self.register_buffer(name, part.to(device), persistent=False)
+        return {name: part.to(device) for name, part in packed.items()}
 
     def weight_rows(self, first: int, end: int) -> torch.Tensor:
         """As bitsandbytes dequantises them."""

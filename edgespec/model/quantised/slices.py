@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from edgespec.config import Quantisation
+from edgespec.model.quantised.rounding import Packed
+
 CPU_SLICE = 1 << 20
 """Weights dequantised at a time, on a CPU: 2 MiB in bfloat16. Of 2^17 to 2^20 it was the fastest in
 bfloat16 for int8 and nf4 (11008 x 4096, one thread); smaller slices pay more for the calls."""
@@ -22,11 +25,25 @@ class SlicedLinear(nn.Module):
 
     bias: torch.Tensor | None
 
-    def __init__(self, bias: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        packed: Packed,
+        bias: torch.Tensor | None,
+        shape: torch.Size,
+        quantisation: Quantisation,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = shape
         self.dtype = dtype
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+        for name, part in self.held(packed, quantisation, torch.device(device)).items():
+            self.register_buffer(name, part, persistent=False)
+
+    def held(self, packed: Packed, quantisation: Quantisation, device: torch.device) -> Packed:
+        """The buffers that it keeps of a packed weight, on `device`."""
+        raise NotImplementedError
 
     def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
         """x Wᵀ [R, out] by the packed form itself, or None where slices are to be used."""
