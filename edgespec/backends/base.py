@@ -40,7 +40,7 @@ class BlockBackend(Protocol):
         [R, ...], layer by layer (see model.aux_hidden); None if the block has none of them."""
 
     def gather(self, request: int, start: int, order: IntArray) -> None:
-        """Behind the first `start` slots, keep slot `start + i` for i in `order`, in that order."""
+        """After the first `start` slots, keep slot `start + i` for i in `order`, in that order."""
 
     def close(self, request: int) -> None:
         """Free the request's cache; unknown requests are ignored."""

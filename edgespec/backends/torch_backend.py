@@ -80,7 +80,7 @@ class TorchBlock:
         return packed(aux_hidden) if aux_hidden else None
 
     def gather(self, request: int, start: int, order: IntArray) -> None:
-        """Behind the first `start` slots, keep slot `start + i` for i in `order`, in that order."""
+        """After the first `start` slots, keep slot `start + i` for i in `order`, in that order."""
         self._cache(request).gather(start, order)
 
     def close(self, request: int) -> None:

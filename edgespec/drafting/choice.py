@@ -1,4 +1,4 @@
-"""Choice: what `--draft` says, as the sources that shall guess and the folders of their weights."""
+"""Choice: what `--draft` says, as the sources that guess and the folders of their weights."""
 
 from __future__ import annotations
 

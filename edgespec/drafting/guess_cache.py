@@ -17,7 +17,7 @@ _RESERVE = 512  # rows that a new cache has room for; it doubles when they are u
 
 
 class GuessCache:
-    """Committed rows of the context, and behind them the guesses that were run.
+    """Committed rows of the context, and after them the guesses that were run.
 
     A row is run once: it stays, with its hidden row, until the context grows in another direction.
     """
@@ -32,7 +32,7 @@ class GuessCache:
         self._next_id = 0
         # Rows of guesses by (row before, token), in the order of their ids: ancestors come first.
         self._row_behind: dict[tuple[int, int], int] = {}
-        # [1 + S, H] behind the final norm: of the last committed row, then of the ledger's
+        # [1 + S, H] after the final norm: of the last committed row, then of the ledger's
         # speculative rows in slot order. One tensor of its own, as views would keep whole passes.
         self._hidden: torch.Tensor | None = None
 
@@ -40,7 +40,7 @@ class GuessCache:
         """Take new committed tokens: those that were guessed and run are committed, the rest is
         run.
 
-        Guesses that do not lie behind the new context are dropped.
+        Guesses that do not lie after the new context are dropped.
         """
         if not news:
             return
@@ -120,7 +120,7 @@ class GuessCache:
             self._hidden = self._hidden_at([0, *(order + 1).tolist()][len(accepted) :])
 
     def _commit(self, tokens: list[int]) -> None:
-        """Run committed tokens behind the committed rows."""
+        """Run committed tokens after the committed rows."""
         ids, before = self._take_ids(len(tokens)), self._ledger.committed
         parents = np.concatenate(([self._ledger.last_committed], ids[:-1]))
         positions = np.arange(before, before + len(tokens))
@@ -135,7 +135,7 @@ class GuessCache:
         rows = Rows(self._take_ids(len(tokens)), parents, tokens, positions)
         sees = self._ledger.append(rows)
         hidden = self._run(rows, self._ledger.committed, sees)
-        assert self._hidden is not None  # guesses lie behind a context
+        assert self._hidden is not None  # guesses lie after a context
         self._hidden = torch.cat([self._hidden, hidden])
 
     def _run(self, rows: Rows, committed: int, sees: BoolArray) -> torch.Tensor:
@@ -147,7 +147,7 @@ class GuessCache:
             self._kv,
             tree_mask(committed, sees, device),
         )
-        assert hidden is not None  # nobody stops a draft
+        assert hidden is not None  # a draft is never stopped
         return hidden
 
     def _hidden_at(self, index: list[int]) -> torch.Tensor:

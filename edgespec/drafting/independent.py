@@ -15,7 +15,7 @@ class IndependentGuesser(WholeModelGuesser[GuessCache]):
     """A Guesser (see drafting.base) that runs a whole small model beside the ring.
 
     Its caches hold the context and the guesses that were run; of these, the ones that turn out
-    right are committed, and what lies behind them stays, instead of being computed again.
+    right are committed, and what lies after them stays, instead of being computed again.
     """
 
     def __init__(

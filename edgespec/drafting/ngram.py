@@ -21,7 +21,7 @@ taken to be right before anything is known (prompt look-up decoding tries 3, 2 a
 PRIOR_WEIGHT = 4.0
 """How many observations a prior counts for."""
 RANKS = 4
-"""A path's guesses are counted apart up to this rank; those behind are one class."""
+"""A path's guesses are counted apart up to this rank; those after are one class."""
 _PLACES = 32  # of a match the newest so many are looked at
 _CANDIDATES = 8  # shorter matches are looked up until there are so many
 _MEAN_NOISE = 0.5772156649015329  # of the Gumbel distribution
@@ -101,7 +101,7 @@ class NgramGuesser(Guesser):
         self._requests[request] = _IndexedText(sampling)
 
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
-        """Take new committed tokens; those behind the first context also say who was right."""
+        """Take new committed tokens; those after the first context tell which were right."""
         state = self._requests[request]
         answering = bool(state.tokens)
         successes = self._successes[state.sampling.without_seed]

@@ -76,7 +76,7 @@ class Ranking:
         self._requests[request] = _RankedRequest(sampling, draft_temperature)
 
     def read(self, request: int, news: Sequence[int]) -> None:
-        """These tokens became committed behind the context of the guesses made last."""
+        """These tokens became committed after the context of the guesses made last."""
         state = self._requests[request]
         if state.draft_temperature is None:
             return
@@ -96,7 +96,7 @@ class Ranking:
     ) -> Children:
         """The `width` best children of each path.
 
-        `logits` [R, V], any float dtype: what the model says behind each path. `positions` int64
+        `logits` [R, V], any float dtype: what the model says after each path. `positions` int64
         [R]: of the tokens to be guessed. `token_ids` int64 [V]: the token of each column, for
         models with a vocabulary of their own; left out, column v is token v.
         """
@@ -135,7 +135,7 @@ def best_columns(scores: Floats, width: int) -> tuple[IntArray, IntArray]:
     values = scores[rows, columns]
     order = np.lexsort((columns, -values, rows))
     rows, columns, values = rows[order], columns[order], values[order]
-    # Rank within its row: how far it lies behind the first entry of that row.
+    # Rank within its row: how far it lies after the first entry of that row.
     rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
     kept = (rank < width) & np.isfinite(values)
     return rows[kept], columns[kept]

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BaseParts:
-    """What a source may take of the base model, and how it shall run.
+    """What a source may take of the base model, and how it runs.
 
     `tokenizer`: the folder of the base's tokenizer. `source`: where the base's tensors are, those
     of its ends at least. `quantisation`: how layers of the draft are held. `measured`: whether what

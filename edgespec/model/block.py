@@ -117,7 +117,7 @@ class Block:
         if end == source.layers:
             self._norm = model.norm
             self._load(source, model.norm, "model.norm.")
-        # Made anew, as the one on the meta device has no frequencies; they stay float32.
+        # Made again, as the one on the meta device has no frequencies; they stay float32.
         self._rotary = type(model.rotary_emb)(self.config).to(self.device)
         self._angles = angle_kinds(self.config)[first:end]
 

@@ -3,7 +3,7 @@
 A message that spells a control token (`</s>`, `<|im_start|>`) must not end its turn or begin
 another. So such a spelling is put between two marks before the template sees it, characters that
 occur nowhere else; what the template does with the text around (trim, cut, change case, look for
-the token) it does as ever. Behind the template the marks are taken out, and the stretches that had
+the token) it does as ever. After the template the marks are taken out, and the stretches that had
 some are encoded without control tokens.
 """
 

@@ -52,7 +52,7 @@ class TwoRegionCache:
     def place(self, positions: torch.Tensor) -> torch.Tensor:
         """Note where the R rows that come next stand; return the positions of all rows.
 
-        `positions` int64 [R]; returns int64 [length + R], in the order of the slots, which behind
+        `positions` int64 [R]; returns int64 [length + R], in the order of the slots, which after
         the committed rows is not that of the positions. Like keys, they count once `advance` is
         called.
         """
@@ -65,7 +65,7 @@ class TwoRegionCache:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new rows behind the slots in use; return views of all rows.
+        """Write new rows after the slots in use; return views of all rows.
 
         `key`, `value` [1, kv_heads, R, head_dim]; returns both as [1, kv_heads, length + R,
         head_dim]. The new rows count only once `advance` is called, after the last layer.
@@ -85,7 +85,7 @@ class TwoRegionCache:
 
     @torch.inference_mode()
     def gather(self, start: int, order: IntArray) -> None:
-        """Behind the first `start` slots keep slot `start + i` for i in `order`, in that order.
+        """After the first `start` slots keep slot `start + i` for i in `order`, in that order.
 
         Only rows that change their slot are moved. Raises LocalProtocolError for slots that are
         not in use.
@@ -131,6 +131,6 @@ class TwoRegionCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    # Not `empty`: a slot that nobody may see still meets the softmax with weight 0, and 0 · NaN
+    # Not `empty`: a slot that no row sees still meets the softmax with weight 0, and 0 · NaN
     # would spoil the rows that do not see it.
     return torch.zeros(shape, dtype=dtype, device=device)

@@ -24,7 +24,7 @@ _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.0
 _MAX_HEADER = 100_000_000  # bytes; safetensors' own limit
 _SAMPLE = 256  # bytes of each tensor that enter the fingerprint
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# Fields of config.json that say who wrote the file, not what the model computes.
+# Fields of config.json that name the writer of the file, not what the model computes.
 _WRITERS_FIELDS = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype"})
 
 
@@ -66,7 +66,7 @@ class Checkpoint:
     def tensor(self, name: str) -> torch.Tensor:
         """Read one float tensor, as stored, on the CPU.
 
-        It is a view of the mapped file: whoever keeps it must copy it. Raises ModelError if the
+        It is a view of the mapped file: copy it to keep it. Raises ModelError if the
         checkpoint has no such tensor, its file is missing or damaged, or it is not of floats.
         """
         if name not in self._file_of:

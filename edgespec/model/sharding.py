@@ -112,7 +112,7 @@ class Sharding:
         )
 
     def _sound(self, folder: Path, kept: Manifest, progress: Progress) -> Manifest:
-        """`kept` without the files that are damaged, which are written anew."""
+        """`kept` without the files that are damaged, which are written again."""
 
         def sound(name: str) -> bool:
             progress(f"checking {name}", 0, self.layers)

@@ -32,7 +32,7 @@ class TensorSource(Protocol):
 
     @property
     def mapped(self) -> bool:
-        """Whether tensors may be kept as they are, as views of a file that nobody changes.
+        """Whether tensors may be kept as they are, as views of a file that does not change.
 
         Otherwise what is kept must be copied.
         """

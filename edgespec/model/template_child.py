@@ -79,7 +79,7 @@ def _bound_memory() -> None:
 
 
 def _bound_time(seconds: float) -> None:
-    """The kernel ends this process after so much more computing, if nobody else does."""
+    """The kernel ends this process after so much more computing, if its parent does not."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = int(used.ru_utime + used.ru_stime + seconds) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))

@@ -1,4 +1,4 @@
-"""Template process: renders conversations in a process that can be stopped, and starts it anew."""
+"""Template process: renders conversations in a process that can be stopped, and starts it again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TemplateProcess:
             raise ModelError(
                 f"cannot start the process of the model's chat template: {problem.strerror}"
             ) from None
-        # It gets ready meanwhile: the first conversation shall not wait for it.
+        # It gets ready meanwhile: the first conversation need not wait for it.
         first = {"parent": os.getpid(), "template": self._template}
         self._tell({**first, "tokens": self._tokens, "seconds": self._seconds})
 
@@ -85,7 +85,7 @@ class TemplateProcess:
         """End the process."""
         child = self._child
         if child is not None:
-            child.kill()  # whoever waits for it is answered
+            child.kill()  # the thread that waits for it gets an answer
         with self._lock:
             self._stop()
 

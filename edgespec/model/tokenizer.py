@@ -143,7 +143,7 @@ class Tokenizer:
         return text, bytes(BYTES[character] for character in name) if spelt else None
 
     def _alone(self, token: int) -> str:
-        """Its text behind another one: some decoders drop the blank in front of the first."""
+        """Its text after another one: some decoders drop the blank in front of the first."""
         before = self._inner.decode([self._anchor], clean_up_tokenization_spaces=False)
         both = self._inner.decode([self._anchor, token], clean_up_tokenization_spaces=False)
         return str(both)[len(str(before)) :]
@@ -157,7 +157,7 @@ class Tokenizer:
         )
 
     def leaves_text_open(self, token: int) -> bool:
-        """Whether the token's text depends on those behind it, or it has none of its own.
+        """Whether the token's text depends on those after it, or it has none of its own.
 
         True for a single byte of a character outside the vocabulary (<0xE2>), as a run of these is
         decoded as one, and for special tokens, which may lie within such a run.

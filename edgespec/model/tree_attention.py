@@ -16,7 +16,7 @@ ATTENTION = "edgespec_tree"
 
 
 def tree_mask(committed: int, sees: BoolArray, device: torch.device | str = "cpu") -> torch.Tensor:
-    """The mask of rows that see all `committed` slots and, behind them, what `sees` says.
+    """The mask of rows that see all `committed` slots and, after them, what `sees` says.
 
     `sees` bool [R, S]; returns bool [1, 1, R, committed + S].
     """

@@ -64,7 +64,7 @@ class Adaptive(Policy):
 
         A segment is on its way as long as `spread` steps of the slowest stage: so many keep that
         one busy, and one more waits for it (see LEAST_WAY). The credit of the first stage alone
-        would let them pile up in front of a slow stage behind it, each the staler for it. The
+        would let them pile up in front of a slow stage after it, each the staler for it. The
         window keeps a place free for a new root, which never waits.
         """
         most = self.window(view.stages) - 1

@@ -1,4 +1,4 @@
-"""Experience: what a coordinator has learnt of its ring and its draft source, for policies.
+"""Estimates: what a coordinator has learnt of its ring and its draft source, for policies.
 
 Times come from what the stages report and from when drafts come back, shares from which guesses
 turned out right. Nothing here is set by hand for a device or a model, and nothing is read from a
@@ -122,7 +122,7 @@ class StepTimes:
     """Learnt seconds of a ring's slowest stage, by the rows of a segment.
 
     Each stage is learnt by itself: guesses are dropped on their way, so that a segment has another
-    number of rows at each stage, and none behind the one that emptied it. Which stage took longest
+    number of rows at each stage, and none after the one that emptied it. Which stage took longest
     for a segment says therefore little of which is the slowest for as many rows. Late stages hardly
     ever compute many rows: what one of them has not computed yet is taken from an earlier one
     (RowTimes.filled).

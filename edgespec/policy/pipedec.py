@@ -3,7 +3,7 @@
 PipeDec (see docs/policies.md). §3.3: the tree grows by layers; of all children of the last layer
 the `width` w with the highest cumulative probability are kept. §3.4: in a timestep the draft model
 predicts the next layer while every stage computes one; at its end the last stage's result is
-checked against the tree's second layer and everybody prunes (one level is verified a step), then
+checked against the tree's second layer and all nodes prune (one level is verified a step), then
 everything moves on. A miss clears the tree: it starts again at the new token (§3.3.4).
 """
 
@@ -29,11 +29,11 @@ class PipeDec(Policy):
 
     def window(self, stages: int) -> int:
         """One layer on every stage (§3.1: as many parallel groups as the tree is deep); a root
-        that a miss made enters behind what the miss made worthless."""
+        that a miss made enters after what the miss made worthless."""
         return stages + 1
 
     def decide(self, view: RequestView) -> list[Decision]:
-        """A timestep: the next layer enters, and the one behind it is predicted meanwhile."""
+        """A timestep: the next layer enters, and the one after it is predicted meanwhile."""
         tree = view.tree
         if not tree[tree.root].sent:
             return [Send((tree.root,))]

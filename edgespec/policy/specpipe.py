@@ -37,7 +37,7 @@ class SpecPipe(Policy):
     waits_for_credit = True
 
     def window(self, stages: int) -> int:
-        """One level on every stage and one on its way; a new root enters behind a full ring."""
+        """One level on every stage and one on its way; a new root enters after a full ring."""
         return stages + 2
 
     def decide(self, view: RequestView) -> list[Decision]:
@@ -51,7 +51,7 @@ class SpecPipe(Policy):
         decisions: list[Decision] = []
         if following and not view.queued and view.in_flight <= view.stages:
             decisions.append(Send(following))
-        # The source runs one level ahead: of what waits to be fed or, behind a refill, of what was.
+        # The source runs one level ahead: of what waits to be fed or, after a refill, of what was.
         above = following or tuple(i for i in tree.level(fed) if tree[i].sent)
         grown = any(tree[i].expanded for i in above)
         below = tree[above[0]].position - tree[tree.root].position

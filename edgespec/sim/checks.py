@@ -108,7 +108,7 @@ class Checks:
     def _check_reply(self, world: World, message: Message) -> None:
         tag = int(getattr(message, "tag", -1))
         if tag not in self._promises:
-            raise InvariantViolated("one end", f"a reply to nobody: {message}")
+            raise InvariantViolated("one end", f"a reply to no request: {message}")
         promise, got = self._promises[tag], self._got[tag]
         if got.ended:
             raise InvariantViolated("one end", f"request {tag} got {message} behind its end")
@@ -185,7 +185,7 @@ def _check_finished(world: World, promise: Promise, got: _Got, end: Finished) ->
         )
     if end.finish_reason == "cancelled":
         if promise.cancel_at is None or world.now < promise.cancel_at:
-            raise InvariantViolated("plain answer", f"nobody cancelled request {end.tag}")
+            raise InvariantViolated("plain answer", f"request {end.tag} was not cancelled")
         return
     right = promise.expected
     if right is None or (end.token_ids, end.text, end.finish_reason) != (

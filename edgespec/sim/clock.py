@@ -18,7 +18,7 @@ class Booking:
     args: tuple[Any, ...] = field(compare=False)
 
     def cancel(self) -> None:
-        """It shall not happen."""
+        """Drop it."""
         self.act = None
 
 

@@ -90,7 +90,7 @@ def network_of(costs: RingCosts) -> Network:
 
 
 class RandomDurations:
-    """Times drawn anew for every effect: up to twice a place's `pace` (s), now and then none."""
+    """Times drawn for every effect: up to twice a place's `pace` (s), now and then none."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ class FaultStruct(FileStruct, frozen=True, tag=_tag, tag_field="kind"):
 
 
 class Delay(FaultStruct, frozen=True):
-    """Any message takes up to `seconds` more with this probability; those behind it wait too."""
+    """Any message takes up to `seconds` more with this probability; those after it wait too."""
 
     probability: float
     seconds: float
@@ -106,7 +106,7 @@ class Dice:
         )
 
     def delay(self) -> float:
-        """Seconds that a message takes longer, and those behind it."""
+        """Seconds that a message takes longer, and those after it."""
         return sum(self._strike(fault) for fault in self._delays)
 
     def lateness(self, message: Message) -> float:

@@ -75,7 +75,7 @@ class FakeBlock:
         aux_layer = Tensor("uint8", (len(own), 8), own.tobytes())
         self._taps = aux_layer if self._stage in job.aux_layers else None
         stopped = stop()
-        # The slots of an aborted job hold garbage that nobody may look at.
+        # The slots of an aborted job hold garbage that no row may see.
         new = np.full_like(own, _GARBAGE) if stopped else _mix(own)
         seen, first = np.zeros_like(own), 0
         for part in job.parts:
@@ -113,7 +113,7 @@ class FakeBlock:
         return self._cache[request]
 
     def gather(self, request: int, start: int, order: IntArray) -> None:
-        """Keep slots `start + order` behind the first `start`."""
+        """Keep slots `start + order` after the first `start`."""
         cache = self._slots_of(request)
         self._cache[request] = np.concatenate([cache[:start], cache[start:][order]])
 
@@ -146,7 +146,7 @@ class FakeHead:
     def choose(
         self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
     ) -> tuple[Choice, TopLogprobs | None]:
-        """The token behind every row; a seed changes all of them. It is committed of each."""
+        """The token after every row; a seed changes all of them. It is committed of each."""
         rows = np.frombuffer(hidden.data, np.uint64)
         tokens = _token_behind(rows, positions, self._vocabulary, sampling.seed)
         choice = Choice(tokens, np.ones(len(tokens)), np.zeros(len(tokens)))
@@ -157,7 +157,7 @@ class FakeHead:
 
 
 def toy_next(context: Sequence[int], stages: int, vocabulary: int, seed: int) -> int:
-    """The token behind `context` by plain causal evaluation of the toy model."""
+    """The token after `context` by plain causal evaluation of the toy model."""
     positions = np.arange(len(context), dtype=np.int64)
     hidden = _embed(np.asarray(context, np.int64), positions)
     for stage in range(stages):

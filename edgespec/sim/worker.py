@@ -32,8 +32,8 @@ class Compute(Protocol):
 class Span:
     """One effect that a node carried out, from `start` to `end` in virtual seconds.
 
-    `kind` is the effect's type. `ids` are the rows of a RunBlock, so that whoever knows which rows
-    became tokens can tell work from waste; `rows` counts what a RunBlock or RunHead ran. `stopped`:
+    `kind` is the effect's type. `ids` are the rows of a RunBlock, by which useful rows can be
+    told from wasted ones; `rows` counts what a RunBlock or RunHead ran. `stopped`:
     it was aborted between two layers. `job` is -1 where the effect has none.
     """
 
@@ -97,7 +97,7 @@ class VirtualWorker:
         return self._running is None and not self._queue
 
     def add(self, effect: Effect) -> None:
-        """Carry out this effect behind all others."""
+        """Carry out this effect after all others."""
         self._queue.append(effect)
         if self._running is None:
             self._start()

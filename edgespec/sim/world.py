@@ -79,7 +79,7 @@ class TimedReply:
 
 
 class Observer(Protocol):
-    """Somebody who looks at the world after every event."""
+    """Looks at the world after every event."""
 
     def after(self, world: World, node: int) -> None:
         """Something happened at `node` (0: the coordinator)."""
@@ -362,7 +362,7 @@ class World:
 
     def _send(self, node: int, effect: Effect, message: Message) -> None:
         if not self.is_up:
-            return  # there is nobody
+            return  # no ring to send on
         frames = [bytes(frame) for frame in encode(message)]
         match effect:
             case SendRing():

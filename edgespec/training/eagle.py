@@ -39,7 +39,7 @@ class Student(nn.Module):
         self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False) if shape.own_head else None
 
     def logits(self, features: torch.Tensor, teacher: Teacher) -> torch.Tensor:
-        """Logits [.., vocab] behind features that came out of the layer."""
+        """Logits [.., vocab] after features that came out of the layer."""
         rows = self.head.outgoing(features)
         return teacher.logits(rows) if self.lm_head is None else self.lm_head(rows)
 
@@ -114,7 +114,7 @@ def counted(rows: TextRows, level: int) -> torch.Tensor:
     """Which pairs [B, T - 1] of a level count: those whose guesses are of a row's text.
 
     Pair p of level i hangs below the root p + 1 - i, and guesses token p + 2; what follows the
-    last token is guessed by nobody.
+    last token is not guessed.
     """
     pairs = torch.arange(rows.tokens.shape[1] - 1)
     begins = torch.clamp(rows.starts, min=0)[:, None] + level - 1

@@ -75,7 +75,7 @@ def train_ppd(plan: PPDPlan, say: Callable[[str], None], dtype: torch.dtype) -> 
 @torch.no_grad()
 def agreement(vectors: PPDVectors, teacher: Teacher, rows: TextRows) -> Agreement:
     """Measure on rows of the base's own greedy text: at every position, how good the guesses are
-    that a chain there makes of the tokens behind the next one."""
+    that a chain there makes of the tokens after the next one."""
     found = {rank: torch.zeros(vectors.depth) for rank in RANKS}
     runs = {rank: torch.zeros(vectors.depth) for rank in RANKS}
     total = 0

@@ -15,7 +15,7 @@ from edgespec.training.texts import TextRows
 
 
 class Lesson(NamedTuple):
-    """What the base computes for rows of tokens: hidden rows behind the final norm [B, T, H], and
+    """What the base computes for rows of tokens: hidden rows after the final norm [B, T, H], and
     those that enter the tapped layers side by side [B, T, taps · H], or None."""
 
     hidden: torch.Tensor
@@ -53,10 +53,10 @@ class Teacher:
     def read_with(
         self, tokens: torch.Tensor, extra: torch.Tensor, places: torch.Tensor, sees: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run rows of tokens int64 [B, T], and behind them vectors [B, Q, H] that the tokens do not
+        """Run rows of tokens int64 [B, T], and after them vectors [B, Q, H] that the tokens do not
         see, at positions `places` int64 [B, Q]; `sees` bool [B, Q, T + Q].
 
-        Returns hidden rows behind the final norm, [B, T, H] and [B, Q, H]; gradients go through to
+        Returns hidden rows after the final norm, [B, T, H] and [B, Q, H]; gradients go through to
         `extra` alone.
         """
         with torch.no_grad():
@@ -77,7 +77,7 @@ class Teacher:
         return vectors
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [.., V] behind hidden rows; gradients go through to `hidden`."""
+        """Logits [.., V] after hidden rows; gradients go through to `hidden`."""
         logits = self._model.lm_head(hidden)
         return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
 

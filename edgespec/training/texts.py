@@ -77,13 +77,13 @@ def is_held_out(text: str) -> bool:
 
 
 def encoded(texts: Iterable[str], tokenizer: Tokenizer, end: int) -> Iterator[torch.Tensor]:
-    """Tokens of each document as the model reads it, int32, with the token `end` behind them."""
+    """Tokens of each document as the model reads it, int32, with the token `end` after them."""
     for text in texts:
         yield torch.tensor([*tokenizer.encode(text), end], dtype=torch.int32)
 
 
 def packed(encodings: Iterable[torch.Tensor], length: int, most: int) -> TextRows:
-    """At most `most` rows of `length` tokens: documents one behind the other.
+    """At most `most` rows of `length` tokens: documents one after the other.
 
     A document starts a row again, whole, if the row before has cut it.
     """

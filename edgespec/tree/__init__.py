@@ -1,1 +1,1 @@
-"""The draft tree: which guesses exist, which rows travel, which are kept, who sees whom."""
+"""The draft tree: which guesses exist, which rows travel, which are kept, which row sees which."""

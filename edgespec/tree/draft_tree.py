@@ -2,7 +2,7 @@
 
 Nodes get ids that only grow. The tree holds only live nodes: the root (newest committed token) and
 its descendants. A node is unsent, then sent round the ring, then verified: its target token is the
-base model's next token behind it.
+base model's next token after it.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ class DraftTree:
     # --- verifying ----------------------------------------------------------------------------
 
     def record(self, ids: Iterable[int], target_tokens: Iterable[int]) -> None:
-        """Note the base model's next token behind each node; nodes no longer here are ignored."""
+        """Note the base model's next token after each node; nodes no longer here are ignored."""
         for node_id, target_token in zip(ids, target_tokens, strict=True):
             if node_id in self._nodes:
                 self._nodes[node_id].target_token = target_token

@@ -1,6 +1,6 @@
-"""Row ledger: which rows of one request a stage's KV cache holds, in which slot, and who sees whom.
+"""Row ledger: the rows of one request in a stage's KV cache, their slots, and what each row sees.
 
-The cache has two regions: committed rows (committed tokens, contiguous positions) and behind them
+The cache has two regions: committed rows (committed tokens, contiguous positions) and after them
 speculative rows (guesses). The ledger is the bookkeeping alone; the tensors live in the model room.
 Stages, draft models and the coordinator's checks all run this one ledger.
 
@@ -49,7 +49,7 @@ class Rows:
         return Rows(nothing, nothing, nothing, nothing)
 
     def joined(self, other: Rows) -> Rows:
-        """These rows, and others behind them."""
+        """These rows, and others after them."""
         return Rows(
             np.concatenate([self.ids, other.ids]),
             np.concatenate([self.parents, other.parents]),
@@ -182,7 +182,7 @@ class RowLedger:
 
         They are those at the first positions, in order; of the committed ones, whose ids are not
         kept, the number counts. There all are committed, with the ids 0, 1, …. Raises
-        RemoteProtocolError for a row that is not here, or not behind the one before it.
+        RemoteProtocolError for a row that is not here, or not after the one before it.
         """
         here = min(self.committed, len(ids))
         slots = [self._slot_of.get(row_id) for row_id in ids[here:]]
@@ -231,7 +231,7 @@ class RowLedger:
         return order
 
     def _check_paths(self, keep: RetainSet, accepted: list[int], survivors: list[int]) -> None:
-        """Accepted rows must be one path behind the committed rows, and the others hang from it."""
+        """Accepted rows must be one path after the committed rows, and the others hang from it."""
         for last, slot in enumerate(accepted):
             if np.flatnonzero(self._sees[slot]).tolist() != accepted[: last + 1]:
                 raise RemoteProtocolError(

@@ -2,8 +2,8 @@
 
 Sampling from a distribution P with the Gumbel-max trick means taking the token with the largest
 ``log P + g``, where every ``g`` is an independent standard Gumbel number. Here ``g`` comes from a
-counter-based hash instead of a generator with a state, so it does not matter who asks for it, in
-which order, how often, or on which side of the ring: the base's choice is a function of seed,
+counter-based hash instead of a generator with a state, so it does not matter which node asks for
+it, in which order or how often: the base's choice is a function of seed,
 position and prefix alone, and a draft may rank its guesses with the very same noise (Gumbel
 coupling without communication: Daliri, Musco and Suresh, arXiv 2408.07978; lists of candidates:
 Rowan et al., arXiv 2506.05632).

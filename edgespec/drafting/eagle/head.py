@@ -45,7 +45,7 @@ class EagleHead(nn.Module):
     def features(self, given: torch.Tensor) -> torch.Tensor:
         """What the base gave, as the head takes it: [B, R, hidden].
 
-        `given`: the rows behind the base's final norm [B, R, hidden] ("eagle"), or the rows that
+        `given`: the rows after the base's final norm [B, R, hidden] ("eagle"), or the rows that
         enter its tapped layers side by side [B, R, taps · base_hidden] ("eagle3").
         """
         return self.fc(given) if self.shape.kind == "eagle3" else given
@@ -53,7 +53,7 @@ class EagleHead(nn.Module):
     def forward(
         self, features: torch.Tensor, embedded: torch.Tensor, angles: RopeAngles, attend: Attend
     ) -> torch.Tensor:
-        """Features [B, R, hidden] of the positions behind those of the pairs.
+        """Features [B, R, hidden] of the positions after those of the pairs.
 
         `features`, `embedded` [B, R, hidden]: of the pairs. `attend` sees to what each row sees.
         """

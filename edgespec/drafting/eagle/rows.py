@@ -15,20 +15,18 @@ from edgespec.model.kv_cache import TwoRegionCache
 _CHUNK = 256  # rows that run together: bounds the mask and the activations
 _RESERVE = 512
 _FAITHFUL = 3
-"""So many imitations behind each other are as good as the truth: heads are trained over several."""
+"""So many imitations in a row are as good as the truth: heads are trained over several."""
 Embed = Callable[[torch.Tensor], torch.Tensor]
 
 
 class PairRows:
-    """Rows of pairs (features at p, token at p + 1) behind each other, and the trees below them.
+    """Rows of pairs (features at p, token at p + 1) one after the other, and the trees below them.
 
-    A committed pair is of true features; a guess's are what its parent gave out, an imitation.
-    Guesses that come true are run again with the true ones, in the same pass as the next guesses
-    below them: those see the true rows, and go on from what their parents gave out before. What was
-    run between them stays at first, though it saw imitations of imitations: to run it all anew
-    would take a pass for every level of the tree after every committed token. Instead the truth
-    moves down with the passes that are made anyway, a level with each: a guess whose parent is
-    nearer to the truth than it was runs again with the next one below it.
+    A committed pair has true features; a guess has its parent's output, an imitation. Guesses that
+    become committed are run again with true features, in the same pass as the next guesses below
+    them. Guesses in between are stale: they saw imitations of imitations. To run them all again
+    would take a pass for every level of the tree after every committed token. Instead stale rows
+    are recomputed one level per pass, once the features of their parent are closer to true ones.
     """
 
     def __init__(
@@ -109,7 +107,7 @@ class PairRows:
 
     @torch.inference_mode()
     def behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
-        """What comes out [n, hidden] for the last token of each path behind the committed pairs.
+        """What comes out [n, hidden] for the last token of each path after the committed pairs.
 
         The empty path stands for the last committed pair; there must be one. A guess needs what its
         parent gave: each pass runs all that is missing below what was run.
@@ -193,7 +191,7 @@ class PairRows:
         sees = torch.zeros((pairs + len(places), before + pairs + len(places)), dtype=torch.bool)
         sees[:, :held] = True
         sees[:, before : before + pairs] = torch.ones((len(sees), pairs), dtype=torch.bool).tril()
-        column = dict(enumerate(range(first - 1), start=1))  # of each slot, behind the held pairs
+        column = dict(enumerate(range(first - 1), start=1))  # of each slot, after the held pairs
         imitated = self._imitated[:]
         for row, place in enumerate(places, start=pairs):
             parent = place[0]

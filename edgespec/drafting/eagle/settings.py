@@ -20,7 +20,7 @@ from edgespec.errors import ModelError
 USUAL_THETA = 10000.0
 """Of heads that do not say, and of several that say otherwise."""
 
-# Set, they change the arithmetic in ways that nobody has described.
+# Set, they change the arithmetic in ways that are not documented.
 _UNKNOWN_FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "use_aux_norm")
 _SPECULATORS = "transformer_layer_config"
 
@@ -150,7 +150,7 @@ def _taps(settings: dict[str, Any], layers: int, file: Path) -> tuple[int, ...]:
     """The base's layers whose incoming rows are read.
 
     SpecForge and SGLang count a layer by what leaves it, vLLM and speculators by what enters it;
-    the usual three tell which is meant, and for others it is who wrote the file.
+    the usual three tell which is meant, and for others the name of the writer.
     """
     nested = settings.get("eagle_config")
     inner = nested if isinstance(nested, dict) else {}

@@ -29,7 +29,7 @@ class HeadShape:
     that the head scores: the base's, or for EAGLE-3 a part of them. `fc_bias`, `qkv_bias` and
     `o_bias` say which biases there are; `own_embedding` and `own_head` whether the head brings its
     own matrices or borrows the base's. `residual_normed`: the residual stream of EAGLE-3 starts
-    behind `hidden_norm`, not before it (speculators' norm_before_residual). `aux_hidden`: the
+    after `hidden_norm`, not before it (speculators' norm_before_residual). `aux_hidden`: the
     base's layers whose incoming rows EAGLE-3 reads, low to high (none for "eagle"). `ropes`: what
     may be meant, the likeliest first; more than one only where the published settings are in doubt.
     """

@@ -18,7 +18,7 @@ _CHUNK = 256  # rows of a prefill that run together: bounds the mask and the act
 
 
 class FuzzyRows:
-    """One request's rows: committed ones, run precisely, and behind them guesses, run fuzzily.
+    """One request's rows: committed ones, run precisely, and after them guesses, run fuzzily.
 
     After every verification all fuzzy keys and values are thrown away, right guesses' too, and the
     new committed tokens run precisely, in one pass: errors do not add up, and the first level below
@@ -129,7 +129,7 @@ class LevelTimes:
 
 
 def level_times(model: GroupedModel, rows: int = 10, context: int = 128) -> LevelTimes:
-    """Measure a level of `rows` guesses behind `context` tokens, both ways in turn."""
+    """Measure a level of `rows` guesses after `context` tokens, both ways in turn."""
     cache: LayerCache = model.new_cache()
     device = model.device
     every = torch.arange(context, device=device) % model.vocab_size

@@ -129,7 +129,7 @@ class LayerReader:
 
 
 def _joined(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
-    """Vectors behind each other; zeros stand for one that is absent, unless all are."""
+    """Vectors one after the other; zeros stand for one that is absent, unless all are."""
     known = [part for part in parts if part is not None]
     if not known:
         return None

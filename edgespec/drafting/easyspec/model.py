@@ -103,7 +103,7 @@ class GroupedModel:
         """Run tokens int64 [R] at `positions` int64 [R], and append their keys and values.
 
         `mask` bool [R, cache.length + R]: which slots each row sees, its own included. Returns
-        hidden rows [R, H] behind the final norm.
+        hidden rows [R, H] after the final norm.
         """
         cache.make_room(len(tokens))
         hidden = embedding(tokens, self.embedding)

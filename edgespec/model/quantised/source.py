@@ -17,7 +17,7 @@ from edgespec.model.source import TensorSource
 class QuantisingSource:
     """A TensorSource over a checkpoint: what that has, the weights of layers packed on request.
 
-    Packs anew at each request and keeps nothing, so that memory holds one tensor at a time.
+    Packs at each request and keeps nothing, so that memory holds one tensor at a time.
     """
 
     def __init__(self, checkpoint: Checkpoint, quantisation: Quantisation) -> None:
