@@ -435,10 +435,10 @@ def test_settings_are_kept_and_count(watched: Watched) -> None:
 def test_a_model_without_a_chat_template(
     watched: Watched, ring: NodeRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(messages: object, most: int) -> None:
+    def refuse(codec: object, messages: object, most: int) -> None:
         raise ConfigError("the model has no chat template; send a prompt instead of messages")
 
-    monkeypatch.setattr(ring.codec, "encode_chat", refuse)
+    monkeypatch.setattr(type(ring.codec), "encode_chat", refuse)
     watched.expected.append("400")
     page = watched.open()
     is_up(page)
