@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from support.cases import case
 
 from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.errors import ConfigError
@@ -99,11 +100,11 @@ def test_every_family_is_read(family: str) -> None:
     "field",
     sorted(set(MIXTURE) - {"model_type", "intermediate_size"}),  # that one is not read
 )
-@pytest.mark.parametrize("value", [None, 0, -3, 1.5, "8", True, 10**30])
-def test_a_wrong_field_is_named(field: str, value: object) -> None:
+def test_a_wrong_field_is_named(field: str) -> None:
     read = longest_context if field == "max_position_embeddings" else architecture_of
-    with pytest.raises(ConfigError, match=f"config.json: {field} is "):
-        read({**MIXTURE, field: value}, "config.json")
+    for value in (None, 0, -3, 1.5, "8", True, 10**30):
+        with case(value), pytest.raises(ConfigError, match=f"config.json: {field} is "):
+            read({**MIXTURE, field: value}, "config.json")
 
 
 @pytest.mark.parametrize(
