@@ -14,9 +14,11 @@ EXPENSIVE = ("slow", "thorough")
 WITHOUT = {  # files without a quick test, and where `make test` has their promise instead
     "cli/test_failures.py": "runtime/test_recovery.py",
     "cli/test_losses.py": "runtime/test_recovery.py",
+    "cli/test_notified.py": "daemon/test_notify.py",
     "cli/test_quantised.py": "exactness/test_quantised.py",
     "cli/test_security.py": "runtime/test_strangers.py",
     "model/test_big_block.py": "model/test_block.py",
+    "net/test_transfer_kills.py": "net/test_block_transfer.py",
     "policy/test_slowing.py": "policy/test_experience.py",
     "serving/test_big_prompts.py": "decoding/test_prompts.py",
     "serving/test_clients.py": "serving/test_api.py",

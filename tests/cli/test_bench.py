@@ -42,11 +42,13 @@ def content(done: Done) -> dict[str, Any]:
     return json.loads(done.out)  # type: ignore[no-any-return]
 
 
+@pytest.mark.thorough
 def test_it_says_that_the_times_are_emulated(done: Done, content: dict[str, Any]) -> None:
     assert f"times are emulated: llama-2-13b on {PROFILE}" in done.err
     assert content["emulated"] is True
 
 
+@pytest.mark.thorough
 def test_every_policy_gives_the_tokens_of_a_plain_ring(
     folder: Path, content: dict[str, Any]
 ) -> None:
@@ -66,6 +68,7 @@ def test_every_policy_gives_the_tokens_of_a_plain_ring(
         assert entry["exact"] is True
 
 
+@pytest.mark.thorough
 def test_the_figures_are_those_of_the_emulated_devices(content: dict[str, Any]) -> None:
     plain, _, fast = content["runs"]
     # Two stages hold 40 layers of 2.38 ms each; a busy machine may only be slower.
@@ -82,12 +85,14 @@ def test_the_figures_are_those_of_the_emulated_devices(content: dict[str, Any]) 
     assert plain["rows_wasted"] == 0
 
 
+@pytest.mark.thorough
 def test_everything_is_written(folder: Path, content: dict[str, Any]) -> None:
     assert json.loads((folder / "out" / "results.json").read_text()) == content
     for name in ("timeline.png", "speedup.png"):
         assert (folder / "out" / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_the_manual_names_every_figure(content: dict[str, Any]) -> None:
     manual = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
     missing = [name for name in content["runs"][0] if f"`{name}`" not in manual]

@@ -75,6 +75,7 @@ def test_told_to_end_while_loading_it_ends_all(number: signal.Signals) -> None:
     assert all_gone(processes)()
 
 
+@pytest.mark.thorough
 def test_a_stage_killed_while_loading_is_named() -> None:
     with Command("demo", "--stages", "2") as demo:
         until(lambda: len(children_of(demo)) == 3)

@@ -46,6 +46,7 @@ def test_this_machine_can_run(here: Here, tmp_path: Path) -> None:
     assert not (tmp_path / "blocks").exists()
 
 
+@pytest.mark.thorough
 def test_programs_get_an_object(here: Here, tmp_path: Path) -> None:
     done = here("--json", "--cache", str(tmp_path))
     assert done.code == 0, done

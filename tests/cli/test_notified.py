@@ -13,6 +13,7 @@ from support.service_manager import Manager
 BEAT_S = 0.5  # half of the watchdog's interval
 
 
+@pytest.mark.thorough
 def test_systemd_hears_how_the_daemons_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", str(int(2e6 * BEAT_S)))
     with ExitStack() as stack:

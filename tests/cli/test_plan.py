@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import Done, run_here
+from support.tiers import thorough
 
 from edgespec.daemon import planning
 from edgespec.daemon.bundled_models import bundled
@@ -65,8 +66,8 @@ def test_a_table_that_no_narrow_terminal_cuts_and_the_commands(here: Here, folde
     [
         ("none", ""),
         ("ngram", "ngram"),
-        ("eagle3:{}", "a model-eagle3"),
-        ("hybrid:ngram+eagle3:{}", "a model-eagle3"),
+        thorough("eagle3:{}", "a model-eagle3"),
+        thorough("hybrid:ngram+eagle3:{}", "a model-eagle3"),
         ("independent:{}", "draft"),
     ],
 )

@@ -44,6 +44,7 @@ def quick(tmp_path: Path) -> list[str]:
     return ["--model", str(folder), "--seconds", "0.02", "--cache", str(tmp_path / "cache")]
 
 
+@pytest.mark.thorough
 def test_it_writes_a_profile_that_simulate_reads(
     here: Here, quick: list[str], tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def test_an_answer_in_json(ring: Processes) -> None:
     assert again.out == answer["text"] + "\n"
 
 
+@pytest.mark.thorough
 def test_a_prompt_beyond_the_context(ring: Processes) -> None:
     for options in ([], ["--json"]):
         done = ring.ask("word " * 2000, *options)
@@ -84,6 +85,7 @@ def test_a_second_daemon_for_a_stage_is_refused(ring: Processes) -> None:
     assert ring.ask("x", "--max-new-tokens", "2").code == 0, "the ring goes on"
 
 
+@pytest.mark.thorough
 def test_the_death_of_a_stage_costs_no_token(ring: Processes) -> None:
     pid = ring.stages[2].process.pid
     long = ["--max-new-tokens", "150", "--policy", "autoregressive"]

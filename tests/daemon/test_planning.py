@@ -219,6 +219,7 @@ def test_plain_decoding_is_what_the_machines_take() -> None:
     assert each == pytest.approx(made.trip_seconds(seen), rel=0.005)
 
 
+@pytest.mark.thorough
 def test_speculation_is_played_on_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "QUESTIONS", QUESTIONS[:1])
     made = planned(f"4*{NANO}")

@@ -10,6 +10,7 @@ import pytest
 from support.fake_draft import FakeDraft
 from support.rings import FakeRing, assert_one_end, submit
 from support.segments import run_block
+from support.tiers import tiered
 
 from edgespec.decoding.hidden_rows import HiddenRows
 from edgespec.policy.adaptive import Adaptive
@@ -163,7 +164,7 @@ def test_a_lost_ring_doubles_no_row() -> None:
             assert given == hidden[: len(given)]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", tiered(range(8), range(2)))
 def test_the_next_turn_goes_on_from_the_rows_that_were_given(seed: int) -> None:
     """In any conversation, by any policies, some of which draft nothing: of those nothing is kept
     for a source that needs the rows."""

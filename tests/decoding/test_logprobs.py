@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support import rings
 from support.rings import Chaos, FakeRing, Faults, assert_one_end, submit
+from support.tiers import tiered
 
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
@@ -88,7 +89,7 @@ def assert_told(fake: FakeRing, ask: Submit, top: int) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("top", [0, 1, 20])
+@pytest.mark.parametrize("top", tiered([0, 1, 20], [20]))
 def test_every_token_is_told_once_with_its_own_values(policy: str, top: int) -> None:
     fake = telling_ring(3)
     ask = replace(submit(policy=policy, max_new_tokens=30), top=top)
@@ -104,7 +105,7 @@ def test_nothing_is_told_to_who_did_not_ask() -> None:
     assert all(one.log_probs == "" for one in news)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", tiered(range(12), range(3)))
 def test_whatever_the_timing_and_with_a_lost_ring(seed: int) -> None:
     rng = random.Random(seed)
     fake = telling_ring(3)

@@ -7,6 +7,7 @@ from functools import cache, reduce
 from typing import Any, TypeVar
 
 import pytest
+from support.tiers import tiered
 from support.torch_rings import BASE, generated, prompts, request, torch_ring
 
 from edgespec.drafting.choice import HYBRID, SOURCES
@@ -29,9 +30,7 @@ matrix = [
 ]
 few = [  # test_exactness.py has the independent draft
     pytest.mark.parametrize("draft", [d for d in DRAFTS if d not in ("independent", "easyspec")]),
-    pytest.mark.parametrize(
-        "policy", ["adaptive", pytest.param("flowspec", marks=pytest.mark.thorough)]
-    ),
+    pytest.mark.parametrize("policy", tiered(["adaptive", "flowspec"], ["flowspec"])),
 ]
 
 

@@ -26,7 +26,7 @@ from support.checkpoints import (
     write_family,
 )
 from support.pipelines import CUTS, TOLERANCE, Grower, Pipeline, difference, random_tokens
-from support.tiers import examples
+from support.tiers import examples, tiered
 from transformers import PreTrainedModel
 
 from edgespec.config import Quantisation
@@ -95,7 +95,7 @@ def worst_of_a_tree(pipeline: Pipeline, seed: int) -> float:
     return max(found)
 
 
-@pytest.mark.parametrize("stages", sorted(CUTS))
+@pytest.mark.parametrize("stages", tiered(sorted(CUTS), [3]))
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_and_trees_in_float64(zoo: Zoo, name: str, stages: int) -> None:
     pipeline = zoo.pipeline(name, stages)
@@ -105,6 +105,7 @@ def test_prompts_and_trees_in_float64(zoo: Zoo, name: str, stages: int) -> None:
     assert worst_of_a_tree(pipeline, seed=10 + stages) < TOLERANCE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_and_trees_in_float32(zoo: Zoo, name: str, stages: int) -> None:

@@ -39,6 +39,7 @@ def files_with(folder: Path, *parts: str) -> set[str]:
     return {file for name, file in listed.items() if any(part in name for part in parts)}
 
 
+@pytest.mark.thorough
 def test_a_block_downloads_the_files_with_its_tensors_and_no_others(
     hub: Hub, folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ print(json.dumps(checkpoint.tensor("model.norm.weight").tolist()))
     assert hub.fetched() == ["config.json", "model.safetensors"]
 
 
+@pytest.mark.thorough
 def test_every_refusal_says_what_to_do(hub: Hub, tmp_path: Path) -> None:
     code = """
 models = ("org/none", "org/gated", "org/pickled")

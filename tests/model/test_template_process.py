@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.tiers import thorough
 from support.torch_rings import BASE, tokenizer
 from transformers import AutoTokenizer
 
@@ -84,8 +85,8 @@ def test_it_is_small() -> None:
     [
         (LOOPS, "it took all the time"),
         (ALLOCATES, "needs more than 256 MiB"),
-        ("{{ 'ab' * 9999999 }}", "writes more than 8388608 characters"),
-        ("{{ raise_exception('not like that') }}", "refuses this: not like that"),
+        thorough("{{ 'ab' * 9999999 }}", "writes more than 8388608 characters"),
+        thorough("{{ raise_exception('not like that') }}", "refuses this: not like that"),
         ("{{ messages[0].content.__class__.__mro__ }}", "refuses this: "),
     ],
 )
@@ -102,6 +103,7 @@ def test_what_has_no_end_ends_in_one_clear_error_and_the_next_is_rendered(
         assert made.render(talk("hello")) == "fine"
 
 
+@pytest.mark.thorough
 def test_one_that_dies_is_started_again() -> None:
     with rendering("fine") as made:
         made.render(TALK)

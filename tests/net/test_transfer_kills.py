@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support import transfer_process
+from support.tiers import thorough
 
 from edgespec.net.block_server import CHUNK_BYTES
 
@@ -203,7 +204,7 @@ class Endurance:
 
 
 @pytest.mark.parametrize(
-    "kills", [8, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+    "kills", [thorough(8), pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
 def test_killed_at_random_the_block_ends_whole_and_no_chunk_is_fetched_twice(
     kills: int, tmp_path: Path

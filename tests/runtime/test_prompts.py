@@ -74,6 +74,7 @@ LOOPS = (
 )
 
 
+@pytest.mark.thorough
 def test_a_template_that_loops_ends_its_own_request_alone() -> None:
     templates = TemplateProcess(LOOPS, {}, seconds=3.0)
     with NodeRing(2) as ring, ring.client() as one, ring.client() as other:

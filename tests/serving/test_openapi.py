@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
     status_code_conformance,
 )
+from support.tiers import examples
 
 from edgespec.serving.openapi import openapi
 from edgespec.serving.schema import ChatRequest, TextRequest
@@ -40,11 +41,7 @@ def test_no_request_makes_a_server_error(
     schema.config.update(base_url=url)
     operation = schema[path][method]
 
-    @settings(
-        max_examples=25 if method == "POST" else 3,
-        suppress_health_check=list(HealthCheck),
-        database=None,
-    )
+    @examples(25 if method == "POST" else 4, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: schemathesis.Case) -> None:
         reply = case.call(timeout=120)

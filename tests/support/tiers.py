@@ -11,10 +11,12 @@ from hypothesis import settings
 
 def tiered(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     """The values of a parameter: those of `quick` in `make test`, the others marked thorough."""
-    return [
-        value if value in quick else pytest.param(value, marks=pytest.mark.thorough)
-        for value in every
-    ]
+    return [value if value in quick else thorough(value) for value in every]
+
+
+def thorough(*values: Any) -> Any:
+    """One case that only `make test-all` runs."""
+    return pytest.param(*values, marks=pytest.mark.thorough)
 
 
 def examples(count: int, **more: Any) -> settings:

@@ -8,6 +8,7 @@ from copy import deepcopy
 
 import numpy as np
 import pytest
+from support.tiers import tiered
 
 from edgespec.errors import RemoteProtocolError
 from edgespec.tree.ledger import NO_PARENT, RetainSet, RowLedger, Rows
@@ -111,7 +112,7 @@ class Checked:
         assert tuple(self.cache[: self.ledger.committed]) == self.truth.path_of[last]
 
 
-@pytest.mark.parametrize("chunk", range(10))
+@pytest.mark.parametrize("chunk", tiered(range(10), range(3)))
 def test_every_row_sees_its_own_path_whenever_retained_sets_come(chunk: int) -> None:
     for seed in range(chunk * 60, chunk * 60 + 60):
         rng = random.Random(seed)
