@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from edgespec.machines.effects import (
-    RunBlock,
-)
+from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling

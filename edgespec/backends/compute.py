@@ -15,19 +15,10 @@ from edgespec.decoding.effects import (
     OpenDraft,
     RunHead,
 )
-from edgespec.decoding.events import (
-    Drafted,
-    HeadDone,
-)
+from edgespec.decoding.events import Drafted, HeadDone
 from edgespec.drafting.grower import DraftSource
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-)
-from edgespec.machines.events import (
-    BlockDone,
-    Event,
-)
+from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import BlockDone, Event
 from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.drafted import Children, DraftedTree
 

@@ -7,13 +7,8 @@ import time
 from collections.abc import Callable
 
 from edgespec.backends.timed import EffectDurations
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-)
-from edgespec.machines.events import (
-    Event,
-)
+from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import Event
 
 Perform = Callable[[Effect, Callable[[], bool]], Event | None]
 

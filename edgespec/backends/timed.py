@@ -16,10 +16,7 @@ from edgespec.decoding.effects import (
     RunHead,
 )
 from edgespec.drafting.grower import DraftSource
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-)
+from edgespec.machines.effects import Effect, RunBlock
 from edgespec.planning.costs import NodeCosts
 from edgespec.policy.base import Deepen
 from edgespec.types.draft_pass import DraftPass

@@ -7,9 +7,7 @@ from collections.abc import Callable
 import torch
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.machines.effects import (
-    RunBlock,
-)
+from edgespec.machines.effects import RunBlock
 from edgespec.model.aux_hidden import packed
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead

@@ -7,13 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from edgespec.backends.timed import CoordinatorDurations, StageDurations
-from edgespec.decoding.effects import (
-    RunHead,
-)
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-)
+from edgespec.decoding.effects import RunHead
+from edgespec.machines.effects import Effect, RunBlock
 from edgespec.planning.costs import RingCosts
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.types.draft_pass import DraftPass

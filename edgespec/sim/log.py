@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from edgespec.machines.effects import (
-    Effect,
-)
+from edgespec.machines.effects import Effect
 from edgespec.wire.messages import CloseRequest, Fault, Message, Retain
 from edgespec.wire.segment import Segment
 

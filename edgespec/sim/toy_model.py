@@ -13,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.machines.effects import (
-    RunBlock,
-)
+from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling

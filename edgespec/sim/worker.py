@@ -9,15 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.errors import EdgespecError
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-)
-from edgespec.machines.events import (
-    NO_JOB,
-    ComputeFailed,
-    Event,
-)
+from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import NO_JOB, ComputeFailed, Event
 from edgespec.sim.clock import Booking, Clock
 
 

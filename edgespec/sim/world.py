@@ -16,30 +16,12 @@ from typing import Protocol
 from edgespec.backends.base import BlockBackend, Head
 from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.effects import (
-    AbortBlock,
-    EncodePrompt,
-    SendRing,
-)
-from edgespec.decoding.events import (
-    SegmentArrived,
-)
+from edgespec.decoding.effects import AbortBlock, EncodePrompt, SendRing
+from edgespec.decoding.events import SegmentArrived
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import DraftSource
-from edgespec.machines.effects import (
-    Effect,
-    SendCoordinator,
-    SendPeer,
-    SendStages,
-)
-from edgespec.machines.events import (
-    Event,
-    Hold,
-    MessageArrived,
-    RingDown,
-    RingUp,
-    Tick,
-)
+from edgespec.machines.effects import Effect, SendCoordinator, SendPeer, SendStages
+from edgespec.machines.events import Event, Hold, MessageArrived, RingDown, RingUp, Tick
 from edgespec.sim.clock import Booking, Clock
 from edgespec.sim.durations import Durations
 from edgespec.sim.faults import Change, Crash, Dice, Fault

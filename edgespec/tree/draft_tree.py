@@ -25,7 +25,7 @@ class TreeNode:
     `drafted`: its own natural-log score as the draft source gave it, if it came of an expansion.
     `rank`: how many guesses of that expansion were better, 0 for the best. `expanded`: its children
     have been, or are being, asked of the draft source. `sources`: which of the draft source's
-    members guessed it, as bits (see tree.drafted); none for a token that nobody guessed.
+    members guessed it, as bits (see tree.drafted); none for a token that no source guessed.
     """
 
     id: int
@@ -223,7 +223,7 @@ class DraftTree:
     ) -> int:
         """Add the `keep` best of `children`, guessed below nodes `ids`; return how many are new.
 
-        `calibrated` are the children's own scores as they shall count (see policy.estimates).
+        `calibrated` are the children's own scores as they count here (see policy.estimates).
         Parents that are no longer here, and guesses behind `last_position`, are left out. A guess
         that is already here keeps its place and its score.
         """

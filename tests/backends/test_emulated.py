@@ -15,20 +15,10 @@ from edgespec.backends.compute import CoordinatorCompute
 from edgespec.backends.emulated import Emulated
 from edgespec.backends.timed import CoordinatorDurations
 from edgespec.daemon.profiles import profile_named
-from edgespec.decoding.effects import (
-    Draft,
-    GatherRows,
-    OpenDraft,
-)
+from edgespec.decoding.effects import Draft, GatherRows, OpenDraft
 from edgespec.errors import EdgespecError
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-)
-from edgespec.machines.events import (
-    BlockDone,
-    Event,
-)
+from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import BlockDone, Event
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import ring_costs
 from edgespec.policy.base import Grow

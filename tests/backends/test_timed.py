@@ -19,10 +19,7 @@ from edgespec.decoding.effects import (
     OpenDraft,
     RunHead,
 )
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-)
+from edgespec.machines.effects import Effect, RunBlock
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import ring_costs
 from edgespec.policy.base import Deepen, Expand, Grow

@@ -22,9 +22,7 @@ from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.machines.effects import (
-    RunBlock,
-)
+from edgespec.machines.effects import RunBlock
 from edgespec.model.aux_hidden import unpacked
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead

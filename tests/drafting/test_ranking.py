@@ -14,7 +14,7 @@ WARM = Sampling(temperature=1.0, seed=3)
 
 @pytest.mark.parametrize("truth", [0.3, 0.6, 1.2])
 @pytest.mark.parametrize("used", [0.3, 0.6])
-def test_the_sharpness_that_tokens_were_taken_with_is_found(truth: float, used: float) -> None:
+def test_the_temperature_that_tokens_were_taken_with_is_found(truth: float, used: float) -> None:
     random = np.random.default_rng(5)
     draft_temperature = DraftTemperature()
     assert draft_temperature.value == pytest.approx(DEFAULT_DRAFT_TEMPERATURE)
@@ -34,7 +34,7 @@ def test_few_tokens_change_little() -> None:
     assert DRAFT_TEMPERATURES.min() < draft_temperature.value < 2 * DEFAULT_DRAFT_TEMPERATURE
 
 
-def test_a_request_keeps_the_sharpness_that_it_began_with() -> None:
+def test_a_request_keeps_the_temperature_that_it_began_with() -> None:
     ranking = Ranking()
     ranking.open(1, WARM)
     logits = np.random.default_rng(2).normal(0, 2, (1, 50))

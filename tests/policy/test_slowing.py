@@ -9,10 +9,7 @@ from statistics import mean
 import pytest
 from support.worlds import FixedDurations, submit, toy_world
 
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-)
+from edgespec.machines.effects import Effect, RunBlock
 from edgespec.policy.estimates import RingEstimates
 from edgespec.sim.faults import SlowStage
 from edgespec.sim.oracle import Oracle

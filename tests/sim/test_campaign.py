@@ -14,23 +14,11 @@ from support.worlds import CALM, CALM_ASK
 
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.errors import ConfigError
-from edgespec.machines.effects import (
-    Effect,
-    SendPeer,
-)
-from edgespec.machines.events import (
-    Event,
-)
+from edgespec.machines.effects import Effect, SendPeer
+from edgespec.machines.events import Event
 from edgespec.policy.registry import POLICIES
 from edgespec.schema import as_type
-from edgespec.sim.campaign import (
-    Parts,
-    ScenarioFailed,
-    build,
-    play,
-    play_and_trace,
-    run_campaign,
-)
+from edgespec.sim.campaign import Parts, ScenarioFailed, build, play, play_and_trace, run_campaign
 from edgespec.sim.faults import Crash, LateRetain, SmallCache
 from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle

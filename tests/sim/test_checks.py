@@ -14,25 +14,12 @@ from support.worlds import CALM, CALM_ASK
 
 import edgespec.sim.checks
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.effects import (
-    GatherRows,
-    SendRing,
-)
-from edgespec.decoding.events import (
-    SegmentArrived,
-)
+from edgespec.decoding.effects import GatherRows, SendRing
+from edgespec.decoding.events import SegmentArrived
 from edgespec.decoding.stage import StageMachine
 from edgespec.errors import LocalProtocolError
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-    SendPeer,
-)
-from edgespec.machines.events import (
-    BlockDone,
-    Event,
-    MessageArrived,
-)
+from edgespec.machines.effects import Effect, RunBlock, SendPeer
+from edgespec.machines.events import BlockDone, Event, MessageArrived
 from edgespec.sim.campaign import Parts, play
 from edgespec.sim.checks import InvariantViolated
 from edgespec.sim.faults import LoseRetain

@@ -11,14 +11,8 @@ from support.segments import one_part, run_block
 from support.worlds import submit, toy_world
 
 from edgespec.daemon.profiles import profile_named
-from edgespec.decoding.effects import (
-    Draft,
-    OpenCache,
-    RunHead,
-)
-from edgespec.machines.effects import (
-    Effect,
-)
+from edgespec.decoding.effects import Draft, OpenCache, RunHead
+from edgespec.machines.effects import Effect
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import LinkCosts, ring_costs
 from edgespec.policy.base import Deepen, Grow

@@ -8,19 +8,10 @@ import numpy as np
 import pytest
 from support.segments import run_block
 
-from edgespec.decoding.effects import (
-    CloseCache,
-)
+from edgespec.decoding.effects import CloseCache
 from edgespec.errors import CapacityError
-from edgespec.machines.effects import (
-    Effect,
-    RunBlock,
-)
-from edgespec.machines.events import (
-    BlockDone,
-    ComputeFailed,
-    Event,
-)
+from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import BlockDone, ComputeFailed, Event
 from edgespec.sim.clock import Clock
 from edgespec.sim.worker import Span, VirtualWorker
 from edgespec.tree.ledger import Rows
