@@ -5,8 +5,11 @@ What costs no time is said at once; the prompt is encoded beside the I/O loop (E
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct, ValidationError
 
 from edgespec.decoding.answer import Answer, TextCodec
 from edgespec.decoding.effects import (
@@ -88,46 +91,42 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     return PromptEncoded(effect.request, tuple(tokens))
 
 
-def _conversation(text: str) -> list[dict[str, str]]:
-    try:
-        messages = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ConfigError("messages is no JSON") from None
-    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
-        raise ConfigError('messages must be a list of {"role": ..., "content": ...}, not empty')
-    return [{"role": one["role"], "content": one["content"] or ""} for one in messages]
+_KINDS = (
+    *((QueueFull, "queue"), (CapacityError, "context")),
+    *((PeerLost, "lost"), (ConfigError, "invalid")),
+)
 
 
-def _is_message(one: object) -> bool:
+class _ChatMessage(Struct):
     """An assistant that called a tool or refused may have said nothing: its content is null, as
     OpenAI's clients send it, and templates get an empty one, which they can all add to a text."""
-    if not isinstance(one, dict) or not isinstance(one.get("role"), str) or not one["role"]:
-        return False
-    role: str = one["role"]
-    content = one.get("content", 0)
-    if content is None:
-        return role == "assistant"
-    return isinstance(content, str) and _is_text(content + role)
+
+    role: Annotated[str, Meta(min_length=1)]
+    content: str | None
+
+    def __post_init__(self) -> None:
+        if self.content is None and self.role != "assistant":
+            raise ValueError("it has no content")
 
 
-def _is_text(text: str) -> bool:
-    """Whether no half of a character is in it, as JSON can spell it."""
+def _conversation(text: str) -> list[dict[str, str]]:
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        messages = msgspec.json.decode(text, type=list[_ChatMessage])
+    except ValidationError:
+        messages = []
+    except (ValueError, RecursionError):
+        raise ConfigError("messages is no JSON") from None
+    if not messages:
+        raise ConfigError('messages must be a list of {"role": ..., "content": ...}, not empty')
+    return [{"role": one.role, "content": one.content or ""} for one in messages]
 
 
 def kind_of(problem: EdgespecError) -> str:
     """What a request that is not admitted fails with (see the message Failed)."""
-    kinds = (
-        (QueueFull, "queue"),
-        (CapacityError, "context"),
-        (PeerLost, "lost"),
-        (ConfigError, "invalid"),
-    )
-    return next((kind for of, kind in kinds if isinstance(problem, of)), "")
+    for of, kind in _KINDS:
+        if isinstance(problem, of):
+            return kind
+    return ""
 
 
 def _checked_policy(ring: Ring, name: str) -> Policy:
