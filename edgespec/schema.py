@@ -94,7 +94,13 @@ def as_type(kind: type[T], value: object, where: str, remedy: str = "") -> T:
     try:
         return convert(value, kind)
     except (ValidationError, ConfigError) as problem:
-        raise _refused(f"{where}: {_explained(kind, value, str(problem))}", remedy) from None
+        try:
+            words = _explained(kind, value, str(problem))
+        except (AssertionError, LookupError, TypeError, ValueError):  # a key that looks like a path
+            words = str(problem)
+    except UnicodeEncodeError:  # JSON can spell half a character
+        words = "it holds text that is not Unicode"
+    raise _refused(f"{where}: {words}", remedy)
 
 
 def _refused(problem: str, remedy: str) -> ConfigError:

@@ -159,3 +159,14 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     except ConfigError as problem:
         told = str(problem)
     assert told.startswith("x is not JSON in UTF-8: ")
+
+
+@pytest.mark.parametrize("text", ['{"version": 1, "name": 3, "\\ud800": 1}', '{"a - at `$.x`": 1}'])
+def test_odd_keys_are_refused_like_others(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^here: "):
+        as_type(Whole, parse_json(text, "here", ""), "here")
+
+
+def test_half_a_character_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^here: "):
+        as_type(Whole, {"name": "n", "rate": "\ud800"}, "here")

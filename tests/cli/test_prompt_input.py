@@ -95,11 +95,11 @@ def test_a_system_message_makes_it_a_conversation(
     asked: list[object] = []
     encode = ring.codec.encode_chat
 
-    def encode_chat(messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
+    def encode_chat(_: object, messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
         asked.append(messages)
         return encode(messages, most)
 
-    monkeypatch.setattr(ring.codec, "encode_chat", encode_chat)
+    monkeypatch.setattr(type(ring.codec), "encode_chat", encode_chat)
     user = {"role": "user", "content": "hello"}
     for system, opening in (("be brief", [{"role": "system", "content": "be brief"}]), ("", [])):
         done = here("hello", "--system", system, "--max-new-tokens", "9")
