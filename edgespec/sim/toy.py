@@ -31,7 +31,7 @@ class HoldingStream:
         return text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class ToyCodec:
     """A tokenizer of one-letter tokens (several tokens share a letter)."""
 
