@@ -132,6 +132,7 @@ def test_one_fast_device_makes_a_ring_faster_and_a_slow_link_slower() -> None:
     assert speed(replace(SHORT, link=LinkSpec(0.1, 1e6))) < even / 1.5
 
 
+@pytest.mark.thorough
 def test_chance_on_the_links_changes_no_token_and_repeats_itself() -> None:
     setup = replace(SHORT, link=LinkSpec(0.005, 1e7, jitter=0.02, loss=0.2))
     runs = simulate(setup, ["flowspec"])
@@ -146,6 +147,7 @@ def test_sampled_answers_are_exact_too() -> None:
     assert play(setup, "flowspec").tokens != play(SHORT, "flowspec").tokens
 
 
+@pytest.mark.thorough
 def test_a_useless_draft_costs_time_but_no_token(tmp_path: Path) -> None:
     folder = useless_draft(tmp_path)
     (run,) = simulate(replace(SHORT, draft=str(folder)), ["flowspec"])

@@ -212,6 +212,7 @@ def test_what_follows_a_wrong_chunk_is_kept() -> None:
     assert next_one.offset not in {request.offset for request in served}
 
 
+@pytest.mark.thorough
 def test_a_sender_cannot_make_it_hoard_pieces() -> None:
     data = block(4)
     receiver = opened(data)

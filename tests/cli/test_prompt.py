@@ -267,6 +267,7 @@ def test_a_killed_client_is_freed(slow: NodeRing) -> None:
     slow.assert_free()
 
 
+@pytest.mark.thorough
 def test_a_coordinator_that_ends_is_an_error_of_the_prompt() -> None:
     with NodeRing(1) as ring:
         ring.await_up()

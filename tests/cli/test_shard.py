@@ -142,6 +142,7 @@ class TestFolders:
         assert here(*self.ARGUMENTS).code == 0
         return tmp_path / "o"
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("stop_at", [0, 1, 2, 3])
     def test_an_interrupted_run_goes_on(
         self,
@@ -192,6 +193,7 @@ class TestFolders:
         kept = ("stage-1.safetensors", "stage-3.safetensors")
         assert {name: ages(whole)[name] for name in kept} == {name: old[name] for name in kept}
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         "change", [("--quant", "none"), ("--stages", "2"), ("--layers", "2,3,3")]
     )

@@ -112,6 +112,7 @@ except AccessRefused as problem:
 """
 
 
+@pytest.mark.thorough
 def test_of_two_processes_with_a_single_token_one_wins(folder: ClusterFolder) -> None:
     known = AccessStore(folder)
     for _ in range(2):

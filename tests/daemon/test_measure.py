@@ -232,6 +232,7 @@ def small(tmp_path: Path, kind: str = "llama", **settings: int) -> Shape:
     return Shape("small", AutoConfig.from_pretrained(folder))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "quantisation"),
     [("llama", "none"), ("llama", "int4"), ("qwen2", "int8"), ("mistral", "none")],

@@ -11,7 +11,7 @@ import pytest
 from support.cases import case
 from support.local_ring import CLIENT
 from support.rings import FakeRing, assert_one_end, submit
-from support.tiers import tiered
+from support.tiers import thorough, tiered
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.decoding.admission import Ring
@@ -134,14 +134,13 @@ def play_to_an_end(fake: FakeRing, end: Callable[[FakeRing], None], policy: str)
 ENDS = [cancel, fault, peer_gone, ring_ended]
 
 
+QUICK_ENDS = [*((end, "flowspec") for end in ENDS), (cancel, "adaptive")]
+
+
 @pytest.mark.parametrize(
     ("end", "policy"),
     [
-        pytest.param(
-            end,
-            policy,
-            marks=() if end is cancel or policy == "flowspec" else pytest.mark.thorough,
-        )
+        (end, policy) if (end, policy) in QUICK_ENDS else thorough(end, policy)
         for policy in POLICY_NAMES
         for end in ENDS
     ],

@@ -77,6 +77,7 @@ def test_without_speculation_each_token_is_a_trip(prompt: str) -> None:
     assert all(scene.tokens / scene.trips == pytest.approx(1.0) for scene in seen)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["adaptive", "flowspec", "pipedec"])
 def test_trips_are_those_that_made_the_tokens(policy: str) -> None:
     ring = FakeRing(3, accuracy=1.0)

@@ -131,6 +131,7 @@ def test_deepening_in_parts_is_growing_at_once(pair: Pair, sampling: Sampling) -
     assert_same(pair.draft.deepen(1, 5, 3), whole)
 
 
+@pytest.mark.thorough
 @given(
     seed=st.integers(0, 2**32 - 1),
     steps=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=1, max_size=6),

@@ -77,7 +77,7 @@ SAMPLED = ("gsm8k-test-3", "help-1", "code-3")
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_three_stages_sample_what_one_does(policy: str) -> None:
-    _sampled(3, policy, (2**40 + 7,), SAMPLED[:2])
+    _sampled(3, policy, (2**40 + 7,), SAMPLED[:1])
 
 
 @pytest.mark.parametrize(("stages", "policy"), cases((3,), ("flowspec",)))
@@ -167,6 +167,7 @@ def test_an_end_token_ends_the_answer_at_once(policy: str) -> None:
     assert answer.text == tokenizer().decode(wanted)
 
 
+@pytest.mark.thorough
 def test_stop_string_ends_at_once_whatever_the_policy() -> None:
     prompt = prompts()["gsm8k-test-7"]
     text = tokenizer().decode(generated(prompt, NEW_TOKENS))
@@ -183,6 +184,7 @@ def test_stop_string_ends_at_once_whatever_the_policy() -> None:
     assert ends[0] == generated(prompt, NEW_TOKENS)[: len(ends[0])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", FEW_OR_ALL)
 def test_flowspec_needs_fewer_trips_than_naive_tree_than_autoregressive(count: int) -> None:
     trips = {}

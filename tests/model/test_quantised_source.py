@@ -58,6 +58,7 @@ def test_a_weight_of_another_shape_or_name_is_refused(checkpoint: Checkpoint) ->
         source.packed("nothing", torch.Size((1, 2)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_what_needs_torch_alone_is_usable(dtype: str) -> None:
     verdicts = selftest.usable_quantisations(dtype, "cpu")

@@ -71,6 +71,7 @@ def test_it_writes_what_transformers_writes(template: str) -> None:
         assert made.render(TALK) == right
 
 
+@pytest.mark.thorough
 def test_it_is_small() -> None:
     with rendering("{{ messages }}") as made:
         made.render(TALK)

@@ -311,6 +311,7 @@ def test_a_coordinator_is_found_over_ipv6_alone() -> None:
             assert finding.done().out == f"['{d0.address}']\n"
 
 
+@pytest.mark.thorough
 def test_ipv6_addresses_are_announced_and_come_behind_ipv4() -> None:
     with lan("d0", "v1") as (d0, v1), announce(d0, "::") as one:
         one.until_err(f"on eth0 ({d0.address})")

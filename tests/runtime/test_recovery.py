@@ -98,6 +98,7 @@ def test_a_stage_that_is_replaced_costs_no_token(lost: int, way: str) -> None:
         ring.assert_free()
 
 
+@pytest.mark.thorough
 def test_a_stage_that_was_killed_and_comes_at_once_takes_its_place() -> None:
     """Before its predecessor's silence was noticed."""
     with answering() as (ring, asking):
@@ -177,6 +178,7 @@ def test_without_a_new_stage_it_is_one_clear_error_and_the_ring_can_still_be_hel
         ring.assert_free()
 
 
+@pytest.mark.thorough
 def test_a_request_that_is_cancelled_meanwhile_is_freed() -> None:
     with answering() as (ring, asking):
         with ring.client() as client:
@@ -206,6 +208,7 @@ def test_stages_join_a_coordinator_that_was_restarted(way: str) -> None:
         ring.assert_free()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_broken_data_connection_is_made_anew(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "BROKEN_S", 0.1)

@@ -276,6 +276,7 @@ def test_who_waits_behind_others_is_told_so(slow_url: str) -> None:
         assert int(third.headers["retry-after"]) > 0
 
 
+@pytest.mark.thorough
 def test_a_stage_lost_in_mid_answer_leaves_the_text_whole(
     slow_ring: NodeRing, slow_url: str
 ) -> None:
@@ -302,6 +303,7 @@ def test_a_stage_lost_in_mid_answer_leaves_the_text_whole(
     assert told.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.thorough
 def test_a_ring_that_stays_lost_ends_the_stream_with_one_error(
     slow_ring: NodeRing, slow_url: str
 ) -> None:

@@ -55,7 +55,7 @@ def test_random_scenarios_with_ppd_tokens_keep_every_promise() -> None:
         play(draw(seed), parts=Parts(draft=Prompted))
 
 
-@pytest.mark.parametrize("policy", tiered(sorted(POLICIES), ["adaptive", "pipedec"]))
+@pytest.mark.parametrize("policy", tiered(sorted(POLICIES), ["adaptive"]))
 def test_whatever_crashes_when_the_answer_is_the_plain_one(policy: str) -> None:
     """Several crashes a run, also before anything is noticed, during prefill and recovery."""
     recoveries = 0

@@ -77,6 +77,7 @@ def test_unrolled_steps_are_what_a_guesser_runs() -> None:
                 np.testing.assert_allclose(out[0], steps[step][0, row], rtol=0, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "vocab"), [("eagle", 0), ("eagle3", 100)])
 def test_a_run_that_was_stopped_goes_on_and_its_head_guesses(
     kind: Kind, vocab: int, base: Path, text: Path, tmp_path: Path
