@@ -56,21 +56,19 @@ def eagle(
     if kind not in ("eagle", "eagle3"):
         raise ConfigError(f"--kind {kind}: give eagle or eagle3")
     _make(out)
-    notes = Notes()
-    with notes.waiting("loading") as say:
+    with Notes().waiting("loading") as say:
         # Imported late, as torch takes seconds: a wrong option is refused at once.
         from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
         from edgespec.training.eagle import LEVELS
-        from edgespec.training.eagle_run import EaglePlan
-        from edgespec.training.eagle_run import train as run
         from edgespec.training.loop import TrainingSettings
+        from edgespec.training.run import EaglePlan, train_eagle
 
         known: Kind = "eagle3" if kind == "eagle3" else "eagle"
         settings = TrainingSettings(steps, batch, levels or LEVELS[known], rate, low, seed)
-        rows = {"text_rows": text_rows, "own_rows": own_rows}
-        plan = EaglePlan(base, text, out, known, settings, row_length, vocab=draft_vocab, **rows)
-        figures = run(plan, say, compute_dtype(dtype, best_device()))
+        rows = (row_length, text_rows, own_rows)
+        plan = EaglePlan(base, text, out, settings, *rows, known, draft_vocab)
+        figures = train_eagle(plan, say, compute_dtype(dtype, best_device()))
     _show(figures, out, as_json)
 
 
@@ -103,12 +101,11 @@ def ppd(
         from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
         from edgespec.training.loop import TrainingSettings
-        from edgespec.training.ppd_run import PPDPlan, train_ppd
+        from edgespec.training.run import PPDPlan, train_ppd
 
         settings = TrainingSettings(steps, batch, depth, rate, low, seed)
-        plan = PPDPlan(
-            base, text, out, depth, copies, chains, settings, row_length, text_rows, own_rows
-        )
+        rows = (row_length, text_rows, own_rows)
+        plan = PPDPlan(base, text, out, settings, *rows, depth, copies, chains)
         figures = train_ppd(plan, say, compute_dtype(dtype, best_device()))
     _show(figures, out, as_json)
 

@@ -39,17 +39,9 @@ class Student(nn.Module):
         self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False) if shape.own_head else None
 
     def logits(self, features: torch.Tensor, teacher: Teacher) -> torch.Tensor:
-        """Logits [.., vocab] after features that came out of the layer."""
+        """Logits [.., vocab] of features that came out of the layer."""
         rows = self.head.outgoing(features)
         return teacher.logits(rows) if self.lm_head is None else self.lm_head(rows)
-
-    def start(self, teacher: Teacher, rows: TextRows, batch: int) -> None:
-        """Begin with what `rows` say at once (see start.begin)."""
-        begin(self.head, teacher, rows, batch)
-        if self.lm_head is not None:
-            with torch.no_grad():
-                matrix = teacher.weights["lm_head.weight"]
-                self.lm_head.weight.copy_(matrix if self.kept is None else matrix[self.kept])
 
 
 class EagleTrainer(Trainer):
@@ -62,12 +54,14 @@ class EagleTrainer(Trainer):
         super().__init__(teacher, student, optimizers(student, settings.rate), settings, out)
 
     def begin(self, rows: TextRows) -> None:
-        """See Trainer."""
         first = rows.take(torch.arange(min(len(rows), _FIRST_ROWS)))
-        self.student.start(self.teacher, first, self.settings.batch)
+        begin(self.student.head, self.teacher, first, self.settings.batch)
+        if self.student.lm_head is not None:
+            matrix, kept = self.teacher.weights["lm_head.weight"], self.student.kept
+            with torch.no_grad():
+                self.student.lm_head.weight.copy_(matrix if kept is None else matrix[kept])
 
     def losses(self, batch: TextRows) -> tuple[torch.Tensor, float]:
-        """See Trainer."""
         return losses(self.student, self.teacher, batch, self.settings.unroll)
 
 
@@ -113,8 +107,8 @@ def losses(
 def counted(rows: TextRows, level: int) -> torch.Tensor:
     """Which pairs [B, T - 1] of a level count: those whose guesses are of a row's text.
 
-    Pair p of level i hangs below the root p + 1 - i, and guesses token p + 2; what follows the
-    last token is not guessed.
+    Pair p of level i hangs below the root p + 1 - i, and guesses token p + 2; there is no guess
+    of what follows the last token.
     """
     pairs = torch.arange(rows.tokens.shape[1] - 1)
     begins = torch.clamp(rows.starts, min=0)[:, None] + level - 1

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from edgespec.training.eagle import Student
+from edgespec.training.ppd import PPDVectors
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows
 from edgespec.training.unrolled import unrolled
 
 RANKS = (1, 4, 8)
+_BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +29,30 @@ class Agreement:
     trip: dict[int, float]
 
 
-@torch.no_grad()
-def agreement(
-    student: Student, teacher: Teacher, rows: TextRows, levels: int, batch: int = 16
-) -> Agreement:
+def eagle_agreement(student: Student, teacher: Teacher, rows: TextRows, levels: int) -> Agreement:
     """Measure on rows of the base's own greedy text (see Teacher.continued)."""
+    parts = map(rows.take, torch.arange(len(rows)).split(_BATCH))
+    return _agreement((_eagle_hits(student, teacher, part, levels) for part in parts), levels)
+
+
+def ppd_agreement(vectors: PPDVectors, teacher: Teacher, rows: TextRows) -> Agreement:
+    """Measure on rows of the base's own greedy text: at every position, how good the guesses are
+    that a chain there makes of the tokens after the next one."""
+    return _agreement(_ppd_hits(vectors, teacher, rows), vectors.depth)
+
+
+@torch.no_grad()
+def _agreement(parts: Iterable[torch.Tensor], levels: int) -> Agreement:
+    """`parts`: bool [roots, levels, ranks], whether the guess of a rank is the text's token."""
     found = {rank: torch.zeros(levels) for rank in RANKS}
     runs = {rank: torch.zeros(levels) for rank in RANKS}
     total = 0
-    for first in range(0, len(rows), batch):
-        part = rows.take(torch.arange(first, min(first + batch, len(rows))))
-        hits, counts = _hits(student, teacher, part, levels)
-        total += int(counts.sum())
+    for part in parts:
+        total += len(part)
         for rank in RANKS:
-            alive = counts
-            for level in range(levels):
-                # What hangs below the same root: one pair further on at every level.
-                here = torch.zeros_like(counts)
-                width = counts.shape[1] - level
-                here[:, :width] = hits[rank][level][:, level:]
-                found[rank][level] += (here & counts).sum().cpu()
-                alive = alive & here
-                runs[rank][level] += alive.sum().cpu()
+            hits = part[..., :rank].any(-1).cpu()
+            found[rank] += hits.sum(0)
+            runs[rank] += hits.long().cumprod(1).sum(0)
     share = max(total, 1)
     return Agreement(
         total,
@@ -56,26 +61,36 @@ def agreement(
     )
 
 
-def _hits(
-    student: Student, teacher: Teacher, rows: TextRows, levels: int
-) -> tuple[dict[int, list[torch.Tensor]], torch.Tensor]:
-    """By rank and level: which pairs [B, T - 1] guess the row's own next token; the roots' pairs.
-
-    A root counts if all levels below it lie in the row's text.
-    """
+def _eagle_hits(student: Student, teacher: Teacher, rows: TextRows, levels: int) -> torch.Tensor:
+    """A root counts if all levels below it lie in the row's text."""
     device = teacher.device
     tokens = rows.tokens.to(device, torch.int64)
     lesson = teacher.read(tokens, student.head.shape.aux_hidden)
     given = lesson.hidden if lesson.aux_hidden is None else lesson.aux_hidden
-    wanted = torch.cat([tokens[:, 2:], tokens[:, -1:]], 1)
-    hits: dict[int, list[torch.Tensor]] = {rank: [] for rank in RANKS}
-    for features in unrolled(student.head, given[:, :-1], teacher.embedded(tokens[:, 1:]), levels):
+    wanted = torch.cat([tokens[:, 2:], tokens[:, -1:]], 1)[..., None]
+    steps = unrolled(student.head, given[:, :-1], teacher.embedded(tokens[:, 1:]), levels)
+    hits = []
+    for level, features in enumerate(steps):
         best = student.logits(features, teacher).topk(max(RANKS), -1).indices
         if student.kept is not None:
             best = student.kept.to(device)[best]
-        for rank in RANKS:
-            hits[rank].append((best[..., :rank] == wanted[..., None]).any(-1))
+        # What hangs below the same root: one pair further on at every level.
+        hits.append((best == wanted).roll(-level, 1))
     pairs = torch.arange(tokens.shape[1] - 1)
     counts = pairs >= (rows.starts - 1).clamp(min=0)[:, None]
     counts &= pairs + 1 + levels < rows.ends[:, None]
-    return hits, counts.to(device)
+    return torch.stack(hits, 2)[counts.to(device)]
+
+
+def _ppd_hits(vectors: PPDVectors, teacher: Teacher, rows: TextRows) -> Iterator[torch.Tensor]:
+    ahead = torch.arange(2, vectors.depth + 2, device=teacher.device)
+    for index in range(len(rows)):
+        tokens = rows.tokens[index].to(teacher.device, torch.int64)
+        first = max(int(rows.starts[index]), 0)
+        anchors = torch.arange(first, int(rows.ends[index]) - 1 - vectors.depth)
+        if not len(anchors):
+            continue
+        anchors = anchors.to(teacher.device)
+        _, said = vectors.logits(teacher, tokens[None], anchors[None])
+        best = said[0].topk(max(RANKS), -1).indices
+        yield best == tokens[anchors[:, None] + ahead][..., None]

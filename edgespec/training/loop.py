@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -69,14 +70,7 @@ class Trainer(ABC):
     def losses(self, batch: TextRows) -> tuple[torch.Tensor, float]:
         """The loss of a step, and the share of first guesses that are the base's."""
 
-    def resume(self, rows: TextRows) -> bool:
-        """Take up the checkpoint, or begin with `rows` where there is none.
-
-        Raises ModelError for a checkpoint of another run.
-        """
-        if not self._file.exists():
-            self.begin(rows)
-            return False
+    def _resume(self) -> None:
         try:
             state = torch.load(self._file, map_location=self.teacher.device, weights_only=True)
             self._student.load_state_dict(state["student"])
@@ -88,35 +82,35 @@ class Trainer(ABC):
                 f"cannot go on from {self._file} ({error}); it is damaged or of another run: "
                 "delete it, or choose another --out"
             ) from error
-        return True
 
-    def save(self) -> None:
-        """Write the checkpoint, whole or not at all."""
-        partial = self._file.with_suffix(".part")
+    def _save(self) -> None:
         state = {
             "student": self._student.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "step": self.step,
         }
-        torch.save(state, partial)
-        os.replace(partial, self._file)
+        write_state(state, self._file)
 
-    def run(self, rows: TextRows, say: Callable[[int, float, float], None]) -> None:
-        """Train to the last step, saving now and then and at the end, also when interrupted.
-
-        `say` hears the step, the loss, and the share of first guesses that are the base's.
-        """
-        saved = time.monotonic()
+    def run(self, rows: TextRows, say: Callable[[str], None]) -> None:
+        """Train to the last step, from the checkpoint on if there is one. Saves now and then and at
+        the end, also when interrupted. Raises ModelError for a checkpoint of another run."""
+        if self._file.exists():
+            self._resume()
+            say(f"going on behind step {self.step}")
+        else:
+            self.begin(rows)
+            say("beginning")
+        saved, steps = time.monotonic(), self.settings.steps
         try:
-            while self.step < self.settings.steps:
+            while self.step < steps:
                 loss, right = self._one_step(rows)
                 self.step += 1
-                say(self.step, loss, right)
+                say(f"step {self.step} of {steps}: loss {loss:.3f}, first guess right {right:.3f}")
                 if time.monotonic() - saved > self.settings.save_seconds:
-                    self.save()
+                    self._save()
                     saved = time.monotonic()
         finally:
-            self.save()
+            self._save()
 
     def _one_step(self, rows: TextRows) -> tuple[float, float]:
         settings = self.settings
@@ -147,3 +141,10 @@ def _chosen(count: int, step: int, settings: TrainingSettings) -> torch.Tensor:
         here = epochs == epoch
         chosen[here] = order[index[here] % count]
     return chosen
+
+
+def write_state(state: dict[str, Any], file: Path) -> None:
+    """Write a checkpoint, whole or not at all."""
+    partial = file.with_suffix(".part")
+    torch.save(state, partial)
+    os.replace(partial, file)

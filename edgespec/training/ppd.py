@@ -41,10 +41,8 @@ class PPDVectors(nn.Module):
         ahead = torch.arange(size, device=anchors.device) // self.copies + 1
         places = (anchors[:, :, None] + ahead).flatten(1)
         kind = teacher.weights["lm_head.weight"].dtype
-        text, behind = teacher.read_with(
-            tokens, extra.to(kind), places, self._sees(tokens, anchors)
-        )
-        hidden = behind.view(batch, chains, self.depth, self.copies, -1)
+        text, after = teacher.read_with(tokens, extra.to(kind), places, self._sees(tokens, anchors))
+        hidden = after.view(batch, chains, self.depth, self.copies, -1)
         return teacher.logits(text).float(), teacher.logits(hidden).float().mean(3)
 
     def _sees(self, tokens: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:

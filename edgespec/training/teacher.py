@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from edgespec.training.texts import TextRows
 
 class Lesson(NamedTuple):
     """What the base computes for rows of tokens: hidden rows after the final norm [B, T, H], and
-    those that enter the tapped layers side by side [B, T, taps · H], or None."""
+    those that enter the auxiliary layers side by side [B, T, layers · H], or None."""
 
     hidden: torch.Tensor
     aux_hidden: torch.Tensor | None
@@ -61,14 +60,14 @@ class Teacher:
         """
         with torch.no_grad():
             first = self._model.model(tokens, use_cache=True)
-        behind = self._model.model(
+        after = self._model.model(
             inputs_embeds=extra,
             position_ids=places,
             attention_mask=sees[:, None],
             past_key_values=first.past_key_values,
             use_cache=True,
         )
-        return first.last_hidden_state, behind.last_hidden_state
+        return first.last_hidden_state, after.last_hidden_state
 
     @torch.no_grad()
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -77,7 +76,7 @@ class Teacher:
         return vectors
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [.., V] after hidden rows; gradients go through to `hidden`."""
+        """Logits [.., V] of hidden rows; gradients go through to `hidden`."""
         logits = self._model.lm_head(hidden)
         return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
 
@@ -100,23 +99,5 @@ class Teacher:
         tokens = torch.full((count, length), end, dtype=torch.int32)
         tokens[:, :wide] = grown.cpu()
         ended = tokens[:, begin:] == end
-        behind = torch.where(ended.any(1), ended.int().argmax(1) + begin + 1, length)
-        return TextRows(tokens, torch.full((count,), begin - 1), behind)
-
-
-def own_texts(
-    teacher: Teacher,
-    texts: TextRows,
-    prompt: int,
-    end: int,
-    say: Callable[[int], None],
-    batch: int = 64,
-) -> TextRows:
-    """The base's own continuations of the beginnings of `texts`, as long as these."""
-    made: TextRows | None = None
-    for first in range(0, len(texts), batch):
-        say(first)
-        part = texts.tokens[first : first + batch]
-        grown = teacher.continued(part[:, :prompt], part.shape[1], end)
-        made = grown if made is None else made.joined(grown)
-    return texts if made is None else made
+        ends = torch.where(ended.any(1), ended.int().argmax(1) + begin + 1, length)
+        return TextRows(tokens, torch.full((count,), begin - 1), ends)

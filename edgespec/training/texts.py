@@ -28,16 +28,14 @@ class TextRows:
         return len(self.tokens)
 
     def take(self, index: torch.Tensor) -> TextRows:
-        """The rows at `index`."""
         return TextRows(self.tokens[index], self.starts[index], self.ends[index])
 
-    def joined(self, other: TextRows) -> TextRows:
+    def joined(self, *others: TextRows) -> TextRows:
         """These and others, of one length."""
-        return TextRows(
-            torch.cat([self.tokens, other.tokens]),
-            torch.cat([self.starts, other.starts]),
-            torch.cat([self.ends, other.ends]),
+        columns = zip(
+            *((rows.tokens, rows.starts, rows.ends) for rows in (self, *others)), strict=True
         )
+        return TextRows(*map(torch.cat, columns))
 
 
 def documents(file: Path) -> Iterator[str]:

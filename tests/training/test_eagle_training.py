@@ -20,9 +20,9 @@ from edgespec.model.aux_hidden import packed as taps_of
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tensors import from_torch
-from edgespec.training.eagle_run import EaglePlan, train
 from edgespec.training.loop import TrainingSettings
 from edgespec.training.muon import orthogonal
+from edgespec.training.run import EaglePlan, train_eagle
 from edgespec.training.start import shape_for
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import documents, packed
@@ -48,10 +48,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def plan(base: Path, text: Path, out: Path, kind: Kind, steps: int, **more: int) -> EaglePlan:
+def plan(base: Path, text: Path, out: Path, kind: Kind, steps: int, vocab: int = 0) -> EaglePlan:
     out.mkdir(exist_ok=True)
     settings = TrainingSettings(steps, 2, 2, 1e-3, low=False)
-    return EaglePlan(base, text, out, kind, settings, 64, 6, 4, **more)
+    return EaglePlan(base, text, out, settings, 64, 6, 4, kind, vocab)
 
 
 def test_unrolled_steps_are_what_a_guesser_runs() -> None:
@@ -83,7 +83,7 @@ def test_a_run_that_was_stopped_goes_on_and_its_head_guesses(
     kind: Kind, vocab: int, base: Path, text: Path, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    whole = train(
+    whole = train_eagle(
         plan(base, text, tmp_path / "a", kind, 4, vocab=vocab), said.append, torch.float32
     )
     assert said[-1] == "measuring on held-out text"
@@ -95,9 +95,9 @@ def test_a_run_that_was_stopped_goes_on_and_its_head_guesses(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(stopped, stop, torch.float32)
+        train_eagle(stopped, stop, torch.float32)
     said.clear()
-    again = train(stopped, said.append, torch.float32)
+    again = train_eagle(stopped, said.append, torch.float32)
     assert "going on behind step 2" in said
     assert again == whole
     assert json.loads((tmp_path / "b" / "training.json").read_text()) == whole
@@ -117,16 +117,16 @@ def test_a_run_that_was_stopped_goes_on_and_its_head_guesses(
 
 
 def test_a_checkpoint_of_another_run(base: Path, text: Path, tmp_path: Path) -> None:
-    train(plan(base, text, tmp_path, "eagle", 1), lambda line: None, torch.float32)
+    train_eagle(plan(base, text, tmp_path, "eagle", 1), lambda line: None, torch.float32)
     with pytest.raises(ModelError, match="of another run: delete it"):
-        train(plan(base, text, tmp_path, "eagle3", 1), lambda line: None, torch.float32)
+        train_eagle(plan(base, text, tmp_path, "eagle3", 1), lambda line: None, torch.float32)
 
 
 def test_text_that_cannot_be_used(base: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("one line\n")
     with pytest.raises(ConfigError, match="too short"):
-        train(plan(base, short, tmp_path, "eagle", 1), lambda line: None, torch.float32)
+        train_eagle(plan(base, short, tmp_path, "eagle", 1), lambda line: None, torch.float32)
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "a"}\n{"texts": "b"}\n')
     with pytest.raises(ConfigError, match="line 2"):

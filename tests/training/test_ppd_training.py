@@ -12,7 +12,7 @@ from support.checkpoints import CORPUS, write_checkpoint, write_tokenizer
 from edgespec.drafting.ppd.format import read_ppd_tokens
 from edgespec.training.loop import TrainingSettings
 from edgespec.training.ppd import PPDVectors, anchors_in
-from edgespec.training.ppd_run import PPDPlan, train_ppd
+from edgespec.training.run import PPDPlan, train_ppd
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows
 
@@ -35,7 +35,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_chains_of_one_run_are_chains_apart(base: Path) -> None:
-    """Many chains in one text say what each says alone behind the text up to its position."""
+    """Many chains in one text say what each says alone after the text up to its position."""
     torch.manual_seed(4)
     teacher = Teacher(base, CPU, torch.float64)
     prompts = PPDVectors(3, 2, torch.randn(6, 32)).double()
@@ -72,7 +72,7 @@ def test_a_run_that_was_stopped_goes_on_and_its_folder_is_read(
         out.mkdir()
         for steps in parts:
             settings = TrainingSettings(4, 2, 3, 1e-2, low=False)
-            plan = PPDPlan(base, text, out, 3, 2, 5, settings, 64, 6, 4)
+            plan = PPDPlan(base, text, out, settings, 64, 6, 4, 3, 2, 5)
             lines: list[str] = []
             if steps < 4:
                 with pytest.raises(KeyboardInterrupt):
