@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec import ValidationError, convert
 
 from edgespec.serving.problems import ApiProblem, not_supported, refused
-from edgespec.serving.schema import ChatRequest, FieldError, Message, TextRequest
+from edgespec.serving.schema import ChatRequest, FieldError, RequestMessage, TextRequest
 from edgespec.wire.client_messages import Submit
 
 Body = Mapping[str, Any]
@@ -104,7 +104,7 @@ def submit_of(request: ChatRequest | TextRequest, context_length: int) -> Submit
     return replace(submit, prompt="".join(request.prompt))
 
 
-def _as_template_reads(message: Message) -> dict[str, str]:
+def _as_template_reads(message: RequestMessage) -> dict[str, str]:
     role = str(message.__struct_config__.tag)
     # A message without content called a tool or refused; templates can add an empty text.
     content = message.content or ""

@@ -100,21 +100,21 @@ class TextPart(RequestPart):
     text: str
 
 
-class Message(RequestPart, tag_field="role"):
+class RequestMessage(RequestPart, tag_field="role"):
     content: str | list[TextPart]
     name: Unread = None
 
 
-class SystemMessage(Message, tag="system"): ...
+class SystemMessage(RequestMessage, tag="system"): ...
 
 
-class DeveloperMessage(Message, tag="developer"): ...
+class DeveloperMessage(RequestMessage, tag="developer"): ...
 
 
-class UserMessage(Message, tag="user"): ...
+class UserMessage(RequestMessage, tag="user"): ...
 
 
-class AssistantMessage(Message, tag="assistant"):
+class AssistantMessage(RequestMessage, tag="assistant"):
     """What it said before; a null content, as of a call of a tool, is empty."""
 
     content: str | list[TextPart] | None  # type: ignore[assignment]

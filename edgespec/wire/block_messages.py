@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from edgespec.types.tensor import Tensor
-from edgespec.wire.fields import Sha256, Whole, require
+from edgespec.wire.messages import Message, Sha256, Whole, require
 
 SMALLEST_CHUNK, LARGEST_CHUNK = 64 << 10, 4 << 20
 """Bytes of a chunk of a block file, whose bounds are multiples of CHUNK_STEP."""
@@ -25,7 +25,7 @@ HASH_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRequest:
+class BlockRequest(Message):
     """Asks for a block file; answered by BlockPreparing, BlockOffer, BlockRefused.
 
     `number`: as the Assign of the stage has it, counted from 1.
@@ -35,7 +35,7 @@ class BlockRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class PieceRequest:
+class PieceRequest(Message):
     """Asks for `length` bytes of the file with this hash (hex), from `offset` on.
 
     `have`: how many bytes of the file, from its start, the receiver holds by now, so that the
@@ -52,14 +52,14 @@ class PieceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockPreparing:
+class BlockPreparing(Message):
     """The block is not ready yet; the text says how far it is, fit for a user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class BlockOffer:
+class BlockOffer(Message):
     """The block file is ready to be fetched.
 
     `manifest` and `config`: the texts of manifest.json and config.json of its folder. `size` in
@@ -75,7 +75,6 @@ class BlockOffer:
     chunk_hashes: Tensor
 
     def check(self) -> None:
-        """Raise ValueError if fields do not fit."""
         chunks, hashes = -(-self.size // self.chunk_bytes), self.chunk_hashes
         require(chunks <= MOST_CHUNKS, "the block file is too large")
         fits = hashes.dtype == "uint8" and hashes.shape == (chunks, HASH_BYTES)
@@ -83,14 +82,14 @@ class BlockOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRefused:
+class BlockRefused(Message):
     """There is no such block to be had; the reason is fit for a user."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Message):
     """Bytes of the file with this hash (hex), from `offset` on: `data` uint8 [length]."""
 
     sha256: Sha256
@@ -98,6 +97,5 @@ class Piece:
     data: Tensor
 
     def check(self) -> None:
-        """Raise ValueError if fields do not fit."""
         require(self.data.dtype == "uint8" and len(self.data.shape) == 1, "the data is no bytes")
         require(0 < len(self.data.data) <= LARGEST_CHUNK, "the data's length is bad")

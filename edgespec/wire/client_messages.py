@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.wire.messages import Message
+
 
 @dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(Message):
     """A client's prompt. `tag` is the client's own name for it; answers carry it back.
 
     An empty `policy` leaves the choice to the coordinator. `messages`: in place of a prompt, a
@@ -33,14 +35,14 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Message):
     """The client does not want the rest."""
 
     tag: int
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Message):
     """What a waiting client should be told (stages missing, place in the queue)."""
 
     tag: int
@@ -48,7 +50,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(Message):
     """Newly committed tokens and the text that they finished; never taken back or repeated.
 
     `log_probs`: if they were asked for, a JSON list with an object a token: "id", "token" (its
@@ -75,7 +77,7 @@ class SourceFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Message):
     """The one good end of a request: all of it again, with its figures (see docs/commands.md)."""
 
     tag: int
@@ -102,7 +104,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Message):
     """The one bad end of a request.
 
     `kind`: "invalid" (it cannot be served as it is), "context" (it is too long), "queue" (too many
@@ -115,7 +117,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusRequest:
+class StatusRequest(Message):
     """Asks for a Status."""
 
 
@@ -152,7 +154,7 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class Status(Message):
     """The ring as the coordinator sees it: whether all stages are ready, one line of text each.
 
     `nodes`: the same in figures, places first. `ring`: its number, one more for each that was

@@ -22,8 +22,8 @@ from msgspec import Struct, ValidationError, convert, defstruct, structs
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.types.tensor import ITEM_SIZES, IntArray, Tensor
-from edgespec.wire.fields import Finite
-from edgespec.wire.messages import TAGS, Message
+from edgespec.wire.messages import Finite, Message
+from edgespec.wire.tags import TAGS
 
 MAGIC = "edgespec"
 VERSION = 8

@@ -1,4 +1,4 @@
-"""Messages: what nodes say to each other, as frozen dataclasses with bounded types, and all tags.
+"""Messages: what nodes say to each other, as frozen dataclasses with bounded types.
 
 On the data ring only `Segment` travels. Block files have a channel of their own, between a node
 that holds one and a node that wants it. All others use the control channel, between the
@@ -8,34 +8,20 @@ several requests may be interleaved without changing the protocol.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
 
 from edgespec.tree.ledger import RetainSet
-from edgespec.wire.block_messages import (
-    BlockOffer,
-    BlockPreparing,
-    BlockRefused,
-    BlockRequest,
-    Piece,
-    PieceRequest,
-)
-from edgespec.wire.client_messages import (
-    Cancel,
-    Failed,
-    Finished,
-    Progress,
-    Status,
-    StatusRequest,
-    Submit,
-    Tokens,
-)
-from edgespec.wire.fields import Whole, require
-from edgespec.wire.segment import Segment
-from edgespec.wire.snapshots import Snapshot, StageActivity, Subscribe, SubscribeActivity
 
+LARGEST = sys.float_info.max
+
+Whole = Annotated[int, Meta(ge=0)]
+Finite = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
+Seconds = Annotated[float, Meta(ge=0.0, le=LARGEST)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]*$", min_length=64, max_length=64)]
 Celsius = Annotated[float, Meta(gt=-1000.0, lt=1000.0)]
 
 SHORTEST_S, LONGEST_S = 1e-9, 1e9
@@ -44,11 +30,23 @@ SHORTEST_S, LONGEST_S = 1e-9, 1e9
 NO_RING = 0
 """The number of an Assign's ring that is only planned."""
 
+
+def require(condition: bool, problem: str) -> None:
+    """In `check` of a message or a record in one: raise ValueError if its fields do not fit."""
+    if not condition:
+        raise ValueError(problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The base of all messages."""
+
+
 # --- coordinator → stages -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Retain:
+class Retain(Message):
     """Which rows of a request to keep; it overtakes data, being on the control channel."""
 
     request: int
@@ -56,14 +54,14 @@ class Retain:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseRequest:
+class CloseRequest(Message):
     """The request is over (finished, cancelled or failed): free all that it holds."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
-class Assign:
+class Assign(Message):
     """Answer to Join: what this stage runs, layers `first` to `end` - 1 of the model.
 
     `model` is the folder's path on the coordinator; `fingerprint` tells whether a folder on the
@@ -99,7 +97,7 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True)
-class StandBy:
+class StandBy(Message):
     """All places are taken: the stage is a spare, which gets the place of a lost one.
 
     The text says why, fit for a user.
@@ -109,7 +107,7 @@ class StandBy:
 
 
 @dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(Message):
     """Every stage is ready: push what you compute to this TCP address.
 
     An empty host means the coordinator, by the name that the stage knows it by. `key`: the public
@@ -122,14 +120,14 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Message):
     """The peer may not do what it asked for; the reason is fit for its user."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Goodbye:
+class Goodbye(Message):
     """The sender is leaving in good order; the reason is fit for a user."""
 
     reason: str
@@ -139,7 +137,7 @@ class Goodbye:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class Join(Message):
     """A stage asks for its place; `host` and `port` are the TCP address of its data socket.
 
     `stage` 0: any place that is free, or else that of a spare. `key`: its public key, which its
@@ -156,7 +154,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class Health(Message):
     """How a device is. `temperature`: of its hottest part in °C, and `limit`, at which it slows
     down; 0: unknown. `memory` and `free`: bytes that it has, and that are not used. `busy`: the
     share of the time since the last Health in which its stage computed. `throttled`: whether it
@@ -179,7 +177,6 @@ class Health:
     few_rows: float = 0.0
 
     def check(self) -> None:
-        """Raise ValueError if fields do not fit."""
         require(self.free <= self.memory, "more memory is free than there is")
         times = (self.slowdown, self.one_row, self.few_rows)
         fits = all(t == 0.0 or SHORTEST_S <= t <= LONGEST_S for t in times)
@@ -187,14 +184,14 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
+class Loading(Message):
     """How far a stage's block is, in words for a person: "loading 3 of 10 layers"."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Message):
     """The stage has its block in memory, and holds nothing of a ring before number `ring`; for
     NO_RING, it is prepared."""
 
@@ -203,14 +200,14 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Message):
     """The stage's connection to the next node of ring number `ring` stands."""
 
     ring: int
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Message):
     """A stage cannot go on with a request (or, request -1, at all)."""
 
     request: int
@@ -218,14 +215,14 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Credit:
+class Credit(Message):
     """The first stage has handed on the segment of that `seq`: it is free for the next one."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Message):
     """Still alive; both ways. One with a `number` above 0 is sent back at once, so that the
     coordinator learns how long a message takes to a stage and back."""
 
@@ -236,7 +233,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Enrol:
+class Enrol(Message):
     """Sent over a connection that showed a token: admit `key` to the cluster as `name`."""
 
     key: str
@@ -244,103 +241,19 @@ class Enrol:
 
 
 @dataclass(frozen=True, slots=True)
-class Enrolled:
+class Enrolled(Message):
     """Answer to Enrol: the key is admitted. `name`: what the cluster calls its holder."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Message):
     """A device asks that its own key be forgotten; answered by Goodbye."""
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(Message):
     """Answer to a key that is no longer admitted; the reason is fit for a user."""
 
     reason: str
-
-
-Message = (
-    Segment
-    | Retain
-    | CloseRequest
-    | Assign
-    | Connect
-    | StandBy
-    | Refuse
-    | Goodbye
-    | Join
-    | Health
-    | Loading
-    | Ready
-    | Connected
-    | Fault
-    | Credit
-    | Heartbeat
-    | Enrol
-    | Enrolled
-    | Leave
-    | Removed
-    | Submit
-    | Cancel
-    | Progress
-    | Tokens
-    | Finished
-    | Failed
-    | StatusRequest
-    | Status
-    | Subscribe
-    | Snapshot
-    | SubscribeActivity
-    | StageActivity
-    | BlockRequest
-    | PieceRequest
-    | BlockPreparing
-    | BlockOffer
-    | BlockRefused
-    | Piece
-)
-
-TAGS: dict[int, type[Message]] = {
-    1: Segment,
-    2: Retain,
-    3: CloseRequest,
-    4: Assign,
-    5: Connect,
-    6: Refuse,
-    7: Goodbye,
-    8: StandBy,
-    9: SubscribeActivity,
-    20: Join,
-    21: Loading,
-    22: Ready,
-    23: Fault,
-    24: Heartbeat,
-    25: Credit,
-    26: Health,
-    27: StageActivity,
-    28: Connected,
-    30: Enrol,
-    31: Enrolled,
-    32: Leave,
-    33: Removed,
-    40: Submit,
-    41: Cancel,
-    42: Progress,
-    43: Tokens,
-    44: Finished,
-    45: Failed,
-    46: StatusRequest,
-    47: Status,
-    48: Subscribe,
-    49: Snapshot,
-    60: BlockRequest,
-    61: PieceRequest,
-    62: BlockPreparing,
-    63: BlockOffer,
-    64: BlockRefused,
-    65: Piece,
-}
-"""The fixed table of message tags. A peer names a number in it, never a type."""

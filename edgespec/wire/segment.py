@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import NO_LAYERS, IntArray, Layers, Tensor
-from edgespec.wire.fields import Seconds, Whole, require
+from edgespec.wire.messages import Message, Seconds, Whole, require
 
 MOST_PARTS = 64
 """Requests whose rows one segment holds at most."""
@@ -40,7 +40,6 @@ class Header:
     aux_layers: Annotated[Layers, Meta(max_length=MOST_LAYERS)] = NO_LAYERS
 
     def check(self) -> None:
-        """Raise ValueError if fields do not fit."""
         layers = (-1, *self.aux_layers)
         require(all(a < b for a, b in pairwise(layers)), "aux_layers are not ascending")
 
@@ -73,7 +72,6 @@ class Part:
     fork_ids: tuple[int, ...] = ()
 
     def check(self) -> None:
-        """Raise ValueError if fields do not fit."""
         rows = len(self.ids)
         require(len(self.parents) == rows, "parents and ids differ in length")
         require(len(self.positions) == rows, "positions and ids differ in length")
@@ -89,7 +87,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Message):
     """Rows that go round the ring together: `parts` has at most one part of a request.
 
     Stacked over all parts: `hidden` [R, H], None until the first stage ran, and `aux_hidden` uint8
@@ -119,7 +117,6 @@ class Segment:
         return sum(len(part.ids) for part in self.parts)
 
     def check(self) -> None:
-        """Raise ValueError if fields do not fit."""
         parts, rows, hidden = self.parts, self.rows, self.hidden
         require(0 < len(parts) <= MOST_PARTS, "wrong number of parts")
         require(len({part.request for part in parts}) == len(parts), "a request has two parts")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.wire.fields import Seconds, Whole, require
+from edgespec.wire.messages import Message, Seconds, Whole, require
 
 MOST_NODES = 120
 """Nodes of a tree that a Snapshot holds at most."""
@@ -22,14 +22,14 @@ MOST_SEGMENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Subscribe:
+class Subscribe(Message):
     """A client wants Snapshots for so many seconds from now on; 0: no longer."""
 
     seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class SubscribeActivity:
+class SubscribeActivity(Message):
     """The coordinator wants the stages' runs for so many seconds; answered by StageActivity."""
 
     seconds: Seconds
@@ -52,18 +52,16 @@ class StageRun:
     wasted: Whole
 
     def check(self) -> None:
-        """Raise ValueError if fields do not fit."""
         require(self.wasted <= self.rows, "more rows are wasted than there are")
 
 
 @dataclass(frozen=True, slots=True)
-class StageActivity:
+class StageActivity(Message):
     """The runs of a stage since its last StageActivity, oldest first."""
 
     runs: tuple[StageRun, ...]
 
     def check(self) -> None:
-        """Raise ValueError if fields do not fit."""
         require(len(self.runs) <= MOST_RUNS, "too many runs")
 
 
@@ -98,7 +96,7 @@ class SnapshotSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Message):
     """What the running request looks like now; sent to each client that subscribed.
 
     `state`: "idle", "reading" (the prompt), "answering" or "paused" (the ring is lost). `request`:
@@ -119,5 +117,4 @@ class Snapshot:
     runs: tuple[StageRun, ...]
 
     def check(self) -> None:
-        """Raise ValueError if fields do not fit."""
         require(len(self.runs) <= MOST_RUNS, "too many runs")

@@ -48,7 +48,6 @@ from edgespec.wire.client_messages import (
     Tokens,
 )
 from edgespec.wire.messages import (
-    TAGS,
     Assign,
     CloseRequest,
     Connect,
@@ -71,6 +70,7 @@ from edgespec.wire.messages import (
 )
 from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import Snapshot, StageActivity, Subscribe, SubscribeActivity
+from edgespec.wire.tags import TAGS
 
 HASH = "0" * 64
 IDS = np.arange(2, dtype=np.int64)

@@ -20,7 +20,7 @@ from edgespec.errors import RemoteProtocolError
 from edgespec.types.tensor import ITEM_SIZES, NO_LAYERS, IntArray, Layers, Tensor
 from edgespec.wire.block_messages import CHUNK_STEP, BlockOffer, Piece, PieceRequest
 from edgespec.wire.codec import MAGIC, VERSION, decode, encode
-from edgespec.wire.messages import TAGS, Health, Message, Ready
+from edgespec.wire.messages import Health, Message, Ready
 from edgespec.wire.segment import Segment, StageTime
 from edgespec.wire.snapshots import (
     Snapshot,
@@ -31,6 +31,7 @@ from edgespec.wire.snapshots import (
     Subscribe,
     SubscribeActivity,
 )
+from edgespec.wire.tags import TAGS
 
 Frames = list[bytes]
 

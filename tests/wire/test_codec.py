@@ -23,7 +23,7 @@ from edgespec.types.tensor import ITEM_SIZES, IntArray, Layers, Tensor
 from edgespec.wire.block_messages import LARGEST_CHUNK, MOST_CHUNKS, BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import NodeStatus, Progress, SourceFigures, Status, Submit
 from edgespec.wire.codec import MAGIC, VERSION, Frame, Limits, decode, encode
-from edgespec.wire.messages import TAGS, Credit, Fault, Health, Heartbeat, Message, Ready
+from edgespec.wire.messages import Credit, Fault, Health, Heartbeat, Message, Ready
 from edgespec.wire.segment import Segment, StageTime
 from edgespec.wire.snapshots import (
     SnapshotNode,
@@ -32,6 +32,7 @@ from edgespec.wire.snapshots import (
     Subscribe,
     SubscribeActivity,
 )
+from edgespec.wire.tags import TAGS
 
 # --- strategies from the messages' own field types ------------------------------------------------
 

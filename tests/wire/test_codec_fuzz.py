@@ -15,7 +15,8 @@ from support.fuzz import BOMBS, Frames, Fuzzer, packed, survives
 
 from edgespec.errors import RemoteProtocolError
 from edgespec.wire.codec import DEFAULT_LIMITS, MAGIC, VERSION, decode, encode
-from edgespec.wire.messages import TAGS, Message
+from edgespec.wire.messages import Message
+from edgespec.wire.tags import TAGS
 
 SEED = int(os.environ.get("EDGESPEC_FUZZ_SEED", "0")) or random.randrange(1, 2**32)
 SLOWEST_S = 2.0
