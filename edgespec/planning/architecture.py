@@ -71,14 +71,9 @@ class Architecture:
         return attention + mlp * max(1, self.experts)
 
     @property
-    def head_weights(self) -> int:
-        """Weights of the output head, vocab × hidden; as many as of the input embedding."""
-        return self.vocab * self.hidden
-
-    @property
     def head_bytes(self) -> int:
-        """Bytes of the output head in 16 bit."""
-        return 2 * self.head_weights
+        """Bytes of the output head in 16 bit; the input embedding has as many."""
+        return 2 * self.vocab * self.hidden
 
     @property
     def kv_bytes(self) -> int:
@@ -91,7 +86,6 @@ class Architecture:
         return max(r * c for r, c in (*self.attention_matrices, *self.mlp_matrices))
 
     def attention_bytes(self, quantisation: Quantisation) -> int:
-        """Bytes of one layer's attention."""
         return sum(matrix_bytes(r, c, quantisation) for r, c in self.attention_matrices)
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
@@ -144,21 +138,18 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
             f"{where}: num_key_value_heads is {kv_heads}, which does not divide the "
             f"num_attention_heads, {heads}"
         )
-    head_dim = _count(
-        config, where, "head_dim", hidden // heads if family in _DEFAULT_HEAD_DIM else 0
-    )
+    default_dim = hidden // heads if family in _DEFAULT_HEAD_DIM else 0
     mixture = family == "qwen3_moe"
+    inner = "moe_intermediate_size" if mixture else "intermediate_size"
     experts, active = _experts(config, where) if mixture else (0, 0)
     return Architecture(
         layers=_count(config, where, "num_hidden_layers"),
         hidden=hidden,
-        intermediate=_count(
-            config, where, "moe_intermediate_size" if mixture else "intermediate_size"
-        ),
+        intermediate=_count(config, where, inner),
         heads=heads,
         kv_heads=kv_heads,
         vocab=_count(config, where, "vocab_size"),
-        head_dim=head_dim,
+        head_dim=_count(config, where, "head_dim", default_dim),
         tied=_flag(config, where, "tie_word_embeddings", family in _TIED),
         experts=experts,
         active=active,
@@ -171,7 +162,6 @@ def longest_context(config: Mapping[str, object], where: str) -> int:
 
 
 def _experts(config: Mapping[str, object], where: str) -> tuple[int, int]:
-    """All experts of a layer, and those that a row goes through."""
     experts = _count(config, where, "num_experts")
     active = _count(config, where, "num_experts_per_tok")
     if active > experts:

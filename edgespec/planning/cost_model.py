@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from edgespec.config import Quantisation
+from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.errors import ConfigError
 from edgespec.planning.architecture import Architecture
 
@@ -16,7 +16,6 @@ DEFAULT_COST_MODEL = "llama-2-13b"
 
 EAGLE3_VOCAB = 32000
 """Tokens that published EAGLE-3 heads guess."""
-
 
 ARCHITECTURES = {
     "llama-2-7b": Architecture(32, 4096, 11008, 32, 32, 32000),
@@ -58,7 +57,6 @@ class DraftCosts:
 
     @property
     def held_bytes(self) -> int:
-        """All its weights on D0."""
         return self.layers * self.layer_bytes + self.ends_bytes
 
 
@@ -156,15 +154,8 @@ def draft_costs_of(name: str, of: Architecture, quantisation: Quantisation) -> D
 def _independent(name: str) -> DraftCosts:
     """A whole small model as the draft: layers in 4 bits, head in 16."""
     of = ARCHITECTURES[name]
-    return DraftCosts(
-        name=name,
-        layers=of.layers,
-        layer_bytes=packed_bytes(of.layer_weights, 4),
-        bits=4,
-        head_bytes=of.head_bytes,
-        kv_bytes=of.kv_bytes,
-        ends_bytes=of.head_bytes * (1 if of.tied else 2),
-    )
+    costs = draft_costs_of(name, of, QUANTISATIONS["int4"])
+    return replace(costs, layer_bytes=packed_bytes(of.layer_weights, 4))
 
 
 def eagle_costs(base: str, of: Architecture, bits: int) -> DraftCosts:
@@ -208,14 +199,10 @@ def eagle3_costs(base: str, of: Architecture, bits: int) -> DraftCosts:
 
 def _cost_model(name: str, base: str, draft: DraftCosts) -> CostModel:
     of = ARCHITECTURES[base]
-    return CostModel(
-        name=name,
-        layers=of.layers,
-        hidden_size=of.hidden,
+    return replace(
+        cost_model_of(name, of, QUANTISATIONS["int4"], draft),
         layer_bytes=packed_bytes(of.layer_weights, 4),
-        kv_bytes=of.kv_bytes,
-        head_bytes=of.head_bytes,
-        draft=draft,
+        quantisation="",
         heads={"eagle": eagle_costs(base, of, 4), "eagle3": eagle3_costs(base, of, 4)},
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, starmap
 from math import ceil
 
 from edgespec.errors import CapacityError, ConfigError
@@ -39,7 +40,6 @@ class NodeCosts:
         return self.layers * self.layer_seconds(rows, seen)
 
     def layer_seconds(self, rows: int, seen: int) -> float:
-        """One layer of `block_seconds`."""
         if rows == 0:
             return 0.0
         model = self.model
@@ -49,8 +49,7 @@ class NodeCosts:
 
     def gather_seconds(self, rows: int) -> float:
         """Moving `rows` cache rows of all its layers: each is read once and written once."""
-        moved = 2 * rows * self.model.kv_bytes * self.layers
-        return moved / self.profile.copy_bandwidth.value
+        return 2 * rows * self.model.kv_bytes * self.layers / self.profile.copy_bandwidth.value
 
     def head_seconds(self, rows: int) -> float:
         """The base model's output head over `rows` rows."""
@@ -131,8 +130,8 @@ class RingCosts:
 def link_between(near: Profile, far: Profile) -> LinkCosts:
     """The link of two devices: the larger latency and the smaller bandwidth of the two."""
     return LinkCosts(
-        latency=max(near.link_latency.value, far.link_latency.value),
-        bytes_per_second=min(near.link_bandwidth.value, far.link_bandwidth.value),
+        max(near.link_latency.value, far.link_latency.value),
+        min(near.link_bandwidth.value, far.link_bandwidth.value),
     )
 
 
@@ -163,8 +162,5 @@ def ring_costs(
                 "use more stages or a device with more memory"
             )
         stages.append(NodeCosts(profile, model, end - first))
-    links = tuple(
-        link_between(near, far)
-        for near, far in zip(profiles, [*profiles[1:], profiles[0]], strict=True)
-    )
+    links = tuple(starmap(link_between, pairwise([*profiles, profiles[0]])))
     return RingCosts(NodeCosts(profiles[0], model, 0), tuple(stages), links)

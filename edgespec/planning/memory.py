@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgespec.config import Quantisation
 from edgespec.planning.architecture import Architecture
@@ -37,12 +37,7 @@ class PlannedModel:
 
     @property
     def costs(self) -> CostModel:
-        """What devices are charged for it."""
         return cost_model_of(self.name, self.of, self.quantisation, self.draft)
-
-    def held_as(self, quantisation: Quantisation) -> PlannedModel:
-        """The same, quantised otherwise."""
-        return replace(self, quantisation=quantisation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +63,6 @@ class Need:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.weights + self.cache + self.overhead
 
 
@@ -94,7 +88,7 @@ class Needs:
 
     @property
     def layer(self) -> int:
-        """Bytes of one layer and its cache."""
+        """Bytes of a layer and its cache."""
         costs = self.model.costs
         return costs.layer_bytes + self.rows * costs.kv_bytes
 
@@ -151,5 +145,4 @@ class Needs:
 
 
 def gib(nbytes: float) -> str:
-    """Bytes in words."""
     return f"{nbytes / GIB:.2f} GiB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from edgespec.errors import ConfigError
 
@@ -20,8 +21,7 @@ def blocks_of(layers: int, stages: int, split: Sequence[int] = ()) -> list[tuple
             f"layers {','.join(map(str, split))} are no split of {layers} layers over {stages} "
             f"stage(s); give {stages} whole number(s) of at least 1 that add up to {layers}"
         )
-    ends = [sum(split[: stage + 1]) for stage in range(stages)]
-    return list(zip([0, *ends[:-1]], ends, strict=True))
+    return _ranges(split)
 
 
 def parse_split(text: str) -> tuple[int, ...]:
@@ -44,13 +44,11 @@ def split_layers(layers: int, stages: int) -> list[tuple[int, int]]:
             f"{stages} stages for a model of {layers} layers; a stage needs at least one layer"
         )
     short, extra = divmod(layers, stages)
-    blocks = []
-    first = 0
-    for stage in range(stages):
-        end = first + short + (1 if stage < extra else 0)
-        blocks.append((first, end))
-        first = end
-    return blocks
+    return _ranges([short + (stage < extra) for stage in range(stages)])
+
+
+def _ranges(split: Sequence[int]) -> list[tuple[int, int]]:
+    return list(pairwise(accumulate(split, initial=0)))
 
 
 def fitted_split(layers: int, most: Sequence[int]) -> tuple[int, ...] | None:

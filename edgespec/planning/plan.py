@@ -33,7 +33,6 @@ class PlannedNode:
 
     @property
     def layers(self) -> int:
-        """How many layers it has."""
         return self.end - self.first
 
 
@@ -56,7 +55,6 @@ class Plan:
 
     @cached_property
     def costs(self) -> RingCosts:
-        """What its nodes and links are charged."""
         profiles = [node.device.profile for node in self.nodes]
         return ring_costs(profiles, self.problem.model.costs, self.split)
 

@@ -45,32 +45,27 @@ class Problem:
 
     @cached_property
     def needs(self) -> Needs:
-        """The memory that devices need."""
         return Needs(self.model, self.context, self.requests)
 
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
         """The others: how many layers fit, and how long they take at half the context."""
-        costs, seen = self.model.costs, self.context // 2
-        found = []
-        for device in self.others:
-            node = NodeCosts(device.profile, costs, 1)
-            found.append(
-                Candidate(
-                    self.needs.most_layers(device, first=True),
-                    self.needs.most_layers(device, first=False),
-                    node.layer_seconds(1, seen),
-                    node.layer_seconds(SEGMENT_ROWS, seen),
-                )
-            )
-        return tuple(found)
+        return tuple(map(self._candidate, self.others))
+
+    def _candidate(self, device: Device) -> Candidate:
+        node, seen = NodeCosts(device.profile, self.model.costs, 1), self.context // 2
+        return Candidate(
+            self.needs.most_layers(device, first=True),
+            self.needs.most_layers(device, first=False),
+            node.layer_seconds(1, seen),
+            node.layer_seconds(SEGMENT_ROWS, seen),
+        )
 
     def runs(self) -> bool:
         """Whether all devices can multiply by matrices of this quantisation."""
         return not any(self.model.quantisation.name in d.profile.unusable for d in self.others)
 
     def fits(self) -> bool:
-        """Whether any plan exists."""
         return self.needs.coordinator().total <= self.coordinator.memory and fits(
             self.model.of.layers, self.candidates
         )

@@ -134,19 +134,17 @@ def _shorter_context(problem: Problem) -> Remedy | None:
 
 
 def _fewer_requests(problem: Problem) -> Remedy | None:
-    count = _largest(
-        lambda requests: replace(problem, requests=requests).fits(), 1, problem.requests - 1
-    )
-    if not count:
-        return None
-    return Remedy(f"drop --requests to {count}", replace(problem, requests=count))
+    def of(count: int) -> Problem:
+        return replace(problem, requests=count)
+
+    count = _largest(lambda count: of(count).fits(), 1, problem.requests - 1)
+    return Remedy(f"drop --requests to {count}", of(count)) if count else None
 
 
 def _smaller_quantisation(problem: Problem) -> Remedy | None:
     """The largest one that fits, as it loses least."""
-    model = problem.model
-    now = model.costs.layer_bytes
-    others = [model.held_as(one) for one in QUANTISATIONS.values()]
+    now = problem.model.costs.layer_bytes
+    others = [replace(problem.model, quantisation=one) for one in QUANTISATIONS.values()]
     others.sort(key=lambda other: -other.costs.layer_bytes)
     for other in others:
         changed = replace(problem, model=other)
@@ -183,7 +181,9 @@ def _more_memory(problem: Problem) -> Remedy:
     for shortage in shortages(problem):
         tenths = -(-shortage.need * 10 // GIB)
         if shortage.index >= 0:
-            tenths = next(n for n in _from(tenths) if _holds(_grown(changed, shortage, n)))
+            # Whether the layers fit, whatever the coordinator has.
+            sizes = (n for n in _from(tenths) if not _short_stage(_grown(changed, shortage, n)))
+            tenths = next(sizes)
         changed = _grown(changed, shortage, tenths)
         words.append(f"{tenths / 10:.1f} GiB in place of {shortage.device.name}")
     return Remedy(f"use a device of {' and one of '.join(words)}", changed)
@@ -206,11 +206,6 @@ def _grown(problem: Problem, shortage: Shortage, tenths: int) -> Problem:
     others = list(problem.others)
     others[shortage.index] = grown
     return replace(problem, others=tuple(others))
-
-
-def _holds(problem: Problem) -> bool:
-    """Whether the layers fit, whatever the coordinator has."""
-    return _short_stage(problem) is None
 
 
 def _largest(good: Callable[[int], bool], low: int, high: int) -> int:

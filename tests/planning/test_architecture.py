@@ -62,7 +62,7 @@ def test_a_published_config_gives_the_architecture_in_the_list() -> None:
     of = architecture_of(LLAMA, "config.json")
     listed = ARCHITECTURES["llama-2-13b"]
     assert of.layer_weights == listed.layer_weights
-    assert (of.kv_width, of.head_weights, of.layers) == (5120, listed.head_weights, 40)
+    assert (of.kv_width, of.head_bytes, of.layers) == (5120, listed.head_bytes, 40)
     assert longest_context(LLAMA, "config.json") == 4096
 
 
@@ -74,7 +74,7 @@ def test_the_weights_add_up_to_the_published_count(
     config: dict[str, object], parameters: float
 ) -> None:
     of = architecture_of(config, "config.json")
-    weights = of.layers * of.layer_weights + (1 if of.tied else 2) * of.head_weights
+    weights = of.layers * of.layer_weights + (1 if of.tied else 2) * of.head_bytes // 2
     assert weights == pytest.approx(parameters, rel=1e-3)
 
 

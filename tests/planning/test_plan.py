@@ -163,11 +163,11 @@ def test_a_mixture_is_held_whole_and_charged_for_the_experts_in_use() -> None:
     times = [node.layer_seconds(rows, 0) for rows in range(1, 100)]
     assert times == sorted(times)
     draft = draft_costs_of("mixture", of, QUANTISATIONS["none"])
-    assert draft.held_bytes == 2 * (4 * of.layer_weights + 2 * of.head_weights)
+    assert draft.held_bytes == 2 * (4 * of.layer_weights + of.head_bytes)
 
 
 def test_eight_bits_read_as_many_bytes_and_compute_twice_the_rows() -> None:
-    node = NodeCosts(NANO, MODEL.held_as(QUANTISATIONS["int8"]).costs, 1)
+    node = NodeCosts(NANO, replace(MODEL, quantisation=QUANTISATIONS["int8"]).costs, 1)
     weights = node.model.layer_bytes / 1e9 * NANO.sixteen_bit.at(32)
     assert node.layer_seconds(16, 0) == pytest.approx(NANO.layer_seconds.value + weights)
 
@@ -277,7 +277,7 @@ def follows(asked: Problem, words: str, changed: Problem) -> bool:
         return changed == replace(asked, requests=int(number))
     if words.startswith("use --quant"):
         quantisation = QUANTISATIONS[words.split()[-1]]
-        return changed == replace(asked, model=asked.model.held_as(quantisation))
+        return changed == replace(asked, model=replace(asked.model, quantisation=quantisation))
     if words.startswith("add "):
         like = next(device for device in asked.others if device.name == words.split()[-1])
         return changed == replace(asked, others=asked.others + (like,) * int(number))
