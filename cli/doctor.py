@@ -16,8 +16,7 @@ from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.config import Address
 from edgespec.daemon.cluster import folder_of
-from edgespec.daemon.doctor import examine
-from edgespec.daemon.doctor_finding import BLOCKED, OK, WARNING, Finding
+from edgespec.daemon.doctor import BLOCKED, OK, WARNING, Finding, examine
 from edgespec.daemon.doctor_network import examine_network
 from edgespec.daemon.process import EXIT_FAILED
 

@@ -1,4 +1,4 @@
-"""How fast this device reads memory, moves cache rows, reads its disk, reaches a coordinator."""
+"""How fast this device reads memory, moves cache rows and reads its disk."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from pathlib import Path
 
 import torch
 
-from edgespec.config import Address
 from edgespec.daemon.layer_times import settled
 from edgespec.daemon.timing import Clock, Sample, timed
 from edgespec.errors import ConfigError
 from edgespec.model.kv_cache import TwoRegionCache
-from edgespec.net.keys import Identity
-from edgespec.runtime.client import Client
 
 CACHE_ROWS = 2048
 """Rows of the cache of which every second one is gathered."""
@@ -30,8 +27,6 @@ _LEAST_BUFFER, _MOST_BUFFER = 256 * MIB, 1024 * MIB
 _LEAST_FILE, _MOST_FILE = 16 * MIB, 256 * MIB
 _CHUNK = 4 * MIB
 _FREE_SHARE = 0.1  # of the disk's free space that a measurement may take for a moment
-_ROUND_TRIPS = 30
-_COORDINATOR_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +111,7 @@ def disk_rate(folder: Path, clock: Clock = time.perf_counter, most: int = _MOST_
 
     Raises ConfigError if there is no room for a file that says anything, or it cannot be written.
     """
-    where = _existing(folder)
+    where = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     try:
         size = int(min(most, shutil.disk_usage(where).free * _FREE_SHARE)) // _CHUNK * _CHUNK
         if size < _LEAST_FILE:
@@ -135,11 +130,6 @@ def disk_rate(folder: Path, clock: Clock = time.perf_counter, most: int = _MOST_
     except OSError as problem:
         raise ConfigError(f"cannot measure the disk of {where}: {problem.strerror}") from None
     return DiskRate(Rate(size / seconds, size, Sample((seconds,))), cached, str(where))
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that there is already."""
-    return next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
 
 
 def _read_time(descriptor: int, clock: Clock) -> float:
@@ -161,23 +151,3 @@ def _resident(descriptor: int, size: int) -> float:
         failed = ctypes.CDLL(None).mincore(address, ctypes.c_size_t(size), states)
         del start  # the map cannot be closed while something points into it
     return 1.0 if failed else sum(state & 1 for state in states) / pages
-
-
-# --- the coordinator ----------------------------------------------------------------------------
-
-
-def round_trips(
-    coordinator: Address, identity: Identity, clock: Clock = time.perf_counter
-) -> Sample:
-    """Seconds from asking a coordinator for its status to having it, several times.
-
-    Raises PeerLost if there is no answer, AccessRefused if the key is not accepted.
-    """
-    with Client(coordinator, identity, _COORDINATOR_WAIT_S) as client:
-        client.status()  # connecting is not a trip
-        found = []
-        for _ in range(_ROUND_TRIPS):
-            start = clock()
-            client.status()
-            found.append(clock() - start)
-    return Sample(tuple(found))

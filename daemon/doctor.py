@@ -10,20 +10,30 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from edgespec import __version__
 from edgespec.config import DEFAULT_PORT, LOOPBACK
 from edgespec.daemon.device import ROOT, board_facts, gpu_facts, is_jetson, warnings
-from edgespec.daemon.doctor_finding import BLOCKED, OK, WARNING, Finding
 from edgespec.daemon.memory import available_memory
 
-GIB = 2**30
+OK, WARNING, BLOCKED = "ok", "warning", "blocked"
 
-_LEAST_MEMORY = GIB // 2  # the interpreter, torch, and nothing of a model
-_FEW_MEMORY = 2 * GIB
-_LEAST_DISK = 4 * GIB  # a 4-bit block of some layers
+_GIB = 2**30
+_LEAST_MEMORY = _GIB // 2  # the interpreter, torch, and nothing of a model
+_FEW_MEMORY = 2 * _GIB
+_LEAST_DISK = 4 * _GIB  # a 4-bit block of some layers
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. `state`: OK, WARNING (edgespec runs) or BLOCKED."""
+
+    name: str
+    state: str
+    text: str
 
 
 def examine(cache: Path, port: int = DEFAULT_PORT, root: Path = ROOT) -> Iterator[Finding]:
@@ -109,11 +119,10 @@ def _memory(root: Path) -> Finding:
     from edgespec.model.device import best_device
 
     found = available_memory(best_device().type, root)
-    text = f"{found.bytes / GIB:.1f} GiB available to models ({found.source})"
+    text = f"{found.bytes / _GIB:.1f} GiB available to models ({found.source})"
     if found.bytes < _LEAST_MEMORY:
-        return Finding(
-            "memory", BLOCKED, f"{text}: less than edgespec itself takes; end other programs"
-        )
+        text += ": less than edgespec itself takes; end other programs"
+        return Finding("memory", BLOCKED, text)
     if found.bytes < _FEW_MEMORY:
         return Finding("memory", WARNING, f"{text}: enough for few layers; end other programs")
     return Finding("memory", OK, text)
@@ -150,11 +159,10 @@ def _cache(folder: Path) -> Finding:
             "--cache, here and for `edgespec join`",
         )
     free = shutil.disk_usage(where).free
-    text = f"{folder}, {free / GIB:.1f} GiB free"
+    text = f"{folder}, {free / _GIB:.1f} GiB free"
     if free < _LEAST_DISK:
-        return Finding(
-            "cache", WARNING, f"{text}: too little for the block of a large model; free some"
-        )
+        text += ": too little for the block of a large model; free some"
+        return Finding("cache", WARNING, text)
     return Finding("cache", OK, text)
 
 
@@ -163,9 +171,8 @@ def _port(port: int) -> Finding:
         try:
             probe.bind((LOOPBACK, 0))
         except OSError as problem:
-            return Finding(
-                "port", BLOCKED, f"no TCP port can be opened on {LOOPBACK}: {problem.strerror}"
-            )
+            text = f"no TCP port can be opened on {LOOPBACK}: {problem.strerror}"
+            return Finding("port", BLOCKED, text)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an ended one does not count
         try:

@@ -12,22 +12,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import median
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from edgespec.config import LOOPBACK, Address
+from edgespec.config import Address
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.device import ROOT, interface_of, interface_speed
-from edgespec.daemon.doctor_finding import BLOCKED, OK, WARNING, Finding
+from edgespec.daemon.doctor import BLOCKED, OK, WARNING, Finding
+from edgespec.daemon.timing import round_trips
 from edgespec.errors import AccessRefused, ConfigError, EdgespecError
 from edgespec.net.control import takes_connections
 from edgespec.net.discovery import Found, browse
-from edgespec.net.discovery_interfaces import listens_everywhere, own_interfaces, to_look_on
+from edgespec.net.discovery_interfaces import own_interfaces, to_look_on
 from edgespec.net.sockets import number_of, own_address_towards
-from edgespec.runtime.client import Client
 
 HEAR_S = 2.0
 """Seconds to listen for coordinators."""
@@ -56,8 +54,7 @@ _UNSYNCHRONISED = 5  # adjtimex(2): TIME_ERROR
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(NamedTuple):
     """An address where the coordinator may be, and how it is known."""
 
     address: Address
@@ -89,7 +86,8 @@ def _clock(witnesses: Sequence[Path]) -> Finding:
     Only a warning: nodes do not compare their times.
     """
     now = time.time()
-    least = max([_EDGESPEC_BEGAN, *(path.stat().st_mtime - _DAY_S for path in _there(witnesses))])
+    there = [path for path in witnesses if os.path.exists(path)]  # Path.exists minds permissions
+    least = max([_EDGESPEC_BEGAN, *(path.stat().st_mtime - _DAY_S for path in there)])
     said = f"{datetime.fromtimestamp(max(now, 0.0), timezone.utc):%Y-%m-%d %H:%M} UTC"
     if now < least:
         return Finding(
@@ -110,10 +108,6 @@ def _clock(witnesses: Sequence[Path]) -> Finding:
             "tokens expire at the wrong time; sudo timedatectl set-ntp true (it takes internet)",
         )
     return Finding("clock", OK, f"{said}, synchronised")
-
-
-def _there(paths: Sequence[Path]) -> list[Path]:
-    return [path for path in paths if os.path.exists(path)]  # Path.exists minds permissions
 
 
 def _is_synchronised() -> bool | None:
@@ -155,11 +149,9 @@ def _is_unused(path: Path) -> bool:
 
 def _known(folder: ClusterFolder) -> Address | None:
     """The stored address of the coordinator; None if there is none."""
-    if not folder.is_coordinator:
-        return Address.parse(folder.address) if folder.address else None
-    settings = folder.settings
-    host = LOOPBACK if listens_everywhere(settings.host) else settings.host
-    return Address(host, settings.port) if settings.port else None
+    if folder.is_coordinator and folder.settings.port == 0:
+        return None
+    return Address.parse(folder.address) if folder.address else None
 
 
 # --- the network --------------------------------------------------------------------------------
@@ -193,8 +185,8 @@ def _multicast(folder: ClusterFolder | None) -> tuple[Finding, list[Found]]:
 def _who_was_heard(heard: Sequence[Found], folder: ClusterFolder | None) -> str:
     ours, others = _sorted_out(heard, folder)
     said = [f"our coordinator {_described(one)} was heard" for one in ours]
-    said += [f"{_described(one)} of another cluster was heard" for one in others if folder]
-    said += [f"{_described(one)} was heard" for one in others if not folder]
+    whose = " of another cluster" if folder else ""
+    said += [f"{_described(one)}{whose} was heard" for one in others]
     return "; ".join(said) or "no coordinator was heard"
 
 
@@ -284,7 +276,10 @@ def _connecting(address: Address, folder: ClusterFolder | None) -> tuple[str, fl
 def _access(address: Address, folder: ClusterFolder, root: Path) -> Iterator[Finding]:
     """Whether it accepts our key, and if so, the round-trip time."""
     try:
-        trips = _within(ANSWER_S + TRIPS_S, lambda: _round_trips(address, folder))
+        trips = _within(
+            ANSWER_S + TRIPS_S,
+            lambda: round_trips(address, folder.identity, ANSWER_S, _TRIPS, TRIPS_S),
+        )
     except AccessRefused as problem:
         yield Finding("key", BLOCKED, str(problem))
         return
@@ -295,20 +290,7 @@ def _access(address: Address, folder: ClusterFolder, root: Path) -> Iterator[Fin
         yield Finding("key", WARNING, f"no answer from {address} in time; try again")
         return
     yield Finding("key", OK, f"accepted, as that of {folder.name}")
-    yield _link(address, median(trips), root)
-
-
-def _round_trips(address: Address, folder: ClusterFolder) -> list[float]:
-    """Seconds of each round trip. Raises AccessRefused or PeerLost."""
-    trips: list[float] = []
-    with Client(address, folder.identity, ANSWER_S) as client:
-        client.status()  # connecting is not a trip
-        end = time.perf_counter() + TRIPS_S
-        while len(trips) < _TRIPS and time.perf_counter() < end:
-            start = time.perf_counter()
-            client.status()
-            trips.append(time.perf_counter() - start)
-    return trips
+    yield _link(address, trips.median, root)
 
 
 def _link(address: Address, trip: float, root: Path) -> Finding:

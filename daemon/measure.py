@@ -15,13 +15,7 @@ import torch
 
 from edgespec import __version__
 from edgespec.config import Address, Quantisation
-from edgespec.daemon.bandwidths import (
-    Rate,
-    disk_rate,
-    gather_rate,
-    memory_rate,
-    round_trips,
-)
+from edgespec.daemon.bandwidths import Rate, disk_rate, gather_rate, memory_rate
 from edgespec.daemon.device import (
     board_facts,
     gpu_facts,
@@ -44,14 +38,9 @@ from edgespec.daemon.layer_times import (
     shape_of,
 )
 from edgespec.daemon.memory import Available, available_memory
-from edgespec.daemon.profile_figures import (
-    SIXTEEN_BIT,
-    ProfileFigures,
-    called,
-    row_table,
-    tidy,
-)
+from edgespec.daemon.profile_figures import SIXTEEN_BIT, ProfileFigures, called, row_table, tidy
 from edgespec.daemon.profile_fit import best_four_bit, by_layer, doubts, fit
+from edgespec.daemon.timing import round_trips
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.block import compute_dtype
 from edgespec.model.device import best_device
@@ -64,6 +53,8 @@ PAYLOAD = 0.936
 """The share of an Ethernet's bits that TCP has for its payload."""
 ASSUMED_LATENCY = 0.25e-3
 ASSUMED_BITS = 1e9
+ROUND_TRIPS = 30
+COORDINATOR_WAIT_S = 5.0
 
 _MEMORY_SHARE = 0.03  # of the given time, for each of the two kinds of copying
 _DRAFT_SHARE = 0.15
@@ -146,7 +137,6 @@ class _Session:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """`dtype` for torch."""
         return compute_dtype(self.dtype, self.device)
 
     def left(self) -> float:
@@ -305,15 +295,14 @@ def _link(session: _Session) -> tuple[Figure, Figure]:
     """(latency, bandwidth) of the link to the coordinator; what was not measured is assumed."""
     coordinator = session.request.coordinator
     if coordinator is None:
-        latency = Figure(
-            ASSUMED_LATENCY,
+        origin = (
             "assumed, not measured: one TCP message over 1 Gbit/s Ethernet and one switch; give "
-            "--coordinator HOST:PORT to measure it",
+            "--coordinator HOST:PORT to measure it"
         )
-        return latency, _link_bandwidth("")
+        return Figure(ASSUMED_LATENCY, origin), _link_bandwidth("")
     session.say(f"the link to {coordinator}")
     assert session.request.identity is not None, "a request that names a coordinator has its keys"
-    trips = round_trips(coordinator, session.request.identity)
+    trips = round_trips(coordinator, session.request.identity, COORDINATOR_WAIT_S, ROUND_TRIPS)
     own = own_address_towards(coordinator)
     if own.startswith("127."):
         session.notes.append(
@@ -329,9 +318,8 @@ def _link(session: _Session) -> tuple[Figure, Figure]:
 
 def _link_bandwidth(interface: str) -> Figure:
     told = interface_speed(interface)
-    if told is None:
-        what = "1 Gbit/s Ethernet, as the network interface does not tell its speed"
-        bits = ASSUMED_BITS
-    else:
-        what, bits = f"the {told[1] / 1e6:.0f} Mbit/s of {told[0]}", told[1]
+    bits = told[1] if told else ASSUMED_BITS
+    what = "1 Gbit/s Ethernet, as the network interface does not tell its speed"
+    if told:
+        what = f"the {bits / 1e6:.0f} Mbit/s of {told[0]}"
     return Figure(round(PAYLOAD * bits / 8), f"assumed, not measured: what TCP carries over {what}")

@@ -1,12 +1,17 @@
-"""Timing work: several runs of each piece in turn, within a budget of time; medians and spreads."""
+"""Timing work and round trips: several runs, within a budget of time; medians and spreads."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
+
+from edgespec.config import Address
+from edgespec.net.keys import Identity
+from edgespec.runtime.client import Client
 
 LEAST_RUNS = 3
 """Runs of each piece of work after the warm-up run, if OVERRUN allows it."""
@@ -64,6 +69,27 @@ def timed(
         if elapsed >= limit or fewest >= MOST_RUNS:
             break
     return {key: Sample(tuple(measured)) for key, measured in runs.items()}
+
+
+def round_trips(
+    coordinator: Address,
+    identity: Identity,
+    wait_s: float,
+    most: int,
+    seconds: float = math.inf,
+    clock: Clock = time.perf_counter,
+) -> Sample:
+    """From asking a coordinator for its status to having it: at most `most` runs in `seconds`.
+
+    Raises PeerLost if there is no answer within `wait_s`, AccessRefused for a key not accepted.
+    """
+    found: list[float] = []
+    with Client(coordinator, identity, wait_s) as client:
+        client.status()  # connecting is not a trip
+        end = clock() + seconds
+        while len(found) < most and clock() < end:
+            found.append(_run(client.status, clock))
+    return Sample(tuple(found))
 
 
 def _burst(work: Callable[[], object], clock: Clock) -> list[float]:

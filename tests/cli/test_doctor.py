@@ -12,7 +12,7 @@ from support.commands import Done, run_here
 
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon import doctor, doctor_network, kernels
-from edgespec.daemon.doctor_finding import BLOCKED, OK, WARNING, Finding
+from edgespec.daemon.doctor import BLOCKED, OK, WARNING, Finding
 
 Here = Callable[..., Done]
 

@@ -13,7 +13,7 @@ from support.commands import Done, run_here
 
 from edgespec.bench.profile_plot import COLORS, plot_profile
 from edgespec.config import QUANTISATIONS
-from edgespec.daemon import bandwidths, kernels
+from edgespec.daemon import bandwidths, kernels, measure
 from edgespec.daemon.profiles import profile_named
 from edgespec.planning.profile import ROWS
 
@@ -113,7 +113,7 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(
 def test_a_coordinator_that_is_not_there_ends_it(
     here: Here, quick: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bandwidths, "_COORDINATOR_WAIT_S", 0.6)
+    monkeypatch.setattr(measure, "COORDINATOR_WAIT_S", 0.6)
     done = here("profile", *quick, "--coordinator", "127.0.0.1:9")
     assert done.code == 1
     assert "no coordinator answered at 127.0.0.1:9" in done.err

@@ -17,7 +17,7 @@ from support.nodes import until
 from edgespec.config import Address
 from edgespec.daemon import doctor_network
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
-from edgespec.daemon.doctor_finding import BLOCKED, OK, WARNING, Finding
+from edgespec.daemon.doctor import BLOCKED, OK, WARNING, Finding
 from edgespec.daemon.doctor_network import examine_network
 from edgespec.net.access import Admits
 from edgespec.net.discovery import Found

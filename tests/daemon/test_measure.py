@@ -17,8 +17,8 @@ from support.keys import OWNER_IDENTITY
 from transformers import AutoConfig
 
 from edgespec.config import Address, Quantisation
-from edgespec.daemon import bandwidths, device, measure
-from edgespec.daemon.bandwidths import disk_rate, round_trips
+from edgespec.daemon import bandwidths, device, measure, timing
+from edgespec.daemon.bandwidths import disk_rate
 from edgespec.daemon.layer_times import (
     LayerTimes,
     RandomLayers,
@@ -31,7 +31,7 @@ from edgespec.daemon.layer_times import (
 from edgespec.daemon.measure import MeasureRequest
 from edgespec.daemon.profile_figures import ProfileFigures
 from edgespec.daemon.profile_fit import Fit, best_four_bit, by_layer, doubts, fit
-from edgespec.daemon.timing import LEAST_RUNS, Sample, shown, timed
+from edgespec.daemon.timing import LEAST_RUNS, Sample, round_trips, shown, timed
 from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.planning.profile import ROWS, Profile
 
@@ -348,8 +348,8 @@ def test_the_link_is_half_the_median_round_trip(monkeypatch: pytest.MonkeyPatch)
         def status(self) -> None:
             self.answer()  # type: ignore[operator]
 
-    monkeypatch.setattr(bandwidths, "Client", Coordinator)
-    trips = round_trips(Address("127.0.0.1", 1), OWNER_IDENTITY, clock)
+    monkeypatch.setattr(timing, "Client", Coordinator)
+    trips = round_trips(Address("127.0.0.1", 1), OWNER_IDENTITY, 5.0, 30, clock=clock)
     assert trips.median == pytest.approx(0.004)  # connecting does not count, nor do ten slow ones
 
 
