@@ -119,7 +119,7 @@ def zones(root: Path = ROOT) -> list[Zone]:
     """The temperature sensors that can be read now, by name."""
     found = []
     for folder in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
-        milli = _number(folder / "temp")
+        milli = system_number(folder / "temp")
         name = system_text(folder / "type")
         # Zones of parts without power say -256 °C, or nothing.
         if name and milli is not None and -40_000 < milli < 150_000:
@@ -131,7 +131,7 @@ def _trip(zone: Path) -> float | None:
     """The lowest temperature at which this zone makes its device slower, or ends it."""
     trips = []
     for file in zone.glob("trip_point_*_type"):
-        milli = _number(file.with_name(file.name.replace("_type", "_temp")))
+        milli = system_number(file.with_name(file.name.replace("_type", "_temp")))
         plausible = milli is not None and 40_000 < milli < 130_000
         if plausible and system_text(file) in ("passive", "hot", "critical"):
             assert milli is not None
@@ -207,8 +207,8 @@ def _cpu(root: Path) -> str:
 
 def _cpu_clock(root: Path) -> str:
     folders = list((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
-    now = [khz for folder in folders if (khz := _number(folder / "scaling_cur_freq"))]
-    most = [khz for folder in folders if (khz := _number(folder / "cpuinfo_max_freq"))]
+    now = [khz for folder in folders if (khz := system_number(folder / "scaling_cur_freq"))]
+    most = [khz for folder in folders if (khz := system_number(folder / "cpuinfo_max_freq"))]
     return _clock(max(now, default=0) * 1e3, max(most, default=0) * 1e3)
 
 
@@ -216,22 +216,20 @@ def _gpu_clock(root: Path) -> str:
     """The GPU's clock of a Jetson, where it is one of the devices whose clock is scaled."""
     for folder in sorted((root / "sys/class/devfreq").glob("*")):
         if re.search(r"gpu|ga10b|gv11b|gp10b|gm20b", folder.name):
-            return _clock(_number(folder / "cur_freq") or 0, _number(folder / "max_freq") or 0)
+            return _clock(
+                system_number(folder / "cur_freq") or 0, system_number(folder / "max_freq") or 0
+            )
     return ""
 
 
 def _clock(now: float, most: float) -> str:
-    parts = []
-    if now:
-        parts.append(f"{now / 1e6:.0f} MHz now")
-    if most:
-        parts.append(f"{most / 1e6:.0f} MHz at most")
-    return ", ".join(parts)
+    clocks = {"now": now, "at most": most}
+    return ", ".join(f"{clock / 1e6:.0f} MHz {name}" for name, clock in clocks.items() if clock)
 
 
 def _ram(root: Path) -> str:
-    found = re.search(r"^MemTotal:\s*(\d+) kB", system_text(root / "proc/meminfo"), re.MULTILINE)
-    return f"{int(found[1]) / 2**20:.1f} GiB" if found else ""
+    total = meminfo("MemTotal", root)
+    return f"{total / 2**30:.1f} GiB" if total else ""
 
 
 # --- network ------------------------------------------------------------------------------------
@@ -243,7 +241,7 @@ def interface_speed(name: str = "", root: Path = ROOT) -> tuple[str, float] | No
     None if there is none, or its driver does not report it (Wi-Fi, virtual interfaces).
     """
     name = name or next(_default_routes(root), "")
-    megabits = _number(root / "sys/class/net" / name / "speed") if name else None
+    megabits = system_number(root / "sys/class/net" / name / "speed") if name else None
     return (name, megabits * 1e6) if megabits and megabits > 0 else None
 
 
@@ -273,7 +271,14 @@ def system_text(file: Path) -> str:
         return ""
 
 
-def _number(file: Path) -> int | None:
+def meminfo(entry: str, root: Path) -> int:
+    """Bytes of an entry in /proc/meminfo; 0 if it is not there."""
+    found = re.search(rf"^{entry}:\s*(\d+) kB", system_text(root / "proc/meminfo"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def system_number(file: Path) -> int | None:
+    """The whole number in a system file; None if there is none."""
     try:
         return int(system_text(file))
     except ValueError:

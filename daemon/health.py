@@ -15,7 +15,16 @@ from typing import Any
 
 import psutil
 
-from edgespec.daemon.device import HOT, NEAR_TRIP, ROOT, Zone, system_text, zones
+from edgespec.daemon.device import (
+    HOT,
+    NEAR_TRIP,
+    ROOT,
+    Zone,
+    meminfo,
+    system_number,
+    system_text,
+    zones,
+)
 from edgespec.daemon.memory import available_memory
 from edgespec.ring.health import HEALTH_S
 from edgespec.wire.messages import Health
@@ -27,7 +36,6 @@ _PROCESSORS = re.compile(r"cpu|gpu|processor|devfreq", re.IGNORECASE)
 
 _CHIPS = re.compile(r"cpu|gpu|core|k10temp|zenpower|soc|thermal|acpitz", re.IGNORECASE)
 """Chips of psutil that report the processor's temperature; others are disks and the like."""
-
 
 STALE_LOOKS = 3
 """Readings that may be missed before the last one is no longer reported."""
@@ -65,8 +73,7 @@ class SensorReader:
         if self._latest is None:
             return None
         looked, health = self._latest
-        is_old = time.monotonic() - looked > STALE_LOOKS * self._every
-        return UNKNOWN if is_old else health
+        return UNKNOWN if time.monotonic() - looked > STALE_LOOKS * self._every else health
 
     def look(self) -> Health:
         """Read now; of the sensors the one nearest to its limit. Unknown figures are 0."""
@@ -106,7 +113,7 @@ class SensorReader:
             yield f"{name} is held back to cool it"
         for clock in sorted((self._root / "sys/devices/system/cpu/cpufreq").glob("policy*")):
             # A power mode lowers the limit too, but permanently: `edgespec doctor` reports that.
-            now = _whole(clock / "scaling_max_freq")
+            now = system_number(clock / "scaling_max_freq") or 0
             most = self._clocks[clock.name] = max(now, self._clocks.get(clock.name, 0))
             if 0 < now < most:
                 yield f"the CPU clock is limited to {now / 1e3:.0f} of {most / 1e3:.0f} MHz"
@@ -140,7 +147,7 @@ def _cooling(root: Path) -> Iterator[str]:
     kinds = {
         system_text(folder / "type")
         for folder in (root / "sys/class/thermal").glob("cooling_device*")
-        if _whole(folder / "cur_state") > 0
+        if (system_number(folder / "cur_state") or 0) > 0
     }
     yield from sorted(kind for kind in kinds if _PROCESSORS.search(kind))
 
@@ -153,12 +160,5 @@ def _memory(device_type: str, root: Path) -> tuple[int, int]:
 
         total = torch.cuda.mem_get_info()[1]
     else:
-        found = re.search(r"^MemTotal:\s*(\d+) kB", system_text(root / "proc/meminfo"), re.M)
-        total = int(found[1]) * 1024 if found else int(psutil.virtual_memory().total)
+        total = meminfo("MemTotal", root) or int(psutil.virtual_memory().total)
     return total, min(free.bytes, total)
-
-
-def _whole(file: Path) -> int:
-    """The number in a file of the system; 0 if there is none."""
-    text = system_text(file)
-    return int(text) if text.isdecimal() else 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from edgespec.daemon.device import ROOT, is_jetson, system_text
+from edgespec.daemon.device import ROOT, is_jetson, meminfo, system_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,8 @@ def _is_unified(root: Path) -> bool:
 
 
 def _limits(root: Path) -> Iterator[Available]:
-    found = re.search(
-        r"^MemAvailable:\s*(\d+) kB", system_text(root / "proc/meminfo"), re.MULTILINE
-    )
-    if found:
-        yield Available(int(found[1]) * 1024, "MemAvailable of /proc/meminfo")
+    if available := meminfo("MemAvailable", root):
+        yield Available(available, "MemAvailable of /proc/meminfo")
     else:
         yield Available(int(psutil.virtual_memory().available), "the system's available memory")
     for line in system_text(root / "proc/self/cgroup").splitlines():
