@@ -43,7 +43,6 @@ class Wanted:
 
     @property
     def key(self) -> BlockKey:
-        """Identifies the block."""
         assign = self.assign
         quantisation = Quantisation.parse(assign.quantisation)
         return BlockKey(assign.fingerprint, assign.first, assign.end, quantisation)
@@ -97,27 +96,22 @@ def _from_model(wanted: Wanted, model: str, library: BlockLibrary) -> TensorSour
     source = quantising(Checkpoint(model), key.quantisation)
     if key.quantisation.kind == "none":
         return source
-    how = key.quantisation.name
-    return _block(
-        wanted,
-        library.make(
-            source,
-            key,
-            lambda done, total: wanted.say(f"quantising to {how}: {done} of {total} layers"),
-        ),
-    )
+
+    def progress(done: int, total: int) -> None:
+        wanted.say(f"quantising to {key.quantisation.name}: {done} of {total} layers")
+
+    return _block(wanted, library.make(source, key, progress))
 
 
 def _from_coordinator(wanted: Wanted, library: BlockLibrary) -> TensorSource:
-    key, assign = wanted.key, wanted.assign
-    source = Address(wanted.coordinator.host, assign.blocks_port)
+    key = wanted.key
     with library.begin(key, 0) as incoming:
         if incoming.found is not None:
             return _block(wanted, incoming.found)
         fetched = fetch_block(
-            source,
+            Address(wanted.coordinator.host, wanted.assign.blocks_port),
             wanted.identity,
-            assign.block_number,
+            wanted.assign.block_number,
             lambda offer: incoming.folder / _file_of(offer, key),
             lambda progress: wanted.say(f"receiving the block: {progress.text}"),
             wanted.stop,

@@ -44,20 +44,11 @@ def tried_kernels(root: Path = ROOT) -> Kernels:
     """Try every quantisation on the best device, in its 16-bit type; it takes some seconds."""
     device = best_device()
     complaints = usable_quantisations(sixteen_bit_type(device), device)
-    return Kernels(
-        tuple(name for name, complaint in complaints.items() if not complaint),
-        {
-            name: complaint + _what_to_do(name, root)
-            for name, complaint in complaints.items()
-            if complaint
-        },
-    )
-
-
-def _what_to_do(name: str, root: Path) -> str:
-    if QUANTISATIONS[name].kind == "nf4" and is_jetson(root):
-        return (
-            " (bitsandbytes' wheels are not built for L4T: on a Jetson it has to be compiled; "
-            "int4 needs no third party)"
-        )
-    return ""
+    unusable = {name: complaint for name, complaint in complaints.items() if complaint}
+    for name in unusable:
+        if QUANTISATIONS[name].kind == "nf4" and is_jetson(root):
+            unusable[name] += (
+                " (bitsandbytes' wheels are not built for L4T: on a Jetson it has to be compiled; "
+                "int4 needs no third party)"
+            )
+    return Kernels(tuple(name for name in complaints if name not in unusable), unusable)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edgespec.backends.base import BlockBackend
@@ -21,7 +22,7 @@ from edgespec.net.sockets import own_address_towards
 from edgespec.net.zones import without_zone
 from edgespec.ring.member import MemberMachine
 from edgespec.runtime.instrumentation import Instrumentation, NodePace
-from edgespec.runtime.stage_node import Fetcher, Loader, StageNode
+from edgespec.runtime.stage_node import StageNode
 from edgespec.runtime.trace import Trace
 from edgespec.wire.messages import Assign, Join
 
@@ -53,9 +54,7 @@ def run_stage(
     from edgespec.model.device import best_device
 
     device = best_device().type
-    pace = None
-    if config.emulation is not None:
-        pace = _pace(config.emulation)
+    pace = _pace(config.emulation) if config.emulation is not None else None
     trace = Trace(config.trace) if config.trace else None
     transport = PacedTransport.stage(config.coordinator, identity, host)
     join = Join(
@@ -69,12 +68,15 @@ def run_stage(
     )
     member = MemberMachine(join, str(config.coordinator), config.wait, config.timing)
     instrumentation = Instrumentation(transport, pace, trace)
-    load = _loader(config, identity)
     with SensorReader(device) as monitor:
-        latest = monitor.latest
-        fetch = _fetcher(config, identity)
         node = StageNode(
-            transport, member, config.coordinator, load, instrumentation, latest, fetch
+            transport,
+            member,
+            config.coordinator,
+            partial(_load, config, identity),
+            instrumentation,
+            monitor.latest,
+            partial(_fetch, config, identity),
         )
         node.supervisor = Notifier()
         with _metrics(config.metrics, node, accepts):
@@ -101,37 +103,38 @@ def _pace(emulation: Emulation) -> Callable[[Assign | None], NodePace]:
     return pace
 
 
-def _loader(config: StageConfig, identity: Identity) -> Loader:
-    def load(assign: Assign, say: Callable[[str], None], stop: Callable[[], bool]) -> BlockBackend:
-        from edgespec.backends.torch_backend import TorchBlock
-        from edgespec.daemon.block_fetch import Wanted, obtain
-        from edgespec.model.block import Block
-        from edgespec.model.device import best_device
+def _fetch(
+    config: StageConfig,
+    identity: Identity,
+    assign: Assign,
+    say: Callable[[str], None],
+    stop: Callable[[], bool],
+) -> TensorSource:
+    from edgespec.daemon.block_fetch import Wanted, obtain
 
-        wanted = Wanted(assign, config.coordinator, identity, say, stop)
-        source = obtain(wanted, config.model, config.cache)
-        _require_memory(assign, source)
-        return TorchBlock(
-            Block(
-                source,
-                assign.first,
-                assign.end,
-                assign.dtype,
-                best_device(),
-                lambda done, total: say(f"loading {done} of {total} layers"),
-            )
-        )
-
-    return load
+    wanted = Wanted(assign, config.coordinator, identity, say, stop)
+    return obtain(wanted, config.model, config.cache)
 
 
-def _fetcher(config: StageConfig, identity: Identity) -> Fetcher:
-    def fetch(assign: Assign, say: Callable[[str], None], stop: Callable[[], bool]) -> None:
-        from edgespec.daemon.block_fetch import Wanted, obtain
+def _load(
+    config: StageConfig,
+    identity: Identity,
+    assign: Assign,
+    say: Callable[[str], None],
+    stop: Callable[[], bool],
+) -> BlockBackend:
+    from edgespec.backends.torch_backend import TorchBlock
+    from edgespec.model.block import Block
+    from edgespec.model.device import best_device
 
-        obtain(Wanted(assign, config.coordinator, identity, say, stop), config.model, config.cache)
+    source = _fetch(config, identity, assign, say, stop)
+    _require_memory(assign, source)
 
-    return fetch
+    def progress(done: int, total: int) -> None:
+        say(f"loading {done} of {total} layers")
+
+    layers = assign.first, assign.end
+    return TorchBlock(Block(source, *layers, assign.dtype, best_device(), progress))
 
 
 def _require_memory(assign: Assign, source: TensorSource) -> None:

@@ -53,7 +53,7 @@ Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], BlockBack
 """Builds the assigned block. The second argument takes the progress in words, and raises
 EdgespecError once the block is no longer wanted; the third says whether that is so."""
 
-Fetcher = Callable[[Assign, Callable[[str], None], Callable[[], bool]], None]
+Fetcher = Callable[[Assign, Callable[[str], None], Callable[[], bool]], object]
 """Puts the block on this device's disk, so that a Loader needs no other node. It has the arguments
 of a Loader and its own thread."""
 
