@@ -17,10 +17,10 @@ from edgespec.daemon.access_list import (
     TokenEntry,
     clean_name,
 )
-from edgespec.daemon.cluster import COORDINATOR_NAME, ClusterFolder
+from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.private_files import file_state, held, read_private, write_private
 from edgespec.errors import AccessRefused, ConfigError
-from edgespec.net.keys import Token, is_key, short
+from edgespec.net.keys import Token, is_key
 from edgespec.runtime.access_policy import CLIENT, OWNER, STAGE, TOKEN
 
 log = logging.getLogger(__name__)
@@ -70,16 +70,6 @@ class AccessStore:
             return device.role
         token = entries.tokens.get(key)
         return TOKEN if token is not None and token.is_valid(self._clock()) else None
-
-    def name_of(self, key: str) -> str:
-        """A name for the holder of a public key, for messages."""
-        if key == self._owner:
-            return COORDINATOR_NAME
-        entries = self._current()
-        device = entries.devices.get(key)
-        if device is not None:
-            return device.name
-        return f"token {short(key)}" if key in entries.tokens else short(key)
 
     def why_not(self, key: str) -> str:
         """Why a public key is not admitted, for the log; "" if it is admitted."""
@@ -175,8 +165,7 @@ class AccessStore:
                     f"there are {MOST_TOKENS} tokens already; `edgespec token revoke all` takes "
                     "them back"
                 )
-            left = uses or None
-            entry = TokenEntry(token.pair.public, role, now + valid_s, left, now)
+            entry = TokenEntry(token.pair.public, role, now + valid_s, uses or None, now)
             entries.tokens[entry.key] = entry
         return token
 
@@ -189,7 +178,6 @@ class AccessStore:
             entries.drop_token(keys[0], REVOKED, self._clock())
 
     def revoke_all(self) -> None:
-        """Revoke all tokens."""
         with self._changing() as entries:
             for key in list(entries.tokens):
                 entries.drop_token(key, REVOKED, self._clock())
@@ -219,8 +207,7 @@ class AccessStore:
         stored = read_private(self._path, secret=False)
         if stored is None:
             return AccessList(), ()
-        text, state = stored
-        return AccessList.parse(text, self._path), state
+        return AccessList.parse(stored[0], self._path), stored[1]
 
     @contextmanager
     def _changing(self) -> Iterator[AccessList]:

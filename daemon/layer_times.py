@@ -6,7 +6,7 @@ import copy
 import gc
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,16 +86,20 @@ def default_shape(room: int, depth: int) -> Shape:
     Raises CapacityError if not even the smallest fits.
     """
     shapes = [Shape(name, _llama(name)) for name in _DEFAULTS]
-    for shape in shapes:
-        if _needed(shape, depth) <= room:
-            return shape
-    raise _too_little(shapes[-1], depth, room)
+    shape = next((shape for shape in shapes if _needed(shape, depth) <= room), shapes[-1])
+    check_room(shape, room, depth)
+    return shape
 
 
 def check_room(shape: Shape, room: int, depth: int) -> None:
     """Raises CapacityError if measuring this layer needs more than `room` bytes."""
-    if _needed(shape, depth) > room:
-        raise _too_little(shape, depth, room)
+    needed = _needed(shape, depth)
+    if needed > room:
+        raise CapacityError(
+            f"measuring a layer of {shape.name} needs {needed / 2**30:.2f} GiB, and "
+            f"{room / 2**30:.2f} GiB are free; end other programs, or give a smaller model with "
+            "--model"
+        )
 
 
 def depth_on(device: torch.device) -> int:
@@ -135,17 +139,21 @@ def measure_layer(
     depth = depth_on(device)
     source = RandomLayers(_deeper(shape.config, depth), quantisation)
     weights, stored = source.size
-    blocks = [_block(source, depth, dtype, device)]
+
+    def block(of: RandomLayers, layers: int) -> Block:
+        return Block(of, 1, 1 + layers, dtype, device)  # without embedding and final norm
+
+    blocks = [block(source, depth)]
     pass_seconds = timed({0: _passes(blocks, 1, 0)}, 0.0)[0].median
     wanted = math.ceil(beyond_cache / (stored * depth))
     if pass_seconds > _HARDLY_READING * stored * depth / bandwidth:
         wanted = 1
     for _ in range(min(wanted, _MOST_COPIES, room // (stored * depth)) - 1):
-        blocks.append(_block(source, depth, dtype, device))
+        blocks.append(block(source, depth))
         _passes(blocks[-1:], 1, 0)()  # the first pass may still prepare something
     tiny = RandomLayers(_deeper(_shrunk(shape.config), max(TINY)), quantisation)
     tiny_times = timed(
-        {layers: _passes([_block(tiny, layers, dtype, device)], 1, 0) for layers in TINY},
+        {layers: _passes([block(tiny, layers)], 1, 0) for layers in TINY},
         max(_TINY_SECONDS, _TINY_SHARE * seconds()),
     )
     works = {rows: _passes(blocks, rows, 0) for rows in ROWS}
@@ -154,15 +162,8 @@ def measure_layer(
     copies = len(blocks)
     del works, blocks
     _free(device)
-    return LayerTimes(
-        stored=stored,
-        weights=weights,
-        depth=depth,
-        copies=copies,
-        passes={rows: found[rows] for rows in ROWS},
-        tiny=tiny_times,
-        seen=found[_WITH_CACHE],
-    )
+    seen = found.pop(_WITH_CACHE)
+    return LayerTimes(stored, weights, depth, copies, found, tiny_times, seen)
 
 
 def measure_draft(
@@ -215,12 +216,10 @@ class RandomLayers:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all parameters."""
         return frozenset(self._shapes)
 
     @property
     def layers(self) -> int:
-        """Decoder layers of the whole model."""
         return int(self.config.num_hidden_layers)
 
     @property
@@ -229,15 +228,11 @@ class RandomLayers:
         weights = sum(shape.numel() for shape in self._linear)
         if self.quantisation.kind == "none":
             return weights, 2 * weights
-        parts = [
-            part
-            for shape in self._linear
-            for part in stored_parts(self.quantisation, shape).values()
-        ]
+        stored = [stored_parts(self.quantisation, shape) for shape in self._linear]
+        parts = itertools.chain.from_iterable(of.values() for of in stored)
         return weights, sum(shape.numel() * dtype.itemsize for shape, dtype in parts)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A random tensor of the shape that the model has for `name`."""
         shape = self._shapes[name]
         if shape not in self._plain:
             self._plain[shape] = _random(shape)
@@ -254,32 +249,29 @@ def _random(shape: torch.Size) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.bfloat16) * 0.02
 
 
-def _block(source: RandomLayers, layers: int, dtype: str, device: torch.device) -> Block:
-    """A block from the middle of the model: without embedding and final norm."""
-    return Block(source, 1, 1 + layers, dtype, device)
-
-
 def _passes(
     blocks: list[Block], rows: int, seen: int, head: OutputHead | None = None
 ) -> Callable[[], object]:
     """One pass of `rows` rows after `seen` cached ones, through the next block at each call."""
     first = blocks[0]
     device = first.device
-    inputs = torch.randn(rows, first.hidden_size).to(device, first.dtype)
-    if first.embedding is not None:
-        inputs = torch.zeros(rows, dtype=torch.int64, device=device)
+    inputs = (
+        torch.randn(rows, first.hidden_size).to(device, first.dtype)
+        if first.embedding is None
+        else torch.zeros(rows, dtype=torch.int64, device=device)
+    )
     positions = torch.arange(seen, seen + rows, device=device)
     mask = tree_mask(seen, torch.tril(torch.ones(rows, rows, dtype=torch.bool)).numpy(), device)
     nothing = torch.zeros(0, dtype=torch.int64).numpy()
     caches = [block.new_cache(seen + rows) for block in blocks]
     for cache in caches:
         cache.advance(seen)
-    turns: Iterator[int] = itertools.cycle(range(len(blocks)))
+    turns = itertools.cycle(zip(blocks, caches, strict=True))
 
     def work() -> None:
-        turn = next(turns)
-        caches[turn].gather(seen, nothing)
-        hidden = blocks[turn].forward(inputs, positions, caches[turn], mask)
+        block, cache = next(turns)
+        cache.gather(seen, nothing)
+        hidden = block.forward(inputs, positions, cache, mask)
         if head is not None:
             assert hidden is not None, "it is never stopped"
             head.logits(hidden)
@@ -330,13 +322,6 @@ def _needed(shape: Shape, depth: int) -> int:
     """Bytes that measuring this layer may take at once."""
     _, stored = RandomLayers(_deeper(shape.config, 1), QUANTISATIONS["none"]).size
     return (depth + _SPARE) * stored
-
-
-def _too_little(shape: Shape, depth: int, room: int) -> CapacityError:
-    return CapacityError(
-        f"measuring a layer of {shape.name} needs {_needed(shape, depth) / 2**30:.2f} GiB, and "
-        f"{room / 2**30:.2f} GiB are free; end other programs, or give a smaller model with --model"
-    )
 
 
 def shape_of(config: PretrainedConfig, name: str) -> Shape:
