@@ -38,8 +38,17 @@ from edgespec.daemon.layer_times import (
     shape_of,
 )
 from edgespec.daemon.memory import Available, available_memory
-from edgespec.daemon.profile_figures import SIXTEEN_BIT, ProfileFigures, called, row_table, tidy
-from edgespec.daemon.profile_fit import best_four_bit, by_layer, doubts, fit
+from edgespec.daemon.profile_figures import (
+    SIXTEEN_BIT,
+    ProfileFigures,
+    best_four_bit,
+    by_layer,
+    called,
+    doubts,
+    fit,
+    row_table,
+    tidy,
+)
 from edgespec.daemon.timing import round_trips
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.block import compute_dtype

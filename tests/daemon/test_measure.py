@@ -29,8 +29,14 @@ from edgespec.daemon.layer_times import (
     measure_layer,
 )
 from edgespec.daemon.measure import MeasureRequest
-from edgespec.daemon.profile_figures import ProfileFigures
-from edgespec.daemon.profile_fit import Fit, best_four_bit, by_layer, doubts, fit
+from edgespec.daemon.profile_figures import (
+    Fit,
+    ProfileFigures,
+    best_four_bit,
+    by_layer,
+    doubts,
+    fit,
+)
 from edgespec.daemon.timing import LEAST_RUNS, Sample, round_trips, shown, timed
 from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.planning.profile import ROWS, Profile
