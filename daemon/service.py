@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -27,6 +28,10 @@ _GPU_GROUPS = ("video", "render")  # groups that may use a GPU; a missing group 
 _HIDDEN = (Path("/home"), Path("/root"), Path("/run/user"))  # by ProtectHome=yes
 _COMMAND = "/usr/bin/env edgespec"  # in the shipped units
 _CONTROL_SECONDS = 60.0
+_PROPERTIES = (
+    "LoadState,ActiveState,SubState,ActiveEnterTimestamp,StateChangeTimestamp,UnitFileState,"
+    "MainPID,NRestarts,Result,ExecMainStatus,StatusText"
+)
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -73,8 +78,7 @@ def unit_text(
     path = _quoted(str(command or executable())).replace("$$", "$")  # no variables in a path
     words = " ".join([line.replace(_COMMAND, path), *map(_quoted, options)])
     text = text.replace(line, words)
-    groups = " ".join(name for name in _GPU_GROUPS if _has_group(name))
-    if groups:
+    if groups := " ".join(filter(_has_group, _GPU_GROUPS)):
         text = text.replace("User=edgespec\n", f"User=edgespec\nSupplementaryGroups={groups}\n")
     return _run_by(user, text) if user else text
 
@@ -165,11 +169,10 @@ class Systemd:
 
         A unit that is there and differs is replaced by `force` alone.
         """
-        path = self.path(role)
-        if not self.require_replaceable(role, text, force):
-            return False
-        _write(path, text)
-        return True
+        changes = self.require_replaceable(role, text, force)
+        if changes:
+            _write(self.path(role), text)
+        return changes
 
     def require_replaceable(self, role: str, text: str, force: bool = False) -> bool:
         """Raise ConfigError if `install` would; returns whether it would change anything."""
@@ -179,8 +182,12 @@ class Systemd:
         except (OSError, UnicodeDecodeError) as problem:
             raise ConfigError(f"cannot read {path}: {problem}") from None
         if before is not None and before != text and not force:
+            lines = difflib.unified_diff(
+                before.splitlines(), text.splitlines(), "installed", "new", lineterm="", n=1
+            )
+            difference = "\n".join(lines)
             raise ConfigError(
-                f"{path} is there and differs:\n{_difference(before, text)}\n"
+                f"{path} is there and differs:\n{difference}\n"
                 "give --force to replace it; what you changed by hand is safer in "
                 f"`systemctl edit {path.name}`"
             )
@@ -218,28 +225,26 @@ class Systemd:
         """How the service is, with the last lines of its log where they can be read."""
         unit = unit_name(role)
         self.require_running()
-        answer = self.control("show", unit, f"--property={','.join(_PROPERTIES)}")
-        said = dict(line.partition("=")[::2] for line in answer.splitlines())
-        active = said.get("ActiveState", "")
-        since = "ActiveEnterTimestamp" if active == "active" else "StateChangeTimestamp"
+        answer = self.control("show", unit, f"--property={_PROPERTIES}")
+        said = defaultdict(str, (line.partition("=")[::2] for line in answer.splitlines()))
+        active = said["ActiveState"]
         return State(
             role=role,
             unit=unit,
-            installed=said.get("LoadState") == "loaded",
+            installed=said["LoadState"] == "loaded",
             active=active,
-            sub=said.get("SubState", ""),
-            since=said.get(since, ""),
-            starts_at_boot=said.get("UnitFileState") == "enabled",
-            process=_number(said.get("MainPID", "")),
-            restarts=_number(said.get("NRestarts", "")),
-            result=said.get("Result", ""),
-            exit_status=_number(said.get("ExecMainStatus", "")),
-            status=said.get("StatusText", ""),
+            sub=said["SubState"],
+            since=said["ActiveEnterTimestamp" if active == "active" else "StateChangeTimestamp"],
+            starts_at_boot=said["UnitFileState"] == "enabled",
+            process=_number(said["MainPID"]),
+            restarts=_number(said["NRestarts"]),
+            result=said["Result"],
+            exit_status=_number(said["ExecMainStatus"]),
+            status=said["StatusText"],
             log=_log(unit, lines),
         )
 
     def path(self, role: str) -> Path:
-        """Path of a role's unit."""
         return self.root / UNITS_FOLDER / unit_name(role)
 
     @property
@@ -266,13 +271,11 @@ class Systemd:
             )
 
     def control(self, *arguments: str, may_fail: bool = False) -> str:
-        """What `systemctl` prints."""
         try:
             done = _run("systemctl", *arguments)
         except FileNotFoundError:
-            raise ConfigError(
-                "there is no systemctl on this machine; is systemd installed?"
-            ) from None
+            problem = "there is no systemctl on this machine; is systemd installed?"
+            raise ConfigError(problem) from None
         except subprocess.TimeoutExpired:
             raise EdgespecError(
                 f"systemctl {arguments[0]} did not answer for {_CONTROL_SECONDS:.0f} s; "
@@ -282,21 +285,6 @@ class Systemd:
             what = done.stderr.strip() or f"exit code {done.returncode}"
             raise EdgespecError(f"systemctl {' '.join(arguments)} failed: {what}")
         return done.stdout
-
-
-_PROPERTIES = (
-    "LoadState",
-    "ActiveState",
-    "SubState",
-    "ActiveEnterTimestamp",
-    "StateChangeTimestamp",
-    "UnitFileState",
-    "MainPID",
-    "NRestarts",
-    "Result",
-    "ExecMainStatus",
-    "StatusText",
-)
 
 
 def _write(path: Path, text: str) -> None:
@@ -309,13 +297,6 @@ def _write(path: Path, text: str) -> None:
         fresh.replace(path)
     except OSError as problem:
         raise ConfigError(f"cannot write {path}: {problem.strerror}") from None
-
-
-def _difference(before: str, after: str) -> str:
-    lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), "installed", "new", lineterm="", n=1
-    )
-    return "\n".join(lines)
 
 
 def _log(unit: str, lines: int) -> list[str]:
