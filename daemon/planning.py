@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ from edgespec.daemon.profiles import profile_named
 from edgespec.drafting.choice import HYBRID, DraftChoice, parse_draft
 from edgespec.errors import ConfigError
 from edgespec.model.manifest import manifest_of
-from edgespec.planning.architecture import Architecture, architecture_of, longest_context
+from edgespec.planning.architecture import architecture_of, longest_context
 from edgespec.planning.cost_model import (
     ARCHITECTURES,
     COST_MODELS,
@@ -36,8 +35,6 @@ DEFAULT_CONTEXT = 4096
 
 
 class _DeviceEntry(FileStruct, frozen=True):
-    """One device in a devices file."""
-
     name: Text
     profile: Text
     memory_bytes: Annotated[int, Meta(gt=0, lt=2**60)] | None = None
@@ -107,11 +104,8 @@ def devices_of(text: str) -> tuple[Device, tuple[Device, ...]]:
 
 def measured_share(profile: Profile) -> tuple[int, int]:
     """How many of a profile's figures were measured on a device, of how many."""
-    figures = [
-        entry
-        for entry in (getattr(profile, name) for name in profile.__struct_fields__)
-        if isinstance(entry, Figure | RowTable)
-    ]
+    entries = structs.astuple(profile)
+    figures = [entry for entry in entries if isinstance(entry, Figure | RowTable)]
     return sum(figure.origin.startswith("measured") for figure in figures), len(figures)
 
 
@@ -125,7 +119,7 @@ def speculative_speed(plan: Plan) -> float | None:
     from edgespec.verify.sampling import Sampling
 
     base = bundled("base")
-    layers = architecture_of(_read_object(Path(base) / "config.json"), base).layers
+    layers = architecture_of(*_config(Path(base))).layers
     of = plan.problem.model
     if not of.draft.name or len(plan.split) > layers:
         return None
@@ -162,7 +156,8 @@ QUESTIONS = (
 
 
 def _folder(folder: Path, quant: str) -> ModelToPlan:
-    of, config, where = _architecture(folder)
+    config, where = _config(folder)
+    of = architecture_of(config, where)
     made = manifest_of(folder)
     if made is not None and quant and quant != made.quantisation.name:
         raise ConfigError(
@@ -171,8 +166,7 @@ def _folder(folder: Path, quant: str) -> ModelToPlan:
         )
     quantisation = made.quantisation if made else Quantisation.parse(quant or DEFAULT_QUANTISATION)
     split = made.layers_of_stages if made else ()
-    name = folder.resolve().name
-    model = PlannedModel(name, of, quantisation)
+    model = PlannedModel(folder.resolve().name, of, quantisation)
     return ModelToPlan(model, longest_context(config, where), split)
 
 
@@ -201,7 +195,7 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     folder = Path(one.folder)
     if not folder.is_dir():
         raise ConfigError(f"there is no draft folder {one.folder!r}; give one with a config.json")
-    of, _, _ = _architecture(folder)
+    of = architecture_of(*_config(folder))
     if one.name in _HEADS:
         return _HEADS[one.name](base.name, base.of, bits_of(quantisation))
     return draft_costs_of(folder.resolve().name, of, quantisation)
@@ -210,17 +204,13 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
 _HEADS = {"eagle": eagle_costs, "eagle3": eagle3_costs}
 
 
-def _architecture(folder: Path) -> tuple[Architecture, dict[str, object], str]:
+def _config(folder: Path) -> tuple[dict[str, object], str]:
+    """The content and the path of a model's config.json."""
     file = folder / "config.json"
-    config = _read_object(file)
-    return architecture_of(config, str(file)), config, str(file)
-
-
-def _read_object(file: Path) -> dict[str, object]:
     content = _read_json(file)
     if not isinstance(content, dict):
         raise ConfigError(f"{file} does not hold a JSON object; download the model again")
-    return content
+    return content, str(file)
 
 
 def _read_json(file: Path) -> object:
@@ -254,13 +244,11 @@ def _named(text: str) -> tuple[list[Device], int]:
         if not (count.isascii() and count.isdecimal() and 0 < int(count[:4]) < 1000):
             raise ConfigError(f"{part.strip()!r} names no devices; give PROFILE or N*PROFILE")
         profiles += [profile_named(name.strip())] * int(count)
-    total = Counter(profile.name for profile in profiles)
-    seen: Counter[str] = Counter()
+    names = [profile.name for profile in profiles]
     devices = []
-    for profile in profiles:
-        seen[profile.name] += 1
-        number = f"#{seen[profile.name]}" if total[profile.name] > 1 else ""
-        devices.append(Device(profile.name + number, profile))
+    for place, (name, profile) in enumerate(zip(names, profiles, strict=True), 1):
+        number = f"#{names[:place].count(name)}" if names.count(name) > 1 else ""
+        devices.append(Device(name + number, profile))
     return devices, 0
 
 
@@ -270,11 +258,12 @@ def _described(listed: list[object], file: str) -> tuple[list[Device], int]:
     coordinators: list[int] = []
     for number, entry in enumerate(listed):
         where = f"{file}: device {number + 1}"
-        device, coordinator = _device(entry, where)
+        described = as_type(_DeviceEntry, entry, where)
+        device = _device(described, where)
         if any(device.name == other.name for other in devices):
             raise ConfigError(f"{where}: the name {device.name!r} is taken; name each differently")
         devices.append(device)
-        coordinators += [number] * coordinator
+        coordinators += [number] * described.coordinator
     if not devices or len(coordinators) > 1:
         raise ConfigError(
             f"{file}: {len(devices)} devices, {len(coordinators)} of them the coordinator; give at "
@@ -283,10 +272,9 @@ def _described(listed: list[object], file: str) -> tuple[list[Device], int]:
     return devices, coordinators[0] if coordinators else 0
 
 
-def _device(content: object, where: str) -> tuple[Device, bool]:
-    entry = as_type(_DeviceEntry, content, where)
+def _device(entry: _DeviceEntry, where: str) -> Device:
     profile = profile_named(entry.profile)
     if entry.memory_bytes is not None:
         memory = Figure(entry.memory_bytes, f"given in {where}")
         profile = structs.replace(profile, memory_bytes=memory)
-    return Device(entry.name, profile), entry.coordinator
+    return Device(entry.name, profile)
