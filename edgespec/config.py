@@ -111,7 +111,13 @@ class Address:
         ):
             raise ConfigError(f"{self.host!r} is no host name or address")
         if self.is_ipv6:
-            _check_ipv6(self.host)
+            try:
+                IPv6Address(self.host)
+            except ValueError:
+                raise ConfigError(
+                    f"{self.host!r} is no IPv6 address; with a port it is written [ADDRESS]:PORT, "
+                    "and a link-local one has its interface behind it: fe80::1%eth0"
+                ) from None
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"{self.port} is no port; ports go from 1 to 65535")
 
@@ -146,16 +152,6 @@ class Address:
         if not (port.isascii() and port.isdecimal() and len(port) <= 5) or int(port) == 0:
             raise ConfigError(f"{text!r} is no HOST:PORT; ports go from 1 to 65535")
         return Address(host, int(port))
-
-
-def _check_ipv6(host: str) -> None:
-    try:
-        IPv6Address(host)
-    except ValueError:
-        raise ConfigError(
-            f"{host!r} is no IPv6 address; with a port it is written [ADDRESS]:PORT, and a "
-            "link-local one has its interface behind it: fe80::1%eth0"
-        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +217,8 @@ class CoordinatorConfig:
     record: str = ""
 
     def __post_init__(self) -> None:
-        _check_dtype(self.dtype)
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"unknown dtype {self.dtype!r}; choose one of: {', '.join(DTYPES)}")
         _check_path("model", self.model)
         _check_path("draft", self.draft)
         if not 1 <= self.stages <= MOST_STAGES:
@@ -266,11 +263,6 @@ class StageConfig:
             raise ConfigError("the coordinator's port is missing; give --coordinator HOST:PORT")
         if not 0.0 < self.wait <= 86400.0:
             raise ConfigError(f"wait is {self.wait}; it must be between 0 and 86400 seconds")
-
-
-def _check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}; choose one of: {', '.join(DTYPES)}")
 
 
 def _check_path(what: str, path: str) -> None:
