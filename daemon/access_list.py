@@ -129,13 +129,11 @@ class AccessList:
         return entries
 
     def to_json(self) -> str:
-        """The content of the file."""
         devices, tokens = list(self.devices.values()), list(self.tokens.values())
         return json_text(_AccessFile(devices, tokens, list(self.gone.values())), _VERSION)
 
     @property
     def names(self) -> set[str]:
-        """The names in use."""
         return {entry.name for entry in self.devices.values()}
 
     def free_name(self, name: str) -> str:

@@ -97,7 +97,6 @@ class ClusterSettings(FileStruct, frozen=True):
             )
 
     def to_json(self) -> str:
-        """The content of the file."""
         return json_text(self, _VERSION)
 
     @staticmethod

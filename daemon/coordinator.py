@@ -127,11 +127,10 @@ def _build(
         costs.coordinator.draft_work_seconds if costs else None,
     )
     context_length = context_of(config, model.longest_context)
-    name = draft.name if draft else ""
     ring = Ring(
         config.stages,
         context_length,
-        name,
+        draft.name if draft else "",
         recovery=config.timing.recovery,
         # As many as a stage has memory for anyway, for one request of full length.
         kept_rows=context_length + SPECULATIVE_ROWS,
@@ -151,7 +150,7 @@ def _build(
         Address(config.address.host, 0),
         cluster.identity.own,
         partial(admits, access_policy, blocks=True),
-        model.serving(planned),
+        partial(model.prepare, planned),
         busy=lambda: machine.is_working,
     )
     like = Assign(

@@ -49,7 +49,6 @@ def check_profiles(emulation: Emulation) -> None:
 
 
 def coordinator_pace(costs: RingCosts, draft: DraftSource | None) -> NodePace:
-    """Costs of D0."""
     return NodePace(CoordinatorDurations(costs.coordinator, draft), _links(costs, 0))
 
 

@@ -40,7 +40,6 @@ class Notifier(Supervisor):
         self._said = status
 
     def status(self, text: str) -> None:
-        """What the daemon does now, for `systemctl status`."""
         if text != self._said:
             self._send(f"STATUS={_line(text)}")
             self._said = text
@@ -51,11 +50,9 @@ class Notifier(Supervisor):
             self._next_beat = self._clock() + self._pause_s
 
     def stopping(self, reason: str) -> None:
-        """The daemon is about to end, and why."""
         self._send(f"STOPPING=1\nSTATUS={_line(reason)}")
 
     def close(self) -> None:
-        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

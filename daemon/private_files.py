@@ -103,7 +103,11 @@ def write_private(path: Path, text: str) -> None:
             file.flush()
             os.fsync(descriptor)
         os.replace(fresh, path)
-        _sync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as problem:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
@@ -172,14 +176,6 @@ def _check_mode(path: Path, mode: int, secret: bool) -> None:
 
 def _fresh(path: Path) -> Path:
     return path.with_name(f".{path.name}.new")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _busy() -> None:

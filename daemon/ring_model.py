@@ -49,25 +49,17 @@ class RingModel:
 
     @property
     def layers(self) -> int:
-        """Decoder layers of the model."""
         return int(self.head.config.num_hidden_layers)
 
     @property
     def longest_context(self) -> int:
-        """Tokens that the model takes."""
         return int(self.head.config.max_position_embeddings)
 
-    def serving(self, blocks: Sequence[Assign]) -> Callable[[int, Say], ServedBlock]:
-        """What makes or finds a block by its number, counted from 1, for a BlockServer."""
-
-        def prepare(number: int, say: Say) -> ServedBlock:
-            if not 1 <= number <= len(blocks):
-                raise ConfigError(f"there is no block {number} here, only 1 to {len(blocks)}")
-            return self._block(blocks[number - 1], say)
-
-        return prepare
-
-    def _block(self, place: Assign, say: Say) -> ServedBlock:
+    def prepare(self, blocks: Sequence[Assign], number: int, say: Say) -> ServedBlock:
+        """Makes or finds a block by its number, counted from 1, for a BlockServer."""
+        if not 1 <= number <= len(blocks):
+            raise ConfigError(f"there is no block {number} here, only 1 to {len(blocks)}")
+        place = blocks[number - 1]
         folder = self._made or self._found_or_made(place, say)
         (entry,) = (
             block

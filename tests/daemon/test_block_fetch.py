@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def serving(model: Path, cache: Path, quant: str = QUANT) -> Iterator[Coordinato
     )
     ring_model = RingModel(config)
     places: list[Assign] = []
-    prepare = ring_model.serving(places)
+    prepare = partial(ring_model.prepare, places)
     server = BlockServer(Address(LOOPBACK, 0), OWN, everybody, prepare, lambda: False)
     places += [
         Assign(
