@@ -107,12 +107,11 @@ def _device(root: Path) -> Iterator[Finding]:
     for name, fact in gpu_facts().items():
         yield Finding(name, OK, fact)
     if device.type == "cpu" and is_jetson(root):
-        yield Finding(
-            "GPU",
-            WARNING,
+        text = (
             "torch does not see this Jetson's GPU and computes on the CPU; install NVIDIA's torch "
-            "wheel for this JetPack",
+            "wheel for this JetPack"
         )
+        yield Finding("GPU", WARNING, text)
 
 
 def _memory(root: Path) -> Finding:
@@ -138,12 +137,11 @@ def _quantisations() -> Iterator[Finding]:
     for name, reason in kernels.unusable.items():
         yield Finding(name, WARNING, reason)
     if not kernels.has_four_bit:
-        yield Finding(
-            "4 bit",
-            WARNING,
+        text = (
             "no 4-bit quantisation runs here: models have to fit in 8 or 16 bits, and `edgespec "
-            "profile` has nothing to measure",
+            "profile` has nothing to measure"
         )
+        yield Finding("4 bit", WARNING, text)
 
 
 # --- surroundings -------------------------------------------------------------------------------
@@ -152,12 +150,11 @@ def _quantisations() -> Iterator[Finding]:
 def _cache(folder: Path) -> Finding:
     where = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not where.is_dir() or not os.access(where, os.W_OK | os.X_OK):
-        return Finding(
-            "cache",
-            BLOCKED,
+        text = (
             f"{folder} cannot be written ({where} is not yours to write); name another folder with "
-            "--cache, here and for `edgespec join`",
+            "--cache, here and for `edgespec join`"
         )
+        return Finding("cache", BLOCKED, text)
     free = shutil.disk_usage(where).free
     text = f"{folder}, {free / _GIB:.1f} GiB free"
     if free < _LEAST_DISK:
@@ -178,10 +175,9 @@ def _port(port: int) -> Finding:
         try:
             probe.bind((LOOPBACK, port))
         except OSError as problem:
-            return Finding(
-                "port",
-                WARNING,
+            text = (
                 f"{port} cannot be opened ({problem.strerror}): a coordinator may be running here; "
-                "give a second one another --port",
+                "give a second one another --port"
             )
+            return Finding("port", WARNING, text)
     return Finding("port", OK, f"{port} is free for a coordinator")

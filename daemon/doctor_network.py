@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -90,24 +90,22 @@ def _clock(witnesses: Sequence[Path]) -> Finding:
     least = max([_EDGESPEC_BEGAN, *(path.stat().st_mtime - _DAY_S for path in there)])
     said = f"{datetime.fromtimestamp(max(now, 0.0), timezone.utc):%Y-%m-%d %H:%M} UTC"
     if now < least:
-        return Finding(
-            "clock",
-            WARNING,
+        text = (
             f"it says {said}, which is in the past: downloads will fail, and on the coordinator "
             "tokens expire at the wrong time; sudo timedatectl set-ntp true, or without internet "
-            "sudo date --set='YYYY-MM-DD HH:MM' after every start",
+            "sudo date --set='YYYY-MM-DD HH:MM' after every start"
         )
+        return Finding("clock", WARNING, text)
     synchronised = _is_synchronised()
     if synchronised is None:
         return Finding("clock", OK, f"{said}; whether it is synchronised cannot be told here")
-    if not synchronised:
-        return Finding(
-            "clock",
-            WARNING,
-            f"{said}, but not synchronised: if it is wrong, downloads fail, and on the coordinator "
-            "tokens expire at the wrong time; sudo timedatectl set-ntp true (it takes internet)",
-        )
-    return Finding("clock", OK, f"{said}, synchronised")
+    if synchronised:
+        return Finding("clock", OK, f"{said}, synchronised")
+    text = (
+        f"{said}, but not synchronised: if it is wrong, downloads fail, and on the coordinator "
+        "tokens expire at the wrong time; sudo timedatectl set-ntp true (it takes internet)"
+    )
+    return Finding("clock", WARNING, text)
 
 
 def _is_synchronised() -> bool | None:
@@ -125,14 +123,13 @@ def _cluster(path: Path) -> tuple[ClusterFolder | None, Finding]:
         folder = ClusterFolder.open(path)
         known = _known(folder)
     except (ConfigError, OSError) as problem:
-        if isinstance(problem, AccessRefused) and _is_unused(path):
-            return None, Finding(
-                "cluster",
-                OK,
-                f"none yet in {path}: on the coordinator `edgespec init --model ...` makes one, on "
-                "a device `edgespec join TOKEN` enters one",
-            )
-        return None, Finding("cluster", BLOCKED, str(problem))
+        if not isinstance(problem, AccessRefused) or not _is_unused(path):
+            return None, Finding("cluster", BLOCKED, str(problem))
+        text = (
+            f"none yet in {path}: on the coordinator `edgespec init --model ...` makes one, on "
+            "a device `edgespec join TOKEN` enters one"
+        )
+        return None, Finding("cluster", OK, text)
     who = "its coordinator" if folder.is_coordinator else f"called {folder.name} there"
     where = f", the coordinator is expected at {known}" if known else ""
     text = f"{folder.cluster_id} ({path}): this machine is {who}{where}"
@@ -161,22 +158,20 @@ def _multicast(folder: ClusterFolder | None) -> tuple[Finding, list[Found]]:
     interfaces = own_interfaces()
     usable = to_look_on(interfaces)
     if not usable:
-        return Finding(
-            "mDNS",
-            WARNING,
+        text = (
             "no network is up here, so that others cannot be found; plug in a cable, or join a "
-            "Wi-Fi (a ring on this machine alone needs none)",
-        ), []
+            "Wi-Fi (a ring on this machine alone needs none)"
+        )
+        return Finding("mDNS", WARNING, text), []
     where = ", ".join(map(str, usable))
     try:
         heard = _within(HEAR_S, lambda: browse(interfaces, HEAR_S, HEAR_S / 2))
     except OSError as problem:
-        return Finding(
-            "mDNS",
-            WARNING,
+        text = (
             f"UDP port 5353 is not to be had on {where} ({problem}): does a program keep it for "
-            "itself? Until then give --coordinator HOST[:PORT]",
-        ), []
+            "itself? Until then give --coordinator HOST[:PORT]"
+        )
+        return Finding("mDNS", WARNING, text), []
     if heard is None:
         return Finding("mDNS", WARNING, f"no end of asking on {where}; give --coordinator"), []
     return Finding("mDNS", OK, f"asked on {where}; {_who_was_heard(heard, folder)}"), heard
@@ -239,14 +234,13 @@ def _ways(
 
 
 def _no_way(heard: Sequence[Found]) -> Finding:
+    text = (
+        "none is known yet; where one runs already and is not heard, try --coordinator HOST[:PORT]"
+    )
     if heard:
         listed = ", or ".join(f"--coordinator {Address(h.addresses[0], h.port)}" for h in heard)
-        return Finding("coordinator", OK, f"which one is ours is not known yet; try {listed}")
-    return Finding(
-        "coordinator",
-        OK,
-        "none is known yet; where one runs already and is not heard, try --coordinator HOST[:PORT]",
-    )
+        text = f"which one is ours is not known yet; try {listed}"
+    return Finding("coordinator", OK, text)
 
 
 def _connecting(address: Address, folder: ClusterFolder | None) -> tuple[str, float]:
@@ -280,11 +274,9 @@ def _access(address: Address, folder: ClusterFolder, root: Path) -> Iterator[Fin
             ANSWER_S + TRIPS_S,
             lambda: round_trips(address, folder.identity, ANSWER_S, _TRIPS, TRIPS_S),
         )
-    except AccessRefused as problem:
-        yield Finding("key", BLOCKED, str(problem))
-        return
     except EdgespecError as problem:
-        yield Finding("key", WARNING, str(problem))
+        state = BLOCKED if isinstance(problem, AccessRefused) else WARNING
+        yield Finding("key", state, str(problem))
         return
     if trips is None:
         yield Finding("key", WARNING, f"no answer from {address} in time; try again")
@@ -318,19 +310,14 @@ def _link(address: Address, trip: float, root: Path) -> Finding:
 def _within(seconds: float, work: Callable[[], Result]) -> Result | None:
     """What work returns or raises; None if it takes SPARE_S longer than that (a name server that
     is silent), and then it is left to itself."""
-    done: queue.SimpleQueue[tuple[Result | None, Exception | None]] = queue.SimpleQueue()
+    done: Future[Result] = Future()
 
     def run() -> None:
         try:
-            done.put((work(), None))
+            done.set_result(work())
         except Exception as problem:
-            done.put((None, problem))
+            done.set_exception(problem)
 
     threading.Thread(target=run, name="edgespec-doctor", daemon=True).start()
-    try:
-        result, problem = done.get(timeout=seconds + SPARE_S)
-    except queue.Empty:
-        return None
-    if problem is not None:
-        raise problem
-    return result
+    wait([done], seconds + SPARE_S)
+    return done.result() if done.done() else None
