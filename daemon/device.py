@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +58,9 @@ class PowerMode:
     fastest: str
     fastest_id: str
 
+    def __str__(self) -> str:
+        return self.name + (f" (fastest: {self.fastest})" if self.fastest else "")
+
 
 def is_jetson(root: Path = ROOT) -> bool:
     """Whether this is a Jetson, whose GPU has no memory of its own."""
@@ -71,7 +73,7 @@ def board_facts(root: Path = ROOT) -> dict[str, str]:
     facts = {
         "board": _model(root),
         "L4T": system_text(root / "etc/nv_tegra_release").partition("\n")[0].lstrip("# "),
-        "power mode": _power_mode_text(power_mode(root)),
+        "power mode": str(power_mode(root) or ""),
         "CPU": _cpu(root),
         "CPU clock": _cpu_clock(root),
         "GPU clock": _gpu_clock(root),
@@ -129,14 +131,13 @@ def zones(root: Path = ROOT) -> list[Zone]:
 
 def _trip(zone: Path) -> float | None:
     """The lowest temperature at which this zone makes its device slower, or ends it."""
-    trips = []
-    for file in zone.glob("trip_point_*_type"):
-        milli = system_number(file.with_name(file.name.replace("_type", "_temp")))
-        plausible = milli is not None and 40_000 < milli < 130_000
-        if plausible and system_text(file) in ("passive", "hot", "critical"):
-            assert milli is not None
-            trips.append(milli / 1000)
-    return min(trips, default=None)
+    limits = [
+        system_number(file.with_name(file.name.replace("_type", "_temp")))
+        for file in zone.glob("trip_point_*_type")
+        if system_text(file) in ("passive", "hot", "critical")
+    ]
+    plausible = [milli / 1000 for milli in limits if milli and 40_000 < milli < 130_000]
+    return min(plausible, default=None)
 
 
 def power_mode(root: Path = ROOT) -> PowerMode | None:
@@ -169,12 +170,6 @@ def _mode_rank(name: str) -> tuple[bool, bool, float]:
     """Order of modes: MAXN has no limit of power (MAXN_SUPER higher clocks), others name theirs."""
     watts = re.search(r"(\d+)W", name)
     return name.startswith("MAXN"), "SUPER" in name, float(watts[1]) if watts else 0.0
-
-
-def _power_mode_text(mode: PowerMode | None) -> str:
-    if mode is None:
-        return ""
-    return mode.name + (f" (fastest: {mode.fastest})" if mode.fastest else "")
 
 
 # --- processor and memory -----------------------------------------------------------------------
@@ -216,9 +211,8 @@ def _gpu_clock(root: Path) -> str:
     """The GPU's clock of a Jetson, where it is one of the devices whose clock is scaled."""
     for folder in sorted((root / "sys/class/devfreq").glob("*")):
         if re.search(r"gpu|ga10b|gv11b|gp10b|gm20b", folder.name):
-            return _clock(
-                system_number(folder / "cur_freq") or 0, system_number(folder / "max_freq") or 0
-            )
+            now, most = (system_number(folder / file) for file in ("cur_freq", "max_freq"))
+            return _clock(now or 0, most or 0)
     return ""
 
 
@@ -240,7 +234,8 @@ def interface_speed(name: str = "", root: Path = ROOT) -> tuple[str, float] | No
 
     None if there is none, or its driver does not report it (Wi-Fi, virtual interfaces).
     """
-    name = name or next(_default_routes(root), "")
+    routes = map(str.split, system_text(root / "proc/net/route").splitlines()[1:])
+    name = name or next((route[0] for route in routes if route[1:2] == ["00000000"]), "")
     megabits = system_number(root / "sys/class/net" / name / "speed") if name else None
     return (name, megabits * 1e6) if megabits and megabits > 0 else None
 
@@ -251,13 +246,6 @@ def interface_of(own: str) -> str:
         if any(address.address == own for address in addresses):
             return str(name)
     return ""
-
-
-def _default_routes(root: Path) -> Iterator[str]:
-    for line in system_text(root / "proc/net/route").splitlines()[1:]:
-        fields = line.split()
-        if len(fields) > 1 and fields[1] == "00000000":
-            yield fields[0]
 
 
 # --- files --------------------------------------------------------------------------------------

@@ -136,24 +136,16 @@ class LocalRing:
         # One thread each: several processes with a pool of threads each would wait for one
         # another on the few cores of one machine.
         if self._trace is not None:
-            arguments = [
-                *arguments,
-                "--trace",
-                str(self._trace / f"{name.replace(' ', '-')}.jsonl"),
-            ]
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            PARENT: str(os.getpid()),
-            VARIABLE: str(self._cluster.path),
-        }
+            trace = self._trace / f"{name.replace(' ', '-')}.jsonl"
+            arguments = [*arguments, "--trace", str(trace)]
+        own = {"OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), VARIABLE: str(self._cluster.path)}
         with self._log(name).open("wb") as log, _signals_held():
             process = subprocess.Popen(
                 [sys.executable, "-m", "edgespec.cli.main", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=log,
-                env=environment,
+                env={**os.environ, **own},
                 # A Ctrl-C at the terminal is for this process, which then ends its children.
                 start_new_session=True,
             )

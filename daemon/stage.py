@@ -54,7 +54,10 @@ def run_stage(
     from edgespec.model.device import best_device
 
     device = best_device().type
-    pace = _pace(config.emulation) if config.emulation is not None else None
+    pace = None
+    if config.emulation is not None:
+        check_profiles(config.emulation)
+        pace = partial(_pace, config.emulation)
     trace = Trace(config.trace) if config.trace else None
     transport = PacedTransport.stage(config.coordinator, identity, host)
     join = Join(
@@ -93,14 +96,9 @@ def _metrics(
     return StageMetrics(address, node, accepts)
 
 
-def _pace(emulation: Emulation) -> Callable[[Assign | None], NodePace]:
-    check_profiles(emulation)
-
-    def pace(place: Assign | None) -> NodePace:
-        assert place is not None, "a stage has a place before it has a pace"
-        return stage_pace(emulated_costs(emulation, place.stages), place.stage)
-
-    return pace
+def _pace(emulation: Emulation, place: Assign | None) -> NodePace:
+    assert place is not None, "a stage has a place before it has a pace"
+    return stage_pace(emulated_costs(emulation, place.stages), place.stage)
 
 
 def _fetch(
