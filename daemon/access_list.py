@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated
 
@@ -139,11 +140,8 @@ class AccessList:
     def free_name(self, name: str) -> str:
         """The name, with a number appended if it is in use."""
         taken = self.names | {COORDINATOR_NAME}
-        number, free = 1, name
-        while free in taken:
-            number += 1
-            free = f"{name[: MOST_NAME - 5]}-{number}"
-        return free
+        numbered = (f"{name[: MOST_NAME - 5]}-{number}" for number in count(2))
+        return next(free for free in chain([name], numbered) if free not in taken)
 
     def was_token(self, key: str) -> bool:
         """Whether it is or was a token's key: others know the secret one, too."""

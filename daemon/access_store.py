@@ -96,8 +96,6 @@ class AccessStore:
         try:
             with self._changing() as entries:
                 return self._enrol(entries, token_key, device_key, name)
-        except AccessRefused:
-            raise
         except ConfigError as problem:
             raise AccessRefused(str(problem)) from None
 

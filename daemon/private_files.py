@@ -26,10 +26,6 @@ _OTHERS_WRITE = 0o022
 _OTHERS_ANYTHING = 0o077
 
 
-class _Busy(Exception):
-    """Another process holds the folder."""
-
-
 def make_folder(folder: Path) -> None:
     """Make a folder that only its owner can read, or use one that others cannot write to.
 
@@ -73,15 +69,15 @@ def held(folder: Path) -> Iterator[None]:
             try:
                 stack.enter_context(locked(folder, _busy))
                 break
-            except OSError as problem:
-                raise ConfigError(f"cannot lock the folder {folder}: {_reason(problem)}") from None
-            except _Busy:
+            except BlockingIOError:
                 if time.monotonic() > limit:
                     raise ConfigError(
                         f"another edgespec is changing {folder}, and does not end; try again, or "
                         "look what it waits for"
                     ) from None
                 time.sleep(0.005)
+            except OSError as problem:
+                raise ConfigError(f"cannot lock the folder {folder}: {_reason(problem)}") from None
         yield
 
 
@@ -179,7 +175,7 @@ def _fresh(path: Path) -> Path:
 
 
 def _busy() -> None:
-    raise _Busy
+    raise BlockingIOError  # another process holds the folder
 
 
 def _reason(problem: OSError) -> str:

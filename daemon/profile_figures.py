@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import geometric_mean
 
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon.bandwidths import CACHE_ROWS, Rate
@@ -95,7 +95,7 @@ def best_four_bit(times: Mapping[str, LayerTimes]) -> str:
     """The 4-bit quantisation with the least geometric mean of a layer's times over SEGMENT_ROWS,
     or the first one that is less than AS_FAST times as slow; "" if there is none."""
     means = {
-        name: _geometric_mean([by_layer(times[name])[rows] for rows in SEGMENT_ROWS])
+        name: geometric_mean([by_layer(times[name])[rows] for rows in SEGMENT_ROWS])
         for name in QUANTISATIONS
         if name in times and is_four_bit(name)
     }
@@ -116,10 +116,6 @@ def doubts(times: Mapping[str, LayerTimes]) -> list[str]:
     if any(len(sample.seconds) < LEAST_RUNS for sample in samples):
         found.append(f"there was no time for {LEAST_RUNS} runs of every pass; take more --seconds")
     return found
-
-
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def tidy(value: float) -> float:

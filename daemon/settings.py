@@ -42,17 +42,13 @@ class RingOptions:
     host: str = ""
     port: int | None = None
 
-    @property
-    def describes_ring(self) -> bool:
-        """Whether any option was given but the address."""
-        return any(value for name, value in asdict(self).items() if name not in ("host", "port"))
-
 
 def served_config(
     settings: ClusterSettings, asked: RingOptions, emulation: Emulation | None
 ) -> CoordinatorConfig:
     """The ring of the options, or else that of the cluster. Raises ConfigError."""
-    if asked.describes_ring:
+    # Any option but the address describes a ring of its own.
+    if any(value for name, value in asdict(asked).items() if name not in ("host", "port")):
         ring = replace(
             asked, dtype=asked.dtype or "float32", draft_quant=asked.draft_quant or "none"
         )
