@@ -71,14 +71,8 @@ def shortages(problem: Problem) -> list[Shortage]:
 
 def remedies(problem: Problem) -> list[Remedy]:
     """Single changes that make everything fit, the mildest first; never none."""
-    tried = (
-        _shorter_context(problem),
-        _fewer_requests(problem),
-        _smaller_quantisation(problem),
-        _no_draft(problem),
-        _more_devices(problem),
-    )
-    found = [remedy for remedy in tried if remedy is not None]
+    ways = _shorter_context, _fewer_requests, _smaller_quantisation, _no_draft, _more_devices
+    found = [remedy for way in ways if (remedy := way(problem)) is not None]
     return found or [_more_memory(problem)]
 
 
