@@ -45,7 +45,6 @@ class DraftChoice:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Where the weights of the members are."""
         return tuple(member.folder for member in self.members if member.folder)
 
     def __str__(self) -> str:

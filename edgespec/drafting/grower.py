@@ -54,7 +54,6 @@ class _Tree:
         self.size += len(children)
 
     def drafted(self) -> DraftedTree:
-        """All guesses so far."""
         if not self.tokens:
             return DraftedTree.empty()
         return DraftedTree(
@@ -86,12 +85,10 @@ class DraftSource:
         self._requests: dict[int, _Drafting] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
-        """Start a request; its guesses are ranked with the request's shared noise."""
         self._requests[request] = _Drafting()
         self._guesser.open(request, sampling)
 
     def fork(self, request: int, base: int, rows: int) -> None:
-        """`request` begins with the first `rows` tokens of `base` (see Guesser)."""
         self._guesser.fork(request, base, rows)
 
     def refresh(
@@ -149,11 +146,9 @@ class DraftSource:
         return self._guesser.guess(request, paths, width)
 
     def take_work(self) -> tuple[DraftPass, ...]:
-        """The forward passes since the last call, in order, whatever request they served."""
         return self._guesser.take_work()
 
     def close(self, request: int) -> None:
-        """Free the request's cache; unknown requests are ignored."""
         self._requests.pop(request, None)
         self._guesser.close(request)
 

@@ -37,11 +37,7 @@ class GuessCache:
         self._hidden: torch.Tensor | None = None
 
     def catch_up(self, news: TokenPath) -> None:
-        """Take new committed tokens: those that were guessed and run are committed, the rest is
-        run.
-
-        Guesses that do not lie after the new context are dropped.
-        """
+        """Commit the new tokens that were guessed and run; run the rest. Drop guesses elsewhere."""
         if not news:
             return
         accepted: list[int] = []
@@ -58,7 +54,6 @@ class GuessCache:
             self._commit(run[begin : begin + _CHUNK])
 
     def rewind(self, rows: int) -> None:
-        """Keep the rows of the first `rows` tokens at most; more come before any guess."""
         self.context = self.context[:rows]
         ids = np.arange(len(self.context))
         self._kv.gather(len(ids), np.zeros(0, np.int64))
@@ -68,11 +63,7 @@ class GuessCache:
         self._row_behind, self._hidden = {}, None
 
     def hidden_behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
-        """The hidden rows [n, H] of the last tokens of `paths`; the empty path is the context's.
-
-        One forward pass runs the rows that are missing, ancestors included. There must be a
-        context.
-        """
+        """One forward pass runs the rows that are missing, ancestors included; needs a context."""
         parents: list[int] = []
         tokens: list[int] = []
         positions: list[int] = []

@@ -107,13 +107,11 @@ class HybridGuesser(Guesser):
         self._usual = 0.0  # that share when a member was paused last
 
     def open(self, request: int, sampling: Sampling) -> None:
-        """Start a request with every member."""
         self._requests[request] = _HybridRequest(sampling)
         for member in self._members:
             member.guesser.open(request, sampling)
 
     def fork(self, request: int, base: int, rows: int) -> None:
-        """Every member goes on from what it read of `base`."""
         old = self._requests.get(base)
         if old is None:
             return
@@ -147,7 +145,6 @@ class HybridGuesser(Guesser):
         return bool(able)
 
     def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
-        """The best children of each path, of any member."""
         state = self._requests[request]
         sampling = state.sampling.without_seed
         named: list[dict[int, Guesses]] = [{n: {} for n in state.able} for _ in paths]
@@ -175,14 +172,12 @@ class HybridGuesser(Guesser):
         )
 
     def close(self, request: int) -> None:
-        """Free the request; unknown requests are ignored."""
         self._requests.pop(request, None)
         for member in self._members:
             member.guesser.close(request)
 
     @staticmethod
     def _merged(members: dict[int, Guesses]) -> _PathGuesses:
-        """The guesses of all members for one path."""
         merged: Guesses = {}
         sources: dict[int, int] = {}
         for number, guesses in members.items():

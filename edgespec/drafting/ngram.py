@@ -97,7 +97,6 @@ class NgramGuesser(Guesser):
         self._successes: defaultdict[Sampling, _Successes] = defaultdict(_Successes)
 
     def open(self, request: int, sampling: Sampling) -> None:
-        """Start a request."""
         self._requests[request] = _IndexedText(sampling)
 
     def read(self, request: int, context: Sequence[int], features: Features) -> bool:
@@ -113,7 +112,6 @@ class NgramGuesser(Guesser):
         return True
 
     def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
-        """The best children of each path (see drafting.base)."""
         state = self._requests[request]
         successes = self._successes[state.sampling.without_seed]
         parents: list[int] = []

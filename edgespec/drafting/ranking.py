@@ -39,7 +39,6 @@ class DraftTemperature:
 
     @property
     def value(self) -> float:
-        """The best so far."""
         return float(DRAFT_TEMPERATURES[np.argmin(self._prior + self._losses)])
 
     def learn(self, scores: Floats, used: float, right: int) -> None:
@@ -71,7 +70,6 @@ class Ranking:
         self._requests: dict[int, _RankedRequest] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
-        """Start a request."""
         draft_temperature = None if sampling.greedy else self._learnt[sampling.without_seed].value
         self._requests[request] = _RankedRequest(sampling, draft_temperature)
 

@@ -59,12 +59,10 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
         self._rows: dict[int, RowsT] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
-        """Start a request; its guesses are ranked with the request's shared noise."""
         self._rows[request] = self._new_rows()
         self._ranking.open(request, sampling)
 
     def fork(self, request: int, base: int, rows: int) -> None:
-        """Go on from what was run for the first `rows` tokens of `base`."""
         if base in self._rows:
             self._rows[request] = self._rows.pop(base)
             self._rows[request].rewind(rows)
@@ -97,7 +95,6 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
         return replace(found, parents=np.array(usable)[found.parents])
 
     def close(self, request: int) -> None:
-        """Free the request's cache; unknown requests are ignored."""
         self._rows.pop(request, None)
         self._ranking.close(request)
 

@@ -144,27 +144,20 @@ class BlockFile:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all tensors, packed ones under the name of the weight that they stand for."""
         parts = ((name, _PART.fullmatch(name)) for name in self._stored)
         return frozenset(name if part is None else part[1] for name, part in parts)
 
     @property
     def layers(self) -> int:
-        """Decoder layers of the whole model."""
         return int(self.config.num_hidden_layers)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A plain tensor, a view of the file. Raises ModelError if there is none of this name."""
         if name not in self._stored:
             raise ModelError(f"{self.path} has no tensor {name!r}; {REMEDY}")
         tensor: torch.Tensor = self._tensors.get_tensor(name)
         return tensor
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
-        """The parts of a packed weight, views of the file.
-
-        Raises ModelError if one is missing, or is not what a weight of this shape has.
-        """
         parts = {}
         for part, expected in stored_parts(self.quantisation, shape).items():
             tensor = self.tensor(f"{name}.{part}")

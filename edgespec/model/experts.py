@@ -20,7 +20,6 @@ class Expert(nn.Module):
         self._activation = ACT2FN[activation]
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows [n, hidden] to rows [n, hidden]."""
         inner = self._activation(self.gate_proj(rows)) * self.up_proj(rows)
         out: torch.Tensor = self.down_proj(inner)
         return out
@@ -33,7 +32,6 @@ class Experts(nn.ModuleList):
     """
 
     def __init__(self, config: PretrainedConfig) -> None:
-        """All experts of one layer, with weights still to be loaded."""
         super().__init__(
             Expert(config.hidden_size, config.moe_intermediate_size, config.hidden_act)
             for _ in range(config.num_experts)

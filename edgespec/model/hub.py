@@ -86,17 +86,13 @@ class HubFiles:
         self.commit = config.parent.name  # huggingface_hub names a revision's folder by its commit
 
     def file(self, name: str) -> Path:
-        """Download a file unless that was done before. Raises ModelError if it cannot be had."""
         with self._explained(name):
             from huggingface_hub import hf_hub_download
 
             return Path(hf_hub_download(self._id, name, revision=self.commit))
 
     def optional(self, name: str) -> Path | None:
-        """Like `file`, but None if the model has no such file.
-
-        The cache remembers that as well: what was asked for once is known without a network.
-        """
+        """The cache knows absent files too: what was asked for once is known without a network."""
         from huggingface_hub import errors, try_to_load_from_cache
         from huggingface_hub.constants import HF_HUB_OFFLINE
 
@@ -124,7 +120,6 @@ class HubFiles:
             return not HF_HUB_OFFLINE and HfApi().file_exists(self._id, name, revision=self.commit)
 
     def present(self, name: str) -> bool:
-        """Whether the file was downloaded."""
         return (self.folder / name).is_file()
 
     @contextmanager

@@ -55,20 +55,14 @@ class Checkpoint:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all tensors of the checkpoint."""
         return frozenset(self._file_of)
 
     @property
     def layers(self) -> int:
-        """Decoder layers of the model."""
         return int(self.config.num_hidden_layers)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Read one float tensor, as stored, on the CPU.
-
-        It is a view of the mapped file: copy it to keep it. Raises ModelError if the
-        checkpoint has no such tensor, its file is missing or damaged, or it is not of floats.
-        """
+        """See TensorSource; it is a view of the mapped file: copy it to keep it."""
         if name not in self._file_of:
             raise ModelError(
                 f"the model in {self.path} has no tensor {name!r}: its files and its config.json "

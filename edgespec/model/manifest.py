@@ -99,7 +99,6 @@ class Manifest(FileStruct, frozen=True):
         return tuple(block.end - block.first for block in self.blocks)
 
     def to_dict(self) -> dict[str, Any]:
-        """What the file holds."""
         name = self.quantisation.name
         content = {"format": FORMAT, **to_builtins(self), "quantisation": name}
         return {**content, "seal": _seal(content)}
@@ -148,7 +147,6 @@ def manifest_of(model: str | Path) -> Manifest | None:
 
 
 def size_text(count: int) -> str:
-    """Bytes for people."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 

@@ -31,7 +31,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Answer until there is nothing more to read."""
     asked = json.loads(sys.stdin.buffer.readline())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
     if sys.platform == "linux":

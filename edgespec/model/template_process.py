@@ -82,7 +82,6 @@ class TemplateProcess:
         return answer["text"]
 
     def close(self) -> None:
-        """End the process."""
         child = self._child
         if child is not None:
             child.kill()  # the thread that waits for it gets an answer

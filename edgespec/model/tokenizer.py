@@ -123,7 +123,6 @@ class Tokenizer:
             raise ConfigError(f"the model's chat template refuses this: {error}") from error
 
     def stream(self) -> IncrementalDetokenizer:
-        """A fresh stream for one answer."""
         return IncrementalDetokenizer(self)
 
     def token(self, token: int) -> tuple[str, bytes | None]:

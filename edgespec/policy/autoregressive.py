@@ -19,7 +19,6 @@ class Autoregressive(Policy):
         return 1
 
     def decide(self, view: RequestView) -> list[Decision]:
-        """Send the root if it has not been sent."""
         if view.tree[view.tree.root].sent:
             return []
         return [Send((view.tree.root,))]

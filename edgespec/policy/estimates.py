@@ -52,7 +52,6 @@ class RowTimes:
 
     @property
     def known(self) -> bool:
-        """Whether anything was recorded."""
         return bool(self._classes)
 
     @property
@@ -146,7 +145,6 @@ class StepTimes:
 
     @property
     def known(self) -> bool:
-        """Whether anything was recorded."""
         return bool(self._stages)
 
     @property
@@ -279,7 +277,6 @@ class RingEstimates:
 
     @property
     def levels(self) -> int:
-        """How many levels were checked."""
         return self.ranks.total()
 
     def hit_share(self, width: int) -> float:
@@ -295,7 +292,6 @@ class RingEstimates:
         self.ranks.update(step.ranks)
 
     def calibration(self, sampling: object) -> Calibration:
-        """The calibration for that way of sampling."""
         found = self.calibrations.pop(sampling, None) or Calibration()
         self.calibrations[sampling] = found  # the newest stands last
         if len(self.calibrations) > MOST_CALIBRATIONS:

@@ -83,7 +83,6 @@ class DraftTree:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Ids of all live nodes."""
         return tuple(self._nodes)
 
     def score(self, node_id: int) -> float:

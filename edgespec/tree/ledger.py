@@ -44,12 +44,10 @@ class Rows:
 
     @staticmethod
     def none() -> Rows:
-        """No rows at all."""
         nothing = np.zeros(0, np.int64)
         return Rows(nothing, nothing, nothing, nothing)
 
     def joined(self, other: Rows) -> Rows:
-        """These rows, and others after them."""
         return Rows(
             np.concatenate([self.ids, other.ids]),
             np.concatenate([self.parents, other.parents]),

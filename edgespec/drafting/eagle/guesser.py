@@ -82,13 +82,11 @@ class EagleGuesser(Guesser):
         self._requests: dict[int, _PairedRequest] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
-        """Start a request; its guesses are ranked with the request's shared noise."""
         nothing = torch.zeros((0, self._shape.hidden), dtype=self._dtype, device=self._device)
         self._requests[request] = _PairedRequest(self._new_rows(self._ropes[0]), nothing)
         self._ranking.open(request, sampling)
 
     def fork(self, request: int, base: int, rows: int) -> None:
-        """Go on from the pairs and features of the first `rows` tokens of `base`."""
         state, old = self._requests[request], self._requests.get(base)
         if old is None:
             return
@@ -125,7 +123,6 @@ class EagleGuesser(Guesser):
 
     @torch.inference_mode()
     def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
-        """The best children of each path (see drafting.base)."""
         state = self._requests[request]
         vocab = self._base.vocab_size
         usable = [i for i, path in enumerate(paths) if max(path, default=0) < vocab]
@@ -140,7 +137,6 @@ class EagleGuesser(Guesser):
         return replace(found, parents=np.array(usable)[found.parents])
 
     def close(self, request: int) -> None:
-        """Free the request's cache; unknown requests are ignored."""
         self._requests.pop(request, None)
         self._ranking.close(request)
 

@@ -95,8 +95,6 @@ class EagleHead(nn.Module):
 
 
 class _Layer(nn.Module):
-    """The weights of the decoder layer."""
-
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         wide = shape.hidden
@@ -121,8 +119,6 @@ class _Attention(nn.Module):
 
 
 class _Mlp(nn.Module):
-    """The matrices of its MLP."""
-
     def __init__(self, wide: int, intermediate: int) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(wide, intermediate, bias=False)

@@ -35,7 +35,6 @@ class FuzzyRows:
         self._hidden = torch.empty(0)  # [1 + guesses, H]: of the last committed row, of the guesses
 
     def catch_up(self, news: Sequence[int]) -> None:
-        """Take new committed tokens."""
         if not news:
             return
         self._cache.length = len(self.context)
@@ -49,15 +48,11 @@ class FuzzyRows:
             self.context += part
 
     def rewind(self, rows: int) -> None:
-        """Keep the precise rows of the first `rows` tokens at most; more come before any guess."""
         self.context = self.context[:rows]
         self._slot_of.clear()
 
     def hidden_behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
-        """The hidden rows [n, H] of the last tokens of `paths`; the empty path is the context's.
-
-        One fuzzy pass runs the rows that are missing, ancestors included.
-        """
+        """One fuzzy pass runs the rows that are missing, ancestors included."""
         fresh: list[tuple[int, ...]] = []
         for path in paths:
             for end in range(1, len(path) + 1):
@@ -103,7 +98,6 @@ class EasySpecGuesser(WholeModelGuesser[FuzzyRows]):
     def __init__(
         self, model: GroupedModel, head: OutputHead, most_rows: int, vocab_size: int
     ) -> None:
-        """See WholeModelGuesser."""
         super().__init__(
             "easyspec",
             lambda: FuzzyRows(model, self.ran),

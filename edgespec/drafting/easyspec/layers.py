@@ -106,7 +106,6 @@ class LayerReader:
         )
 
     def mlp(self, layer: int) -> Mlp:
-        """The MLP of a layer."""
         place = f"model.layers.{layer}."
         gain = self._tensor(place + "post_attention_layernorm.weight")
         names = [f"{place}mlp.{name}_proj" for name in ("gate", "up")]

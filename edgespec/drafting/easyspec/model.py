@@ -87,7 +87,6 @@ class GroupedModel:
         return int(self.embedding.shape[0])
 
     def new_cache(self) -> LayerCache:
-        """An empty cache."""
         shape = (self.groups[-1][1], self._kv_heads, self._dim)
         return LayerCache(shape, self.dtype, self.device)
 

@@ -51,7 +51,6 @@ class PPDGuesser(Guesser):
         self._requests: dict[int, _ChainLogits] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
-        """Start a request; its guesses are ranked with the request's shared noise."""
         self._requests[request] = _ChainLogits()
         self._ranking.open(request, sampling)
 
@@ -83,7 +82,6 @@ class PPDGuesser(Guesser):
         return _for_all(found, levels, depths)
 
     def close(self, request: int) -> None:
-        """Forget the request; unknown requests are ignored."""
         self._requests.pop(request, None)
         self._ranking.close(request)
 

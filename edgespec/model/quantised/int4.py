@@ -75,14 +75,12 @@ class Int4Linear(SlicedLinear):
         }
 
     def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
-        """By torch's kernel, as long as that is the faster way."""
         if rows.shape[0] > self.form.most_rows * torch.get_num_threads():
             return None
         result = self.form.multiply(rows, self.tiles, self.group, self.scales)
         return result[:, : self.out_features]
 
     def slice_rows(self, device: torch.device) -> int:
-        """Whole tiles."""
         tile = 2 * self.tiles.shape[2]
         return max(1, super().slice_rows(device) // tile) * tile
 

@@ -62,7 +62,6 @@ class Int8Linear(SlicedLinear):
         return {"codes": packed["codes"].to(device), "scales": scales}
 
     def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
-        """By torch's kernel, as long as that is the faster way."""
         if rows.shape[0] > self.kernel_rows * torch.get_num_threads():
             return None
         return _multiply(rows, self.codes, self.scales)
@@ -73,7 +72,6 @@ class Int8Linear(SlicedLinear):
         return (rows @ codes.T).mul_(self.scales[first:end])
 
     def weight_rows(self, first: int, end: int) -> torch.Tensor:
-        """code * scale."""
         return self.codes[first:end].to(self.dtype).mul_(self.scales[first:end].unsqueeze(1))
 
 

@@ -121,7 +121,6 @@ class Nf4Linear(SlicedLinear):
         return {name: part.to(device) for name, part in packed.items()}
 
     def weight_rows(self, first: int, end: int) -> torch.Tensor:
-        """As bitsandbytes dequantises them."""
         functional = self._library.functional
         state = functional.QuantState(
             self._plain_scales(first, end),

@@ -29,20 +29,16 @@ class QuantisingSource:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all tensors."""
         return self._plain.names
 
     @property
     def layers(self) -> int:
-        """Decoder layers of the whole model."""
         return self._plain.layers
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A plain tensor, as stored. Raises ModelError as the checkpoint does."""
         return self._plain.tensor(name)
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
-        """The weight `name`, packed. Raises ModelError if it is missing or cannot be packed."""
         weight = self._plain.tensor(name)
         if weight.shape != shape:
             raise ModelError(
