@@ -50,19 +50,13 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_number(
-            "temperature",
-            self.temperature,
-            f"a number from 0 to {MAX_TEMPERATURE:g}",
-            0,
-            MAX_TEMPERATURE,
-        )
-        _check_number(
-            "top_p", self.top_p, "a number above 0 and at most 1", 0.0, 1.0, open_low=True
-        )
-        _check_number("min_p", self.min_p, "a number from 0 to 1", 0, 1)
-        _check_integer("top_k", self.top_k, "an integer of at least 0 (0 means no limit)", None)
-        _check_integer("seed", self.seed, "an integer from 0 to 2**64 - 1", 1 << 64)
+        top = MAX_TEMPERATURE
+        _check("temperature", self.temperature, 0, top, f"a number from 0 to {top:g}")
+        _check("top_p", self.top_p, math.ulp(0), 1, "a number above 0 and at most 1")
+        _check("min_p", self.min_p, 0, 1, "a number from 0 to 1")
+        limit = "an integer of at least 0 (0 means no limit)"
+        _check("top_k", self.top_k, 0, math.inf, limit, int)
+        _check("seed", self.seed, 0, (1 << 64) - 1, "an integer from 0 to 2**64 - 1", int)
 
     @property
     def without_seed(self) -> Sampling:
@@ -80,21 +74,16 @@ class Sampling:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
-def _check_number(
-    name: str, value: object, allowed: str, low: float, high: float, *, open_low: bool = False
+def _check(
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    allowed: str,
+    kinds: type | tuple[type, ...] = (int, float),
 ) -> None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if good and isinstance(value, (int, float)):
-        good = low < value <= high or (value == low and not open_low)  # NaN fails both
-    if not good:
-        raise ConfigError(f"{name} is {value!r}; it must be {allowed}")
-
-
-def _check_integer(name: str, value: object, allowed: str, end: int | None) -> None:
-    good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if good and isinstance(value, int) and end is not None:
-        good = value < end
-    if not good:
+    good = isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
+    if not good:  # NaN is in no range
         raise ConfigError(f"{name} is {value!r}; it must be {allowed}")
 
 
@@ -115,42 +104,17 @@ class Choice:
     log_probs: Floats
 
 
-def filtered_log_probs(logits: Logits, sampling: Sampling) -> Floats:
-    """The distribution that `sampling` draws from, as natural log-probabilities.
-
-    `logits`: any float dtype, shape [..., V] with V >= 1. Returns float64 of the same shape: after
-    temperature, top-k, top-p and min-p (in the order of Hugging Face's `generate`), with -inf for
-    filtered tokens, renormalised. Greedy gives 0 for the token taken and -inf elsewhere. All of it
-    is computed in float64. Tokens of equal logit are ordered by id, the lower one first, so that
-    top-k keeps exactly k tokens (Hugging Face keeps all that tie with the last). Top-p keeps the
-    shortest run of tokens, most likely first, whose probability reaches top_p; never less than one.
-
-    Raises BadLogits for NaN, +inf or a row of nothing but -inf; ValueError for a wrong shape.
-    """
-    array = np.asarray(logits)
-    if array.ndim == 0 or array.shape[-1] == 0:
-        raise ValueError(f"logits must have shape [..., V] with V >= 1, not {list(array.shape)}")
-    rows = array.reshape(-1, array.shape[-1])
-    result = np.empty(rows.shape, dtype=np.float64)
-    for part in _blocks(rows.shape):
-        if sampling.greedy:
-            block = _shifted(rows[part], part.start)
-            result[part] = -np.inf
-            np.put_along_axis(result[part], block.argmax(axis=-1)[:, None], 0.0, axis=-1)
-        else:
-            result[part] = _distribution(rows[part], sampling, part.start)
-    return result.reshape(array.shape)
-
-
 def choose(logits: Logits, positions: Tokens, sampling: Sampling) -> Choice:
     """Take one token for each row of logits: an exact sample, and a pure function of its arguments.
 
     `logits`: any float dtype, [R, V] with V >= 1. `positions`: integers [R], the absolute, 0-based
     index of the token being sampled (the first token after a prompt of n tokens has position n).
     Greedy takes the largest logit, the lowest id on a tie. Otherwise the token at a position is
-    ``argmax_v(log P(v) + g(seed, position, v))`` with P from `filtered_log_probs` and g from
-    `edgespec.verify.noise` (the Gumbel-max trick, so the token is distributed exactly as P). Each
-    row is computed by itself: the other rows of a call never change its token.
+    ``argmax_v(log P(v) + g(seed, position, v))`` with g from
+    `edgespec.verify.noise` (the Gumbel-max trick, so the token is distributed exactly as P). P is
+    the filtered distribution, in float64; equal logits are ordered by id, the lower one first, so
+    that top-k keeps exactly k tokens (Hugging Face keeps all that tie with the last). Each row is
+    computed by itself: the other rows of a call never change its token.
 
     Raises BadLogits for NaN, +inf or a row of nothing but -inf; ValueError for a wrong shape or a
     negative position; TypeError for positions that are not integers.

@@ -50,12 +50,8 @@ class StopScanner:
         self._tables = [_failure_table(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)
         self._held = ""
-        self._stopped = False
-
-    @property
-    def stopped(self) -> bool:
+        self.stopped = False
         """Whether a stop string has been completed."""
-        return self._stopped
 
     def push(self, text: str) -> tuple[str, bool]:
         """Add `text`; return what may be shown now, and whether a stop string has been completed.
@@ -63,7 +59,7 @@ class StopScanner:
         When it has, everything shown so far ends just before the stop string, the rest is dropped,
         and every later push returns ``("", True)``.
         """
-        if self._stopped:
+        if self.stopped:
             return "", True
         if not self._stops:
             return text, False
@@ -71,7 +67,7 @@ class StopScanner:
         for index in range(len(self._held), len(pending)):
             completed = self._advance(pending[index])
             if completed:
-                self._stopped = True
+                self.stopped = True
                 self._held = ""
                 return pending[: index + 1 - completed], True
         safe = len(pending) - max(self._matched)

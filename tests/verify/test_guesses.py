@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.distribution import filtered_log_probs
 
 from edgespec.verify.noise import gumbel
 from edgespec.verify.sampling import (
@@ -14,7 +15,6 @@ from edgespec.verify.sampling import (
     BadLogits,
     Sampling,
     choose,
-    filtered_log_probs,
     guess_log_scores,
 )
 

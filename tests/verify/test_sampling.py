@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.distribution import filtered_log_probs
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -21,7 +22,7 @@ from transformers.generation.logits_process import (
 
 from edgespec.errors import ConfigError
 from edgespec.verify.noise import gumbel
-from edgespec.verify.sampling import BadLogits, Sampling, choose, filtered_log_probs
+from edgespec.verify.sampling import BadLogits, Sampling, choose
 
 SETTINGS = [
     Sampling(0.7),
