@@ -68,7 +68,7 @@ class Adaptive(Policy):
         window keeps a place free for a new root, which never waits.
         """
         most = self.window(view.stages) - 1
-        spread = view.estimates.spread
+        spread = view.estimates.step.spread
         waiting = int(spread > LEAST_WAY)
         return min(most, math.ceil(spread) + waiting) if spread else most
 

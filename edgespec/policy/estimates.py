@@ -35,15 +35,15 @@ class RowTimes:
     """
 
     def __init__(self) -> None:
-        self._classes: dict[int, tuple[float, float, int]] = {}  # mean rows, mean seconds, count
+        self.classes: dict[int, tuple[float, float, int]] = {}  # mean rows, mean seconds, count
         self._line: Points = []
 
     def record(self, rows: int, seconds: float) -> None:
         """`rows` rows took so long; rows >= 1."""
         key = (rows - 1).bit_length()
-        mean_rows, mean_seconds, count = self._classes.get(key, (0.0, 0.0, 0))
+        mean_rows, mean_seconds, count = self.classes.get(key, (0.0, 0.0, 0))
         weight = max(1 / (count + 1), FADE)
-        self._classes[key] = (
+        self.classes[key] = (
             mean_rows + weight * (rows - mean_rows),
             mean_seconds + weight * (seconds - mean_seconds),
             count + 1,
@@ -52,12 +52,12 @@ class RowTimes:
 
     @property
     def known(self) -> bool:
-        return bool(self._classes)
+        return bool(self.classes)
 
     @property
     def sloped(self) -> bool:
         """Whether more than one class is known, so that what a row adds is more than a guess."""
-        return len(self._classes) > 1
+        return len(self.classes) > 1
 
     def seconds(self, rows: float) -> float:
         """Expected seconds; raises ValueError while nothing is known.
@@ -67,30 +67,25 @@ class RowTimes:
         by. Beyond the largest the last slope goes on.
         """
         if not self._line:
-            self._line = _rising(means[:2] for means in self._classes.values())
+            self._line = _rising(means[:2] for means in self.classes.values())
         return _at(self._line, rows)
-
-    @property
-    def classes(self) -> Iterable[int]:
-        """The classes in which something was recorded."""
-        return self._classes
 
     def filled(self, others: Mapping[int, RowTimes]) -> Points:
         """The line of what is recorded here, and in classes that are not of what one of `others`
         knows: in proportion to the nearest class that both do, or as it is if there is none."""
-        points = [means[:2] for means in self._classes.values()]
+        points = [means[:2] for means in self.classes.values()]
         for key, other in others.items():
-            if key not in self._classes:
-                rows, seconds, _ = other._classes[key]
+            if key not in self.classes:
+                rows, seconds, _ = other.classes[key]
                 points.append((rows, min(seconds * self._slowness(other, key), LONGEST_S)))
         return _rising(points)
 
     def _slowness(self, other: RowTimes, key: int) -> float:
         """How many times as long rows take as in `other`, by the class nearest to that one."""
-        common = self._classes.keys() & other._classes.keys()
+        common = self.classes.keys() & other.classes.keys()
         if not common:
             return 1.0
-        rows, seconds, _ = self._classes[min(common, key=lambda known: (abs(known - key), known))]
+        rows, seconds, _ = self.classes[min(common, key=lambda known: (abs(known - key), known))]
         there = other.seconds(rows)
         return min(seconds / there, LONGEST_S) if there else 1.0  # finite, whatever was told
 
@@ -236,11 +231,11 @@ class RingEstimates:
     """All that is learnt; it outlives the requests that it was learnt from.
 
     `step`: seconds of the slowest stage by rows of a segment. `reach`: seconds of a segment on all
-    stages that computed it, in times of its longest; below `spread`, as segments lose rows on their
-    way, or all of them. `draft`: seconds of one forward pass of the draft source by rows. `ranks`:
-    how often the model's token had which rank among the guesses of its level (None: it was not
-    there). `calibrations`: one for each way of sampling, as scores are ranked differently for each;
-    of MOST_CALIBRATIONS ways, those that were used last.
+    stages that computed it, in times of its longest; below `step.spread`, as segments lose rows on
+    their way, or all of them. `draft`: seconds of one forward pass of the draft source by rows.
+    `ranks`: how often the model's token had which rank among the guesses of its level (None: it was
+    not there). `calibrations`: one for each way of sampling, as scores are ranked differently for
+    each; of MOST_CALIBRATIONS ways, those that were used last.
     """
 
     step: StepTimes = field(default_factory=StepTimes)
@@ -248,11 +243,6 @@ class RingEstimates:
     reach: float = 0.0
     ranks: Counter[int | None] = field(default_factory=Counter)
     calibrations: dict[object, Calibration] = field(default_factory=dict)
-
-    @property
-    def spread(self) -> float:
-        """What a way round the ring takes in steps of its slowest stage (see StepTimes.spread)."""
-        return self.step.spread
 
     def segment(self, ran: Sequence[tuple[int, float]], stages: int) -> None:
         """A segment came back; rows and seconds at each of the `stages` that computed it."""

@@ -46,7 +46,9 @@ class FlowSpec(Policy):
         if view.drafted_root != view.tree.root and view.depth_left > 0:
             return [self._draft(view)]
         sends = self._fill(view)
-        if not sends and self._would_idle(view):
+        free = view.in_flight < self.window(view.stages)
+        grown = view.drafted_root == view.tree.root and not view.exhausted
+        if not sends and free and grown and view.depth_left > 0 and not view.verifying:
             levels = min(self.deepen_levels, view.depth_left)
             return [Deepen(levels, self.width, self.deepen_nodes)]
         return sends
@@ -66,8 +68,3 @@ class FlowSpec(Policy):
             cuts = range(0, len(ids), self.longest)
             return [Send(ids[at : at + self.longest]) for at in cuts]
         return [Send(s) for s in near_equal(ids, credits, self.longest)]
-
-    def _would_idle(self, view: RequestView) -> bool:
-        free = view.in_flight < self.window(view.stages)
-        grown = view.drafted_root == view.tree.root and not view.exhausted
-        return free and grown and view.depth_left > 0 and not view.verifying

@@ -157,7 +157,7 @@ def test_what_is_learnt_outlives_its_request_and_its_ring() -> None:
     wire = rooted()
     estimates = wire.request.estimates
     assert estimates.step.seconds(5) == 1.0
-    assert estimates.spread == 2.0
+    assert estimates.step.spread == 2.0
     assert estimates.draft.seconds(5) == 1.0
     wire.take(wire.machine.handle(RingDown("stage 1 is gone"), 2.0))
     wire.take(wire.machine.handle(RingUp(), 3.0))

@@ -166,11 +166,11 @@ def test_segments_tell_what_a_step_takes_and_how_it_spreads() -> None:
     estimates = RingEstimates()
     estimates.segment([], 4)  # emptied at the first stage: it tells nothing
     assert not estimates.step.known
-    assert estimates.spread == 0.0
+    assert estimates.step.spread == 0.0
     estimates.segment([(8, 1.0)] * 4, 4)
-    assert (estimates.step.seconds(8), estimates.spread) == (1.0, 4.0)
+    assert (estimates.step.seconds(8), estimates.step.spread) == (1.0, 4.0)
     estimates.segment([(8, 3.0), (8, 1.0), (8, 1.0), (8, 1.0)], 4)
-    assert (estimates.step.seconds(8), estimates.spread) == (2.0, 2.5)
+    assert (estimates.step.seconds(8), estimates.step.spread) == (2.0, 2.5)
 
 
 def test_a_segment_that_was_emptied_on_its_way_teaches_the_stages_that_ran_it() -> None:
@@ -180,7 +180,7 @@ def test_a_segment_that_was_emptied_on_its_way_teaches_the_stages_that_ran_it() 
         estimates.segment([(1, 0.9)], 2)
     assert estimates.step.seconds(8) == 2.0
     assert estimates.step.seconds(1) == pytest.approx(1.8), "twice the first stage's time"
-    assert estimates.spread == pytest.approx(1.5)
+    assert estimates.step.spread == pytest.approx(1.5)
     assert estimates.reach == pytest.approx(1.0, abs=0.01), "but few come so far"
 
 
@@ -190,7 +190,7 @@ def test_a_ring_of_another_length_is_learnt_anew() -> None:
     estimates.segment([], 2)
     assert estimates.step.seconds(8) == 1.0, "until it tells something"
     estimates.segment([(8, 2.0)] * 2, 2)
-    assert (estimates.step.seconds(8), estimates.spread) == (2.0, 2.0)
+    assert (estimates.step.seconds(8), estimates.step.spread) == (2.0, 2.0)
 
 
 @given(st.lists(st.lists(st.tuples(ROWS, st.floats(0.0, 1e308)), max_size=6), max_size=30))
@@ -200,7 +200,7 @@ def test_whatever_stages_say_the_ratios_are_those_of_a_ring(
     estimates = RingEstimates()
     for ran in reports:
         estimates.segment(ran, 4)
-        for ratio in (estimates.spread, estimates.reach):
+        for ratio in (estimates.step.spread, estimates.reach):
             assert ratio == 0.0 or 1.0 - 1e-9 <= ratio <= 4.0 + 1e-9
         if estimates.step.known:
             seconds = [estimates.step.seconds(rows) for rows in range(1, 70)]
@@ -228,7 +228,7 @@ def check(estimates: RingEstimates, costs: RingCosts, seen: int, rows: Collectio
         charged = [stage.block_seconds(each, seen) for stage in costs.stages]
         assert estimates.step.seconds(each) == pytest.approx(max(charged), rel=0.1), each
     one = [stage.block_seconds(1, seen) for stage in costs.stages]
-    assert estimates.spread == pytest.approx(sum(one) / max(one), rel=0.1)
+    assert estimates.step.spread == pytest.approx(sum(one) / max(one), rel=0.1)
 
 
 def passing(most: int) -> st.SearchStrategy[list[int]]:

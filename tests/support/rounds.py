@@ -326,6 +326,6 @@ def everything(seen: RequestView) -> object:
     """All that a view shows, as something that compares."""
     tree, learnt_so_far = seen.tree, seen.estimates
     nodes = {i: tree[i] for i in tree.ids}
-    stages = [stage._classes for stage in learnt_so_far.step._stages]
-    times = (stages, learnt_so_far.draft._classes)
+    stages = [stage.classes for stage in learnt_so_far.step._stages]
+    times = (stages, learnt_so_far.draft.classes)
     return tree.root, tree.newest, nodes, times, learnt_so_far.ranks, learnt_so_far.calibrations
