@@ -14,14 +14,8 @@ FROM_ROOT = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Children:
-    """Guesses of what follows some paths: guess g follows path `parents[g]`.
-
-    `parents` int64 [G]: index of the path, in ascending order. `tokens` int64 [G], the best first
-    within a path. `scores` float64 [G]: each guess's own natural-log score given its path, not
-    above 0. `sources` int64 [G]: bit n is set if the draft source's n-th member made the guess;
-    None: all come of the one that there is.
-    """
+class _Guesses:
+    """Columns that are equally long; `sources` None: all come of the one source that there is."""
 
     parents: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
@@ -36,15 +30,24 @@ class Children:
         """`sources`, if it is None written out."""
         return np.ones(len(self), np.int64) if self.sources is None else self.sources
 
+
+@dataclass(frozen=True, slots=True)
+class Children(_Guesses):
+    """Guesses of what follows some paths: guess g follows path `parents[g]`.
+
+    `parents` int64 [G]: index of the path, in ascending order. `tokens` int64 [G], the best first
+    within a path. `scores` float64 [G]: each guess's own natural-log score given its path, not
+    above 0. `sources` int64 [G]: bit n is set if the draft source's n-th member made the guess.
+    """
+
     @staticmethod
     def none() -> Children:
-        """No guesses at all."""
         nothing = np.zeros(0, np.int64)
         return Children(nothing, nothing, np.zeros(0, np.float64))
 
 
 @dataclass(frozen=True, slots=True)
-class DraftedTree:
+class DraftedTree(_Guesses):
     """Guesses in topological order (a parent's index is smaller than its child's).
 
     `parents` int64 [G]: index of the parent guess, or FROM_ROOT. `tokens` int64 [G].
@@ -53,22 +56,8 @@ class DraftedTree:
     `sources`: as Children has them.
     """
 
-    parents: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int64]
-    scores: Floats
-    sources: npt.NDArray[np.int64] | None = None
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def made_by(self) -> npt.NDArray[np.int64]:
-        """`sources`, if it is None written out."""
-        return np.ones(len(self), np.int64) if self.sources is None else self.sources
-
     @staticmethod
     def empty() -> DraftedTree:
-        """No guesses at all."""
         nothing = np.zeros(0, np.int64)
         return DraftedTree(nothing, nothing, np.zeros(0, np.float64))
 
