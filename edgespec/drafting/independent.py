@@ -2,13 +2,157 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import numpy as np
 import torch
 
-from edgespec.drafting.guess_cache import GuessCache
+from edgespec.drafting.base import TokenPath
 from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.source import TensorSource
+from edgespec.model.tree_attention import tree_mask
+from edgespec.tree.ledger import BoolArray, IntArray, RetainSet, RowLedger, Rows
+
+_CHUNK = 256  # rows of a prefill that run together: bounds the mask and the activations
+_RESERVE = 512  # rows that a new cache has room for; it doubles when they are used up
+
+
+class GuessCache:
+    """What was run for one request: committed rows of the context, and after them guesses.
+
+    A row is run once: it stays, with its hidden row, until the context grows in another direction.
+    """
+
+    def __init__(self, block: Block, ran: Callable[[int], None]) -> None:
+        """An empty cache. `ran` is told the rows of every forward pass."""
+        self.context: list[int] = []
+        self._block = block
+        self._ran = ran
+        self._kv = block.new_cache(_RESERVE)
+        self._ledger = RowLedger()
+        self._next_id = 0
+        # Rows of guesses by (row before, token), in the order of their ids: ancestors come first.
+        self._row_behind: dict[tuple[int, int], int] = {}
+        # [1 + S, H] after the final norm: of the last committed row, then of the ledger's
+        # speculative rows in slot order. One tensor of its own, as views would keep whole passes.
+        self._hidden: torch.Tensor | None = None
+
+    def catch_up(self, news: TokenPath) -> None:
+        """Commit the new tokens that were guessed and run; run the rest. Drop guesses elsewhere."""
+        if not news:
+            return
+        accepted: list[int] = []
+        row = self._ledger.last_committed
+        for token in news:
+            if (row, token) not in self._row_behind:
+                break
+            row = self._row_behind[row, token]
+            accepted.append(row)
+        run = list(news[len(accepted) :])
+        self._keep(accepted, {} if run else self._rows_below(row))
+        self.context += news[: len(accepted)]
+        for begin in range(0, len(run), _CHUNK):
+            self._commit(run[begin : begin + _CHUNK])
+
+    def rewind(self, rows: int) -> None:
+        self.context = self.context[:rows]
+        ids = np.arange(len(self.context))
+        self._kv.gather(len(ids), np.zeros(0, np.int64))
+        self._ledger = RowLedger()
+        self._ledger.commit(Rows(ids, ids - 1, np.array(self.context, np.int64), ids))
+        self._next_id = len(ids)
+        self._row_behind, self._hidden = {}, None
+
+    def hidden_behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
+        """One forward pass runs the rows that are missing, ancestors included; needs a context."""
+        parents: list[int] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        fresh: dict[tuple[int, int], int] = {}
+        ends: list[int] = []
+        for path in paths:
+            row = self._ledger.last_committed
+            for position, token in enumerate(path, start=len(self.context)):
+                place = row, token
+                known = self._row_behind.get(place, fresh.get(place))
+                if known is None:
+                    known = fresh[place] = self._next_id + len(fresh)
+                    parents.append(row)
+                    tokens.append(token)
+                    positions.append(position)
+                row = known
+            ends.append(row)
+        if fresh:
+            self._run_guesses(np.array(parents), np.array(tokens), np.array(positions))
+            self._row_behind |= fresh
+        assert self._hidden is not None
+        at = {row: slot for slot, row in enumerate(self._ledger.speculative, start=1)}
+        at[self._ledger.last_committed] = 0
+        return self._hidden_at([at[row] for row in ends])
+
+    def _rows_below(self, root: int) -> dict[tuple[int, int], int]:
+        """The part of `_row_behind` below a row."""
+        below: dict[tuple[int, int], int] = {}
+        inside = {root}
+        for (parent, token), row in self._row_behind.items():
+            if parent in inside:
+                below[parent, token] = row
+                inside.add(row)
+        return below
+
+    def _keep(self, accepted: list[int], below: dict[tuple[int, int], int]) -> None:
+        """Commit rows, and drop all others that are not in `below`."""
+        start, kept = self._ledger.committed, frozenset(below.values())
+        keep = RetainSet(self._ledger.epoch + 1, self._next_id - 1, tuple(accepted), kept)
+        order = self._ledger.retain(keep)
+        self._row_behind = below
+        if order is not None and self._hidden is not None:
+            self._kv.gather(start, order)
+            # The accepted rows come first; the last of them takes the committed row's place.
+            self._hidden = self._hidden_at([0, *(order + 1).tolist()][len(accepted) :])
+
+    def _commit(self, tokens: list[int]) -> None:
+        """Run committed tokens after the committed rows."""
+        ids, before = self._take_ids(len(tokens)), self._ledger.committed
+        parents = np.concatenate(([self._ledger.last_committed], ids[:-1]))
+        positions = np.arange(before, before + len(tokens))
+        rows = Rows(ids, parents, np.array(tokens), positions)
+        self._ledger.commit(rows)
+        hidden = self._run(rows, before, np.tri(len(tokens), dtype=np.bool_))
+        self.context += tokens
+        self._hidden = hidden[-1:].clone()
+
+    def _run_guesses(self, parents: IntArray, tokens: IntArray, positions: IntArray) -> None:
+        """Run guesses, ancestors first, and remember their hidden rows."""
+        rows = Rows(self._take_ids(len(tokens)), parents, tokens, positions)
+        sees = self._ledger.append(rows)
+        hidden = self._run(rows, self._ledger.committed, sees)
+        assert self._hidden is not None  # guesses lie after a context
+        self._hidden = torch.cat([self._hidden, hidden])
+
+    def _run(self, rows: Rows, committed: int, sees: BoolArray) -> torch.Tensor:
+        device = self._block.device
+        self._ran(len(rows))
+        hidden = self._block.forward(
+            torch.from_numpy(rows.tokens).to(device),
+            torch.from_numpy(rows.positions).to(device),
+            self._kv,
+            tree_mask(committed, sees, device),
+        )
+        assert hidden is not None  # a draft is never stopped
+        return hidden
+
+    def _hidden_at(self, index: list[int]) -> torch.Tensor:
+        """A copy of these rows of `_hidden`."""
+        assert self._hidden is not None
+        return self._hidden.index_select(0, torch.tensor(index, device=self._hidden.device))
+
+    def _take_ids(self, count: int) -> IntArray:
+        first = self._next_id
+        self._next_id += count
+        return np.arange(first, first + count, dtype=np.int64)
 
 
 class IndependentGuesser(WholeModelGuesser[GuessCache]):

@@ -14,9 +14,8 @@ from edgespec.drafting.base import Guesser
 from edgespec.drafting.choice import DraftChoice
 from edgespec.drafting.eagle.guesser import PLAIN, EagleGuesser, load_eagle
 from edgespec.drafting.eagle.shape import Kind
-from edgespec.drafting.easyspec.groups import USUAL_SIZE, layer_groups
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser, level_times
-from edgespec.drafting.easyspec.model import GroupedModel
+from edgespec.drafting.easyspec.model import USUAL_SIZE, GroupedModel, layer_groups
 from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
@@ -93,16 +92,14 @@ def _easyspec(folder: str, base: BaseParts) -> Guesser:
     return EasySpecGuesser(model, head, limit, base.head.vocab_size)
 
 
-def _ppd(folder: str, base: BaseParts) -> Guesser:
-    return PPDGuesser(read_ppd_tokens(folder, base.head.hidden_size), base.head)
-
-
 BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
     "independent": _independent,
     "eagle": lambda folder, base: base.eagle(folder, "eagle"),
     "eagle3": lambda folder, base: base.eagle(folder, "eagle3"),
     "ngram": lambda folder, base: NgramGuesser(),
-    "ppd": _ppd,
+    "ppd": lambda folder, base: PPDGuesser(
+        read_ppd_tokens(folder, base.head.hidden_size), base.head
+    ),
     "easyspec": _easyspec,
 }
 """What builds each source of drafting.choice, given the folder of its weights."""

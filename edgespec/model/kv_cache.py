@@ -13,7 +13,8 @@ from edgespec.tree.ledger import IntArray
 
 class TwoRegionCache:
     """Keys and values of a block's layers in preallocated slots, and the position of each slot's
-    row; which slot holds which row is the RowLedger's knowledge.
+    row; which slot holds which row is the RowLedger's knowledge. `length`: slots in use, in both
+    regions together; it may be set lower. `store`: [layers, 2, kv_heads, capacity, head_dim].
 
     Keys carry their positions (rotary embedding at the absolute position), so rows may be moved
     freely. Takes the place of transformers' Cache: attention calls `update` with its own layer
@@ -33,20 +34,15 @@ class TwoRegionCache:
     ) -> None:
         """Room for `reserve` rows in each of `layers` layers from `first_layer` on."""
         self._first_layer = first_layer
-        self._length = 0
+        self.length = 0
         capacity = max(1, reserve)
         self._use(_zeros((layers, 2, kv_heads, capacity, head_dim), dtype, device))
         self._positions = _zeros((capacity,), torch.int64, device)
 
     @property
-    def length(self) -> int:
-        """Slots in use, in both regions together."""
-        return self._length
-
-    @property
     def capacity(self) -> int:
         """Slots that there is memory for."""
-        return self._store.shape[3]
+        return self.store.shape[3]
 
     @torch.inference_mode()
     def place(self, positions: torch.Tensor) -> torch.Tensor:
@@ -58,8 +54,8 @@ class TwoRegionCache:
         """
         rows = positions.shape[0]
         self._make_room(rows)
-        self._positions.narrow(0, self._length, rows).copy_(positions)
-        return self._positions.narrow(0, 0, self._length + rows)
+        self._positions.narrow(0, self.length, rows).copy_(positions)
+        return self._positions.narrow(0, 0, self.length + rows)
 
     @torch.inference_mode()
     def update(
@@ -73,15 +69,15 @@ class TwoRegionCache:
         rows = key.shape[2]
         self._make_room(rows)
         keys, values = self._views[layer_idx - self._first_layer]
-        end = self._length + rows
-        keys.narrow(2, self._length, rows).copy_(key)
-        values.narrow(2, self._length, rows).copy_(value)
+        end = self.length + rows
+        keys.narrow(2, self.length, rows).copy_(key)
+        values.narrow(2, self.length, rows).copy_(value)
         return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
     def advance(self, rows: int) -> None:
         """Take `rows` slots, written by all layers or (a stopped block) by some."""
         self._make_room(rows)
-        self._length += rows
+        self.length += rows
 
     @torch.inference_mode()
     def gather(self, start: int, order: IntArray) -> None:
@@ -90,40 +86,40 @@ class TwoRegionCache:
         Only rows that change their slot are moved. Raises LocalProtocolError for slots that are
         not in use.
         """
-        behind = self._length - start
+        behind = self.length - start
         count = len(order)
         if start < 0 or behind < 0 or (count and not 0 <= order.min() <= order.max() < behind):
             raise LocalProtocolError(
-                f"gather behind slot {start} of {self._length} names slots that are not in use"
+                f"gather behind slot {start} of {self.length} names slots that are not in use"
             )
         moved = np.flatnonzero(order != np.arange(count))
         if len(moved):
             skip = int(moved[0])
-            source = torch.from_numpy(order[skip:] + start).to(self._store.device)
+            source = torch.from_numpy(order[skip:] + start).to(self.store.device)
             # index_select copies, so rows may move onto slots that others still have to leave.
-            tail = self._store.index_select(3, source)
-            self._store.narrow(3, start + skip, count - skip).copy_(tail)
+            tail = self.store.index_select(3, source)
+            self.store.narrow(3, start + skip, count - skip).copy_(tail)
             places = self._positions.index_select(0, source)
             self._positions.narrow(0, start + skip, count - skip).copy_(places)
-        self._length = start + count
+        self.length = start + count
 
     def _use(self, store: torch.Tensor) -> None:
-        self._store = store
+        self.store = store
         # [1, kv_heads, capacity, head_dim] of every layer, cut once, as slicing costs at each call.
         self._views = [(layer[0].unsqueeze(0), layer[1].unsqueeze(0)) for layer in store]
 
     @torch.inference_mode()
     def _make_room(self, rows: int) -> None:
         """Grow, at least twofold, if `rows` more do not fit."""
-        needed = self._length + rows
+        needed = self.length + rows
         if needed <= self.capacity:
             return
-        layers, two, heads, capacity, dim = self._store.shape
+        layers, two, heads, capacity, dim = self.store.shape
         larger = max(needed, 2 * capacity)
-        device = self._store.device
-        grown = _zeros((layers, two, heads, larger, dim), self._store.dtype, device)
+        device = self.store.device
+        grown = _zeros((layers, two, heads, larger, dim), self.store.dtype, device)
         # All old slots, not only those in use: a block may be between two of its layers.
-        grown.narrow(3, 0, capacity).copy_(self._store)
+        grown.narrow(3, 0, capacity).copy_(self.store)
         self._use(grown)
         places = _zeros((larger,), torch.int64, device)
         places.narrow(0, 0, capacity).copy_(self._positions)

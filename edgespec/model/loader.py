@@ -40,6 +40,7 @@ class Checkpoint:
         self.path = Path(path)
         self._files = model_files(path)
         self.config = open_config(self._files.file("config.json"))
+        self.layers = int(self.config.num_hidden_layers)
         self.quantisation = Quantisation()
         self.mapped = False
         self._listed = _read_index(self._files)
@@ -56,10 +57,6 @@ class Checkpoint:
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self._file_of)
-
-    @property
-    def layers(self) -> int:
-        return int(self.config.num_hidden_layers)
 
     def tensor(self, name: str) -> torch.Tensor:
         """See TensorSource; it is a view of the mapped file: copy it to keep it."""
@@ -104,7 +101,8 @@ def fingerprint(path: str | Path) -> str:
     if isinstance(files, HubFiles):
         return _hash([config, files.commit])
     tensors: dict[str, list[Any]] = {}
-    for file in _weight_files(files):
+    listed = _read_index(files)
+    for file in map(files.file, [_SINGLE_FILE] if listed is None else sorted(set(listed.values()))):
         start, header = _read_header(file)
         with open(file, "rb") as weights:
             for name, entry in header.items():
@@ -138,30 +136,24 @@ def _hash(content: list[Any]) -> str:
 
 def _read_settings(file: Path) -> dict[str, Any]:
     """config.json of a model that edgespec can run."""
-    settings = _read_json(file)
+    settings = read_object(file)
     check_settings(file.parent, settings)
     return settings
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_object(file: Path, remedy: str = "download the model again") -> dict[str, Any]:
+    """The JSON object in a file of a model. Raises ModelError that says what to do: `remedy`."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(
-            f"{file} is missing: {file.parent} is not a complete model folder; download it again"
+            f"{file} is missing: {file.parent} is not a complete model folder; {remedy}"
         ) from None
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {file} ({error}); download the model again") from error
+        raise ModelError(f"cannot read {file} ({error}); {remedy}") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{file} does not hold a JSON object; download the model again")
+        raise ModelError(f"{file} does not hold a JSON object; {remedy}")
     return content
-
-
-def _weight_files(files: ModelFiles) -> list[Path]:
-    """Every file of weights, in the order of their names."""
-    listed = _read_index(files)
-    names = [_SINGLE_FILE] if listed is None else sorted(set(listed.values()))
-    return [files.file(name) for name in names]
 
 
 def _read_index(files: ModelFiles) -> dict[str, str] | None:
@@ -173,7 +165,7 @@ def _read_index(files: ModelFiles) -> dict[str, str] | None:
         return None
     index = files.optional(_INDEX_FILE)
     if index is not None:
-        listed = _read_json(index).get("weight_map")
+        listed = read_object(index).get("weight_map")
         if not isinstance(listed, dict) or not all(
             isinstance(file, str) and file == os.path.basename(file) for file in listed.values()
         ):

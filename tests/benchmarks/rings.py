@@ -41,8 +41,7 @@ from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.grower import DraftSource
-from edgespec.drafting.guess_cache import GuessCache
-from edgespec.drafting.independent import IndependentGuesser
+from edgespec.drafting.independent import GuessCache, IndependentGuesser
 from edgespec.drafting.ranking import Ranking, best_columns
 from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.machines.effects import (
@@ -325,7 +324,7 @@ def learnt_against_charged(setup: Setup, case: RingCase, estimates: Any, seen: i
         learnt = estimates.step.seconds(rows)
         words.append(f"{rows}: {learnt * 1e3:.1f}/{max(each(rows)) * 1e3:.1f}")
     spread = sum(each(4)) / max(each(4))
-    return f"ms by rows {', '.join(words)}; spread {estimates.spread:.2f}/{spread:.2f}"
+    return f"ms by rows {', '.join(words)}; spread {estimates.step.spread:.2f}/{spread:.2f}"
 
 
 def main() -> int:

@@ -13,9 +13,8 @@ from support.cases import case
 from support.checkpoints import plain_hidden, reference, write_family
 
 from edgespec.config import Quantisation
-from edgespec.drafting.easyspec.groups import layer_groups
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser, FuzzyRows, level_times
-from edgespec.drafting.easyspec.model import GroupedModel
+from edgespec.drafting.easyspec.model import GroupedModel, layer_groups
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import ModelError
 from edgespec.model.ends import OutputHead

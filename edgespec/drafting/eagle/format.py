@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.settings import read_settings
 from edgespec.drafting.eagle.shape import HeadShape
+from edgespec.drafting.weight_file import read_tensors
 from edgespec.errors import ModelError
 from edgespec.model.hub import model_files
-from edgespec.model.safetensors_writer import PADDING, SafetensorsWriter, Slot
+from edgespec.model.safetensors_writer import SafetensorsWriter, Slot
 
 SAFE, PICKLED, CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
 LAYERS = {"eagle": "layers.0.", "eagle3": "midlayer."}
@@ -51,14 +52,8 @@ def read_head(path: str | Path, base_hidden: int, base_vocab: int, base_layers: 
     """
     files = model_files(path)
     config = files.file(CONFIG)
-    if files.offers(SAFE):
-        file = files.file(SAFE)
-        stored = _named(_read_safe(file), file)
-    elif files.offers(PICKLED):
-        file = files.file(PICKLED)
-        stored = _named(_read_pickled(file), file)
-    else:
-        raise ModelError(f"{path} holds neither {SAFE} nor {PICKLED}; download the head again")
+    raw, file = read_tensors(files, SAFE, PICKLED)
+    stored = _named(raw, file)
     shape = read_settings(config, stored, base_hidden, base_layers)
     return _checked(shape, stored, file, base_vocab)
 
@@ -114,31 +109,6 @@ def write_head(
     (folder / CONFIG).write_text(text, encoding="utf-8")
 
 
-def _read_safe(file: Path) -> dict[str, torch.Tensor]:
-    try:
-        with safe_open(str(file), framework="pt", device="cpu") as tensors:
-            names = [name for name in tensors.keys() if not name.startswith(PADDING)]  # noqa: SIM118
-            return {name: tensors.get_tensor(name) for name in names}
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read {file} ({error}); download the head again") from error
-
-
-def _read_pickled(file: Path) -> dict[str, torch.Tensor]:
-    """A file that torch wrote, by its reader that makes tensors and runs no code."""
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch raises many kinds for a file that it will not read
-        raise ModelError(
-            f"cannot read {file} as plain tensors ({error}); use a head that comes as {SAFE}"
-        ) from error
-    if not isinstance(content, dict) or not all(
-        isinstance(name, str) and isinstance(tensor, torch.Tensor)
-        for name, tensor in content.items()
-    ):
-        raise ModelError(f"{file} does not hold named tensors alone; use one that comes as {SAFE}")
-    return content
-
-
 def _named(stored: dict[str, torch.Tensor], file: Path) -> dict[str, torch.Tensor]:
     """The tensors by EagleHead's names."""
     named: dict[str, torch.Tensor] = {}
@@ -158,7 +128,9 @@ def _named(stored: dict[str, torch.Tensor], file: Path) -> dict[str, torch.Tenso
 def _checked(
     shape: HeadShape, stored: dict[str, torch.Tensor], file: Path, base_vocab: int
 ) -> HeadFiles:
-    wanted = shape.tensors()
+    with torch.device("meta"):
+        layer = {name: tuple(w.shape) for name, w in EagleHead(shape).named_parameters()}
+    wanted = dict(layer)
     strange = stored.keys() - wanted.keys() - set(_ENDS) - set(_EXTRA)
     if strange:
         # Leaving a bias or norm out would compute something else than the head.
@@ -174,7 +146,7 @@ def _checked(
         _check(name, stored.get(name), size, file)
     return HeadFiles(
         shape,
-        {name: stored[name] for name in shape.tensors()},
+        {name: stored[name] for name in layer},
         stored["embed_tokens.weight"] if shape.own_embedding else None,
         stored["lm_head.weight"] if shape.own_head else None,
         _tokens(shape, stored.get("d2t"), file, base_vocab),

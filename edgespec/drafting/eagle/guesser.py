@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.functional import linear
 
 from edgespec.config import Quantisation
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.eagle.format import HeadFiles, read_head
+from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.rows import PairRows
-from edgespec.drafting.eagle.shape import Kind, Rope
-from edgespec.drafting.eagle.weights import filled_head
+from edgespec.drafting.eagle.shape import HeadShape, Kind, Rope
 from edgespec.drafting.ranking import Ranking
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import unpacked
 from edgespec.model.block import compute_dtype
 from edgespec.model.ends import InputEmbedding, OutputHead
+from edgespec.model.quantised.linear import linear_from, pack
 from edgespec.model.source import TensorSource
 from edgespec.model.tensors import to_torch
 from edgespec.tree.drafted import Children
@@ -36,6 +38,40 @@ PLAIN = Quantisation()
 
 TESTED_ROWS = 200
 """Committed rows by which the settings of a head in doubt are told apart."""
+
+
+def _filled_head(
+    shape: HeadShape,
+    weights: Mapping[str, torch.Tensor],
+    quantisation: Quantisation,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> EagleHead:
+    """A head of that shape with these weights, by EagleHead's names, in `dtype` on `device`.
+
+    Raises ModelError for a matrix that cannot be held in that quantisation.
+    """
+    with torch.device("meta"):
+        head = EagleHead(shape)
+
+    def own(name: str) -> torch.Tensor:
+        return weights[name].to(device, dtype, copy=True)
+
+    for name, matrix in list(head.named_modules()):
+        if quantisation.kind != "none" and isinstance(matrix, nn.Linear):
+            bias = None if matrix.bias is None else own(f"{name}.bias")
+            try:
+                packed = pack(weights[f"{name}.weight"], quantisation)
+            except ModelError as problem:
+                raise ModelError(
+                    f"cannot hold {name} of the {shape.kind} head as {quantisation.name}: {problem}"
+                ) from problem
+            held = linear_from(packed, bias, matrix.weight.shape, quantisation, dtype, device)
+            head.set_submodule(name, held)
+    for name, _ in list(head.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        setattr(head.get_submodule(owner), leaf, nn.Parameter(own(name), requires_grad=False))
+    return head.eval()
 
 
 @dataclass(slots=True)
@@ -72,7 +108,7 @@ class EagleGuesser(Guesser):
         aux_layers = Layers(tuple(sorted(shape.aux_hidden)))
         super().__init__(shape.kind, DraftNeeds(not aux_layers, aux_layers))
         self._dtype, self._device = compute_dtype(dtype, device), torch.device(device)
-        self._head = filled_head(shape, files.weights, quantisation, self._dtype, self._device)
+        self._head = _filled_head(shape, files.weights, quantisation, self._dtype, self._device)
         self._base, self._lent = base, embedding
         self._embedding = None if files.embedding is None else self._own(files.embedding)
         self._matrix = None if files.matrix is None else self._own(files.matrix)

@@ -7,7 +7,6 @@ of layers or bias.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from edgespec.drafting.eagle.shape import HeadShape, Rope
 from edgespec.errors import ModelError
+from edgespec.model.loader import read_object
 
 USUAL_THETA = 10000.0
 """Of heads that do not say, and of several that say otherwise."""
@@ -37,7 +37,7 @@ def read_settings(
 
     Raises ModelError for settings that are damaged or that edgespec does not compute.
     """
-    raw = _read(file)
+    raw = read_object(file, "download the head again")
     layer = raw.get(_SPECULATORS)
     settings = {**raw, **layer} if isinstance(layer, dict) else raw
     for flag in _UNKNOWN_FLAGS:
@@ -85,16 +85,6 @@ def read_settings(
         residual_normed=bool(settings.get("norm_before_residual", False)),
         aux_hidden=_taps(settings, base_layers, file) if third else (),
     )
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {file} ({error}); download the head again") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file} does not hold a JSON object; download the head again")
-    return content
 
 
 def _whole(settings: dict[str, Any], name: str, file: Path) -> int:

@@ -56,28 +56,3 @@ class HeadShape:
     def fused_width(self) -> int:
         """What `fc` takes in a row."""
         return len(self.aux_hidden) * self.base_hidden if self.kind == "eagle3" else 2 * self.hidden
-
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Names, as EagleHead has them, and shapes of all tensors of the layer and its ends."""
-        wide, third = self.hidden, self.kind == "eagle3"
-        into = 2 * wide if third else wide
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {"fc.weight": (wide, self.fused_width)}
-        if self.fc_bias:
-            shapes["fc.bias"] = (wide,)
-        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
-            shapes[f"layer.self_attn.{name}_proj.weight"] = (rows, into)
-            if self.qkv_bias:
-                shapes[f"layer.self_attn.{name}_proj.bias"] = (rows,)
-        shapes["layer.self_attn.o_proj.weight"] = (wide, queries)
-        if self.o_bias:
-            shapes["layer.self_attn.o_proj.bias"] = (wide,)
-        shapes["layer.mlp.gate_proj.weight"] = (self.intermediate, wide)
-        shapes["layer.mlp.up_proj.weight"] = (self.intermediate, wide)
-        shapes["layer.mlp.down_proj.weight"] = (wide, self.intermediate)
-        shapes["layer.post_attention_layernorm.weight"] = (wide,)
-        if third:
-            shapes["layer.input_layernorm.weight"] = (wide,)
-            shapes["layer.hidden_norm.weight"] = (wide,)
-            shapes["norm.weight"] = (wide,)
-        return shapes

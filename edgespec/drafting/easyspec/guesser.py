@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from edgespec.drafting.base import TokenPath
-from edgespec.drafting.easyspec.model import GroupedModel, LayerCache
+from edgespec.drafting.easyspec.model import GroupedModel
 from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.model.ends import OutputHead
 
@@ -124,7 +124,7 @@ class LevelTimes:
 
 def level_times(model: GroupedModel, rows: int = 10, context: int = 128) -> LevelTimes:
     """Measure a level of `rows` guesses after `context` tokens, both ways in turn."""
-    cache: LayerCache = model.new_cache()
+    cache = model.new_cache()
     device = model.device
     every = torch.arange(context, device=device) % model.vocab_size
     seen = torch.ones((context, context), dtype=torch.bool, device=device).tril()

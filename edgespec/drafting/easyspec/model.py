@@ -10,38 +10,37 @@ gains, which are folded into the columns of its matrices. A precise run takes sl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
 from edgespec.drafting.eagle.head import RopeAngles, apply_rope
-from edgespec.drafting.easyspec.groups import layer_groups
 from edgespec.drafting.easyspec.layers import LayerReader, Mlp, Projections
 from edgespec.model.block import EMBEDDING, compute_dtype, load_parameter, skeleton
+from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.source import TensorSource
 
+USUAL_SIZE = 4
+"""Layers of a group, the best of most models tried (EasySpec §4.1)."""
 
-class LayerCache:
-    """Keys and values of all layers, [layers, 2, kv_heads, capacity, head_dim]; `length` in use."""
+_FIRST_SIZE = 3  # no group after layer 0 is longer (EasySpec Appendix B)
+_RESERVE = 256  # rows that a new cache has room for
 
-    def __init__(
-        self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """`shape`: layers, kv_heads, head_dim."""
-        layers, heads, dim = shape
-        self.length = 0
-        # Not `empty`: 0 · NaN would spoil the rows that do not see a slot.
-        self.store = torch.zeros((layers, 2, heads, 256, dim), dtype=dtype, device=device)
 
-    def make_room(self, rows: int) -> None:
-        """Grow, at least twofold, if `rows` more do not fit."""
-        capacity = self.store.shape[3]
-        if self.length + rows > capacity:
-            layers, two, heads, _, dim = self.store.shape
-            larger = max(2 * capacity, self.length + rows)
-            grown = self.store.new_zeros((layers, two, heads, larger, dim))
-            grown[:, :, :, :capacity] = self.store
-            self.store = grown
+def layer_groups(layers: int, size: int = USUAL_SIZE) -> tuple[tuple[int, int], ...]:
+    """Groups [first, end) of all layers in order, as EasySpec's Appendix B has them.
+
+    The first and the last layer are alone: what enters the first, an embedding, stands for nothing
+    else. The next group has three layers at most, those after it `size`, and what is left is one.
+    """
+    bounds = [0, 1]
+    while bounds[-1] < layers - 1:
+        longest = min(size, _FIRST_SIZE) if len(bounds) == 2 else size
+        bounds.append(min(bounds[-1] + longest, layers - 1))
+    if layers > 1:
+        bounds.append(layers)
+    return tuple(pairwise(bounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class _Pass:
 
     angles: RopeAngles
     mask: torch.Tensor
-    cache: LayerCache
+    cache: TwoRegionCache
 
 
 class GroupedModel:
@@ -86,9 +85,16 @@ class GroupedModel:
         """Tokens that it embeds."""
         return int(self.embedding.shape[0])
 
-    def new_cache(self) -> LayerCache:
-        shape = (self.groups[-1][1], self._kv_heads, self._dim)
-        return LayerCache(shape, self.dtype, self.device)
+    def new_cache(self) -> TwoRegionCache:
+        return TwoRegionCache(
+            first_layer=0,
+            layers=self.groups[-1][1],
+            kv_heads=self._kv_heads,
+            head_dim=self._dim,
+            reserve=_RESERVE,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
     @torch.inference_mode()
     def forward(
@@ -96,7 +102,7 @@ class GroupedModel:
         tokens: torch.Tensor,
         positions: torch.Tensor,
         mask: torch.Tensor,
-        cache: LayerCache,
+        cache: TwoRegionCache,
         fuzzy: bool,
     ) -> torch.Tensor:
         """Run tokens int64 [R] at `positions` int64 [R], and append their keys and values.
@@ -104,7 +110,7 @@ class GroupedModel:
         `mask` bool [R, cache.length + R]: which slots each row sees, its own included. Returns
         hidden rows [R, H] after the final norm.
         """
-        cache.make_room(len(tokens))
+        cache.place(positions)
         hidden = embedding(tokens, self.embedding)
         cosines, sines = self._rotary(hidden[None], positions[None])
         run = _Pass(RopeAngles(cosines[:, None], sines[:, None]), mask, cache)
@@ -118,7 +124,7 @@ class GroupedModel:
                 one = projections.slice(layer - first)
                 added = self._attended(one, layer, hidden, run)[0]
                 hidden = self._mlp(self._mlps[layer], hidden + added)
-        cache.length += len(tokens)
+        cache.advance(len(tokens))
         return self._normed(hidden) * self._gain
 
     def _attended(

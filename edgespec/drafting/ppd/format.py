@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
+from edgespec.drafting.weight_file import read_tensors
 from edgespec.errors import ModelError
 from edgespec.model.hub import model_files
+from edgespec.model.loader import read_object
 from edgespec.model.safetensors_writer import SafetensorsWriter, Slot
 
 CONFIG, SAFE, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -52,18 +52,15 @@ def read_ppd_tokens(path: str | Path, base_hidden: int) -> PPDTokens:
     """
     files = model_files(path)
     config = files.file(CONFIG)
-    settings = _settings(config)
+    settings = read_object(config, "name a folder of PPD prompt tokens")
+    if settings.get("peft_type") != "PROMPT_TUNING":
+        raise ModelError(
+            f"{config} is no PROMPT_TUNING adapter; name a folder of PPD prompt tokens"
+        )
     depth = _whole(settings, "num_special_tokens", config)
     copies = _whole(settings, "virtual_tokens_per_special_token", config)
     _check_kind(settings, copies, config)
-    if files.offers(SAFE):
-        file = files.file(SAFE)
-        stored = _read_safe(file)
-    elif files.offers(PICKLED):
-        file = files.file(PICKLED)
-        stored = _read_pickled(file)
-    else:
-        raise ModelError(f"{path} holds neither {SAFE} nor {PICKLED}; download it again")
+    stored, file = read_tensors(files, SAFE, PICKLED, mapped=False)
     table = stored.pop(TENSOR, None)
     if table is None or stored:
         strange = ", ".join(sorted(stored)) or "nothing"
@@ -107,18 +104,6 @@ def write_ppd_tokens(folder: Path, trained: PPDTokens, base: str) -> None:
     (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _settings(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"cannot read {file} ({error}); name a folder of PPD prompt tokens"
-        ) from error
-    if not isinstance(content, dict) or content.get("peft_type") != "PROMPT_TUNING":
-        raise ModelError(f"{file} is no PROMPT_TUNING adapter; name a folder of PPD prompt tokens")
-    return content
-
-
 def _whole(settings: dict[str, Any], name: str, file: Path) -> int:
     value = settings.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_ROWS:
@@ -155,26 +140,3 @@ def _check_kind(settings: dict[str, Any], copies: int, file: Path) -> None:
 def _last_word(value: object) -> str:
     """The name of an enumeration's member, as its text or with its type in front."""
     return str(value).rpartition(".")[2].lower()
-
-
-def _read_safe(file: Path) -> dict[str, torch.Tensor]:
-    try:
-        stored = load_file(str(file))
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read {file} ({error}); download it again") from error
-    return {name: t for name, t in stored.items() if not name.startswith("__padding__")}
-
-
-def _read_pickled(file: Path) -> dict[str, torch.Tensor]:
-    """A file that torch wrote, by its reader that makes tensors and runs no code."""
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a file that it will not read
-        raise ModelError(
-            f"cannot read {file} as plain tensors ({error}); use prompt tokens that come as {SAFE}"
-        ) from error
-    if not isinstance(content, dict) or not all(
-        isinstance(name, str) and isinstance(t, torch.Tensor) for name, t in content.items()
-    ):
-        raise ModelError(f"{file} does not hold named tensors alone; use one that comes as {SAFE}")
-    return content

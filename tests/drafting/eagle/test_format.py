@@ -105,7 +105,7 @@ def test_no_files_at_all(tmp_path: Path) -> None:
 def test_a_pickle_that_is_more_than_tensors(tmp_path: Path) -> None:
     write_eagle(tmp_path, FORMS["eagle-vicuna"])
     torch.save({"fc.weight": Path("x")}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="use a head that comes as model"):
+    with pytest.raises(ModelError, match="use one that comes as model"):
         read(tmp_path)
 
 
