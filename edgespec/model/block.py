@@ -15,7 +15,7 @@ from edgespec.model.experts import separate_experts
 from edgespec.model.families import angle_kinds, embedding_scale
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.quantised.linear import linear_from
-from edgespec.model.source import TensorSource
+from edgespec.model.source import TensorSource, check_layers, check_names, shaped
 from edgespec.model.tensors import TORCH_DTYPES
 from edgespec.model.tree_attention import ATTENTION, Visibility
 
@@ -44,12 +44,7 @@ def load_parameter(
 
     Raises ModelError if it has another shape.
     """
-    stored = source.tensor(name)
-    if stored.shape != shape:
-        raise ModelError(
-            f"{name!r} in {source.path} has shape {list(stored.shape)}, config.json says "
-            f"{list(shape)}; download the model again"
-        )
+    stored = shaped(source, name, shape)
     return nn.Parameter(stored.to(device, dtype, copy=not source.mapped), requires_grad=False)
 
 
@@ -87,11 +82,7 @@ class Block:
 
         Raises ModelError if source and block do not fit.
         """
-        if not 0 <= first < end <= source.layers:
-            raise ModelError(
-                f"layers {first} to {end - 1} are not a block of {source.path}, which has "
-                f"{source.layers} layers, numbered from 0"
-            )
+        check_layers(source, first, end)
         self.first, self.end = first, end
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype, device)
@@ -123,15 +114,7 @@ class Block:
 
     def _load(self, source: TensorSource, module: nn.Module, prefix: str) -> None:
         """Replace a module's meta parameters by the checkpoint's tensors."""
-        wanted = {prefix + name for name, _ in module.named_parameters()}
-        stored = {name for name in source.names if name.startswith(prefix)}
-        strange = {n for n in stored - wanted if not n.endswith("rotary_emb.inv_freq")}
-        if strange:
-            # Leaving a bias or norm out would compute something else than the model.
-            raise ModelError(
-                f"{source.path} holds {min(strange)!r}, which its config.json does not provide "
-                "for; download the model again"
-            )
+        check_names(source, prefix, {prefix + name for name, _ in module.named_parameters()})
         # One tensor at a time, so that loading never needs more than the finished block and one
         # tensor as stored.
         if source.quantisation.kind != "none":
@@ -154,11 +137,10 @@ class Block:
                 )
             shape = linear.weight.shape
             packed = source.packed(f"{prefix}{name}.weight", shape)
-            replacement = linear_from(
-                packed, bias, shape, source.quantisation, self.dtype, self.device
+            module.set_submodule(
+                name,
+                linear_from(packed, bias, shape, source.quantisation, self.dtype, self.device),
             )
-            owner_path, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(owner_path), leaf, replacement)
 
     def new_cache(self, reserve: int) -> TwoRegionCache:
         """An empty cache for this block's layers with room for `reserve` rows."""

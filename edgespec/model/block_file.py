@@ -16,7 +16,7 @@ from edgespec.model.inventory import Needed, block_inventory, head_inventory, pa
 from edgespec.model.manifest import REMEDY, BlockEntry, FileEntry, size_text
 from edgespec.model.quantised.linear import stored_parts
 from edgespec.model.safetensors_writer import PADDING, OpenFile, SafetensorsWriter, Slot
-from edgespec.model.source import TensorSource
+from edgespec.model.source import TensorSource, shaped
 
 Progress = Callable[[int, int], None]
 """Hears how much is done, and of how much."""
@@ -101,13 +101,7 @@ def _write(
 def _slots(source: TensorSource, one: Needed) -> list[Slot]:
     if one.packed:
         return packed_slots(one, source.quantisation)
-    stored = source.tensor(one.name)
-    if stored.shape != one.shape:
-        raise ModelError(
-            f"{one.name!r} in {source.path} has shape {list(stored.shape)}, config.json says "
-            f"{list(one.shape)}; download the model again"
-        )
-    return [Slot(one.name, one.shape, stored.dtype)]
+    return [Slot(one.name, one.shape, shaped(source, one.name, one.shape).dtype)]
 
 
 def _append(source: TensorSource, one: Needed, slots: Sequence[Slot], file: OpenFile) -> None:
@@ -133,6 +127,7 @@ class BlockFile:
         """Raises BlockDamaged if it cannot be opened."""
         self.path = path
         self.config = config
+        self.layers = int(config.num_hidden_layers)
         self.quantisation = quantisation
         try:
             # Kept open: the header has some hundred entries, and each opening reads them all.
@@ -146,10 +141,6 @@ class BlockFile:
     def names(self) -> frozenset[str]:
         parts = ((name, _PART.fullmatch(name)) for name in self._stored)
         return frozenset(name if part is None else part[1] for name, part in parts)
-
-    @property
-    def layers(self) -> int:
-        return int(self.config.num_hidden_layers)
 
     def tensor(self, name: str) -> torch.Tensor:
         if name not in self._stored:

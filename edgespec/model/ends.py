@@ -13,7 +13,8 @@ from edgespec.model.source import TensorSource
 
 
 class OutputHead:
-    """The model's output matrix alone: lm_head, or the embedding where the two are tied."""
+    """The model's output matrix alone, `weight` [vocab_size, hidden_size]: lm_head, or the
+    embedding where the two are tied."""
 
     def __init__(
         self,
@@ -34,16 +35,11 @@ class OutputHead:
         self.layers = int(config.num_hidden_layers)  # of the whole model
         self._cap = logit_cap(config)
         if config.tie_word_embeddings and share is not None and share.embedding is not None:
-            self._weight = share.embedding
+            self.weight = share.embedding
             return
         name = EMBEDDING if config.tie_word_embeddings else "lm_head.weight"
         shape = torch.Size((self.vocab_size, self.hidden_size))
-        self._weight = load_parameter(source, name, shape, self.dtype, device)
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """The matrix [vocab_size, hidden_size]; where it is tied, the embedding too."""
-        return self._weight
+        self.weight = load_parameter(source, name, shape, self.dtype, device)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> np.ndarray:
@@ -51,7 +47,7 @@ class OutputHead:
 
         float64 if the head computes in it, else float32 (numpy has no bfloat16).
         """
-        logits = linear(hidden, self._weight)
+        logits = linear(hidden, self.weight)
         if self._cap is not None:
             logits = torch.tanh(logits / self._cap) * self._cap
         logits = logits.cpu()
@@ -79,7 +75,7 @@ class InputEmbedding:
         scale = embedding_scale(config, kind)
         self._scale = None if scale is None else scale.to(device)
         if config.tie_word_embeddings and share is not None:
-            self._weight = share.weight
+            self.weight = share.weight
             return
         if EMBEDDING not in source.names:
             raise ModelError(
@@ -87,9 +83,9 @@ class InputEmbedding:
                 "already; give --model the model itself"
             )
         shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
-        self._weight = load_parameter(source, EMBEDDING, shape, kind, device)
+        self.weight = load_parameter(source, EMBEDDING, shape, kind, device)
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
         """Rows [R, hidden_size] of tokens int64 [R]."""
-        rows = embedding(tokens, self._weight)
+        rows = embedding(tokens, self.weight)
         return rows if self._scale is None else rows * self._scale

@@ -131,6 +131,10 @@ class HubFiles:
             raise _refusal(self._id, name, error) from error
 
 
+_hub_files = functools.cache(HubFiles)
+"""Once a process, so that all that it reads of a model is of one revision."""
+
+
 def is_hub_id(model: str | Path) -> bool:
     """Whether `model` is written like a hub id (ORGANISATION/NAME) and is no folder here."""
     return _HUB_ID.fullmatch(str(model)) is not None and not Path(model).exists()
@@ -153,12 +157,6 @@ def require_model(model: str | Path) -> None:
             "*.safetensors files, such as `hf download MODEL --local-dir DIR` makes, or "
             "the ORGANISATION/NAME of a model on the Hugging Face Hub"
         )
-
-
-@functools.cache
-def _hub_files(hub_id: str) -> HubFiles:
-    """Once a process, so that all that it reads of a model is of one revision."""
-    return HubFiles(hub_id)
 
 
 def local_folder(model: str | Path) -> Path:

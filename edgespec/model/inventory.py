@@ -14,7 +14,7 @@ from edgespec.errors import ModelError
 from edgespec.model.block import EMBEDDING, skeleton
 from edgespec.model.quantised.linear import stored_parts
 from edgespec.model.safetensors_writer import Slot
-from edgespec.model.source import TensorSource
+from edgespec.model.source import TensorSource, check_layers, check_names
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,7 @@ def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
     Raises ModelError if the source has no such layers, or holds something for one of them that
     its configuration does not provide for, which a block without it would silently lack.
     """
-    if not 0 <= first < end <= source.layers:
-        raise ModelError(
-            f"layers {first} to {end - 1} are not a block of {source.path}, which has "
-            f"{source.layers} layers, numbered from 0"
-        )
+    check_layers(source, first, end)
     model = skeleton(source.config, first, end)
     quantised = source.quantisation.kind != "none"
     needed = []
@@ -49,10 +45,11 @@ def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
         needed.append(Needed(EMBEDDING, model.embed_tokens.weight.shape, False, -1))
     for index in range(first, end):
         prefix = f"model.layers.{index}."
-        needed += _needed(model.layers[index], prefix, index, quantised)
+        layer = list(_needed(model.layers[index], prefix, index, quantised))
+        check_names(source, prefix, {one.name for one in layer})
+        needed += layer
     if end == source.layers:
         needed += _needed(model.norm, "model.norm.", -1, False)
-    _refuse_strange(source, {one.name for one in needed}, first, end)
     return needed
 
 
@@ -95,14 +92,3 @@ def _needed(module: nn.Module, prefix: str, layer: int, quantised: bool) -> Iter
         owner, _, leaf = name.rpartition(".")
         linear = leaf == "weight" and isinstance(module.get_submodule(owner), nn.Linear)
         yield Needed(prefix + name, parameter.shape, linear and quantised, layer)
-
-
-def _refuse_strange(source: TensorSource, needed: set[str], first: int, end: int) -> None:
-    prefixes = {f"model.layers.{index}." for index in range(first, end)}
-    for name in sorted(source.names - needed):
-        prefix = "".join(part + "." for part in name.split(".")[:3])
-        if prefix in prefixes and not name.endswith("rotary_emb.inv_freq"):
-            raise ModelError(
-                f"{source.path} holds {name!r}, which its config.json does not provide for; "
-                "download the model again"
-            )

@@ -17,7 +17,7 @@ from edgespec.model.hub import TOKENIZER_FILES, local_folder
 from edgespec.model.inventory import block_inventory, head_inventory
 from edgespec.model.loader import Checkpoint, fingerprint
 from edgespec.model.locks import locked
-from edgespec.model.manifest import MANIFEST, BlockEntry, Manifest, read_manifest
+from edgespec.model.manifest import MANIFEST, Manifest, read_manifest
 from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.safetensors_writer import sync_folder
 from edgespec.model.source import TensorSource
@@ -144,7 +144,8 @@ class Sharding:
 
         news(0, end - first)
         entry = write_block(self._source, first, end, folder / name, news)
-        return structs.replace(manifest, blocks=_in_order((*manifest.blocks, entry)))
+        blocks = sorted((*manifest.blocks, entry), key=lambda block: block.first)
+        return structs.replace(manifest, blocks=tuple(blocks))
 
     def _with_rest(self, folder: Path, manifest: Manifest, progress: Progress) -> Manifest:
         """With the head, and the small files, which are copied in any case."""
@@ -197,10 +198,6 @@ def _earlier(folder: Path, present: set[str]) -> Manifest | None:
             except BlockDamaged as error:
                 raise ConfigError(f"{error} (remove {folder} first)") from error
     return None
-
-
-def _in_order(blocks: Sequence[BlockEntry]) -> tuple[BlockEntry, ...]:
-    return tuple(sorted(blocks, key=lambda block: block.first))
 
 
 def _put(folder: Path, manifest: Manifest) -> None:

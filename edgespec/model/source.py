@@ -9,6 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.config import Quantisation
+from edgespec.errors import ModelError
 
 
 class TensorSource(Protocol):
@@ -18,24 +19,14 @@ class TensorSource(Protocol):
     form, and all else plain.
     """
 
-    @property
-    def path(self) -> Path:
-        """Where it is, for messages."""
-
-    @property
-    def config(self) -> PretrainedConfig:
-        """The model's configuration."""
-
-    @property
-    def quantisation(self) -> Quantisation:
-        """How the layers' matrices come."""
-
-    @property
-    def mapped(self) -> bool:
-        """Whether tensors may be kept as they are, as views of a file that does not change.
-
-        Otherwise what is kept must be copied.
-        """
+    path: Path
+    """Where it is, for messages."""
+    config: PretrainedConfig
+    quantisation: Quantisation
+    """How the layers' matrices come."""
+    mapped: bool
+    """Whether tensors may be kept as they are, as views of a file that does not change; else what
+    is kept must be copied."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -56,3 +47,35 @@ class TensorSource(Protocol):
 
         Raises ModelError as `tensor` does, and for another shape.
         """
+
+
+def shaped(source: TensorSource, name: str, shape: torch.Size) -> torch.Tensor:
+    """A plain tensor; raises ModelError if it has another shape."""
+    stored = source.tensor(name)
+    if stored.shape != shape:
+        raise ModelError(
+            f"{name!r} in {source.path} has shape {list(stored.shape)}, config.json says "
+            f"{list(shape)}; download the model again"
+        )
+    return stored
+
+
+def check_layers(source: TensorSource, first: int, end: int) -> None:
+    """Raise ModelError if layers [first, end) are not a block of the model."""
+    if not 0 <= first < end <= source.layers:
+        raise ModelError(
+            f"layers {first} to {end - 1} are not a block of {source.path}, which has "
+            f"{source.layers} layers, numbered from 0"
+        )
+
+
+def check_names(source: TensorSource, prefix: str, wanted: set[str]) -> None:
+    """Raise ModelError if more tensors have this prefix: leaving a bias or norm out would compute
+    something else than the model."""
+    strange = {name for name in source.names - wanted if name.startswith(prefix)}
+    strange = {name for name in strange if not name.endswith("rotary_emb.inv_freq")}
+    if strange:
+        raise ModelError(
+            f"{source.path} holds {min(strange)!r}, which its config.json does not provide for; "
+            "download the model again"
+        )

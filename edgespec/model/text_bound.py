@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.model.byte_spelling import BYTES
-
 Stage = Mapping[str, Any]
 
 _COMPOSED = 4
@@ -19,6 +17,11 @@ _COMPOSED = 4
 _LENGTHEN = {"Prepend", "NFD", "NFKD", "Lowercase", "ByteLevel"}
 _CUT = {"ByteLevel", "Digits", "Metaspace", "UnicodeScripts", "Punctuation", "Split"}
 _DROP_BLANKS = {"WhitespaceSplit", "Whitespace"}
+BYTES = {chr(byte): byte for byte in (*range(33, 127), *range(161, 173), *range(174, 256))}
+"""Byte by the letter that byte-level tokenizers (GPT-2's and most since) write for it: the letter
+of that number, or one from U+0100 on."""
+_UNSPELT = [byte for byte in range(256) if chr(byte) not in BYTES]
+BYTES |= {chr(256 + number): byte for number, byte in enumerate(_UNSPELT)}
 _BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 

@@ -16,9 +16,8 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from edgespec.errors import CapacityError, ConfigError, ModelError
-from edgespec.model.byte_spelling import BYTES
 from edgespec.model.chat_text import ChatText
-from edgespec.model.text_bound import TextBound, bound_of
+from edgespec.model.text_bound import BYTES, TextBound, bound_of
 
 _REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")

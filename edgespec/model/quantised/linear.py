@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from edgespec.config import Quantisation
 from edgespec.model.quantised import int4, int8, nf4
@@ -44,21 +43,18 @@ def linear_from(
     quantisation: Quantisation,
     dtype: torch.dtype,
     device: torch.device | str,
-) -> nn.Module:
+) -> SlicedLinear:
     """The layer that multiplies rows [..., in] in `dtype` by a packed weight of `shape` [out, in].
 
     All it holds are buffers on `device`; what the kernel takes as it is stored is kept, not
     copied. `bias` [out] is in `dtype` on `device`. Raises ModelError where the quantisation needs
     something that is not installed.
     """
-    layer = _LAYERS[quantisation.kind]
-    return layer(packed, bias, shape, quantisation, dtype, device)
+    return _LAYERS[quantisation.kind](packed, bias, shape, quantisation, dtype, device)
 
 
 def dequantised(
     packed: Packed, shape: torch.Size, quantisation: Quantisation, dtype: torch.dtype
 ) -> torch.Tensor:
     """The weight [out, in] that the packed form stands for, in `dtype`, on the CPU."""
-    layer = linear_from(packed, None, shape, quantisation, dtype, "cpu")
-    assert isinstance(layer, SlicedLinear)
-    return layer.whole_weight()
+    return linear_from(packed, None, shape, quantisation, dtype, "cpu").whole_weight()

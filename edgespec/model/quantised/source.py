@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
-from transformers import PretrainedConfig
 
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import pack
-from edgespec.model.source import TensorSource
+from edgespec.model.source import TensorSource, shaped
 
 
 class QuantisingSource:
@@ -22,29 +19,19 @@ class QuantisingSource:
 
     def __init__(self, checkpoint: Checkpoint, quantisation: Quantisation) -> None:
         self._plain = checkpoint
-        self.path: Path = checkpoint.path
-        self.config: PretrainedConfig = checkpoint.config
-        self.mapped: bool = checkpoint.mapped
+        self.path, self.config, self.layers = checkpoint.path, checkpoint.config, checkpoint.layers
+        self.mapped = checkpoint.mapped
         self.quantisation = quantisation
 
     @property
     def names(self) -> frozenset[str]:
         return self._plain.names
 
-    @property
-    def layers(self) -> int:
-        return self._plain.layers
-
     def tensor(self, name: str) -> torch.Tensor:
         return self._plain.tensor(name)
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
-        weight = self._plain.tensor(name)
-        if weight.shape != shape:
-            raise ModelError(
-                f"{name!r} in {self.path} has shape {list(weight.shape)}, config.json says "
-                f"{list(shape)}; download the model again"
-            )
+        weight = shaped(self._plain, name, shape)
         try:
             return pack(weight, self.quantisation)
         except ModelError as error:
