@@ -136,12 +136,9 @@ class RowLedger:
                 sees[slot] = sees[parent]
             sees[slot, slot] = True
         self._sees = sees
-        for slot, (row_id, position) in enumerate(
-            zip(rows.ids.tolist(), rows.positions.tolist(), strict=True), start=old
-        ):
-            self._ids.append(row_id)
-            self._positions.append(position)
-            self._slot_of[row_id] = slot
+        self._ids += rows.ids.tolist()
+        self._positions += rows.positions.tolist()
+        self._slot_of |= zip(self._ids[old:], range(old, total), strict=True)
         return sees[old:]
 
     def _checked_parent_slots(self, rows: Rows) -> list[int | None]:
@@ -153,24 +150,22 @@ class RowLedger:
         for offset, (row_id, parent, position) in enumerate(triples):
             if row_id <= parent or row_id in fresh or row_id in self._slot_of:
                 raise RemoteProtocolError(f"row {row_id} came twice or before its parent {parent}")
+            slot = self._slot_of.get(parent)
             if parent in fresh:
                 slot, parent_position = fresh[parent]
-                slots.append(slot)
-            elif parent in self._slot_of:
-                slot = self._slot_of[parent]
+            elif slot is not None:
                 parent_position = self._positions[slot]
-                slots.append(slot)
             elif parent == self.last_committed:
                 # The only committed row that a live speculative row can hang from is the last:
                 # children of earlier ones are dead and were dropped by the set that committed it.
                 parent_position = self.committed - 1
-                slots.append(None)
             else:
                 raise RemoteProtocolError(f"row {row_id} has unknown parent {parent}")
             if position != parent_position + 1:
                 raise RemoteProtocolError(
                     f"row {row_id} has position {position}, not behind parent"
                 )
+            slots.append(slot)
             fresh[row_id] = (len(self._ids) + offset, position)
         return slots
 
@@ -215,8 +210,7 @@ class RowLedger:
         self._check_paths(keep, accepted, survivors)
         order = np.asarray(accepted + survivors, np.int64)
         self.epoch = keep.epoch
-        unchanged = not accepted and len(survivors) == len(self._ids)
-        if unchanged:
+        if not accepted and len(survivors) == len(self._ids):
             return None
         if accepted:
             self.last_committed = self._ids[accepted[-1]]
