@@ -184,7 +184,6 @@ def member_folder(ring: NodeRing, path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.thorough
 def test_the_status_of_a_real_ring(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
