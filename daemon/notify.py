@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from edgespec.runtime.supervisor import Supervisor
+from edgespec.runtime.node import Supervisor
 
 log = logging.getLogger(__name__)
 

@@ -7,18 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import dataclass
 
-from edgespec.blocks.effects import (
-    AskSender,
-    Complete,
-    GiveUp,
-    OpenPart,
-    ReceiverEffect,
-    TransferProgress,
-    Truncate,
-    Write,
-)
-from edgespec.errors import ConfigError, PeerLost, RemoteProtocolError
+from edgespec.errors import ConfigError, EdgespecError, PeerLost, RemoteProtocolError
 from edgespec.wire.block_messages import (
     HASH_BYTES,
     BlockOffer,
@@ -56,6 +47,69 @@ SMOOTH_S = 3.0
 """Seconds over which a rate is smoothed."""
 
 
+# --- effects --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskSender:
+    """Send this to the sender."""
+
+    message: BlockRequest | PieceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPart:
+    """Open the part file of this block and read it: `part_read` …, `part_ended`."""
+
+    offer: BlockOffer
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write to the part file, whose length is `offset`."""
+
+    offset: int
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Cut the part file down to this length."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The part file is whole and verified: it may take its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The transfer ends with this error."""
+
+    error: EdgespecError
+
+
+@dataclass(frozen=True, slots=True)
+class TransferProgress:
+    """Show the user: bytes `done` of `total`, `rate` in bytes a second, seconds `left`.
+
+    `total` is 0 until the block is offered. `left` is infinite while nothing arrives.
+    """
+
+    text: str
+    done: int = 0
+    total: int = 0
+    rate: float = 0.0
+    left: float = math.inf
+
+
+ReceiverEffect = AskSender | OpenPart | Write | Truncate | Complete | GiveUp | TransferProgress
+
+# --- state ----------------------------------------------------------------------------------------
+
+
 class _Prefix:
     """The first `size` bytes of a block, with the hashes over them."""
 
@@ -77,7 +131,8 @@ class _Prefix:
         if self.size % self.offer.chunk_bytes and self.size < self.offer.size:
             return True
         chunk = (self.size - 1) // self.offer.chunk_bytes
-        good = self._chunk.digest() == self._hash_of(chunk)
+        at = chunk * HASH_BYTES
+        good = self._chunk.digest() == bytes(self.offer.chunk_hashes.data[at : at + HASH_BYTES])
         if good:
             self._verified = self._whole.copy()
         else:
@@ -85,9 +140,6 @@ class _Prefix:
             self.size = chunk * self.offer.chunk_bytes
         self._chunk = hashlib.sha256()
         return good
-
-    def _hash_of(self, chunk: int) -> bytes:
-        return bytes(self.offer.chunk_hashes.data[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES])
 
     @property
     def is_whole(self) -> bool:

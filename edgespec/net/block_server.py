@@ -111,7 +111,13 @@ class BlockServer:
         self._busy = busy
         self._admits = admits
         self._context = zmq.Context()
-        self._router = self._open()
+        router = self._router = self._context.socket(zmq.ROUTER)
+        router.linger = 0
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES)
+        router.setsockopt(zmq.SNDHWM, QUEUED)
+        router.setsockopt(zmq.RCVHWM, 2 * QUEUED)
+        router.setsockopt(zmq.TOS, BULK)
         self._gate = Gate(self._context)
         self._door = self._gate.guard(self._router, "the block channel", own, admits)
         try:
@@ -132,16 +138,6 @@ class BlockServer:
         self._thread = threading.Thread(target=self._run, name="edgespec-blocks", daemon=True)
         self.sent_bytes = 0
         """Bytes of block files since the start."""
-
-    def _open(self) -> zmq.Socket[bytes]:
-        router = self._context.socket(zmq.ROUTER)
-        router.linger = 0
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES)
-        router.setsockopt(zmq.SNDHWM, QUEUED)
-        router.setsockopt(zmq.RCVHWM, 2 * QUEUED)
-        router.setsockopt(zmq.TOS, BULK)
-        return router
 
     def start(self) -> None:
         self._preparer.start()
@@ -364,16 +360,13 @@ def _hashed(block: ServedBlock, tell: Callable[[str], None]) -> _Ready:
     """
     try:
         file = os.open(block.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _Ready(file, _offer_of(block, file, tell))
+        except BaseException:
+            os.close(file)
+            raise
     except OSError as problem:
         raise ModelError(f"cannot read {block.path} ({problem.strerror})") from None
-    try:
-        return _Ready(file, _offer_of(block, file, tell))
-    except OSError as problem:
-        os.close(file)
-        raise ModelError(f"cannot read {block.path} ({problem.strerror})") from None
-    except BaseException:
-        os.close(file)
-        raise
 
 
 def _offer_of(block: ServedBlock, file: int, tell: Callable[[str], None]) -> BlockOffer:

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from edgespec.blocks.effects import (
+from edgespec.blocks.receiver import (
+    SILENCE_S,
     AskSender,
+    BlockReceiver,
     Complete,
     GiveUp,
     OpenPart,
@@ -26,7 +27,6 @@ from edgespec.blocks.effects import (
     Truncate,
     Write,
 )
-from edgespec.blocks.receiver import SILENCE_S, BlockReceiver
 from edgespec.config import Address
 from edgespec.errors import (
     AccessRefused,
@@ -106,14 +106,7 @@ class _Fetch:
         self._fetched: FetchedBlock | None = None
         self._context = zmq.Context()
         self._context.linger = 0
-        self._dealer = self._open(identity)
-        events = (
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        )
-        self._monitor: zmq.Socket[bytes] = self._dealer.get_monitor_socket(events)
-
-    def _open(self, identity: Identity) -> zmq.Socket[bytes]:
-        dealer = self._context.socket(zmq.DEALER)
+        dealer = self._dealer = self._context.socket(zmq.DEALER)
         prove(dealer, identity.own, identity.coordinator)
         dealer.setsockopt(zmq.MAXMSGSIZE, LARGEST_CHUNK)
         dealer.setsockopt(zmq.RCVHWM, QUEUED)
@@ -121,17 +114,15 @@ class _Fetch:
         ping(dealer, LOST_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL, 100)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
-        return dealer
+        events = (
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        )
+        self._monitor: zmq.Socket[bytes] = dealer.get_monitor_socket(events)
 
     def __enter__(self) -> _Fetch:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._part is not None:
             self._part.close()
         self._dealer.disable_monitor()

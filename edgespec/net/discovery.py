@@ -108,21 +108,20 @@ class Announcement:
         self.name = info.name.removesuffix(f".{SERVICE}")
 
     def close(self) -> None:
-        """Withdraw it."""
         self._zeroconf.close()
 
 
-def find_coordinators(timeout: float, settle: float = SETTLE_S) -> list[Found]:
+def find_coordinators(timeout: float) -> list[Found]:
     """The coordinators on the local network, by name; empty if none is heard for `timeout` seconds.
 
-    Returns `settle` seconds after the first one. Interfaces that come up meanwhile are used too.
+    Returns SETTLE_S after the first one. Interfaces that come up meanwhile are used too.
     """
     deadline = time.monotonic() + timeout
     said = ""
     while (left := deadline - time.monotonic()) > 0.0:
         interfaces = own_interfaces()
         try:
-            found = browse(interfaces, min(left, ROUND_S), settle)
+            found = browse(interfaces, min(left, ROUND_S), SETTLE_S)
         except OSError as problem:  # an interface is just going, or UDP port 5353 is not to be had
             found = []
             if said != str(problem):

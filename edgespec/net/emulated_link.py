@@ -81,7 +81,6 @@ class PacedTransport(ZmqTransport):
     # --- sending ------------------------------------------------------------------------------
 
     def send_ring(self, segment: Segment, *stamp: bytes) -> None:
-        """Push a segment to the next node. Raises PeerLost if it takes no more."""
         if self.is_in_ring:  # else it is sent again when there is a connection
             nbytes = self._count(segment)
             if self.pace is not None:
@@ -91,7 +90,6 @@ class PacedTransport(ZmqTransport):
         super().send_ring(segment, *stamp)
 
     def send_control(self, peer: bytes, message: Message, *stamp: bytes) -> None:
-        """Send to `peer` (a node with one peer ignores it). Raises PeerLost if it is gone."""
         if isinstance(message, OF_REQUESTS):
             self._count(message)
             if self.pace is not None:

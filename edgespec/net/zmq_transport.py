@@ -109,12 +109,7 @@ class ZmqTransport:
         # Report an unreachable peer as an error; by default the message would silently disappear.
         control.setsockopt(zmq.ROUTER_MANDATORY, 1)
         transport._control = control
-        try:
-            transport._guard(control, CONTROL, admits)
-            transport.control_port = bind(control, address)
-        except ConfigError:
-            transport.close()
-            raise
+        transport.control_port = transport._listen(control, CONTROL, admits, address)
         transport._open_data(address.host)
         return transport
 
@@ -153,20 +148,23 @@ class ZmqTransport:
             self._poller.register(opened, zmq.POLLIN)
         return opened
 
-    def _guard(self, guarded: zmq.Socket[bytes], channel: str, admits: Admits) -> None:
+    def _listen(
+        self, opened: zmq.Socket[bytes], channel: str, admits: Admits, address: Address
+    ) -> int:
+        """Guard the socket and bind it; returns the port."""
         if self._gate is None:
             self._gate = Gate(self._context)
-        monitor = self._gate.guard(guarded, channel, self._identity.own, admits)
+        monitor = self._gate.guard(opened, channel, self._identity.own, admits)
         self._poller.register(monitor, zmq.POLLIN)
-
-    def _open_data(self, host: str) -> None:
-        self._pull = self._open(zmq.PULL, RING_HWM)
-        self._guard(self._pull, DATA, self._admits_to_ring)
         try:
-            self.data_port = bind(self._pull, Address(host, 0))
+            return bind(opened, address)
         except ConfigError:
             self.close()
             raise
+
+    def _open_data(self, host: str) -> None:
+        self._pull = self._open(zmq.PULL, RING_HWM)
+        self.data_port = self._listen(self._pull, DATA, self._admits_to_ring, Address(host, 0))
 
     def _admits_to_ring(self, key: str) -> str:
         pair = self._ring_pair
@@ -249,26 +247,26 @@ class ZmqTransport:
         try:
             self._control.send_multipart(frames, flags=zmq.NOBLOCK)
         except zmq.Again:
-            raise PeerLost(self._takes_nothing) from None
+            if not self._peer_name:
+                raise PeerLost("a peer is too far behind to take more messages") from None
+            raise PeerLost(
+                f"nobody at {self._peer_name} takes messages; is `edgespec serve` running there, "
+                "or does another program listen at that port?"
+            ) from None
         except zmq.ZMQError as problem:
             if problem.errno == zmq.EHOSTUNREACH:
                 raise PeerLost("a peer is no longer connected") from None
             raise
 
-    @property
-    def _takes_nothing(self) -> str:
-        if not self._peer_name:
-            return "a peer is too far behind to take more messages"
-        return (
-            f"nobody at {self._peer_name} takes messages; is `edgespec serve` running there, or "
-            "does another program listen at that port?"
-        )
-
     # --- receiving ----------------------------------------------------------------------------
 
     def poll(self, timeout: float) -> list[Incoming]:
-        """The messages within `timeout` seconds; malformed ones are dropped with a note."""
-        self.check_access()
+        """The messages within `timeout` seconds; malformed ones are dropped with a note.
+
+        Raises AccessRefused if the coordinator does not let this node in, or is another one.
+        """
+        if self._handshakes is not None:
+            self._handshakes.check()
         ready = dict(self._poller.poll(max(0, round(timeout * 1000))))
         for waker in self._wakers.values():
             if ready.get(waker.fileno()):
@@ -299,15 +297,9 @@ class ZmqTransport:
         if self._gate is not None:
             self._gate.look(ready)
 
-    def check_access(self) -> None:
-        """Raise AccessRefused if the coordinator does not let this node in, or is another one."""
-        if self._handshakes is not None:
-            self._handshakes.check()
-
     def _take_control(self, control: zmq.Socket[bytes]) -> Iterator[Incoming]:
-        has_peer = control.type == zmq.ROUTER
         for key, frames in proved(control):
-            peer = frames.pop(0) if has_peer else b""
+            peer = frames.pop(0) if control.type == zmq.ROUTER else b""
             message = self._read(frames)
             if isinstance(message, Segment):
                 self._dropped.note("it is a segment on the control channel")

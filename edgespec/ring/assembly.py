@@ -55,7 +55,6 @@ class RingAssembly:
     # --- members ------------------------------------------------------------------------------
 
     def enter(self, peer: bytes, join: Join, stage: int, heard: float) -> list[Effect]:
-        """Make a device this stage."""
         self.devices.health.forget(peer)
         member = self.stages[stage] = Member(peer, join, heard, stage)
         if not self.free:
@@ -68,7 +67,6 @@ class RingAssembly:
         return SendPeer(member.peer, self.assignment.of(member.stage))
 
     def add_spare(self, peer: bytes, join: Join, heard: float, now: float) -> list[Effect]:
-        """Make a device a spare."""
         self.devices.health.forget(peer)
         member = Member(peer, join, heard, SPARE, "standing by", since=now)
         self.spares[peer] = member

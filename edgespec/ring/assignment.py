@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.config import Address
+from edgespec.config import Address, Timing
 from edgespec.wire.client_messages import NodeStatus
 from edgespec.wire.codec import DEFAULT_LIMITS
 from edgespec.wire.messages import NO_RING, Assign, Join
@@ -36,6 +36,10 @@ class Member:
     def __str__(self) -> str:
         name = f"stage {self.stage}" if self.stage else "the spare"
         return f"{name} ({self.join.name}, process {self.join.pid})"
+
+    def is_alive(self, now: float, timing: Timing) -> bool:
+        """Whether it was heard within two beats."""
+        return now - self.heard <= 2 * timing.beat
 
     def is_process_of(self, join: Join) -> bool:
         """Whether `join` comes from the same process, over a new connection.

@@ -190,14 +190,10 @@ class HealthMonitor:
         return None
 
 
-def _hot_from(health: Health) -> float:
-    return health.limit - NEAR_LIMIT if health.limit else HOT
-
-
 def _temperature_news(device: _Device, health: Health, now: float) -> str:
     if not health.temperature:
         return ""
-    hot_from = _hot_from(health)
+    hot_from = health.limit - NEAR_LIMIT if health.limit else HOT
     bad = health.temperature >= hot_from
     if not device.hot.seen(bad, health.temperature <= hot_from - COOLED, now):
         return ""

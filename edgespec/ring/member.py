@@ -114,10 +114,6 @@ class MemberMachine:
             case _:
                 raise LocalProtocolError(f"a member cannot handle {type(event).__name__}")
 
-    @property
-    def _asks(self) -> bool:
-        return self._asking_since is not None
-
     def _on_message(self, message: object, now: float) -> list[Effect]:
         match message:
             case Assign(ring=number) if number == NO_RING and not self._is_spare:
@@ -194,7 +190,9 @@ class MemberMachine:
         if self._place is None:
             return [Log(loaded)]  # it stands by
         # Meanwhile it may have got another stage or ring for the same block.
-        ready = [] if self._asks else [SendCoordinator(Ready(seconds, self._place.ring))]
+        ready = []
+        if self._asking_since is None:
+            ready = [SendCoordinator(Ready(seconds, self._place.ring))]
         return [ResetStage(self._place), *ready, Log(loaded)]
 
     def _on_load_failed(self, reason: str) -> list[Effect]:
@@ -207,7 +205,7 @@ class MemberMachine:
 
     def _ask_again(self, why: str, now: float, after: float = 0.0) -> list[Effect]:
         """The ring may end, this daemon does not: it keeps its block and asks to join again."""
-        first = not self._asks
+        first = self._asking_since is None
         if first:
             self._asking_since = self._reported = now
         self._next = now + after

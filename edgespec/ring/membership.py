@@ -68,7 +68,6 @@ class MembershipMachine:
 
     @property
     def stage_peers(self) -> list[bytes]:
-        """Addresses of the stages."""
         return [m.peer for m in self._ring.stages.values()]
 
     @property
@@ -81,13 +80,9 @@ class MembershipMachine:
         """Public keys of the stages and spares."""
         return [m.join.key for m in self._ring.members]
 
-    def stage_of(self, peer: bytes) -> str | None:
-        """The stage at that address, in words; None for spares and all others."""
-        return next((str(m) for m in self._ring.stages.values() if m.peer == peer), None)
-
-    def stage_number(self, peer: bytes) -> int:
-        """The stage at that address; 0 for spares and all others."""
-        return next((m.stage for m in self._ring.stages.values() if m.peer == peer), SPARE)
+    def stage_at(self, peer: bytes) -> Member | None:
+        """The stage at that address; None for spares and all others."""
+        return next((m for m in self._ring.stages.values() if m.peer == peer), None)
 
     def deadline(self) -> float | None:
         """When to call with Tick next; None without stages and clients."""
@@ -188,7 +183,7 @@ class MembershipMachine:
         old = next((m for m in self._ring.members if m.is_process_of(join)), None)
         if old is None:
             return self._admit(peer, join, now)
-        if self._is_alive(old, now):
+        if old.is_alive(now, self._timing):
             return []  # not before its old connection is silent: this may be an impostor
         return self._replace(old, "lost its connection", peer, join, now)
 
@@ -221,7 +216,7 @@ class MembershipMachine:
     def _on_rival(self, peer: bytes, join: Join, holder: Member, now: float) -> list[Effect]:
         """Another process asks for the same stage by its number: the old one is dead, or both
         are alive."""
-        if not self._is_alive(holder, now):
+        if not holder.is_alive(now, self._timing):
             cause = f"was replaced by process {join.pid} on {join.name}"
             return self._replace(holder, cause, peer, join, now)
         if holder.rival is None or holder.rival[0] != peer:
@@ -234,9 +229,6 @@ class MembershipMachine:
             f"stage {join.stage} is taken by process {holder.join.pid} on {holder.join.name}; "
             "stop that daemon, or choose another --stage",
         )
-
-    def _is_alive(self, member: Member, now: float) -> bool:
-        return now - member.heard <= 2 * self._timing.beat
 
     # --- devices go ---------------------------------------------------------------------------
 

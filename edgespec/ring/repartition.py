@@ -6,7 +6,8 @@ If the new ring does not come up, the assignment before it is restored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from edgespec.config import Timing
 from edgespec.machines.effects import Effect, Forward, SendPeer
@@ -14,7 +15,6 @@ from edgespec.machines.events import Hold, RingDown
 from edgespec.ring.assembly import RingAssembly
 from edgespec.ring.assignment import SPARE, Member, in_no_ring
 from edgespec.ring.effects import Log
-from edgespec.ring.growth import FirstHolders, Growth, Rollback
 from edgespec.wire.messages import Assign, Join
 
 LEAST_PATIENCE_S = 6.0
@@ -34,6 +34,80 @@ Replan = Callable[[Sequence[Join]], Sequence[Assign] | None]
 None if they cannot hold the model."""
 
 
+class _FirstHolders:
+    """The devices that held the stages when the ring was up with its first assignment."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, Join] = {}
+
+    def note(self, stages: Mapping[int, Member]) -> None:
+        """The ring is up with its first assignment."""
+        self._holders = {stage: member.join for stage, member in stages.items()}
+
+    def belongs(self, stage: int, member: Member) -> bool:
+        """Whether the device, or one of its name, held this stage, or asks for it by number."""
+        holder, join = self._holders.get(stage), member.join
+        if join.stage == stage or holder is None:
+            return join.stage == stage
+        return holder.key == join.key or holder.name == join.name
+
+    def distribute(self, devices: Sequence[Member], most: int) -> dict[int, Member]:
+        """A stage of `most` for each device: its own if it has one, else any that is left, first
+        come first served."""
+        stages: dict[int, Member] = {}
+        left = list(devices)
+
+        def give(fits: Callable[[int, Member], bool]) -> None:
+            for stage in range(1, most + 1):
+                member = next((m for m in left if fits(stage, m)), None)
+                if stage not in stages and member is not None:
+                    stages[stage] = member
+                    left.remove(member)
+
+        give(lambda stage, member: member.join.stage == stage)
+        give(lambda s, member: s in self._holders and member.is_process_of(self._holders[s]))
+        give(self.belongs)
+        give(lambda stage, member: True)
+        return stages
+
+
+@dataclass(slots=True)
+class _Growth:
+    """A planned assignment: `devices[s - 1]` gets `assigns[s - 1]` when no request runs.
+
+    `since`: when all were prepared; None before that. `held`: whether new requests wait for it.
+    """
+
+    assigns: Sequence[Assign]
+    devices: Sequence[Member]
+    prepared: set[bytes] = field(default_factory=set)
+    since: float | None = None
+    held: bool = False
+
+    def assign_for(self, member: Member) -> Assign | None:
+        """What a member prepares for; None if it has no part in this."""
+        pairs = zip(self.assigns, self.devices, strict=True)
+        return next((assign for assign, device in pairs if device is member), None)
+
+    def is_prepared(self, member: Member, now: float) -> bool:
+        """Note that a device is prepared; returns whether it was the last one."""
+        if self.since is not None or self.assign_for(member) is None:
+            return False
+        self.prepared.add(member.peer)
+        if len(self.prepared) < len(self.devices):
+            return False
+        self.since = now
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Rollback:
+    """The assignment before a growth whose ring is not up yet, and its holders in order."""
+
+    assigns: Sequence[Assign]
+    peers: Sequence[bytes]
+
+
 class Repartition:
     """Decides when the layers move, and to which members of the ring."""
 
@@ -48,9 +122,9 @@ class Repartition:
         self._timing = timing
         self._requests = requests
         self._replan = replan
-        self._first_holders = FirstHolders()
-        self._growth: Growth | None = None
-        self._rollback: Rollback | None = None  # until the ring that grew is up
+        self._first_holders = _FirstHolders()
+        self._growth: _Growth | None = None
+        self._rollback: _Rollback | None = None  # until the ring that grew is up
         self._changing_since: float | None = None  # until it, or the one before, is up
         self._declined: set[bytes] = set()  # spares that cannot hold a part of the model
         self._has_grown = False
@@ -66,7 +140,6 @@ class Repartition:
         return max(self._timing.recovery / 2, LEAST_PATIENCE_S)
 
     def on_up(self) -> None:
-        """The ring is up."""
         self._rollback = self._changing_since = None
         if self._ring.assignment.is_first:
             self._first_holders.note(self._ring.stages)
@@ -121,7 +194,7 @@ class Repartition:
         if growth is None:
             return self._plan_growth(now)
         # A silent device may be dead: the ring must not end for it.
-        if growth.since is None or not all(self._is_heard(d, now) for d in growth.devices):
+        if growth.since is None or not all(d.is_alive(now, self._timing) for d in growth.devices):
             return []
         running, waiting = self._requests()
         if not running and (growth.held or not waiting):
@@ -135,16 +208,13 @@ class Repartition:
         )
         return [Forward(Hold(text)), Log(text)]
 
-    def _is_heard(self, member: Member, now: float) -> bool:
-        return now - member.heard <= 2 * self._timing.beat
-
     def _plan_growth(self, now: float) -> list[Effect]:
         ring, most = self._ring, self._ring.assignment.most
         settled = SETTLED_BEATS * self._backoff * self._timing.beat
         fresh = [
             spare
             for spare in ring.spares.values()
-            if now - spare.since >= settled and self._is_heard(spare, now)
+            if now - spare.since >= settled and spare.is_alive(now, self._timing)
         ]
         if self._replan is None or now - ring.up_since < settled:
             return []
@@ -161,7 +231,7 @@ class Repartition:
         if assigns is None or len(assigns) <= len(ring.assignment):
             self._declined = {spare.peer for spare in fresh}
             return [Log("the spares have no memory for a part of the model")]
-        self._growth = Growth(assigns, devices[: len(assigns)])
+        self._growth = _Growth(assigns, devices[: len(assigns)])
         text = (
             f"the model will be shared out again, over {len(assigns)} device(s), when they have "
             "prepared for it and no request runs"
@@ -180,9 +250,9 @@ class Repartition:
             return [Log("all are prepared for the places that they will have")]
         return []
 
-    def _grow(self, growth: Growth, now: float) -> list[Effect]:
+    def _grow(self, growth: _Growth, now: float) -> list[Effect]:
         ring = self._ring
-        self._rollback = Rollback(tuple(ring.assignment), [m.peer for m in ring.in_order])
+        self._rollback = _Rollback(tuple(ring.assignment), [m.peer for m in ring.in_order])
         self._growth, self._has_grown = None, True
         text = f"the model is shared out again, over {len(growth.assigns)} device(s)"
         down = Forward(RingDown(text, lost=False))

@@ -24,17 +24,7 @@ from edgespec.wire.snapshots import StageActivity, Subscribe
 OWNER, STAGE, CLIENT, TOKEN = "owner", "stage", "client", "token"
 
 _ASK: frozenset[type[Message]] = frozenset({Submit, Cancel, StatusRequest, Subscribe, Heartbeat})
-_SERVE = _ASK | {
-    Join,
-    Loading,
-    Ready,
-    Connected,
-    Fault,
-    Credit,
-    Health,
-    StageActivity,
-    Goodbye,
-}
+_SERVE = _ASK | {Join, Loading, Ready, Connected, Fault, Credit, Health, StageActivity, Goodbye}
 
 MAY_SEND: dict[str, frozenset[type[Message]]] = {
     OWNER: _SERVE,

@@ -305,7 +305,7 @@ async def with_pauses(
     coming: asyncio.Task[Answer] | None = None
     try:
         while True:
-            coming = coming or asyncio.ensure_future(_next(answer))
+            coming = coming or asyncio.ensure_future(anext(answer))
             done, _ = await asyncio.wait({coming}, timeout=seconds)
             if not done:
                 yield None
@@ -321,10 +321,6 @@ async def with_pauses(
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await coming
         await answer.aclose()
-
-
-async def _next(answer: AsyncGenerator[Answer, None]) -> Answer:
-    return await answer.__anext__()
 
 
 async def _first_to_fail(*works: Coroutine[Any, Any, None]) -> None:

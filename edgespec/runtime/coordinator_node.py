@@ -67,7 +67,7 @@ class CoordinatorNode(RingNode):
         self.requests: RequestLog | None = None
         """Logs every request and its end."""
         if instrumentation is not None:
-            self.worker.instead(instrumentation.equip(None, compute.perform, self))
+            self.worker.perform = instrumentation.equip(None, compute.perform, self)
         self._machine = machine
         self._membership = membership
         self._unreachable: set[bytes] = set()  # found while carrying out effects
@@ -132,38 +132,29 @@ class CoordinatorNode(RingNode):
         with contextlib.suppress(PeerLost):
             self.transport.send_control(peer, message)
 
-    def _removed(self) -> list[Event]:
-        """Members whose keys were removed since they joined."""
-        return [
-            KeyRemoved(key)
-            for key in self._membership.keys
-            if self._access.role_of(key) not in (OWNER, STAGE)
-        ]
-
     def route(self, event: Event, now: float) -> list[Effect]:
         """Requests to the coordinator machine; every message to the membership."""
         match event:
-            case MessageArrived(peer, Fault()) if self._membership.stage_of(peer) is None:
+            case MessageArrived(peer, Fault()) if self._membership.stage_at(peer) is None:
                 return []  # only a stage may end a request of others
             case MessageArrived(peer, message, key):
                 told = self._for_requests(peer, message, key)
                 alive = self._heard(event, now)
-                return (
-                    alive if told is None else alive + self._tell(MessageArrived(peer, told), now)
-                )
+                return alive + (self._tell(MessageArrived(peer, told), now) if told else [])
             case Tick():
                 unreachable, self._unreachable = self._unreachable, set()
                 for peer in unreachable:
                     self._gone(peer, now)
-                for removed in self._removed():
-                    self.perform_all(self._heard(removed, now), now)
+                keys = self._membership.keys
+                for key in [k for k in keys if self._access.role_of(k) not in (OWNER, STAGE)]:
+                    self.perform_all(self._heard(KeyRemoved(key), now), now)
                 return self._heard(event, now) + self._tell(event, now)
             case _:
                 return self._tell(event, now)
 
     def _for_requests(self, peer: bytes, message: Message, key: str) -> Message | None:
         """The message for the coordinator machine; None if it is not for it."""
-        stage = self._membership.stage_number(peer)
+        stage = self._membership.stage_at(peer)
         match message:
             case Submit(scope=scope):
                 submit = replace(message, scope=asker_of(key, scope)) if key else message
@@ -174,11 +165,11 @@ class CoordinatorNode(RingNode):
                 return message
             case Fault(request, reason):
                 why = printable(reason, REASON_CHARS)  # it ends on a client's terminal
-                return Fault(request, f"{self._membership.stage_of(peer)}: {why}")
+                return Fault(request, f"{stage}: {why}")
             case Credit() if stage:
                 return message
             case StageActivity(runs) if stage:
-                return StageActivity(tuple(replace(run, stage=stage) for run in runs))
+                return StageActivity(tuple(replace(run, stage=stage.stage) for run in runs))
         return None
 
     def deadline(self) -> float | None:

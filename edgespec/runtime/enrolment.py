@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TypeVar
 
 from edgespec.config import Address
 from edgespec.errors import AccessRefused, PeerLost
@@ -12,6 +13,8 @@ from edgespec.wire.messages import Enrol, Enrolled, Goodbye, Leave, Message, Ref
 
 LOOK_S = 0.2
 
+M = TypeVar("M", bound=Message)
+
 
 def enrol(coordinator: Address, token: Token, own: KeyPair, name: str, wait: float) -> str:
     """Have the public key of `own` admitted; returns its name in the cluster.
@@ -20,24 +23,17 @@ def enrol(coordinator: Address, token: Token, own: KeyPair, name: str, wait: flo
     answer.
     """
     identity = Identity(token.pair, token.coordinator)
-    answer = _ask(coordinator, identity, Enrol(own.public, name), wait)
-    if isinstance(answer, Enrolled):
-        return answer.name
-    raise AccessRefused(f"the coordinator at {coordinator} refused: {_reason(answer)}")
+    return _ask(coordinator, identity, Enrol(own.public, name), Enrolled, wait).name
 
 
 def leave(coordinator: Address, identity: Identity, wait: float) -> None:
     """Have this node's own key forgotten. Raises like `enrol`."""
-    answer = _ask(coordinator, identity, Leave(), wait)
-    if not isinstance(answer, Goodbye):
-        raise AccessRefused(f"the coordinator at {coordinator} refused: {_reason(answer)}")
+    _ask(coordinator, identity, Leave(), Goodbye, wait)
 
 
-def _reason(answer: Message) -> str:
-    return answer.reason if isinstance(answer, Refuse | Removed) else "it did not understand"
-
-
-def _ask(coordinator: Address, identity: Identity, question: Message, wait: float) -> Message:
+def _ask(
+    coordinator: Address, identity: Identity, question: Message, wanted: type[M], wait: float
+) -> M:
     """Ask once and return the first answer; ZeroMQ holds the question until it connects."""
     transport = ZmqTransport.client(coordinator, identity)
     deadline = time.monotonic() + wait
@@ -45,7 +41,13 @@ def _ask(coordinator: Address, identity: Identity, question: Message, wait: floa
         transport.send_control(b"", question)
         while time.monotonic() < deadline:
             for incoming in transport.poll(LOOK_S):
-                return incoming.message
+                answer = incoming.message
+                if isinstance(answer, wanted):
+                    return answer
+                reason = "it did not understand"
+                if isinstance(answer, Refuse | Removed):
+                    reason = answer.reason
+                raise AccessRefused(f"the coordinator at {coordinator} refused: {reason}")
     finally:
         transport.close()
     raise PeerLost(

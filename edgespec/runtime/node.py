@@ -22,7 +22,6 @@ from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.net.zones import with_zone
 from edgespec.ring.effects import LoadBlock, Log, Stop
 from edgespec.ring.events import RingBroke, RingReached
-from edgespec.runtime.supervisor import Supervisor
 from edgespec.runtime.worker import Perform, Worker
 from edgespec.wire.segment import Segment
 
@@ -77,6 +76,25 @@ class _LogLimit:
         return True
 
 
+class Supervisor:
+    """Learns how a node is, such as a service manager does; this base class ignores it.
+
+    Called from a node's I/O loop; no method may wait or raise.
+    """
+
+    def ready(self, status: str) -> None:
+        """The loop begins."""
+
+    def status(self, text: str) -> None:
+        """What the node does now."""
+
+    def beat(self) -> None:
+        """The loop has turned."""
+
+    def stopping(self, reason: str) -> None:
+        """The node is about to end."""
+
+
 class RingNode(ABC):
     """What coordinator and stage daemons share: poll → events → machines → effects → carry out."""
 
@@ -126,7 +144,12 @@ class RingNode(ABC):
 
     def run(self, status: str = "waiting") -> Stop:
         """Run until a machine or a signal ends it; returns why. `status`: what it does at first."""
-        self._startup()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._on_signal)
+        for worker in self.workers:
+            self.transport.wake_on(worker.waker)
+            worker.start()
         self.supervisor.ready(status)
         try:
             while self.ended is None:
@@ -139,14 +162,6 @@ class RingNode(ABC):
         """Leave the loop after this step; the first reason counts."""
         if self.ended is None:
             self.ended = Stop(reason, failed)
-
-    def _startup(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self._on_signal)
-        for worker in self.workers:
-            self.transport.wake_on(worker.waker)
-            worker.start()
 
     def _step(self) -> None:
         self.supervisor.beat()

@@ -10,7 +10,6 @@ import json
 import os
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 from edgespec.errors import ConfigError
 from edgespec.wire.client_messages import Failed, Finished, Submit
@@ -39,7 +38,6 @@ class RequestLog:
         except OSError as problem:
             raise ConfigError(f"cannot write the requests to {path}: {problem.strerror}") from None
         self._file = open(descriptor, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
-        self._path = Path(path)
         self._began = time.monotonic()
         self._open: dict[tuple[bytes, int], tuple[float, Submit]] = {}
 

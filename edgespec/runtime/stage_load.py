@@ -70,13 +70,11 @@ class StageLoad:
             self._recent.clear()
 
     def asked(self, effects: Iterable[Effect], now: float) -> None:
-        """Note the runs that these effects begin."""
         for effect in effects:
             if isinstance(effect, RunBlock):
                 self._running[effect.job] = now, effect
 
     def ended(self, event: Event, now: float) -> None:
-        """Note the end of a run."""
         if not isinstance(event, BlockDone | ComputeFailed):
             return
         begun = self._running.pop(event.job, None)

@@ -25,12 +25,7 @@ from edgespec.ring.effects import (
     OpenRing,
     ResetStage,
 )
-from edgespec.ring.events import (
-    BlockFetched,
-    BlockLoaded,
-    BlockLoading,
-    LoadFailed,
-)
+from edgespec.ring.events import BlockFetched, BlockLoaded, BlockLoading, LoadFailed
 from edgespec.ring.health import HEALTH_S
 from edgespec.ring.member import MemberMachine
 from edgespec.runtime.instrumentation import Instrumentation

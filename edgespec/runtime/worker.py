@@ -26,7 +26,7 @@ class Worker:
     """Runs `perform(effect, stop)` in its own thread, so that heartbeats go on."""
 
     def __init__(self, perform: Perform, name: str = "edgespec-worker") -> None:
-        self._perform = perform
+        self.perform = perform
         self._effects: queue.SimpleQueue[tuple[float, Effect | None]] = queue.SimpleQueue()
         self._events: deque[tuple[float, Event]] = deque()
         self._aborted: int | None = None
@@ -39,9 +39,6 @@ class Worker:
         self._bell.setblocking(False)
         # A daemon thread: a program that must end does not wait for a long forward pass.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def instead(self, perform: Perform) -> None:
-        self._perform = perform
 
     def start(self) -> None:
         self._thread.start()
@@ -95,7 +92,7 @@ class Worker:
     def _carry_out(self, effect: Effect) -> Event | None:
         job = getattr(effect, "job", -1)
         try:
-            return self._perform(effect, lambda: self._stopping or self._aborted == job)
+            return self.perform(effect, lambda: self._stopping or self._aborted == job)
         except EdgespecError as problem:
             return _failed(effect, str(problem))
         except Exception as problem:  # a bug, or the device: only the request fails

@@ -196,26 +196,22 @@ def _plain(value: Any) -> Any:
 def decode(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
     """The message in `frames`; raises RemoteProtocolError, and nothing else, if there is none."""
     try:
-        return _decode(frames, limits)
+        _need(0 < len(frames) <= limits.frames, "wrong number of frames")
+        _need(len(frames[0]) <= limits.header_bytes, "header too long")
+        _need(all(len(f) <= limits.frame_bytes for f in frames), "frame too long")
+        header = _unpack(frames[0], limits)
+        _need(isinstance(header, list) and len(header) >= 3, "header is no array")
+        magic, version, tag, *values = header
+        _need(magic == MAGIC, "not an edgespec message")
+        _need(_is_int(version), "version is no integer")
+        _need(version == VERSION, f"protocol version {version}, this program speaks {VERSION}")
+        _need(_is_int(tag) and tag in TAGS, "unknown message tag")
+        incoming = _Incoming(frames, limits)
+        message: Message = incoming.record(TAGS[tag], values)
+        incoming.finish()
+        return message
     except _Malformed as problem:
         raise RemoteProtocolError(f"malformed message: {problem}") from None
-
-
-def _decode(frames: Sequence[Frame], limits: Limits) -> Message:
-    _need(0 < len(frames) <= limits.frames, "wrong number of frames")
-    _need(len(frames[0]) <= limits.header_bytes, "header too long")
-    _need(all(len(f) <= limits.frame_bytes for f in frames), "frame too long")
-    header = _unpack(frames[0], limits)
-    _need(isinstance(header, list) and len(header) >= 3, "header is no array")
-    magic, version, tag, *values = header
-    _need(magic == MAGIC, "not an edgespec message")
-    _need(_is_int(version), "version is no integer")
-    _need(version == VERSION, f"protocol version {version}, this program speaks {VERSION}")
-    _need(_is_int(tag) and tag in TAGS, "unknown message tag")
-    incoming = _Incoming(frames, limits)
-    message: Message = incoming.record(TAGS[tag], values)
-    incoming.finish()
-    return message
 
 
 def _unpack(frame: Frame, limits: Limits) -> Any:

@@ -18,7 +18,7 @@ from support.block_site import DATA, Site, member
 from support.keys import OWN, everybody
 from support.sockets import DEVICE, HOST, PATIENCE_S, BareSockets
 
-from edgespec.blocks.effects import TransferProgress
+from edgespec.blocks.receiver import TransferProgress
 from edgespec.config import Address
 from edgespec.errors import (
     AccessRefused,

@@ -169,7 +169,8 @@ class Cluster:
 
     def place(self, peer: bytes) -> int:
         """Which stage a board is."""
-        return self.machine.stage_number(peer)
+        member = self.machine.stage_at(peer)
+        return member.stage if member else 0
 
     def assert_sound(self) -> None:
         """The ring that is up has each layer once, in order, in boards that are on and hold it."""

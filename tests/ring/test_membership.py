@@ -301,7 +301,7 @@ def test_a_stranger_changes_nothing_and_gets_nothing(message: Message) -> None:
     before = ring.machine.status()
     assert ring.say(b"stranger", message) == []
     assert ring.machine.status() == before
-    assert ring.machine.stage_of(b"stranger") is None
+    assert ring.machine.stage_at(b"stranger") is None
     ring.now += TIMING.beat
     assert to(ring.tick(), b"stranger") == []
 
@@ -309,7 +309,7 @@ def test_a_stranger_changes_nothing_and_gets_nothing(message: Message) -> None:
 def test_stages_are_named_by_where_their_messages_come_from() -> None:
     ring = Membership(2)
     ring.bring_up()
-    assert ring.machine.stage_of(address(2)) == "stage 2 (board2, process 72)"
+    assert str(ring.machine.stage_at(address(2))) == "stage 2 (board2, process 72)"
 
 
 # --- clients --------------------------------------------------------------------------------------

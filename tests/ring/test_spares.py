@@ -20,7 +20,7 @@ def test_a_new_daemon_takes_the_place_of_one_that_is_silent() -> None:
         "stage 2 (board2, process 72) was replaced by process 99 on board2"
     ]
     assert to(effects, b"new") == [ring.place(2, 2)]
-    assert ring.machine.stage_of(address(2)) is None
+    assert ring.machine.stage_at(address(2)) is None
 
 
 def test_a_new_daemon_that_comes_at_once_is_not_refused_but_waits_for_a_beat() -> None:

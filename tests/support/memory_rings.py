@@ -183,7 +183,7 @@ class MemoryRing:
         """Computing at once, and telling of its bugs."""
         for worker in made.workers:
             worker.stop()
-        made.workers = [_AtOnce(worker._perform) for worker in made.workers]
+        made.workers = [_AtOnce(worker.perform) for worker in made.workers]
         made.worker = made.workers[0]
         if isinstance(made, CoordinatorNode):
             made._prompts = made.workers[1]

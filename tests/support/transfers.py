@@ -7,8 +7,10 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from edgespec.blocks.effects import (
+from edgespec.blocks.receiver import (
+    WINDOW,
     AskSender,
+    BlockReceiver,
     Complete,
     GiveUp,
     OpenPart,
@@ -17,7 +19,6 @@ from edgespec.blocks.effects import (
     Truncate,
     Write,
 )
-from edgespec.blocks.receiver import WINDOW, BlockReceiver
 from edgespec.errors import EdgespecError
 from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import BlockOffer, BlockRequest, Piece, PieceRequest
