@@ -12,12 +12,8 @@ import msgspec
 from msgspec import Meta, Struct, ValidationError
 
 from edgespec.decoding.answer import Answer, TextCodec
-from edgespec.decoding.effects import (
-    EncodePrompt,
-)
-from edgespec.decoding.events import (
-    PromptEncoded,
-)
+from edgespec.decoding.effects import EncodePrompt
+from edgespec.decoding.events import PromptEncoded
 from edgespec.decoding.request import Request, Shared
 from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost, QueueFull
 from edgespec.policy.base import Policy

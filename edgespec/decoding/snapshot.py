@@ -16,12 +16,7 @@ from operator import attrgetter
 from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.flights import Flights
 from edgespec.decoding.request import Request
-from edgespec.machines.effects import (
-    Effect,
-    SendCoordinator,
-    SendPeer,
-    SendStages,
-)
+from edgespec.machines.effects import Effect, SendCoordinator, SendPeer, SendStages
 from edgespec.tree.draft_tree import Advance, DraftTree, TreeNode
 from edgespec.wire.snapshots import (
     MOST_NODES,

@@ -20,26 +20,12 @@ from edgespec.decoding.effects import (
     OpenCache,
     SendRing,
 )
-from edgespec.decoding.events import (
-    SegmentArrived,
-)
+from edgespec.decoding.events import SegmentArrived
 from edgespec.decoding.snapshot import RunLog
 from edgespec.decoding.stage_stats import StageStats
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.machines.effects import (
-    BlockPart,
-    Effect,
-    RunBlock,
-    SendCoordinator,
-)
-from edgespec.machines.events import (
-    NO_JOB,
-    BlockDone,
-    ComputeFailed,
-    Event,
-    MessageArrived,
-    Tick,
-)
+from edgespec.machines.effects import BlockPart, Effect, RunBlock, SendCoordinator
+from edgespec.machines.events import NO_JOB, BlockDone, ComputeFailed, Event, MessageArrived, Tick
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
 from edgespec.types.tensor import Tensor
 from edgespec.wire.messages import CloseRequest, Credit, Fault, Retain
