@@ -31,8 +31,8 @@ from edgespec.drafting.choice import DraftChoice
 from edgespec.errors import ConfigError, ModelError
 from edgespec.planning.cost_model import DEFAULT_COST_MODEL, CostModel, cost_model_named
 from edgespec.planning.profile import Profile
+from edgespec.sim.campaign import replay as play_again
 from edgespec.sim.links import LinkSpec
-from edgespec.sim.replay import replay as play_again
 
 DEFAULT_PROFILE = "jetson-orin-nano-8gb"
 BUNDLED = "bundled"

@@ -1,17 +1,19 @@
-"""Campaign: plays scenarios of toy rings, checks every event, and writes down what fails."""
+"""Campaign: plays scenarios of toy rings, checks every event, and keeps failures to replay."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
-from edgespec.errors import EdgespecError
+from edgespec.errors import ConfigError, EdgespecError
+from edgespec.schema import FileStruct, json_text, read_as
 from edgespec.sim.checks import Checks, Promise
 from edgespec.sim.durations import RandomDurations
 from edgespec.sim.faults import SmallCache
@@ -20,11 +22,12 @@ from edgespec.sim.oracle import Oracle
 from edgespec.sim.scenario import Scenario, ScenarioRequest, draw, policies_of
 from edgespec.sim.toy import VOCABULARY, ToyCodec, plain_answer
 from edgespec.sim.toy_model import FakeBlock, FakeHead
-from edgespec.sim.trace import FailureTrace, write_trace
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 
 PLENTY = 100_000
 """Rows of a request that a stage may hold where no fault says otherwise."""
+
+_FORMAT = ("format", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,15 @@ class Parts:
 
 
 DEFAULT_PARTS = Parts()
+
+
+class FailureTrace(FileStruct, frozen=True):
+    """A scenario, how it failed, and its events; the first `skipped` of them were not kept."""
+
+    scenario: Scenario
+    failure: str
+    events: tuple[str, ...]
+    skipped: int = 0
 
 
 class ScenarioFailed(EdgespecError):
@@ -79,14 +91,10 @@ def build(
     def make_stages() -> list[StageParts]:
         return [
             StageParts(
-                parts.stage(
-                    is_first=number == 1,
-                    is_last=number == stages,
-                    row_limit=limits.get(number, PLENTY),
-                ),
-                parts.block(number - 1),
+                parts.stage(is_first=n == 1, is_last=n == stages, row_limit=limits.get(n, PLENTY)),
+                parts.block(n - 1),
             )
-            for number in range(1, stages + 1)
+            for n in range(1, stages + 1)
         ]
 
     checks = Checks(promises)
@@ -117,8 +125,7 @@ def build(
 def _promise(scenario: Scenario, ask: ScenarioRequest, codec: ToyCodec) -> Promise:
     submit = ask.submit()
     limits = [f.rows for f in scenario.faults if isinstance(f, SmallCache)]
-    reasons = tuple(f"more than {rows} rows" for rows in limits)
-    reasons = (*reasons, "a stage lost rows") if limits else ()
+    reasons = (*(f"more than {n} rows" for n in limits), "a stage lost rows") if limits else ()
     expected = None
     if len(codec.encode(submit.prompt)) >= scenario.context_length:
         reasons = (f"context is {scenario.context_length}",)
@@ -135,11 +142,22 @@ def play_and_trace(scenario: Scenario, folder: Path, parts: Parts = DEFAULT_PART
     except Exception as problem:
         path = folder / f"seed-{scenario.seed}.json"
         failure = failure_words(problem)
-        write_trace(path, FailureTrace(scenario, failure, log.lines, log.skipped))
+        trace = FailureTrace(scenario, failure, log.lines, log.skipped)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json_text(trace, _FORMAT), encoding="utf-8")
         raise ScenarioFailed(
             f"the scenario of seed {scenario.seed} failed: {failure}\n"
             f"trace: {path}\nsee it again with: edgespec simulate --replay {path}"
         ) from problem
+
+
+def read_trace(path: Path) -> FailureTrace:
+    """The trace in a file; raises ConfigError if there is none."""
+    try:
+        content = path.read_bytes()
+    except OSError as problem:
+        raise ConfigError(f"{path} cannot be read: {problem}") from problem
+    return read_as(FailureTrace, content, str(path), "give a file of `edgespec simulate`", _FORMAT)
 
 
 def run_campaign(seeds: Iterable[int], folder: Path, parts: Parts = DEFAULT_PARTS) -> int:
@@ -154,3 +172,53 @@ def run_campaign(seeds: Iterable[int], folder: Path, parts: Parts = DEFAULT_PART
 def failure_words(problem: BaseException) -> str:
     """How a failure is written down and compared."""
     return f"{type(problem).__name__}: {problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What came of it. `failure`: how the run failed this time ("" if it did not).
+
+    `diverged_at`: the index of the first event that was another one, None if all were the same.
+    `recorded` and `played` are that event's two lines ("" beyond the end of one run).
+    """
+
+    trace: FailureTrace
+    failure: str
+    events: tuple[str, ...]
+    diverged_at: int | None
+    recorded: str = ""
+    played: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether the very same failure came of the very same events."""
+        return self.failure == self.trace.failure and self.diverged_at is None
+
+    def words(self) -> str:
+        """The outcome, fit for a person."""
+        seed = self.trace.scenario.seed
+        if self.same:
+            return f"seed {seed} fails as recorded: {self.failure}"
+        lines = [f"seed {seed} was recorded to fail: {self.trace.failure}"]
+        lines.append(f"it fails now: {self.failure}" if self.failure else "it no longer fails")
+        if self.diverged_at is not None:
+            lines.append(f"diverged at event {self.diverged_at}")
+            lines.append(f"  recorded: {self.recorded or '(nothing more)'}")
+            lines.append(f"  now:      {self.played or '(nothing more)'}")
+        return "\n".join(lines)
+
+
+def replay(path: Path, parts: Parts = DEFAULT_PARTS) -> Replay:
+    """Play the scenario in a trace file again; raises ConfigError if the file holds none."""
+    trace = read_trace(path)
+    log = EventLog(longest=None)
+    failure = ""
+    try:
+        play(trace.scenario, log, parts)
+    except Exception as problem:
+        failure = failure_words(problem)
+    pairs = zip_longest(trace.events, log.lines[trace.skipped :], fillvalue="")
+    for index, (was, now) in enumerate(pairs, trace.skipped):
+        if was != now:
+            return Replay(trace, failure, log.lines, index, was, now)
+    return Replay(trace, failure, log.lines, None)

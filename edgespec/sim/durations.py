@@ -41,28 +41,25 @@ class CostDurations:
         self._stages = [StageDurations(stage) for stage in costs.stages]
 
     def coordinator(self, effect: Effect, work: tuple[DraftPass, ...]) -> float:
-        """See Durations."""
         return self._coordinator.seconds(effect, work)
 
     def stage(self, number: int, effect: Effect) -> float:
-        """See Durations."""
         return self._stages[number - 1].seconds(effect)
 
     def slices(self, number: int, effect: RunBlock) -> int:
-        """See Durations."""
         return self._stages[number - 1].slices(effect)
 
     def message_bytes(self, message: Message, encoded: int) -> int:
         """A segment as the charged model's rows would make it; all else as it is."""
-        if isinstance(message, Segment):
-            vectors = 0 if message.ppd_tokens is None else message.ppd_tokens.shape[0]
-            plain = self._costs.segment_bytes(message.rows, message.hidden is not None)
-            plain += self._costs.segment_bytes(vectors, True) if vectors else 0
-            return plain + self._tap_bytes(message)
-        return encoded
+        if not isinstance(message, Segment):
+            return encoded
+        vectors = 0 if message.ppd_tokens is None else message.ppd_tokens.shape[0]
+        plain = self._costs.segment_bytes(message.rows, message.hidden is not None)
+        plain += self._costs.segment_bytes(vectors, True) if vectors else 0
+        return plain + self._aux_bytes(message)
 
-    def _tap_bytes(self, segment: Segment) -> int:
-        """What its taps would take of the charged model: a byte a number, and a scale a row."""
+    def _aux_bytes(self, segment: Segment) -> int:
+        """What its auxiliary rows would take of the charged model: a byte a number, and a scale."""
         if segment.aux_hidden is None or segment.hidden is None:
             return 0
         layers = round(segment.aux_hidden.shape[1] / (segment.hidden.shape[1] + _SCALE_BYTES))
@@ -103,22 +100,20 @@ class RandomDurations:
         self._slices = slices
 
     def coordinator(self, effect: Effect, work: tuple[DraftPass, ...]) -> float:
-        """See Durations; a draft is charged for every pass."""
+        """A draft is charged for every pass."""
         if isinstance(effect, RunHead):
             return self._draw(self._head)
         return self._draw(self._draft) * len(work)
 
     def stage(self, number: int, effect: Effect) -> float:
-        """See Durations; what is not a block costs a tenth of one."""
+        """What is not a block costs a tenth of one."""
         share = 1.0 if isinstance(effect, RunBlock) else 0.1
         return self._draw(self._stages[number - 1]) * share
 
     def slices(self, number: int, effect: RunBlock) -> int:
-        """See Durations."""
         return self._slices[number - 1]
 
     def message_bytes(self, message: Message, encoded: int) -> int:
-        """See Durations: the toy's own bytes."""
         return encoded
 
     def _draw(self, pace: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Sequence
@@ -111,9 +112,8 @@ class Dice:
 
     def lateness(self, message: Message) -> float:
         """Seconds that this message alone comes later than it should."""
-        if not isinstance(message, Retain):
-            return 0.0
-        return sum(self._strike(fault) for fault in self._late)
+        late = self._late if isinstance(message, Retain) else ()
+        return sum(self._strike(fault) for fault in late)
 
     def repeats(self, message: Message) -> list[float]:
         """Seconds after the first delivery at which the message comes again."""
@@ -127,11 +127,9 @@ class Dice:
 
     def slowness(self, stage: int, now: float) -> float:
         """The factor on the duration of work that a stage begins now."""
-        factor = 1.0
-        for fault in self._slow:
-            if fault.stage == stage and fault.start <= now < fault.end:
-                factor *= fault.factor
-        return factor
+        return math.prod(
+            f.factor for f in self._slow if f.stage == stage and f.start <= now < f.end
+        )
 
     def _strike(self, fault: Delay | LateRetain) -> float:
         struck = self._rng.random() < fault.probability

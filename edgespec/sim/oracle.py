@@ -20,8 +20,7 @@ _LOSSES = (0.0, 0.5, 1.0)
 
 
 class OracleGuesser(Guesser):
-    """A Guesser that names the true next token for a share of `accuracy` of
-    the paths.
+    """A Guesser that names the true next token for a share of `accuracy` of the paths.
 
     Scores are drawn from few values, so that ties are common. It checks what it is asked: a
     request must be open, and its contexts must only grow and lie on an answer that was told.

@@ -60,16 +60,8 @@ class ScenarioRequest(FileStruct, frozen=True):
     def submit(self) -> Submit:
         """The message of this request."""
         return Submit(
-            self.tag,
-            self.prompt,
-            self.max_new_tokens,
-            0.0,
-            0,
-            1.0,
-            0.0,
-            self.seed,
-            self.stop,
-            self.policy_name,
+            *(self.tag, self.prompt, self.max_new_tokens, 0.0, 0, 1.0, 0.0),
+            *(self.seed, self.stop, self.policy_name),
         )
 
 

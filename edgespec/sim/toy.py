@@ -18,7 +18,6 @@ class HoldingStream:
         self._held = ""
 
     def push(self, token: int) -> str:
-        """The text that this token finished."""
         text, self._held = self._held, ""
         if token % 3 == 0:
             self._held = text_of(token)
@@ -26,7 +25,6 @@ class HoldingStream:
         return text + text_of(token)
 
     def flush(self) -> str:
-        """What was held back."""
         text, self._held = self._held, ""
         return text
 
@@ -45,16 +43,13 @@ class ToyCodec:
         return [ord(c) % VOCABULARY for c in text if c != " "]
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
-        """All that was said, in one."""
         return self.encode("".join(one["content"] for one in messages))
 
     def token(self, token: int) -> tuple[str, bytes | None]:
-        """Its letter."""
         text = text_of(token)
         return text, text.encode()
 
     def stream(self) -> HoldingStream:
-        """A fresh stream."""
         return HoldingStream()
 
 

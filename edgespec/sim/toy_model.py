@@ -50,11 +50,9 @@ class FakeBlock:
         self._taps: Tensor | None = None
 
     def open(self, request: int, reserve: int) -> None:
-        """Make an empty cache."""
         self._cache[request] = np.zeros(0, np.uint64)
 
     def fork(self, request: int, fork_of: int) -> None:
-        """Begin `request` with the cache of `fork_of`."""
         self._cache[request] = self._slots_of(fork_of)
         del self._cache[fork_of]
 
@@ -89,7 +87,7 @@ class FakeBlock:
         return Tensor("uint64", (len(out), 1), out.tobytes())
 
     def take_aux_hidden(self) -> Tensor | None:
-        """See BlockBackend: the 8 bytes of each row's number as it came in."""
+        """The 8 bytes of each row's number as it came in."""
         return self._taps
 
     def _inputs(self, job: RunBlock) -> UintArray:
@@ -111,12 +109,10 @@ class FakeBlock:
         return self._cache[request]
 
     def gather(self, request: int, start: int, order: IntArray) -> None:
-        """Keep slots `start + order` after the first `start`."""
         cache = self._slots_of(request)
         self._cache[request] = np.concatenate([cache[:start], cache[start:][order]])
 
     def close(self, request: int) -> None:
-        """Free the request's cache."""
         self._cache.pop(request, None)
 
     def slots(self, request: int) -> int:
@@ -131,8 +127,7 @@ class FakeBlock:
 
 def _token_behind(hidden: UintArray, positions: IntArray, vocabulary: int, seed: int) -> IntArray:
     salted = _mix(hidden + np.uint64(seed) + positions.astype(np.uint64))
-    tokens: IntArray = (salted % np.uint64(vocabulary)).astype(np.int64)
-    return tokens
+    return (salted % np.uint64(vocabulary)).astype(np.int64)
 
 
 class FakeHead:

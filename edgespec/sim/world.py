@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import add
 from typing import Protocol
 
 from edgespec.backends.base import BlockBackend, Head
@@ -166,8 +167,7 @@ class World:
     def busy_seconds(self) -> list[float]:
         """How long each node has computed: the coordinator's, then the stages'."""
         present = [worker.busy for worker in self._workers] or [0.0] * (len(self._busy) - 1)
-        earlier = self._busy[1:]
-        return [self._head.busy, *(a + b for a, b in zip(earlier, present, strict=True))]
+        return [self._head.busy, *map(add, self._busy[1:], present)]
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class World:
         self._links = RingLinks(self._network, self._rng)
         fresh = list(self._make_stages())
         if not self.stages:
-            self.stages = list(fresh)
+            self.stages = fresh.copy()
             self._workers = [self._worker(number) for number in sorted(self._gone)]
         for number, stage in enumerate(fresh, 1):
             if number not in self._gone:
@@ -292,8 +292,7 @@ class World:
         return self._durations.coordinator(effect, work)
 
     def _stage_seconds(self, number: int, effect: Effect) -> float:
-        slowness = self._dice.slowness(number, self.now)
-        return self._durations.stage(number, effect) * slowness
+        return self._durations.stage(number, effect) * self._dice.slowness(number, self.now)
 
     # --- machines -----------------------------------------------------------------------------
 
@@ -322,9 +321,13 @@ class World:
                 case SendRing(segment):
                     if node == 0 and self.is_up:
                         self.segments[segment.header.seq] = segment.request
-                    self._send(node, effect, segment)
-                case SendStages(message) | SendCoordinator(message):
-                    self._send(node, effect, message)
+                    after = (node + 1) % len(self._network.ring)
+                    self._send(self._links.ring[node], after, segment)
+                case SendStages(message):
+                    for number, link in enumerate(self._links.to_stages, 1):
+                        self._send(link, number, message)
+                case SendCoordinator(message):
+                    self._send(self._links.from_stages[node - 1], 0, message)
                 case SendPeer(_, message):
                     told = decode(encode(message))
                     self._note(0, f"tells {message_words(told)}")
@@ -342,30 +345,17 @@ class World:
 
     # --- messages -----------------------------------------------------------------------------
 
-    def _send(self, node: int, effect: Effect, message: Message) -> None:
+    def _send(self, link: Link, node: int, message: Message) -> None:
         if not self.is_up:
             return  # no ring to send on
-        frames = [bytes(frame) for frame in encode(message)]
-        match effect:
-            case SendRing():
-                after = (node + 1) % len(self._network.ring)
-                self._transmit(self._links.ring[node], after, message, frames, None)
-            case SendStages():
-                for number, link in enumerate(self._links.to_stages, 1):
-                    self._transmit(link, number, message, frames, _request_of(message))
-            case _:
-                link = self._links.from_stages[node - 1]
-                self._transmit(link, 0, message, frames, _request_of(message))
-
-    def _transmit(
-        self, link: Link, node: int, message: Message, frames: list[bytes], control: int | None
-    ) -> None:
         if self._dice.loses(message):
             self._note(node, f"never gets {message_words(message)}")
             if isinstance(message, Retain):
                 self.lost[node, message.request] = message.keep.epoch
             return
-        size = self._durations.message_bytes(message, sum(len(frame) for frame in frames))
+        frames = [bytes(frame) for frame in encode(message)]
+        control = None if isinstance(message, Segment) else int(getattr(message, "request", -1))
+        size = self._durations.message_bytes(message, sum(map(len, frames)))
         late = self._dice.lateness(message)
         at = link.send(self.now, size, self._dice.delay()) + late
         for when in (at, *(at + after for after in self._dice.repeats(message))):
@@ -380,7 +370,3 @@ class World:
 
 def _crashed(node: int) -> str:
     return f"stage {node} was lost: it crashed"
-
-
-def _request_of(message: Message) -> int:
-    return int(getattr(message, "request", -1))

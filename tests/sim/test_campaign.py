@@ -18,13 +18,20 @@ from edgespec.machines.effects import Effect, SendPeer
 from edgespec.machines.events import Event
 from edgespec.policy.registry import POLICIES
 from edgespec.schema import as_type
-from edgespec.sim.campaign import Parts, ScenarioFailed, build, play, play_and_trace, run_campaign
+from edgespec.sim.campaign import (
+    Parts,
+    ScenarioFailed,
+    build,
+    play,
+    play_and_trace,
+    read_trace,
+    replay,
+    run_campaign,
+)
 from edgespec.sim.faults import Crash, LateRetain, SmallCache
 from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
-from edgespec.sim.replay import replay
 from edgespec.sim.scenario import Scenario, Setting, draw, policies_of
-from edgespec.sim.trace import read_trace
 from edgespec.types.features import DraftNeeds, PPDTable
 from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Finished, Tokens
