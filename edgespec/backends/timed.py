@@ -54,7 +54,6 @@ class StageDurations:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
 
     def slices(self, effect: Effect) -> int:
-        """Equal parts of an effect: a block is asked to stop between two layers, others never."""
         return self._costs.layers if isinstance(effect, RunBlock) else 1
 
 

@@ -29,21 +29,15 @@ class TorchBlock:
         self._taps: list[torch.Tensor] = []
 
     def open(self, request: int, reserve: int) -> None:
-        """Make an empty cache with room for `reserve` rows; it grows if more come."""
         self._caches[request] = self._block.new_cache(reserve)
 
     def fork(self, request: int, fork_of: int) -> None:
-        """See BlockBackend."""
         self._caches[request] = self._cache(fork_of)
         del self._caches[fork_of]
 
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
-        """Run the block over the job's rows and append their keys and values to the cache.
-
-        Returns hidden rows [R, H] in the block's dtype, or None if `stop()` turned true between
-        two layers. Raises RemoteProtocolError, changing nothing, for tokens or hidden rows that
-        this block cannot take; LocalProtocolError for a job that does not fit the cache.
-        """
+        """Raises RemoteProtocolError, changing nothing, for tokens or hidden rows that this block
+        cannot take; LocalProtocolError for a job that does not fit the cache."""
         if len(job.parts) != 1:
             raise RemoteProtocolError(f"job {job.job} has rows of {len(job.parts)} requests, not 1")
         part = job.parts[0]
@@ -73,16 +67,13 @@ class TorchBlock:
         return None if hidden is None else from_torch(hidden)
 
     def take_aux_hidden(self) -> Tensor | None:
-        """See BlockBackend."""
         aux_hidden, self._taps = self._taps, []
         return packed(aux_hidden) if aux_hidden else None
 
     def gather(self, request: int, start: int, order: IntArray) -> None:
-        """After the first `start` slots, keep slot `start + i` for i in `order`, in that order."""
         self._cache(request).gather(start, order)
 
     def close(self, request: int) -> None:
-        """Free the request's cache; unknown requests are ignored."""
         self._caches.pop(request, None)
 
     def _cache(self, request: int) -> TwoRegionCache:
@@ -95,13 +86,9 @@ class TorchBlock:
         block = self._block
         if block.first == 0:
             return self._embedded(job, rows)
-        expected = (len(rows), block.hidden_size)
-        hidden = job.hidden
-        if (
-            hidden is None
-            or hidden.shape != expected
-            or f"torch.{hidden.dtype}" != str(block.dtype)
-        ):
+        expected, hidden = (len(rows), block.hidden_size), job.hidden
+        fits = hidden is not None and hidden.shape == expected
+        if hidden is None or not fits or f"torch.{hidden.dtype}" != str(block.dtype):
             found = "none" if hidden is None else f"{hidden.dtype}{list(hidden.shape)}"
             raise RemoteProtocolError(
                 f"this stage takes hidden rows of {block.dtype}{list(expected)}, the stage before "
@@ -144,7 +131,6 @@ class TorchHead:
     def choose(
         self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
     ) -> tuple[Choice, TopLogprobs | None]:
-        """See Head."""
         head = self._head
         if hidden.shape != (len(positions), head.hidden_size) or (
             f"torch.{hidden.dtype}" != str(head.dtype)
