@@ -24,7 +24,7 @@ from edgespec.serving.guard import ASKER, Guard
 from edgespec.serving.limits import STATUS_AGE_S, HttpLimits
 from edgespec.serving.metrics import CONTENT_TYPE, Metrics
 from edgespec.serving.openapi import openapi
-from edgespec.serving.problems import SERVER, ApiProblem, problem_of
+from edgespec.serving.problems import ApiProblem, problem_of
 from edgespec.serving.requests import checked, parsed, submit_of
 from edgespec.serving.schema import (
     ChatRequest,
@@ -67,8 +67,7 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         """List the one model."""
-        status = await self.status()
-        return _json(ModelList([self._model(status)]))
+        return _json(ModelList([self._model(await self.status())]))
 
     async def model(self, request: Request) -> Response:
         """Describe one model."""
@@ -123,11 +122,8 @@ class Service:
     async def _object(self, request: Request) -> dict[str, object]:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind and kind != "application/json":
-            raise ApiProblem(
-                415,
-                f"the body is {kind[:80]}; send application/json",
-                code="unsupported_media_type",
-            )
+            words = f"the body is {kind[:80]}; send application/json"
+            raise ApiProblem(415, words, code="unsupported_media_type")
         return parsed(await self._body(request))
 
     async def _body(self, request: Request) -> bytes:
@@ -137,10 +133,8 @@ class Service:
         try:
             return await asyncio.wait_for(self._read(request), self.limits.body_seconds)
         except asyncio.TimeoutError:
-            seconds = self.limits.body_seconds
-            raise ApiProblem(
-                408, f"the body did not come within {seconds:g} s", code="request_timeout"
-            ) from None
+            words = f"the body did not come within {self.limits.body_seconds:g} s"
+            raise ApiProblem(408, words, code="request_timeout") from None
 
     async def _read(self, request: Request) -> bytes:
         body, held = bytearray(), 0
@@ -151,12 +145,8 @@ class Service:
                     raise self._too_long()
                 more = max(len(body) - SMALL_BODY, 0) - held
                 if self._bodies + more > self.limits.bodies:
-                    raise ApiProblem(
-                        503,
-                        "other long requests take up all the room; try again later",
-                        kind=SERVER,
-                        code="too_many_bodies",
-                    )
+                    words = "other long requests take up all the room; try again later"
+                    raise ApiProblem(503, words, code="too_many_bodies")
                 held += more
                 self._bodies += more
             return bytes(body)
@@ -164,9 +154,8 @@ class Service:
             self._bodies -= held
 
     def _too_long(self) -> ApiProblem:
-        return ApiProblem(
-            413, f"the body is longer than {self.limits.body} bytes", code="body_too_large"
-        )
+        words = f"the body is longer than {self.limits.body} bytes"
+        return ApiProblem(413, words, code="body_too_large")
 
     async def _reply(self, request: Request, asked: ChatRequest | TextRequest) -> AnswerResponse:
         status = await self.status(STATUS_AGE_S if asked.wait else 0.0)
@@ -175,12 +164,8 @@ class Service:
         if not status.ready and not asked.wait:
             raise _not_ready(status)
         if self.answers >= self.limits.answers:
-            raise ApiProblem(
-                429,
-                f"{self.answers} requests are being answered already; try again later",
-                kind="rate_limit_error",
-                code="too_many_requests",
-            )
+            words = f"{self.answers} requests are being answered already; try again later"
+            raise ApiProblem(429, words, code="too_many_requests")
         submit = submit_of(asked, status.context_length)
         submit = replace(submit, scope=request.scope.get(ASKER, ""))
         form = format_of(asked, status.model, int(time.time()))
@@ -210,9 +195,7 @@ class Service:
 
 
 def application(
-    service: Service,
-    accepts: Callable[[str], bool] | None = None,
-    more: Sequence[BaseRoute] = (),
+    service: Service, accepts: Callable[[str], bool] | None = None, more: Sequence[BaseRoute] = ()
 ) -> Starlette:
     """The ASGI application. `accepts`: see Guard. `more`: further routes."""
 
@@ -257,28 +240,20 @@ async def _on_left(request: Request, _: Exception) -> Response:
 
 async def _on_bug(request: Request, _: Exception) -> Response:
     words = "this server has a bug; its log says more"
-    return ApiProblem(500, words, kind=SERVER, code="internal_error").response()
+    return ApiProblem(500, words, code="internal_error").response()
 
 
 def _check_model(name: str, status: Status) -> None:
     if name != status.model:
-        raise ApiProblem(
-            404,
-            f"there is no model {ascii(name)[:200]} here; the one that is served is "
-            f"{status.model!r}",
-            param="model",
-            code="model_not_found",
-        )
+        asked = ascii(name)[:200]
+        words = f"there is no model {asked} here; the one that is served is {status.model!r}"
+        raise ApiProblem(404, words, param="model", code="model_not_found")
 
 
 def _not_ready(status: Status) -> ApiProblem:
     missing = ", ".join(_missing(status)) or "it is being put together"
-    return ApiProblem(
-        503,
-        f"the ring of {status.stages} stage(s) is not up: {missing}",
-        kind=SERVER,
-        code="ring_not_ready",
-    )
+    words = f"the ring of {status.stages} stage(s) is not up: {missing}"
+    return ApiProblem(503, words, code="ring_not_ready")
 
 
 def _missing(status: Status) -> list[str]:

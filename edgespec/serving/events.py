@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from edgespec.errors import EdgespecError
-from edgespec.serving.problems import SERVER, ApiProblem
+from edgespec.serving.problems import ApiProblem
 from edgespec.wire.client_messages import Status
 from edgespec.wire.snapshots import Snapshot
 
@@ -118,12 +118,8 @@ class Theatre:
     async def events(self, request: Request) -> Response:
         """The stream: a status each second, snapshots while a request runs."""
         if len(self._viewers) >= MOST_VIEWERS:
-            raise ApiProblem(
-                503,
-                f"{MOST_VIEWERS} pages are open already; close one of them",
-                kind=SERVER,
-                code="too_many_viewers",
-            )
+            words = f"{MOST_VIEWERS} pages are open already; close one of them"
+            raise ApiProblem(503, words, code="too_many_viewers")
         viewer = Viewer()
         self._viewers.add(viewer)
         if self._work is None or self._work.done():

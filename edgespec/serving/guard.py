@@ -20,7 +20,6 @@ OPEN_FOLDER = "/static/"
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
-
 _WRONG_ORIGIN = ApiProblem(403, "pages of other sites may not ask this server", code="wrong_origin")
 
 
@@ -48,13 +47,11 @@ class Guard:
 
     def _problem(self, asked: HTTPConnection) -> ApiProblem | None:
         if _head_bytes(asked.scope) > self._header:  # h11 checks only heads that come in pieces
-            return ApiProblem(
-                400, f"the head is longer than {self._header} bytes", code="invalid_http"
-            )
+            words = f"the head is longer than {self._header} bytes"
+            return ApiProblem(400, words, code="invalid_http")
         if self._accepts is None:
             return _foreign(asked)
-        path = asked.url.path
-        if _is_open(path):
+        if _is_open(asked.url.path):
             return None
         scheme, _, key = asked.headers.get("authorization", "").partition(" ")
         key = key.strip()

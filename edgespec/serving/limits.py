@@ -35,10 +35,8 @@ class HttpLimits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                raise ConfigError(
-                    f"{field.name} is {getattr(self, field.name)}; it must be above 0"
-                )
+            if not (value := getattr(self, field.name)) > 0:
+                raise ConfigError(f"{field.name} is {value}; it must be above 0")
 
 
 CONNECT_S = 2.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -40,12 +41,8 @@ class Metrics:
         self._ring = _Ring()
         own.register(self._ring)
 
-        def counter(name: str, said: str, labels: Iterable[str] = ()) -> Counter:
-            return Counter(f"edgespec_{name}", said, labels, registry=own)
-
-        def histogram(name: str, said: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"edgespec_{name}", said, buckets=buckets, registry=own)
-
+        counter = partial(Counter, namespace="edgespec", registry=own)
+        histogram = partial(Histogram, namespace="edgespec", registry=own)
         self._requests = counter("requests", "Requests, by how they ended.", ["outcome"])
         self._generated = counter("generated_tokens", "Tokens of answers.")
         self._prompt = counter("prompt_tokens", "Tokens of prompts.")
@@ -61,15 +58,14 @@ class Metrics:
             "source_alone", "Of these, tokens that no other source had guessed.", ["source"]
         )
         self._recoveries = counter("recoveries", "Rings that were lost in mid-answer.")
-        self._accepted = histogram(
-            "accepted_tokens", "Tokens that one result made certain.", _ACCEPTED
-        )
-        self._first = histogram("first_token_seconds", "Until an answer's first token.", _SECONDS)
-        self._whole = histogram("answer_seconds", "Until an answer's end.", _SECONDS)
-        self._speed = histogram("tokens_per_second", "Speed of whole answers.", _SPEED)
-        self._answers = Gauge(
-            "edgespec_http_answers", "Answers that clients wait for or read now.", registry=own
-        )
+        said = "Tokens that one result made certain."
+        self._accepted = histogram("accepted_tokens", said, buckets=_ACCEPTED)
+        said = "Until an answer's first token."
+        self._first = histogram("first_token_seconds", said, buckets=_SECONDS)
+        self._whole = histogram("answer_seconds", "Until an answer's end.", buckets=_SECONDS)
+        self._speed = histogram("tokens_per_second", "Speed of whole answers.", buckets=_SPEED)
+        said = "Answers that clients wait for or read now."
+        self._answers = Gauge("http_answers", said, namespace="edgespec", registry=own)
 
     def began(self) -> None:
         """A request was accepted."""
@@ -154,23 +150,17 @@ _FIGURES = (
 def _of_nodes(nodes: tuple[NodeStatus, ...]) -> Iterator[Metric]:
     """One value per stage; spares have the stage 0, and of equal names only the first counts."""
     named = {(str(node.stage), node.name): node for node in reversed(nodes)}
-    state = GaugeMetricFamily(
-        "edgespec_stage_state",
-        "1 for the state that it is in.",
-        labels=["stage", "device", "state"],
-    )
-    losses = CounterMetricFamily(
-        "edgespec_stage_losses",
-        "How often the stage at this place was lost.",
-        labels=["stage", "device"],
-    )
+    place, said = ["stage", "device"], "1 for the state that it is in."
+    state = GaugeMetricFamily("edgespec_stage_state", said, labels=[*place, "state"])
+    said = "How often the stage at this place was lost."
+    losses = CounterMetricFamily("edgespec_stage_losses", said, labels=place)
     for labels, node in named.items():
         state.add_metric([*labels, node.state], 1)
         losses.add_metric(labels, node.losses)
     yield state
     yield losses
     for name, said, field in _FIGURES:
-        family = GaugeMetricFamily(f"edgespec_stage_{name}", said, labels=["stage", "device"])
+        family = GaugeMetricFamily(f"edgespec_stage_{name}", said, labels=place)
         for labels, node in named.items():
             value = node.end - node.first if field == "layers" else getattr(node, field)
             family.add_metric(labels, float(value))

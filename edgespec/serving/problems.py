@@ -18,29 +18,23 @@ from edgespec.errors import (
 from edgespec.serving.limits import RETRY_S
 from edgespec.serving.schema import ErrorDetail
 
-INVALID = "invalid_request_error"
-SERVER = "server_error"
-
-_OF_KIND: dict[str, tuple[int, str, str]] = {
-    "invalid": (400, INVALID, "invalid_request"),
-    "context": (400, INVALID, "context_length_exceeded"),
-    "queue": (429, "rate_limit_error", "queue_full"),
-    "lost": (503, SERVER, "ring_lost"),
-    "slow": (408, INVALID, "slow_reader"),
-    "": (500, SERVER, "request_failed"),
+_OF_KIND = {
+    "invalid": (400, "invalid_request"),
+    "context": (400, "context_length_exceeded"),
+    "queue": (429, "queue_full"),
+    "lost": (503, "ring_lost"),
+    "slow": (408, "slow_reader"),
+    "": (500, "request_failed"),
 }
-"""Status, type and code for a message Failed of the coordinator, by its kind."""
+"""Status and code for a message Failed of the coordinator, by its kind."""
 
 
 class ApiProblem(Exception):
     """Why a request is not answered; the text is for the client's user."""
 
-    def __init__(
-        self, status: int, message: str, *, kind: str = INVALID, param: str = "", code: str = ""
-    ) -> None:
+    def __init__(self, status: int, message: str, *, param: str = "", code: str = "") -> None:
         super().__init__(message)
         self.status = status
-        self.kind = kind
         self.param = param
         self.code = code
 
@@ -55,7 +49,9 @@ class ApiProblem(Exception):
 
     def as_json(self) -> dict[str, Any]:
         """The body."""
-        error = ErrorDetail(str(self), self.kind, self.param or None, self.code or None)
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
+        error = ErrorDetail(str(self), kind, self.param or None, self.code or None)
         return {"error": to_builtins(error)}
 
     def as_bytes(self) -> bytes:
@@ -81,10 +77,10 @@ def not_supported(message: str, param: str) -> ApiProblem:
 def problem_of(error: EdgespecError) -> ApiProblem:
     """One of our errors as the client gets it."""
     if isinstance(error, RequestFailed):
-        status, kind, code = _OF_KIND.get(error.kind, _OF_KIND[""])
-        return ApiProblem(status, str(error), kind=kind, code=code)
+        status, code = _OF_KIND.get(error.kind, _OF_KIND[""])
+        return ApiProblem(status, str(error), code=code)
     if isinstance(error, PeerLost | AddressUnavailable):
-        return ApiProblem(503, str(error), kind=SERVER, code="coordinator_unreachable")
+        return ApiProblem(503, str(error), code="coordinator_unreachable")
     if isinstance(error, AccessRefused):
-        return ApiProblem(503, str(error), kind=SERVER, code="coordinator_refuses")
-    return ApiProblem(500, str(error), kind=SERVER, code="request_failed")
+        return ApiProblem(503, str(error), code="coordinator_refuses")
+    return ApiProblem(500, str(error), code="request_failed")

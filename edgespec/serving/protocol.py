@@ -22,17 +22,12 @@ from edgespec.net.discovery_interfaces import listens_everywhere
 from edgespec.net.sockets import number_of
 from edgespec.serving.app import Service
 from edgespec.serving.limits import HttpLimits
-from edgespec.serving.problems import SERVER, ApiProblem
+from edgespec.serving.problems import ApiProblem
 
 GRACE_S = 2
 """Seconds for open answers to send their error when the process ends."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
-
-
-def protocol_of(limits: HttpLimits) -> type[asyncio.Protocol]:
-    """The protocol with these limits."""
-    return type("ApiProtocol", (_Protocol,), {"limits": limits})
 
 
 class _Protocol(H11Protocol):
@@ -52,11 +47,8 @@ class _Protocol(H11Protocol):
         if len(self.connections) > 2 * self.limits.connections:
             self.transport.abort()  # as many connections are being refused already
         elif len(self.connections) > self.limits.connections and not self._made_room():
-            self._refuse(
-                ApiProblem(
-                    503, "too many connections are open", kind=SERVER, code="too_many_connections"
-                )
-            )
+            words = "too many connections are open"
+            self._refuse(ApiProblem(503, words, code="too_many_connections"))
         else:
             self._await_request()
 
@@ -99,13 +91,8 @@ class _Protocol(H11Protocol):
 
     def _too_slow(self) -> None:
         self._sender_limit = None
-        self._refuse(
-            ApiProblem(
-                408,
-                f"no request came within {self.limits.header_seconds:g} s",
-                code="request_timeout",
-            )
-        )
+        words = f"no request came within {self.limits.header_seconds:g} s"
+        self._refuse(ApiProblem(408, words, code="request_timeout"))
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn for input that is not HTTP, or has too long a head."""
@@ -141,9 +128,8 @@ class _Protocol(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._reader_limit is None:
-            self._reader_limit = self.loop.call_later(
-                self.limits.write_seconds, self.transport.abort
-            )
+            seconds = self.limits.write_seconds
+            self._reader_limit = self.loop.call_later(seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         _stop(self._reader_limit)
@@ -179,7 +165,7 @@ def settings_of(app: Starlette, limits: HttpLimits, backlog: int) -> uvicorn.Con
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return uvicorn.Config(
         app,
-        http=protocol_of(limits),
+        http=type("ApiProtocol", (_Protocol,), {"limits": limits}),
         ws="none",
         lifespan="on",
         loop="asyncio",

@@ -234,12 +234,10 @@ class TextRequest(AnswerRequest, kw_only=True):
 
     @property
     def limit(self) -> int:
-        """As of a chat."""
         return self.max_tokens or 0
 
     @property
     def top(self) -> int:
-        """As of a chat."""
         return -1 if self.logprobs is None else self.logprobs
 
 
