@@ -119,10 +119,7 @@ def _conversation(text: str) -> list[dict[str, str]]:
 
 def kind_of(problem: EdgespecError) -> str:
     """What a request that is not admitted fails with (see the message Failed)."""
-    for of, kind in _KINDS:
-        if isinstance(problem, of):
-            return kind
-    return ""
+    return next((kind for of, kind in _KINDS if isinstance(problem, of)), "")
 
 
 def _checked_policy(ring: Ring, name: str) -> Policy:

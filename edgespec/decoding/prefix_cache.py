@@ -37,7 +37,7 @@ class CachedPrefix:
 class ReusedPrefix:
     """What a request begins with: the first rows of an answered one, by their ids there.
 
-    `own`: see Kept; 0 if nothing is known of their conversation.
+    `own`: see CachedPrefix; 0 if nothing is known of their conversation.
     """
 
     request: int

@@ -183,11 +183,7 @@ class SnapshotKeeper:
         return self._next if self._watchers and (is_busy or self._news) else None
 
     def show(
-        self,
-        request: Request | None,
-        flights: Flights,
-        paused: bool,
-        now: float,
+        self, request: Request | None, flights: Flights, paused: bool, now: float
     ) -> list[Effect]:
         """A snapshot for every subscriber, if it is time for it."""
         if not self._watchers or now < self._next or not (request or self._news):
@@ -221,14 +217,12 @@ class SnapshotKeeper:
         live: list[SnapshotNode] = []
         if request is not None and tree is not None:
             score = tree[tree.root].score
-            nodes = [tree[i] for i in tree.ids]
             # A parent stands in front of its children; scores that were refreshed apart may leave
             # a child above it all the same, which is then not drawn.
-            nodes = nlargest(MOST_NODES - TRUNK - LEFT, nodes, key=attrgetter("score"))
-            for node in nodes:
+            nodes = (tree[i] for i in tree.ids)
+            for node in nlargest(MOST_NODES - TRUNK - LEFT, nodes, key=attrgetter("score")):
                 state = "sent" if node.sent else "waiting"
-                if node.id == tree.root:
-                    state = "accepted"
+                state = "accepted" if node.id == tree.root else state
                 live.append(self._node(request, node, state, score))
         room = MOST_NODES - len(live) - len(self._trunk)
         pruned = list(self._pruned)[-room:] if room > 0 else []
@@ -237,8 +231,7 @@ class SnapshotKeeper:
     def _node(self, request: Request, node: TreeNode, state: str, score: float) -> SnapshotNode:
         """`score`: the root's."""
         probability = min(math.exp(node.score - score), 1.0) if node.score < score else 1.0
-        text = self._text(node.token)
-        source = self._source(request, node)
+        text, source = self._text(node.token), self._source(request, node)
         return SnapshotNode(node.id, node.parent, text, state, probability, source, node.sent)
 
     def _source(self, request: Request, node: TreeNode) -> str:

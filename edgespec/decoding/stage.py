@@ -169,7 +169,7 @@ class StageMachine:
                     index.append(first + stay)
             except RemoteProtocolError as problem:
                 live = Rows.none()
-                effects += self._fault(part, str(problem))
+                effects += self._fault(part.request, str(problem), part.fork_of)
             rows.append(live)
             first += len(part.ids)
         if not blocks:
@@ -265,11 +265,9 @@ class StageMachine:
             index.append(first + stay)
             first += len(rows)
         taken = np.concatenate(index)
-        time = StageTime(first, now - running.since)
-        cost = (*segment.cost, time)
-        return Segment(
-            segment.header, tuple(parts), cost, hidden.take(taken), _take(aux_hidden, taken)
-        )
+        cost = (*segment.cost, StageTime(first, now - running.since))
+        hidden, aux_hidden = hidden.take(taken), _take(aux_hidden, taken)
+        return Segment(segment.header, tuple(parts), cost, hidden, aux_hidden)
 
     def _emptied(self, segment: Segment) -> Segment:
         """Its header and parts without rows: credits and acknowledgements still come round."""
@@ -343,21 +341,17 @@ class StageMachine:
             return []
         if job != NO_JOB:
             segment = self._finish_job(job).segment
-            faults = [effect for part in segment.parts for effect in self._fault(part, reason)]
+            faults = [e for p in segment.parts for e in self._fault(p.request, reason, p.fork_of)]
             return [*faults, *self._hand_on(self._emptied(segment)), *self._start_next(now)]
-        if request not in self._held:
-            return []
-        self.stats.faults += 1
-        return [SendCoordinator(Fault(request, reason)), *self._end(request)]
+        return self._fault(request, reason)
 
-    def _fault(self, part: Part, reason: str) -> list[Effect]:
-        """The request cannot go on here: say so, and free it."""
+    def _fault(self, request: int, reason: str, fork_of: int = 0) -> list[Effect]:
+        """The request cannot go on here: say so, and free it with the one that it begins with."""
         effects: list[Effect] = []
-        if part.request in self._held:
+        if request in self._held:
             self.stats.faults += 1
-            effects.append(SendCoordinator(Fault(part.request, reason)))
-            effects += self._end(part.request)
-        return effects + (self._end(part.fork_of) if part.fork_of else [])
+            effects = [SendCoordinator(Fault(request, reason)), *self._end(request)]
+        return effects + (self._end(fork_of) if fork_of else [])
 
 
 _NOTHING: IntArray = np.zeros(0, np.int64)
