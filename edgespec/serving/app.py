@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from msgspec import Struct
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -22,7 +23,7 @@ from edgespec.serving.answering import AnswerResponse
 from edgespec.serving.formats import encoded, format_of
 from edgespec.serving.guard import ASKER, Guard
 from edgespec.serving.limits import STATUS_AGE_S, HttpLimits
-from edgespec.serving.metrics import CONTENT_TYPE, Metrics
+from edgespec.serving.metrics import Metrics
 from edgespec.serving.openapi import openapi
 from edgespec.serving.problems import ApiProblem, problem_of
 from edgespec.serving.requests import checked, parsed, submit_of
@@ -103,7 +104,7 @@ class Service:
             status = await self.status()
         except ApiProblem:
             status = None
-        return Response(self.metrics.text(status), media_type=CONTENT_TYPE)
+        return Response(self.metrics.text(status), media_type=CONTENT_TYPE_LATEST)
 
     async def document(self, request: Request) -> Response:
         """Serve the OpenAPI document."""

@@ -139,7 +139,8 @@ class Theatre:
             while True:
                 started = time.monotonic()
                 try:
-                    self._tell("status", _status(await self._client.status()))
+                    status = asdict(await self._client.status())
+                    self._tell("status", {**status, "reachable": True, "lines": None})
                     if started >= renew:
                         self._client.subscribe(WATCH_S, self._on_scene)
                         renew = started + WATCH_S / 2
@@ -159,10 +160,6 @@ class Theatre:
         event = f"event: {name}\ndata: {data}\n\n".encode()
         for viewer in self._viewers:
             viewer.put(event)
-
-
-def _status(status: Status) -> dict[str, Any]:
-    return {**asdict(status), "reachable": True, "lines": None}
 
 
 def _scene(scene: Snapshot) -> dict[str, Any]:

@@ -14,13 +14,11 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from edgespec.serving.problems import ApiProblem
 from edgespec.wire.client_messages import Finished, NodeStatus, Status
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 disable_created_metrics()  # they would double the number of series
 

@@ -132,12 +132,10 @@ def _counts(stats: StageStats) -> Iterator[Metric]:
     yield _counter("rows_wasted", "Of these, guesses that were wrong by then.", stats.wasted)
     yield _counter("faults", "Requests that it had to end.", stats.faults)
     yield _counter("rings", "Rings that it had a place in.", stats.rings)
-    blocks = CounterMetricFamily(
-        "edgespec_blocks", "Computed blocks, by their rows.", labels=["rows"]
-    )
-    seconds = CounterMetricFamily(
-        "edgespec_block_seconds", "Seconds of these blocks.", labels=["rows"]
-    )
+    said = "Computed blocks, by their rows."
+    blocks = CounterMetricFamily("edgespec_blocks", said, labels=["rows"])
+    said = "Seconds of these blocks."
+    seconds = CounterMetricFamily("edgespec_block_seconds", said, labels=["rows"])
     for rows, times in zip(ROW_CLASSES, stats.times, strict=True):
         blocks.add_metric([rows], times.blocks)
         seconds.add_metric([rows], times.seconds)
