@@ -165,15 +165,12 @@ def _check_prefix(promise: Promise, got: _Got, token_ids: tuple[int, ...], text:
     if promise.expected is None or not token_ids:
         raise InvariantViolated("plain answer", f"request {tag} streamed {token_ids} {text!r}")
     right = promise.expected
-    if right.token_ids[: len(got.tokens)] != tuple(got.tokens):
+    same = right.token_ids[: len(got.tokens)] == tuple(got.tokens)
+    if not same or not right.text.startswith(got.text):
         raise InvariantViolated(
             "plain answer",
-            f"request {tag} streamed tokens {got.tokens}, plain decoding gives {right.token_ids}",
-        )
-    if not right.text.startswith(got.text):
-        raise InvariantViolated(
-            "plain answer",
-            f"request {tag} streamed {got.text!r}, plain decoding gives {right.text!r}",
+            f"request {tag} streamed {got.tokens} {got.text!r}, plain decoding gives "
+            f"{right.token_ids} {right.text!r}",
         )
 
 
@@ -187,12 +184,8 @@ def _check_finished(world: World, promise: Promise, got: _Got, end: Finished) ->
         if promise.cancel_at is None or world.now < promise.cancel_at:
             raise InvariantViolated("plain answer", f"request {end.tag} was not cancelled")
         return
-    right = promise.expected
-    if right is None or (end.token_ids, end.text, end.finish_reason) != (
-        right.token_ids,
-        right.text,
-        right.finish_reason,
-    ):
+    right, came = promise.expected, (end.token_ids, end.text, end.finish_reason)
+    if right is None or came != (right.token_ids, right.text, right.finish_reason):
         raise InvariantViolated("plain answer", f"request {end.tag} got {end}, not {right}")
     # The first token of each ring comes of the prompt, every other one of a row that was sent.
     used = end.rows_sent - end.rows_wasted
@@ -211,8 +204,7 @@ def _check_failed(world: World, promise: Promise, reason: str) -> None:
             )
         return
     if not any(part in reason for part in promise.may_fail):
-        tag = promise.submit.tag
-        raise InvariantViolated("plain answer", f"request {tag} failed: {reason}")
+        raise InvariantViolated("plain answer", f"request {promise.submit.tag} failed: {reason}")
 
 
 def _check_credits(world: World, number: int) -> None:

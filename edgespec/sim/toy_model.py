@@ -127,7 +127,8 @@ class FakeBlock:
 
 def _token_behind(hidden: UintArray, positions: IntArray, vocabulary: int, seed: int) -> IntArray:
     salted = _mix(hidden + np.uint64(seed) + positions.astype(np.uint64))
-    return (salted % np.uint64(vocabulary)).astype(np.int64)
+    tokens: IntArray = (salted % np.uint64(vocabulary)).astype(np.int64)
+    return tokens
 
 
 class FakeHead:

@@ -6,19 +6,12 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
+from edgespec.backends.emulated import Perform
 from edgespec.errors import EdgespecError
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import NO_JOB, ComputeFailed, Event
 from edgespec.sim.clock import Booking, Clock
-
-
-class Compute(Protocol):
-    """StageCompute or CoordinatorCompute (see backends.compute)."""
-
-    def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
-        """Carry out one effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +55,7 @@ class VirtualWorker:
         self,
         node: int,
         clock: Clock,
-        compute: Compute,
+        perform: Perform,
         seconds: Callable[[Effect], float],
         slices: Callable[[RunBlock], int],
         done: Callable[[int, Effect, Event | None], None],
@@ -74,7 +67,7 @@ class VirtualWorker:
         a block's duration falls, between which it can be stopped."""
         self._node = node
         self._clock = clock
-        self._compute = compute
+        self._carry_out = perform
         self._seconds, self._slices = seconds, slices
         self._done = done
         self._spans = spans
@@ -130,9 +123,8 @@ class VirtualWorker:
         if isinstance(effect, RunBlock):
             self._unwanted.discard(effect.job)
         now = self._clock.now
-        self._running = _RunningEffect(
-            effect, now, self._clock.book(now + seconds, self._end), unwanted, result
-        )
+        booking = self._clock.book(now + seconds, self._end)
+        self._running = _RunningEffect(effect, now, booking, unwanted, result)
 
     def _end(self) -> None:
         running = self._running
@@ -149,7 +141,7 @@ class VirtualWorker:
 
     def _perform(self, effect: Effect, stopped: bool) -> Event | None:
         try:
-            return self._compute.perform(effect, lambda: stopped)
+            return self._carry_out(effect, lambda: stopped)
         except EdgespecError as problem:
             job = getattr(effect, "job", NO_JOB)
             return ComputeFailed(job, getattr(effect, "request", -1), str(problem))

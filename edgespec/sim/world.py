@@ -117,7 +117,7 @@ class World:
         self._head = VirtualWorker(
             0,
             self._clock,
-            CoordinatorCompute(device.head, device.draft),
+            CoordinatorCompute(device.head, device.draft).perform,
             self._head_seconds,
             lambda block: 1,
             self._computed,
@@ -279,7 +279,7 @@ class World:
         return VirtualWorker(
             number,
             self._clock,
-            StageCompute(self.stages[number - 1].block),
+            StageCompute(self.stages[number - 1].block).perform,
             partial(self._stage_seconds, number),
             partial(self._durations.slices, number),
             self._computed,

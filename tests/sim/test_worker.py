@@ -35,7 +35,7 @@ class Bench:
         self.worker = VirtualWorker(
             1,
             self.clock,
-            self,
+            self.perform,
             self.seconds,
             self.slices,
             self._done,
