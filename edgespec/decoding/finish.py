@@ -14,7 +14,6 @@ def finished(
 ) -> Finished:
     """The request's good end; `sources`: the names of the draft source's members."""
     stats, answer = request.stats, request.answer
-    margin = stats.smallest_margin
     first = stats.started if stats.first_token is None else stats.first_token
     return Finished(
         tag=request.tag,
@@ -33,7 +32,7 @@ def finished(
         rows_sent=stats.rows_sent,
         rows_wasted=stats.rows_sent - stats.rows_used,
         misses=stats.misses,
-        smallest_margin=margin if margin < float("inf") else 0.0,
+        smallest_margin=stats.smallest_margin if stats.smallest_margin < float("inf") else 0.0,
         recoveries=request.recoveries,
         cached_tokens=stats.cached,
         sources=stats.of_sources(sources if request.policy.drafts else ()),

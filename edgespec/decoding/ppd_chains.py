@@ -28,7 +28,6 @@ than the one before as the second is than the first."""
 PRIOR_WEIGHT = 16.0
 """Guesses that this counts for."""
 
-
 PATIENCE = 16
 """Segments in a row without a chain, as none paid, before one has a chain all the same."""
 
@@ -63,10 +62,6 @@ class ChainValues:
         if level < len(self._lengths):
             self._lengths[level] += (length - self._lengths[level]) * share / 8
 
-    def shares(self) -> list[float]:
-        """How often the guesses so many tokens ahead hold the right one, those before it right."""
-        return [right / tried for right, tried in zip(self._right, self._tried, strict=True)]
-
     def gains(self) -> tuple[list[float], float]:
         """What the first, second, … row of a chain adds to the tokens of the round that begins with
         it, and what an average round commits beside the base's own token.
@@ -78,7 +73,9 @@ class ChainValues:
         now and later, v = f - R + P v.
         """
         size = self.depth + 1
-        reached = np.cumprod([1.0, *self.shares()])  # of level d, if the guesses go that far
+        # How often the guesses so many tokens ahead hold the right one, those before it right.
+        shares = [right / tried for right, tried in zip(self._right, self._tried, strict=True)]
+        reached = np.cumprod([1.0, *shares])  # of level d, if the guesses go that far
         made = np.cumsum([0.0, *reached[1:]])
         goes_on = np.zeros((size, size))
         for length in range(size):
