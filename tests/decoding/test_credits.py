@@ -22,9 +22,15 @@ from edgespec.wire.segment import StageTime
 COST = {"cost": (StageTime(5, 1.0), StageTime(5, 1.0))}
 
 
+class LateAdaptive(Adaptive):
+    """Guesses from the first token on."""
+
+    starts_with_prompt = False
+
+
 @pytest.fixture(autouse=True)
 def _starts_with_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POLICIES, "adaptive", Adaptive(width=3, starts_with_prompt=False))
+    monkeypatch.setitem(POLICIES, "adaptive", LateAdaptive(width=3))
 
 
 def queued(wire: Wire) -> set[int]:
