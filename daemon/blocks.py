@@ -209,27 +209,22 @@ class BlockLibrary:
 
     @contextmanager
     def _locked(self, key: BlockKey) -> Iterator[None]:
-        self._make_folder(self.folder)
         lock = self._home(key).with_suffix(".lock")
+        self._make_folder(self.folder, lock)
 
         def busy() -> None:
             log.info("waiting for another process that makes the same block")
 
-        try:
-            lock.touch()
-        except OSError as error:
-            raise self._refusal(lock, error) from error
         with locked(lock, busy):
             yield
 
-    def _make_folder(self, folder: Path) -> None:
+    def _make_folder(self, folder: Path, *files: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            for file in files:
+                file.touch()
         except OSError as error:
-            raise self._refusal(folder, error) from error
-
-    def _refusal(self, path: Path, error: OSError) -> ConfigError:
-        return ConfigError(
-            f"cannot keep blocks in {self.folder}: {error.strerror or error} ({path}); choose "
-            "another folder with --cache"
-        )
+            raise ConfigError(
+                f"cannot keep blocks in {self.folder}: {error.strerror or error} "
+                f"({error.filename}); choose another folder with --cache"
+            ) from error
