@@ -96,11 +96,8 @@ def _check_quantisation(problem: Problem) -> None:
     name = problem.model.quantisation.name
     for device in problem.others:
         if name in device.profile.unusable:
-            usable = [
-                other
-                for other in QUANTISATIONS
-                if not any(other in one.profile.unusable for one in problem.others)
-            ]
+            unusable = set[str]().union(*(one.profile.unusable for one in problem.others))
+            usable = [other for other in QUANTISATIONS if other not in unusable]
             raise ConfigError(
                 f"{device.name} cannot run {name} ({device.profile.unusable[name]}); leave it out"
                 + (f", or choose --quant {' or '.join(usable)}" if usable else "")
