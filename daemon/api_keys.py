@@ -12,13 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from edgespec.daemon.private_files import (
-    REMEDY,
-    file_state,
-    held,
-    read_private,
-    write_private,
-)
+from edgespec.daemon.private_files import REMEDY, file_state, held, read_private, write_private
 from edgespec.errors import ConfigError
 from edgespec.schema import FileStruct, json_text, read_as
 

@@ -117,12 +117,7 @@ def _build(
     draft = build_draft(
         choice,
         BaseParts(
-            model.tokenizer,
-            model.head,
-            head,
-            config.dtype,
-            device,
-            config.draft_quantisation,
+            model.tokenizer, model.head, head, config.dtype, device, config.draft_quantisation
         ),
         costs.coordinator.draft_work_seconds if costs else None,
     )

@@ -64,8 +64,7 @@ class _Way(NamedTuple):
 def examine_network(
     cluster: Path, told: Address | None = None, root: Path = ROOT
 ) -> Iterator[Finding]:
-    """Run all checks. `cluster`: the cluster folder, which need not exist; `told`: the address of
-    the coordinator that the user gave."""
+    """`cluster`: the folder, which need not exist; `told`: the coordinator's address as given."""
     yield _clock([Path(__file__), cluster])
     folder, finding = _cluster(cluster)
     yield finding

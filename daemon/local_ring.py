@@ -133,11 +133,10 @@ class LocalRing:
             self._spawn(f"stage {stage}", join + cache + emulate, subprocess.DEVNULL)
 
     def _spawn(self, name: str, arguments: list[str], stdout: int) -> subprocess.Popen[bytes]:
-        # One thread each: several processes with a pool of threads each would wait for one
-        # another on the few cores of one machine.
         if self._trace is not None:
             trace = self._trace / f"{name.replace(' ', '-')}.jsonl"
             arguments = [*arguments, "--trace", str(trace)]
+        # One thread each: several pools of threads would wait for one another on the few cores.
         own = {"OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), VARIABLE: str(self._cluster.path)}
         with self._log(name).open("wb") as log, _signals_held():
             process = subprocess.Popen(
@@ -154,8 +153,7 @@ class LocalRing:
 
     def _read_address(self, coordinator: subprocess.Popen[bytes]) -> Address:
         assert coordinator.stdout is not None
-        line = _read_line(coordinator.stdout, START_S)
-        _, _, text = line.rpartition(" ")
+        _, _, text = _read_line(coordinator.stdout, START_S).rpartition(" ")
         if not text:
             coordinator.wait(END_S)
             self.check()

@@ -144,14 +144,6 @@ class _Session:
             "wall clock)"
         )
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return compute_dtype(self.dtype, self.device)
-
-    def left(self) -> float:
-        """Seconds left of those that the user gave."""
-        return _until(self.start + self.request.seconds)
-
     def rate(self, measured: Callable[..., Rate], *what: object) -> Rate:
         """The rate of one of the two kinds of copying."""
         return measured(
@@ -197,7 +189,8 @@ def measure(
     memory = session.rate(memory_rate)
     say("moving cache rows")
     heads = int(shape.config.num_key_value_heads)
-    gather = session.rate(gather_rate, session.torch_dtype, heads, head_dim(shape.config))
+    dtype = compute_dtype(session.dtype, session.device)
+    gather = session.rate(gather_rate, dtype, heads, head_dim(shape.config))
     say("reading the disk")
     disk = _disk(session)
     draft = _draft(session)
@@ -246,7 +239,8 @@ def _layers(
     times = {}
     for number, name in enumerate(names):
         session.say(f"a layer of {shape.name}, {called(name)} ({number + 1} of {len(names)})")
-        end = time.perf_counter() + session.left() / (len(names) - number)
+        left = _until(session.start + session.request.seconds)
+        end = time.perf_counter() + left / (len(names) - number)
         times[name] = measure_layer(
             shape,
             Quantisation.parse(name),
