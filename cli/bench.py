@@ -16,15 +16,15 @@ from edgespec.bench.harness import (
     BenchAnswer,
     BenchSettings,
     MeasuredRing,
+    answer_lines,
     differences,
     overall,
     play,
     results,
 )
 from edgespec.bench.plots import plot_speedup, plot_timeline
-from edgespec.bench.report import REFERENCE, table_of
+from edgespec.bench.report import COLUMNS, REFERENCE, cells
 from edgespec.bench.simulated import chosen_policies
-from edgespec.bench.specbench import answer_lines
 from edgespec.bench.timeline import Activity, activity_of, read_traces
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, Prompt, default_prompts, read_prompts
 from edgespec.cli import options
@@ -107,7 +107,7 @@ def bench(
     if as_json:
         print(json.dumps(content))
     else:
-        show_table(table_of(overall(answers, activities, ring)))
+        show_table(COLUMNS, map(cells, overall(answers, activities, ring)), left=("policy",))
     notes.say(f"results, answers and pictures are in {folder}")
     _judge(answers, notes)
 

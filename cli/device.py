@@ -6,9 +6,6 @@ import json
 
 import typer
 from msgspec import structs
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
@@ -30,10 +27,10 @@ def list_devices(cluster: str = options.CLUSTER, as_json: bool = options.JSON) -
     if not entries:
         Notes().say("no device is admitted yet; `edgespec token new` makes a token for one")
         return
-    table = Table("name", "role", "fingerprint", "admitted", box=box.SIMPLE_HEAD, pad_edge=False)
-    for entry in entries:
-        table.add_row(Text(entry.name), entry.role, entry.fingerprint, moment(entry.added))
-    show_table(table)
+    show_table(
+        ("name", "role", "fingerprint", "admitted"),
+        ((entry.name, entry.role, entry.fingerprint, moment(entry.added)) for entry in entries),
+    )
 
 
 @device.command()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import typer
-from rich import box
-from rich.table import Table
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
@@ -39,10 +37,7 @@ def list_keys(cluster: str = options.CLUSTER, as_json: bool = options.JSON) -> N
     if not keys:
         Notes().say("there is no API key; `edgespec key new NAME` makes one")
         return
-    table = Table("name", "made", box=box.SIMPLE_HEAD, pad_edge=False)
-    for one in keys:
-        table.add_row(one.name, moment(one.made))
-    show_table(table)
+    show_table(("name", "made"), ((one.name, moment(one.made)) for one in keys))
 
 
 @key.command()

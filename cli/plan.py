@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import typer
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
@@ -31,7 +28,11 @@ from edgespec.planning.problem import SEGMENT_ROWS, Problem
 SHORT_CONTEXT = 256
 """Cached rows of the second prediction for plain decoding, beside that at a full context."""
 
-_COLUMNS = ("node", "device", "layers", "weights", "KV", "overhead", "total", "of GiB")
+_LEFT = ("node", "device", "layers")
+_COLUMNS = (
+    *(*_LEFT, "weights", "KV", "overhead", "total", "of GiB"),
+    *("ms, 1 row", f"ms, {SEGMENT_ROWS} rows"),
+)
 
 
 def plan(
@@ -81,29 +82,25 @@ def plan(
     if as_json_object:
         print(json.dumps(plan_as_json(made, speed, commands), ensure_ascii=False))
         return
-    table = _table(made)
-    show_table(table, *_remarks(made, speed), *_other_cut(asked, made), "", *commands)
+    remarks = (*_remarks(made, speed), *_other_cut(asked, made))
+    show_table(_COLUMNS, _rows(made), *remarks, "", *commands, left=_LEFT)
 
 
 # --- showing ------------------------------------------------------------------------------------
 
 
-def _table(made: Plan) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate((*_COLUMNS, "ms, 1 row", f"ms, {SEGMENT_ROWS} rows")):
-        table.add_column(name, justify="left" if number < 3 else "right")
+def _rows(made: Plan) -> Iterator[tuple[str, ...]]:
     own = "head, draft" if made.problem.model.draft.layers else "head"
     for node in made.nodes:
         need = node.need
         sizes = (need.weights, need.cache, need.overhead, need.total, node.device.memory)
-        table.add_row(
+        yield (
             "D0" if not node.stage else f"V{node.stage}",
-            Text(node.device.name),
+            node.device.name,
             f"{node.first}-{node.end - 1}" if node.stage else own,
             *(f"{size / GIB:.2f}" for size in sizes),
             *(f"{_seconds(made, node, rows) * 1e3:.1f}" for rows in (1, SEGMENT_ROWS)),
         )
-    return table
 
 
 def _seconds(made: Plan, node: PlannedNode, rows: int) -> float:

@@ -6,11 +6,11 @@ import json
 import os
 import platform
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.table import Table
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
@@ -136,24 +136,21 @@ def _as_json(measured: Measured, file: Path) -> dict[str, object]:
         "layer": {
             "of": measured.shape,
             "bytes": dict(measured.stored),
-            "seconds": {
-                name: {str(rows): seconds for rows, seconds in column.items()}
-                for name, column in measured.layer.items()
-            },
+            "seconds": {name: dict(column) for name, column in measured.layer.items()},
         },
         "notes": list(measured.notes),
     }
 
 
 def _show(measured: Measured) -> None:
-    table = _table(measured)
     of = measured.profile
     draft = ""
     if of.draft_seconds is not None:
         draft = f"; draft {of.draft_seconds.at(1) * 1e3:.3g} ms a pass of 1 row"
     disk = "not measured" if of.disk_bandwidth is None else _rate(of.disk_bandwidth.value)
     show_table(
-        table,
+        ("rows", *("16 bit" if name == "none" else name for name in measured.layer)),
+        _rows(measured),
         f"one layer of {measured.shape}: ms, and GB/s of its packed bytes; * the fastest",
         f"four_bit is {of.quantisation}; a layer costs {of.layer_seconds.value * 1e6:.0f} µs "
         "whatever its size",
@@ -163,24 +160,21 @@ def _show(measured: Measured) -> None:
         f"link {of.link_latency.value * 1e3:.3g} ms one way, {_rate(of.link_bandwidth.value)} "
         f"({of.link_latency.origin.partition(':')[0].partition(' on ')[0]})",
         *(f"{name}: {fact}" for name, fact in of.board.items()),
+        left=(),
+        rule=None,
     )
 
 
-def _table(measured: Measured) -> Table:
+def _rows(measured: Measured) -> Iterator[list[str]]:
     """A line for each number of rows, a column for each quantisation."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("rows", justify="right")
-    for name in measured.layer:
-        table.add_column("16 bit" if name == "none" else name, justify="right")
     for rows in next(iter(measured.layer.values())):
         best = min(measured.layer, key=lambda name: measured.layer[name][rows])
-        cells = []
+        cells = [str(rows)]
         for name, column in measured.layer.items():
             speed = measured.stored[name] / column[rows] / 1e9
             mark = "*" if name == best else " "
             cells.append(f"{column[rows] * 1e3:.3g} ms, {speed:.3g} GB/s{mark}")
-        table.add_row(str(rows), *cells)
-    return table
+        yield cells
 
 
 def _rate(bytes_per_second: float) -> str:
@@ -188,7 +182,7 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def _plot(path: Path, measured: Measured) -> None:
-    from edgespec.bench.profile_plot import plot_profile
+    from edgespec.bench.plots import plot_profile
 
     plot_profile(
         path,

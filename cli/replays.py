@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from edgespec.bench.recorded import Recorded, Replayed, replay_recording
 from edgespec.bench.simulated import Setup
 from edgespec.cli.notes import Notes
@@ -28,17 +24,8 @@ def show_replay(
     if as_json_object:
         print(json.dumps({"requests": [_as_json(p) for p in played], "settings": setup.settings()}))
         return
-    show_table(_table(played), *_summary(setup, played))
-
-
-def _table(played: Sequence[Replayed]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in _COLUMNS:
-        is_text = name in ("policy", "tokens")
-        table.add_column(Text(name), justify="left" if is_text else "right", no_wrap=True)
-    for replayed in played:
-        table.add_row(*(Text(cell) for cell in _cells(replayed)))
-    return table
+    rows = map(_cells, played)
+    show_table(_COLUMNS, rows, *_summary(setup, played), left=("policy", "tokens"))
 
 
 def _cells(played: Replayed) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import typer
 
 from edgespec.bench.campaigns import campaign as run_campaign
 from edgespec.bench.recorded import is_recording, prompts_of, read_recording
-from edgespec.bench.report import REFERENCE, RIVAL, Run, as_json, table_of
+from edgespec.bench.report import COLUMNS, REFERENCE, RIVAL, Run, as_json, cells
 from edgespec.bench.simulated import Setup, chosen_policies
 from edgespec.bench.simulated import simulate as run_policies
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, default_prompts, read_prompts
@@ -235,13 +235,15 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
         jitter = f"{link.jitter * 1e3:g} ms jitter"
         links = f"links of {link.latency * 1e3:g} ms, {rate}, {jitter}, {link.loss:g} loss"
     show_table(
-        table_of(runs),
+        COLUMNS,
+        map(cells, runs),
         f"charged: {of.name}, drafts by {of.draft.name}; D0 and {setup.stages} stage(s), "
         f"{devices}; {links}",
         f"{len(setup.prompts)} prompts, {runs[0].new_tokens} new tokens; all times are virtual, "
         "from those figures and not measured",
         f"vs AR, vs naive: tok/s over that of {REFERENCE}, {RIVAL}; exact: the tokens of "
         f"{REFERENCE}",
+        left=("policy",),
     )
 
 

@@ -6,9 +6,6 @@ import json
 from collections.abc import Iterator
 
 import typer
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
@@ -22,7 +19,7 @@ from edgespec.wire.client_messages import NodeStatus, Status
 UNKNOWN = "-"
 
 NAMES = ("node", "device", "address", "layers", "state")
-FIGURES = ("GiB free", "°C", "busy", "link ms", "heard s", "losses")
+COLUMNS = (*NAMES, "GiB free", "°C", "busy", "link ms", "heard s", "losses")
 
 
 def status(
@@ -48,28 +45,27 @@ def status(
 
 def print_status(state: Status) -> None:
     """Print all columns, however narrow the terminal is."""
-    table = _table(state)
-    show_table(table, *remarks(state), ring_line(state))
+    show_table(COLUMNS, map(cells, state.nodes), *remarks(state), ring_line(state), left=NAMES)
 
 
-def _table(state: Status) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in NAMES:
-        table.add_column(name)
-    for name in FIGURES:
-        table.add_column(name, justify="right")
-    for node in state.nodes:
-        table.add_row(*map(Text, (*name_cells(node), *figure_cells(node))))
-    return table
-
-
-def name_cells(node: NodeStatus) -> Iterator[str]:
-    """The cells of NAMES."""
+def cells(node: NodeStatus) -> Iterator[str]:
+    """The cells of COLUMNS."""
     yield node_name(node)
     yield node.name or UNKNOWN
     yield node.address or UNKNOWN
     yield f"{node.first}-{node.end - 1}" if node.stage else UNKNOWN
     yield node.words if node.state == "loading" else node.state
+
+    if node.free:
+        yield f"{node.free / GIB:.1f} of {node.memory / GIB:.1f}"
+    else:
+        yield f"of {node.memory / GIB:.1f}" if node.memory else UNKNOWN
+    limit = f" of {node.limit:.0f}" if node.limit else ""
+    yield f"{node.temperature:.0f}{limit}" if node.temperature else UNKNOWN
+    yield f"{node.busy:.0%}" if _has_said(node) else UNKNOWN
+    yield f"{node.trip * 1e3:.1f}" if node.trip else UNKNOWN
+    yield f"{node.heard:.1f}" if node.state != "missing" else UNKNOWN
+    yield str(node.losses) if node.stage else UNKNOWN
 
 
 def node_name(node: NodeStatus) -> str:
@@ -77,20 +73,9 @@ def node_name(node: NodeStatus) -> str:
     return f"V{node.stage}" if node.stage else "spare"
 
 
-def figure_cells(node: NodeStatus) -> Iterator[str]:
-    """The cells of FIGURES."""
-    is_here = node.state != "missing"
-    has_said = node.free or node.temperature  # a device that has reported its health
-    if node.free:
-        yield f"{node.free / GIB:.1f} of {node.memory / GIB:.1f}"
-    else:
-        yield f"of {node.memory / GIB:.1f}" if node.memory else UNKNOWN
-    limit = f" of {node.limit:.0f}" if node.limit else ""
-    yield f"{node.temperature:.0f}{limit}" if node.temperature else UNKNOWN
-    yield f"{node.busy:.0%}" if has_said else UNKNOWN
-    yield f"{node.trip * 1e3:.1f}" if node.trip else UNKNOWN
-    yield f"{node.heard:.1f}" if is_here else UNKNOWN
-    yield str(node.losses) if node.stage else UNKNOWN
+def _has_said(node: NodeStatus) -> bool:
+    """Whether the device has reported its health."""
+    return bool(node.free or node.temperature)
 
 
 def remarks(state: Status) -> Iterator[str]:
@@ -139,7 +124,7 @@ def _as_json(state: Status) -> dict[str, object]:
 
 def _node_as_json(node: NodeStatus) -> dict[str, object]:
     """Unknown values are null."""
-    is_here, has_said = node.state != "missing", bool(node.free or node.temperature)
+    has_said = _has_said(node)
     return {
         "stage": node.stage,
         "first_layer": node.first if node.stage else None,
@@ -148,7 +133,7 @@ def _node_as_json(node: NodeStatus) -> dict[str, object]:
         "address": node.address or None,
         "state": node.state,
         "words": node.words,
-        "heard_seconds_ago": node.heard if is_here else None,
+        "heard_seconds_ago": node.heard if node.state != "missing" else None,
         "memory_bytes": node.memory or None,
         "free_bytes": node.free or None,
         "celsius": node.temperature or None,

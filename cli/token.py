@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 
 import typer
-from rich import box
-from rich.table import Table
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
@@ -58,26 +56,18 @@ def list_tokens(cluster: str = options.CLUSTER, as_json: bool = options.JSON) ->
     """Show the tokens that can still be used. The tokens themselves are kept nowhere."""
     entries = opened_store(folder_of(cluster)).tokens()
     if as_json:
-        listed = [
-            {
-                "id": entry.id,
-                "role": entry.role,
-                "expires": entry.expires,
-                "uses_left": entry.uses_left,
-                "made": entry.made,
-            }
-            for entry in entries
-        ]
+        names = ("id", "role", "expires", "uses_left", "made")
+        listed = [{name: getattr(entry, name) for name in names} for entry in entries]
         print(json.dumps({"tokens": listed}))
         return
     if not entries:
         Notes().say("no token can be used; `edgespec token new` makes one")
         return
-    table = Table("id", "for", "uses left", "expires", "made", box=box.SIMPLE_HEAD, pad_edge=False)
-    for entry in entries:
-        left = "any number" if entry.uses_left is None else str(entry.uses_left)
-        table.add_row(entry.id, entry.role, left, moment(entry.expires), moment(entry.made))
-    show_table(table)
+    rows = [
+        (e.id, e.role, str(e.uses_left or "any number"), moment(e.expires), moment(e.made))
+        for e in entries
+    ]
+    show_table(("id", "for", "uses left", "expires", "made"), rows)
 
 
 @token.command()
@@ -98,7 +88,7 @@ def revoke(
 
 
 def opened_store(folder: Path) -> AccessStore:
-    """The access store of a cluster. Raises AccessRefused or ConfigError without one."""
+    """Raises AccessRefused or ConfigError without a cluster."""
     return AccessStore(ClusterFolder.open(folder))
 
 

@@ -12,12 +12,10 @@ from rich.text import Text
 
 from edgespec.cli.answer_view import shown
 from edgespec.cli.status import (
-    FIGURES,
-    NAMES,
+    COLUMNS,
     UNKNOWN,
+    cells,
     duration,
-    figure_cells,
-    name_cells,
     remarks,
     ring_line,
 )
@@ -126,10 +124,8 @@ def _table(state: Status, busy: BusyHistory, console: Console, names: str) -> Ta
 def _status_cell(column: str) -> Cell:
     """A cell that `edgespec status` has too."""
 
-    number = (*NAMES, *FIGURES).index(column)
-
     def cell(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
-        return Text(shown((*name_cells(node), *figure_cells(node))[number]))
+        return Text(shown(dict(zip(COLUMNS, cells(node), strict=True))[column]))
 
     return cell
 

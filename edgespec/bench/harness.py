@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from edgespec.bench.report import REFERENCE, Played, Run, run_of
 from edgespec.bench.timeline import Activity
-from edgespec.bench.workloads import Prompt
+from edgespec.bench.workloads import Prompt, submit_of
 from edgespec.errors import ConfigError, RequestFailed
 from edgespec.runtime.client import Client
 from edgespec.verify.sampling import Sampling
@@ -33,10 +33,7 @@ class BenchSettings:
             raise ConfigError(f"max-new-tokens is {self.max_new_tokens}; it must be at least 1")
 
     def submit(self, tag: int, text: str, policy: str, max_new_tokens: int = 0) -> Submit:
-        s = self.sampling
-        limit = max_new_tokens or self.max_new_tokens
-        shape = (float(s.temperature), s.top_k, float(s.top_p), float(s.min_p), s.seed)
-        return Submit(tag, text, limit, *shape, (), policy)
+        return submit_of(tag, text, max_new_tokens or self.max_new_tokens, self.sampling, policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +176,13 @@ def overall(
     answers: Sequence[BenchAnswer], activities: Mapping[int, Activity], ring: MeasuredRing
 ) -> list[Run]:
     """Each policy's figures over all answers, as `edgespec simulate` has them."""
-    played = _played(answers, activities)
+    played = {}
+    for policy in dict.fromkeys(answer.policy for answer in answers):
+        mine = [answer for answer in answers if answer.policy == policy]
+        seen = [activities[answer.request] for answer in mine]
+        busy = [sum(node) for node in zip(*(activity.busy for activity in seen), strict=True)]
+        elapsed = sum(activity.seconds for activity in seen)
+        played[policy] = Played(tuple(a.finished for a in mine), elapsed, tuple(busy))
     return [run_of(policy, played, ring.profiles, ring.cost_model) for policy in played]
 
 
@@ -206,20 +209,48 @@ def _figures(
     return figures
 
 
-def _played(
-    answers: Sequence[BenchAnswer], activities: Mapping[int, Activity]
-) -> dict[str, Played]:
-    """Each policy's answers to all prompts."""
-    played = {}
-    for policy in dict.fromkeys(answer.policy for answer in answers):
-        mine = [answer for answer in answers if answer.policy == policy]
-        seen = [activities[answer.request] for answer in mine]
-        busy = [sum(node) for node in zip(*(activity.busy for activity in seen), strict=True)]
-        elapsed = sum(activity.seconds for activity in seen)
-        played[policy] = Played(tuple(a.finished for a in mine), elapsed, tuple(busy))
-    return played
-
-
 def _shares(seconds: Sequence[Sequence[float]], elapsed: float) -> list[float]:
     """Each node's share of `elapsed`, over all answers."""
     return [sum(node) / elapsed if elapsed > 0 else 0.0 for node in zip(*seconds, strict=True)]
+
+
+def answer_lines(
+    answers: Sequence[BenchAnswer], policy: str, model_id: str, at: float
+) -> list[dict[str, object]]:
+    """One object a prompt in the form that Spec-Bench's scripts read, with all its turns; `at`:
+    seconds since 1970.
+
+    A decoding step is a verification. The scripts take means of `accept_lengths`; here
+    they are in ascending order, not in the order of the steps. `token_ids` is ours: the tokens of
+    every turn.
+    """
+    lines: list[dict[str, object]] = []
+    mine = [answer for answer in answers if answer.policy == policy]
+    for number in dict.fromkeys(answer.number for answer in mine):
+        turns = [answer for answer in mine if answer.number == number]
+        prompt = turns[0].prompt
+        ends = [answer.finished for answer in turns]
+        lengths = [_accept_lengths(end.accepted_histogram) for end in ends]
+        choice = {
+            "index": 0,
+            "turns": [end.text for end in ends],
+            "decoding_steps": [len(of_turn) for of_turn in lengths],
+            "new_tokens": [end.new_tokens for end in ends],
+            "wall_time": [end.seconds for end in ends],
+            "accept_lengths": [length for of_turn in lengths for length in of_turn],
+            "token_ids": [list(end.token_ids) for end in ends],
+        }
+        lines.append(
+            {
+                "question_id": int(prompt) if prompt.isdecimal() else prompt,
+                "category": turns[0].category,
+                "model_id": model_id,
+                "choices": [choice],
+                "tstamp": at,
+            }
+        )
+    return lines
+
+
+def _accept_lengths(histogram: Sequence[int]) -> list[int]:
+    return [length for length, times in enumerate(histogram) for _ in range(times)]

@@ -1,8 +1,8 @@
-"""Plots: pictures of a bench run, for people; the figures themselves are in its results.json."""
+"""Plots: pictures of bench runs and measured profiles; their figures are in JSON beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,17 @@ LABELS = {
     HEAD: "D0: output head",
     DRAFT: "D0: draft model",
 }
+QUANTISATION_COLORS = {
+    "none": "#444444",
+    "int8": "#8a5fb0",
+    "int4": "#2b7a4b",
+    "int4-g32": "#7fb89a",
+    "int4-g128": "#14452a",
+    "nf4": "#d9902f",
+    "nf4-dq": "#a8531a",
+}
+_MARKERS = {"none": "s", "int8": "D", "int4": "o", "int4-g32": "v", "int4-g128": "^", "nf4": "X",
+            "nf4-dq": "P"}  # fmt: skip
 _IDLE = "#eeeeee"
 _DPI = 120
 
@@ -38,9 +49,7 @@ def plot_timeline(
     handles = [plt.Rectangle((0, 0), 1, 1, color=COLORS[kind]) for kind in LABELS]
     figure.legend(handles, LABELS.values(), loc="outside lower center", ncols=len(LABELS),
                   fontsize=9, frameon=False)  # fmt: skip
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    figure.savefig(path, dpi=_DPI)
-    plt.close(figure)
+    _save(plt, figure, panels[:, 0], path, title)
 
 
 def _draw_lanes(panel: Any, activity: Activity, nodes: int) -> None:
@@ -59,8 +68,7 @@ def _draw_lanes(panel: Any, activity: Activity, nodes: int) -> None:
     panel.set_yticks(range(nodes), ["D0", *(f"V{stage}" for stage in range(1, nodes))])
     panel.invert_yaxis()
     panel.tick_params(axis="y", length=0)
-    for side in ("top", "right", "left"):
-        panel.spines[side].set_visible(False)
+    panel.spines["left"].set_visible(False)
 
 
 def plot_speedup(path: Path, speedups: Mapping[str, Mapping[str, float]], title: str) -> None:
@@ -87,9 +95,74 @@ def plot_speedup(path: Path, speedups: Mapping[str, Mapping[str, float]], title:
     panel.set_xticks([at for at, _ in ticks], [name for _, name in ticks])
     panel.set_ylabel(f"speed-up over {REFERENCE}\n(tokens a second, prompt included)")
     panel.set_ylim(0, 1.12 * max(1.0, *(max(group.values()) for group in speedups.values())))
-    panel.spines[["top", "right"]].set_visible(False)
     if len(groups) > 1:
         figure.legend(loc="outside right upper", fontsize=9, frameon=False)
+    _save(plt, figure, [panel], path, title)
+
+
+def plot_profile(
+    path: Path,
+    layer: Mapping[str, Mapping[int, float]],
+    stored: Mapping[str, int],
+    bandwidth: float,
+    title: str,
+    subtitle: str,
+) -> None:
+    """One line a quantisation ("none": 16 bit), both axes logarithmic.
+
+    `layer`: seconds of a layer by rows; `stored`: its bytes. The dashed line of the same colour is
+    the time in which `bandwidth` (bytes a second) reads so many bytes: nothing can be below it,
+    unless weights are still in a cache.
+    """
+    plt = _pyplot()
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    figure, panel = plt.subplots(figsize=(9.5, 5.6), layout="constrained")
+    rows = sorted({count for column in layer.values() for count in column})
+    handles = []
+    for name in sorted(layer, key=lambda name: -layer[name][rows[-1]]):  # as the lines end
+        color = QUANTISATION_COLORS[name]
+        label = f"{'16 bit' if name == 'none' else name}: {_bytes(stored[name])}"
+        handles += panel.plot(
+            rows,
+            [layer[name][count] * 1e3 for count in rows],
+            color=color,
+            marker=_MARKERS[name],
+            markersize=6,
+            linewidth=1.8,
+            label=label,
+        )
+        panel.axhline(
+            stored[name] / bandwidth * 1e3, color=color, linestyle=(0, (4, 3)), linewidth=0.9
+        )
+    handles.append(
+        Line2D([], [], color="black", linestyle=(0, (4, 3)), linewidth=0.9,
+               label=f"reading the bytes\nonce at {bandwidth / 1e9:.3g} GB/s")
+    )  # fmt: skip
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.set_xticks(rows, [str(count) for count in rows])
+    panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=40))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
+    panel.grid(axis="y", color="#dddddd", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.set_xlabel("rows in a pass")
+    panel.set_ylabel("time of one layer, ms")
+    figure.legend(handles=handles, loc="outside right upper", fontsize=9, frameon=False,
+                  title="a layer's matrices", alignment="left")  # fmt: skip
+    panel.set_title(subtitle, loc="left", fontsize=9, color="#555555")
+    _save(plt, figure, [panel], path, title)
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
+
+
+def _save(plt: Any, figure: Any, panels: Iterable[Any], path: Path, title: str) -> None:
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.savefig(path, dpi=_DPI)
     plt.close(figure)

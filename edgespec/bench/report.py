@@ -6,10 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from edgespec.wire.client_messages import Finished, SourceFigures
 
 REFERENCE = "autoregressive"
@@ -129,23 +125,14 @@ def as_json(runs: Sequence[Run], settings: Mapping[str, object]) -> dict[str, ob
     return {"runs": [asdict(run) for run in runs], "settings": dict(settings)}
 
 
-_COLUMNS = (
+COLUMNS = (
     *("policy", "tok/s", "vs AR", "vs naive", "tok/trip", "rows/tok", "wasted"),
     *("miss/100", "D0 busy", "stages busy", "exact"),
 )
 
 
-def table_of(runs: Sequence[Run]) -> Table:
-    """The policies side by side; "vs" columns are ratios of tok/s, miss/100 is per 100 tokens."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in _COLUMNS:
-        table.add_column(Text(name), justify="left" if name == "policy" else "right", no_wrap=True)
-    for run in runs:
-        table.add_row(*(Text(cell) for cell in _cells(run)))
-    return table
-
-
-def _cells(run: Run) -> tuple[str, ...]:
+def cells(run: Run) -> tuple[str, ...]:
+    """A run in COLUMNS; "vs" are ratios of tok/s, miss/100 is per 100 tokens."""
     rival = run.speedup_vs_naive_tree
     return (
         run.policy,

@@ -19,7 +19,7 @@ from msgspec import structs
 from edgespec.backends.base import BlockBackend
 from edgespec.bench.processes import News, map_in_processes
 from edgespec.bench.report import REFERENCE, RIVAL, Played, Run, run_of
-from edgespec.bench.workloads import Prompt
+from edgespec.bench.workloads import Prompt, submit_of
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
@@ -36,7 +36,7 @@ from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 from edgespec.types.features import NO_NEEDS
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.client_messages import Failed, Finished, Submit
+from edgespec.wire.client_messages import Failed, Finished
 
 if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are known to be right
     from edgespec.drafting.grower import DraftSource
@@ -167,18 +167,15 @@ def play(setup: Setup, policy: str, news: News = lambda done: None) -> Played:
     with one_thread():
         loaded = load_base(setup.model, setup.dtype, setup.stages)
         _check_prompts(setup, loaded)
-        return _play(setup, policy, loaded, news)
-
-
-def _play(setup: Setup, policy: str, loaded: LoadedBase, news: News) -> Played:
-    return play_in(world_of(setup, loaded), setup, policy, news)
+        return play_in(world_of(setup, loaded), setup, policy, news)
 
 
 def play_in(world: World, setup: Setup, policy: str, news: News = lambda done: None) -> Played:
     """One policy answers all prompts, one after the other, in that world of the set-up's."""
     answers: list[Finished] = []
     for number, prompt in enumerate(setup.prompts):
-        world.submit(_submit(setup, policy, number, prompt), world.now)
+        submit = submit_of(number, prompt.text, setup.max_new_tokens, setup.sampling, policy)
+        world.submit(submit, world.now)
         world.run()
         ends = [r.message for r in world.replies if isinstance(r.message, Finished | Failed)]
         world.replies.clear()  # the pieces of all answers would add up
@@ -188,22 +185,6 @@ def play_in(world: World, setup: Setup, policy: str, news: News = lambda done: N
         answers.append(replace(ends[0], text=""))
         news(number + 1)
     return Played(tuple(answers), world.now, tuple(world.busy_seconds))
-
-
-def _submit(setup: Setup, policy: str, number: int, prompt: Prompt) -> Submit:
-    sampling = setup.sampling
-    return Submit(
-        number,
-        prompt.text,
-        setup.max_new_tokens,
-        float(sampling.temperature),
-        sampling.top_k,
-        float(sampling.top_p),
-        float(sampling.min_p),
-        sampling.seed,
-        (),
-        policy,
-    )
 
 
 # --- the ring -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Workloads: lists of prompts, from files of several formats or bundled."""
+"""Workloads: lists of prompts, from files of several formats or bundled, and their requests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from msgspec import Meta, Struct
 
 from edgespec.errors import ConfigError
 from edgespec.schema import as_type, parse_json
+from edgespec.verify.sampling import Sampling
+from edgespec.wire.client_messages import Submit
 
 DEFAULT_WORKLOAD = "gsm8k-test-40"
 """The bundled prompts (see prompts/README.md)."""
@@ -52,6 +54,13 @@ class Prompt:
     def text(self) -> str:
         """The first turn."""
         return self.turns[0]
+
+
+def submit_of(tag: int, text: str, limit: int, sampling: Sampling, policy: str) -> Submit:
+    """The request for an answer of at most `limit` tokens."""
+    s = sampling
+    shape = (float(s.temperature), s.top_k, float(s.top_p), float(s.min_p), s.seed)
+    return Submit(tag, text, limit, *shape, (), policy)
 
 
 def default_prompts(limit: int = 0) -> list[Prompt]:

@@ -14,11 +14,11 @@ from edgespec.bench.harness import (
     BenchAnswer,
     BenchSettings,
     MeasuredRing,
+    answer_lines,
     differences,
     play,
     results,
 )
-from edgespec.bench.specbench import answer_lines
 from edgespec.bench.timeline import Activity, Bar, activity_of, read_traces
 from edgespec.bench.workloads import Prompt
 from edgespec.errors import ConfigError, RequestFailed

@@ -11,7 +11,7 @@ import torch
 from support.checkpoints import write_checkpoint
 from support.commands import Done, run_here
 
-from edgespec.bench.profile_plot import COLORS, plot_profile
+from edgespec.bench.plots import QUANTISATION_COLORS, plot_profile
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon import bandwidths, kernels, measure
 from edgespec.daemon.profiles import profile_named
@@ -121,8 +121,8 @@ def test_a_coordinator_that_is_not_there_ends_it(
 
 
 def test_every_quantisation_has_a_colour_of_its_own(tmp_path: Path) -> None:
-    assert set(COLORS) == set(QUANTISATIONS)
-    assert len(set(COLORS.values())) == len(COLORS)
+    assert set(QUANTISATION_COLORS) == set(QUANTISATIONS)
+    assert len(set(QUANTISATION_COLORS.values())) == len(QUANTISATION_COLORS)
     layer = {name: {1: 1e-3, 64: 2e-3} for name in QUANTISATIONS}
     stored = dict.fromkeys(QUANTISATIONS, 10**8)
     plot_profile(tmp_path / "all.png", layer, stored, 5e10, "title", "subtitle")

@@ -190,7 +190,7 @@ def test_the_status_of_a_real_ring(
     with NodeRing(2) as ring:
         for number in (1, 2):
             warm = Health(60.0 + number, 95.0, 8 * GIB, 3 * GIB, 0.0, False, "")
-            ring.threads[number].node._device = lambda warm=warm: warm  # type: ignore[attr-defined]
+            ring.threads[number].node.device = lambda warm=warm: warm  # type: ignore[misc]
         ring.await_up()
         secret = "a prompt that nobody else should read"
         ask = submit(prompt=secret)
