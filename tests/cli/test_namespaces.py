@@ -19,7 +19,7 @@ from support.keys import OWNER_IDENTITY
 from support.namespaces import NETWORK, NETWORK_6, Host, lan
 from support.torch_rings import generated, prompts, tokenizer
 
-from edgespec.cli.discover import discovered
+from edgespec.cli.reach import discovered
 from edgespec.errors import PeerLost
 from edgespec.net.discovery import Found
 from edgespec.wire.codec import VERSION
@@ -248,7 +248,7 @@ def test_a_ring_on_loopback_is_asked_from_its_own_machine_alone(tmp_path: Path) 
 def discovering(host: Host, cluster: str = "") -> Command:
     """The search of a machine that belongs to a cluster, or to none; it prints what is found."""
     code = (
-        "import sys; from edgespec.cli.discover import discovered\n"
+        "import sys; from edgespec.cli.reach import discovered\n"
         "from edgespec.errors import EdgespecError\n"
         "from edgespec.net.keys import Identity, KeyPair\n"
         "who = Identity.of_coordinator(KeyPair.new())\n"
@@ -311,7 +311,7 @@ def test_a_coordinator_that_takes_no_connection_is_named(monkeypatch: pytest.Mon
     with socket.create_server(("127.0.0.1", 0)) as closing:
         port = closing.getsockname()[1]
     gone = Found("board", ("127.0.0.1", "127.0.0.2"), port, str(VERSION), "llama", "3")
-    monkeypatch.setattr("edgespec.cli.discover.find_coordinators", lambda _: [gone])
+    monkeypatch.setattr("edgespec.cli.reach.find_coordinators", lambda _: [gone])
     said: list[str] = []
     with pytest.raises(PeerLost, match=r"no connection can be made; does a firewall") as lost:
         discovered(0.3, said.append, OWNER_IDENTITY)
@@ -322,7 +322,7 @@ def test_a_coordinator_that_takes_no_connection_is_named(monkeypatch: pytest.Mon
 
 
 def test_a_machine_without_a_network_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("cli.discover", "net.discovery"):
+    for room in ("cli.reach", "net.discovery"):
         monkeypatch.setattr(f"edgespec.{room}.own_interfaces", list)
     with pytest.raises(PeerLost, match="no network interface is up here"):
         discovered(0.3, lambda _: None, OWNER_IDENTITY)
