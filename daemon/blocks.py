@@ -17,7 +17,7 @@ from msgspec import structs
 from edgespec import __version__
 from edgespec.config import Quantisation
 from edgespec.errors import BlockDamaged, ConfigError
-from edgespec.model.block_file import Progress, plain_dtype, stored_bytes, write_block
+from edgespec.model.block_file import Progress, plain_dtype, write_block
 from edgespec.model.block_folder import (
     CONFIG,
     BlockFolder,
@@ -27,7 +27,7 @@ from edgespec.model.block_folder import (
     verify,
 )
 from edgespec.model.hub import model_files
-from edgespec.model.inventory import block_inventory
+from edgespec.model.inventory import block_inventory, stored_bytes
 from edgespec.model.locks import locked
 from edgespec.model.manifest import FORMAT, MANIFEST, Manifest
 from edgespec.model.source import TensorSource

@@ -50,23 +50,6 @@ def write_head(source: TensorSource, path: Path) -> FileEntry:
     return FileEntry(path.name, count, sha256)
 
 
-def stored_bytes(source: TensorSource, needed: Sequence[Needed], dtype: torch.dtype) -> int:
-    """What the data of these tensors takes, if those that are not packed are of `dtype`.
-
-    Raises ModelError if one does not fit the source's quantisation.
-    """
-    slots = [
-        slot
-        for one in needed
-        for slot in (
-            packed_slots(one, source.quantisation)
-            if one.packed
-            else [Slot(one.name, one.shape, dtype)]
-        )
-    ]
-    return sum(slot.bytes for slot in slots)
-
-
 def plain_dtype(source: TensorSource, needed: Sequence[Needed]) -> torch.dtype:
     """The dtype of the first tensor that is not packed (every layer has such norms)."""
     return source.tensor(next(one.name for one in needed if not one.packed)).dtype

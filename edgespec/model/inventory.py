@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,14 +77,19 @@ def held_bytes(source: TensorSource, first: int, end: int, dtype: torch.dtype) -
 
     Raises ModelError as `block_inventory` does, and for a shape that cannot be packed.
     """
-    total = 0
-    for one in block_inventory(source, first, end):
-        if one.packed:
-            slots = packed_slots(one, source.quantisation)
-            total += sum(slot.bytes for slot in slots)
-        else:
-            total += one.shape.numel() * dtype.itemsize
-    return total
+    return stored_bytes(source, block_inventory(source, first, end), dtype)
+
+
+def stored_bytes(source: TensorSource, needed: Sequence[Needed], dtype: torch.dtype) -> int:
+    """What the data of these tensors takes, if those that are not packed are of `dtype`.
+
+    Raises ModelError if one does not fit the source's quantisation.
+    """
+    slots = (
+        packed_slots(one, source.quantisation) if one.packed else [Slot(one.name, one.shape, dtype)]
+        for one in needed
+    )
+    return sum(slot.bytes for some in slots for slot in some)
 
 
 def _needed(module: nn.Module, prefix: str, layer: int, quantised: bool) -> Iterator[Needed]:

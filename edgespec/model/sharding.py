@@ -11,10 +11,10 @@ from msgspec import structs
 from edgespec import __version__
 from edgespec.config import Quantisation
 from edgespec.errors import BlockDamaged, ConfigError
-from edgespec.model.block_file import plain_dtype, stored_bytes, write_block, write_head
+from edgespec.model.block_file import plain_dtype, write_block, write_head
 from edgespec.model.block_folder import CONFIG, HEAD, copy_file, put_manifest, require_room, verify
 from edgespec.model.hub import TOKENIZER_FILES, local_folder
-from edgespec.model.inventory import block_inventory, head_inventory
+from edgespec.model.inventory import block_inventory, head_inventory, stored_bytes
 from edgespec.model.loader import Checkpoint, fingerprint
 from edgespec.model.locks import locked
 from edgespec.model.manifest import MANIFEST, Manifest, read_manifest

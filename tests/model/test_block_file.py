@@ -19,10 +19,10 @@ from support.tiers import tiered
 from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.block import Block
-from edgespec.model.block_file import stored_bytes, write_block, write_head
+from edgespec.model.block_file import write_block, write_head
 from edgespec.model.block_folder import BlockFolder, verify
 from edgespec.model.ends import OutputHead
-from edgespec.model.inventory import block_inventory
+from edgespec.model.inventory import block_inventory, stored_bytes
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.safetensors_writer import PADDING, SafetensorsWriter, Slot
