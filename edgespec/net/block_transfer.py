@@ -81,7 +81,8 @@ def fetch_block(
     CapacityError if the disk is full; EdgespecError if it was stopped; and what `place` raises.
     """
     machine = BlockReceiver(stage, str(source), time.monotonic(), silence)
-    with _Fetch(source, identity, machine, place, progress, stop) as fetch:
+    fetch = _Fetch(source, identity, machine, place, progress, stop)
+    with contextlib.closing(fetch):
         return fetch.run()
 
 
@@ -119,10 +120,7 @@ class _Fetch:
         )
         self._monitor: zmq.Socket[bytes] = dealer.get_monitor_socket(events)
 
-    def __enter__(self) -> _Fetch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         if self._part is not None:
             self._part.close()
         self._dealer.disable_monitor()
