@@ -212,7 +212,10 @@ def test_prompt_chunks_follow_each_other_within_the_window() -> None:
 def test_a_draft_that_began_below_an_older_root_is_merged_below_the_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(POLICIES, "flowspec", FlowSpec(drafts_in_step=False))
+    class Unstepped(FlowSpec):
+        drafts_in_step = False
+
+    monkeypatch.setitem(POLICIES, "flowspec", Unstepped())
     wire = Wire()
     wire.first_token("flowspec")
     wire.drafted(DraftedTree(np.array([-1]), np.array([11]), np.array([-1.0])))
