@@ -197,6 +197,15 @@ def test_imports_point_down() -> None:
     assert breaches_under(REPOSITORY) == []
 
 
+def test_no_two_classes_have_one_name() -> None:
+    found: dict[str, list[str]] = {}
+    for module, _, path in modules_under(REPOSITORY):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+
+
 def test_a_long_file_of_the_core_says_why() -> None:
     core = {"tree", "wire", "verify", "policy", "machines", "decoding", "ring", "blocks"}
     for module, _, path in modules_under(REPOSITORY):
