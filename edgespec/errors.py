@@ -5,10 +5,10 @@
     │   ├── ModelError         a model, tokenizer or checkpoint that cannot be used as given
     │   │   └── BlockDamaged       a block file or its manifest that is not what was written
     │   ├── AddressUnavailable a host, network or port that cannot be used now, but may be later
-    │   └── AccessRefused      a key or token that is missing, or that nobody accepts (any more)
+    │   └── AccessRefused      a key or token that is missing, or that is not accepted
     ├── CapacityError          a limit (context, memory) that a request would exceed
     │   └── QueueFull              too many requests are waiting: the same one may succeed later
-    ├── ProtocolError          somebody broke the rules of a protocol
+    ├── ProtocolError          a peer broke the rules of a protocol
     │   ├── LocalProtocolError     we did: a bug in this program
     │   └── RemoteProtocolError    the other side did: its message is dropped, never trusted
     ├── PeerLost               a stage or the coordinator is gone or silent
@@ -53,7 +53,7 @@ class QueueFull(CapacityError):
 
 
 class ProtocolError(EdgespecError):
-    """Somebody broke the rules of a protocol."""
+    """A peer broke the rules of a protocol."""
 
 
 class LocalProtocolError(ProtocolError):

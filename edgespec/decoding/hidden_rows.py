@@ -21,7 +21,7 @@ class HiddenRows:
         self._final, self._aux_layers = needs.final_hidden, needs.aux_layers
         self._rows: dict[int, tuple[_Arrived, int]] = {}
         self._kind: tuple[object, ...] | None = None
-        self._certain = deque(prefix)
+        self._committed = deque(prefix)
 
     def arrived(self, segment: Segment, index: IntArray) -> None:
         """The rows `index` of a segment of this request came back from the ring.
@@ -43,15 +43,15 @@ class HiddenRows:
 
     def passed(self, ids: Iterable[int], newest: int) -> None:
         """The guesses `ids` became committed, in order; up to row `newest` no other is alive."""
-        self._certain.extend(ids)
-        wanted = set(self._certain)
+        self._committed.extend(ids)
+        wanted = set(self._committed)
         self._rows = {i: row for i, row in self._rows.items() if i > newest or i in wanted}
 
     def take(self) -> Features:
         """What was not handed over yet, as far as it is here without a gap."""
         parts: list[tuple[_Arrived, list[int]]] = []
-        while self._certain and self._certain[0] in self._rows:
-            came, at = self._rows.pop(self._certain.popleft())
+        while self._committed and self._committed[0] in self._rows:
+            came, at = self._rows.pop(self._committed.popleft())
             if not parts or parts[-1][0] is not came:
                 parts.append((came, []))
             parts[-1][1].append(at)
