@@ -215,6 +215,8 @@ def test_every_message_comes_back_as_it_was(kind: type[Message], data: st.DataOb
 
 def test_tags_and_types_belong_together() -> None:
     assert len(set(TAGS.values())) == len(TAGS)
+    kinds = {kind.__name__ for kind in Message.__subclasses__()}
+    assert kinds == {kind.__name__ for kind in TAGS.values()}, "a message without a tag"
     assert all(0 < tag < 128 for tag in TAGS)
 
 
