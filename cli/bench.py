@@ -38,9 +38,6 @@ from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.errors import ConfigError
 
-BUNDLED = "bundled"
-"""The name of the bundled models in the JSON."""
-
 
 @options.grouped
 def bench(
@@ -90,8 +87,8 @@ def bench(
             "stages": config.stages,
             "profiles": list(ring.profiles),
             "cost_model": ring.cost_model,
-            "model": model or BUNDLED,
-            "draft": draft or (BUNDLED if config.draft else ""),
+            "model": model or options.BUNDLED,
+            "draft": draft or (options.BUNDLED if config.draft else ""),
             "quantisation": config.quantisation.name,
             "draft_quantisation": config.draft_quantisation.name,
             "dtype": dtype,

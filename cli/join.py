@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from dataclasses import replace
 
 import typer
 
@@ -66,20 +67,17 @@ def join(
     emulation = Emulation.parse(emulate, cost_model)
     served = Address.parse(metrics) if metrics else None
 
-    def config(address: Address) -> StageConfig:
-        return StageConfig(
-            stage,
-            address,
-            model,
-            wait,
-            emulation=emulation,
-            trace=trace,
-            cache=cache,
-            metrics=served,
-        )
-
-    # Check options before any search on the network.
-    config(Address.parse(LOOPBACK if coordinator is None else coordinator))
+    # Made before any search on the network, as it checks the options.
+    config = StageConfig(
+        stage,
+        Address.parse(LOOPBACK if coordinator is None else coordinator),
+        model,
+        wait,
+        emulation=emulation,
+        trace=trace,
+        cache=cache,
+        metrics=served,
+    )
     path = folder_of(cluster)
     introduction = given_token(token)
     if introduction is not None:
@@ -96,4 +94,4 @@ def join(
         log.warning("where the coordinator is cannot be remembered: %s", problem)
     # On the coordinator's machine the stage takes the machine's name.
     name = clean_name(socket.gethostname()) if folder.is_coordinator else folder.name
-    leave(run_stage(config(address), folder.identity, name, accepts))
+    leave(run_stage(replace(config, coordinator=address), folder.identity, name, accepts))

@@ -58,6 +58,8 @@ STAGES_HERE = typer.Option(
     callback=check_stages,
 )
 USUAL_STAGES = 3
+BUNDLED = "bundled"
+"""The name of the bundled models in the JSON."""
 WAIT = typer.Option(10.0, help="Seconds to wait for a coordinator that does not answer.")
 CLIENT_TOKEN = typer.Option(
     "",

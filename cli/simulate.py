@@ -35,8 +35,6 @@ from edgespec.sim.campaign import replay as play_again
 from edgespec.sim.links import LinkSpec
 
 DEFAULT_PROFILE = "jetson-orin-nano-8gb"
-BUNDLED = "bundled"
-"""The name of the bundled models in the JSON."""
 
 
 @options.grouped
@@ -130,8 +128,8 @@ def simulate(
             **setup.settings(),
             "policies": list(policies),
             "profiles": list(names),
-            "model": model or BUNDLED,
-            "draft": draft or (BUNDLED if chosen.members else ""),
+            "model": model or options.BUNDLED,
+            "draft": draft or (options.BUNDLED if chosen.members else ""),
             "workload": prompts or DEFAULT_WORKLOAD,
         }
         print(json.dumps(as_json(runs, settings)))
