@@ -23,7 +23,7 @@ from edgespec.machines.effects import (
 from edgespec.machines.events import (
     Event,
 )
-from edgespec.sim import campaign, replay
+from edgespec.sim import campaign
 from edgespec.sim.campaign import Parts, ScenarioFailed, play_and_trace
 from edgespec.wire.client_messages import Tokens
 
@@ -200,7 +200,7 @@ def test_a_replay_fails_while_the_bug_is_there(
     mended = here("--replay", trace)
     assert mended.code == 0
     assert "it no longer fails" in mended.out
-    plant(monkeypatch, replay.replay)
+    plant(monkeypatch, campaign.replay)
     again = here("--replay", trace)
     assert again.code == 1
     assert again.out.startswith("seed 7 fails as recorded: InvariantViolated")

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any, get_type_hints
 
@@ -26,7 +26,6 @@ from support.tiers import examples
 from edgespec.cli import top as module
 from edgespec.cli.status import print_status
 from edgespec.cli.top_view import HISTORY, BusyHistory, TopView, bar, screen
-from edgespec.serving.events import _status
 from edgespec.serving.metrics import Metrics
 from edgespec.wire.client_messages import NodeStatus, Status
 
@@ -299,5 +298,5 @@ def test_no_number_of_a_coordinator_breaks_what_shows_it(state: Status) -> None:
     with redirect_stdout(io.StringIO()) as shown:
         print_status(state)
     assert shown.getvalue()
-    json.dumps(_status(state), allow_nan=False)
+    json.dumps(asdict(state), allow_nan=False)
     assert Metrics().text(state)
