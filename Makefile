@@ -21,6 +21,8 @@ PROMPT ?= Question: A farmer has 12 hens. Each hen lays 5 eggs a week. He eats 1
 for 2 dollars each. How many dollars does he make in a week?
 
 export PROMPT  # reaches the recipe through the environment, so that quotes in it are only text
+# Hundreds of processes start in the tests: each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 export PYTHON TORCH  # read by tools/install.sh
 
 VENV := .venv
