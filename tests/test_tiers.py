@@ -16,6 +16,7 @@ WITHOUT = {  # files without a quick test, and where `make test` has their promi
     "cli/test_losses.py": "runtime/test_recovery.py",
     "cli/test_notified.py": "daemon/test_notify.py",
     "cli/test_quantised.py": "exactness/test_quantised.py",
+    "cli/test_ring.py": "cli/test_demo.py",
     "cli/test_security.py": "runtime/test_strangers.py",
     "model/test_big_block.py": "model/test_block.py",
     "net/test_transfer_kills.py": "net/test_block_transfer.py",

@@ -46,6 +46,7 @@ def all_of_it() -> str:
     return json.dumps(as_json(simulate(SETUP, ["all"]), SETUP.settings()))
 
 
+@pytest.mark.thorough
 def test_all_policies_give_the_plain_tokens_and_what_drafts_is_faster() -> None:
     runs = {run["policy"]: run for run in json.loads(all_of_it())["runs"]}
     assert list(runs) == list(POLICIES)

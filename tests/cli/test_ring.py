@@ -51,6 +51,7 @@ def ring() -> Iterator[Processes]:
         yield Processes(address, coordinator, stages)
 
 
+@pytest.mark.thorough
 def test_an_answer_in_json(ring: Processes) -> None:
     """Asked before the ring is up: the prompt waits, and says for what."""
     ring.coordinator.until_out(f"coordinator at {ring.address}\n")

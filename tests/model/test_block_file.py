@@ -313,6 +313,7 @@ print((after - before) * 1024, entry.bytes)
 """
 
 
+@pytest.mark.thorough
 def test_memory_holds_one_tensor_and_not_a_block(tmp_path: Path) -> None:
     # A layer has 9.4 MB in float32, its largest tensor 2.6 MB.
     folder = write_checkpoint(
