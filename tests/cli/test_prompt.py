@@ -190,7 +190,8 @@ def test_a_reader_that_goes_away_is_no_traceback(slow: NodeRing) -> None:
 def test_an_output_that_lacks_characters_is_no_traceback(ring: NodeRing) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     code = (
-        "import sys; from edgespec.cli import answering; from edgespec.wire.messages import *;"
+        "import sys; from edgespec.cli import answering;"
+        "from edgespec.wire.client_messages import *;"
         "from edgespec.cli import main; from edgespec.cli.notes import Notes;"
         "f = Finished(1, 'né', (1,), 'stop', 'p', 'd', 1, 1, 1, 1.0, 1.0, 1.0, (), 0, 0, 0, 0.0);"
         "main.app = lambda: answering.show([Tokens(1, (1,), 'né'), f], sys.argv[1] == 'json', "
