@@ -1,6 +1,6 @@
-"""Prompt chains: how many prompt rows each guess should carry (PPD §4, dynamic sparse trees).
+"""PPD chains: how many PPD rows each guess should carry (PPD §4, dynamic sparse trees).
 
-A chain of k prompt rows below a node pays if the base's own path ends its run of right guesses at
+A chain of k PPD rows below a node pays if the base's own path ends its run of right guesses at
 that node: the chain then says what may come in the next k levels. So what matters is how likely a
 node is to be the last right one, how much more a longer chain brings, and what a row costs here.
 """

@@ -1,4 +1,4 @@
-"""Prompt rows: trained vectors that travel below a request's guesses, and guess what comes next.
+"""PPD rows: trained vectors that travel below a request's guesses, and guess what comes next.
 
 To the ring they are rows like all others: children of a node, and of each other. No real row hangs
 from one, so that by the rule of visibility none sees one, and whatever they hold changes no token.
@@ -21,7 +21,7 @@ from edgespec.types.tensor import Tensor
 
 
 class PPDRows:
-    """The prompt rows of one request on one ring: which are under way, and what came of them."""
+    """The PPD rows of one request on one ring: which are under way, and what came of them."""
 
     def __init__(self, table: PPDTable, values: ChainValues) -> None:
         """`values` outlive the request: they are learnt from all of them."""
@@ -34,7 +34,7 @@ class PPDRows:
         self._ids: set[int] = set()
 
     def __contains__(self, row_id: int) -> bool:
-        """Whether it is, or was, the row of a prompt."""
+        """Whether it is, or was, one of these rows."""
         return row_id in self._ids
 
     # --- on their way -------------------------------------------------------------------------

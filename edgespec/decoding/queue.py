@@ -1,4 +1,4 @@
-"""Queue: the requests that wait, how many of them one asker may have, and the order of their start.
+"""Queue: the requests that wait: the order of their start, their prompts, what clients are told.
 
 Askers take turns, one request each; the requests of one asker start in the order in which they
 came. An asker may have no more requests waiting than places are free, so that there is always one
