@@ -87,10 +87,12 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     return PromptEncoded(effect.request, tuple(tokens))
 
 
-_KINDS = (
-    *((QueueFull, "queue"), (CapacityError, "context")),
-    *((PeerLost, "lost"), (ConfigError, "invalid")),
-)
+_KINDS = {  # of one type and a type of it, the narrower one first
+    QueueFull: "queue",
+    CapacityError: "context",
+    PeerLost: "lost",
+    ConfigError: "invalid",
+}
 
 
 class _ChatMessage(Struct):
@@ -119,7 +121,7 @@ def _conversation(text: str) -> list[dict[str, str]]:
 
 def kind_of(problem: EdgespecError) -> str:
     """What a request that is not admitted fails with (see the message Failed)."""
-    return next((kind for of, kind in _KINDS if isinstance(problem, of)), "")
+    return next((kind for of, kind in _KINDS.items() if isinstance(problem, of)), "")
 
 
 def _checked_policy(ring: Ring, name: str) -> Policy:
