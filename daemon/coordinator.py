@@ -20,11 +20,11 @@ from edgespec.daemon.process import exit_code, take_file_descriptors
 from edgespec.daemon.settings import context_of, look_at_models
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.request import SPECULATIVE_ROWS
 from edgespec.drafting.choice import parse_draft
 from edgespec.net.block_server import BlockServer
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.planning.costs import RingCosts
+from edgespec.planning.memory import SPECULATIVE_ROWS
 from edgespec.ring.membership import MembershipMachine
 from edgespec.runtime.access_policy import admits
 from edgespec.runtime.coordinator_node import CoordinatorNode

@@ -32,6 +32,7 @@ from edgespec.decoding.retain_log import RetainLog
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, SendPeer, SendStages
 from edgespec.machines.events import Event, MessageArrived
+from edgespec.planning.memory import SPECULATIVE_ROWS
 from edgespec.policy.base import Policy, RequestView, Send
 from edgespec.policy.estimates import RingEstimates
 from edgespec.tree.draft_tree import Advance, DraftTree
@@ -41,9 +42,6 @@ from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Submit, Tokens
 from edgespec.wire.messages import Credit
 from edgespec.wire.segment import Header, Part, Segment
-
-SPECULATIVE_ROWS = 256
-"""Cache rows reserved for guesses beside the prompt and the answer; more make the cache grow."""
 
 LOST_WAIT_S = 1.0
 """A result that lacks live rows is followed by the Fault of the stage that dropped them; after this
@@ -297,12 +295,9 @@ class Request:
             self.stats.entered = flight.entered
         self.in_flight += 1
         reused = self.prefix.reused if reserve else None
-        part = Part(
-            *(self.number, self.retains.epoch, committed, reserve, want),
-            *(rows.ids, rows.parents, rows.positions, rows.tokens),
-            fork_of=reused.request if reused else 0,
-            fork_ids=reused.ids if reused else (),
-        )
+        columns = rows.ids, rows.parents, rows.positions, rows.tokens
+        fork = (reused.request, reused.ids) if reused else (0, ())
+        part = Part(self.number, self.retains.epoch, committed, reserve, want, *columns, *fork)
         vectors = self.ppd_rows.vectors(rows.tokens) if self.ppd_rows else None
         return SendRing(Segment(Header(seq, self.needs.aux_layers), (part,), ppd_tokens=vectors))
 

@@ -15,7 +15,7 @@ RUNTIME_BYTES = 600 * 2**20
 """The process without a model: interpreter, torch, transformers, sockets (docs/planning.md)."""
 
 SPECULATIVE_ROWS = 256
-"""Cache rows that are reserved for guesses beside a request's own (machines/request.py)."""
+"""Cache rows that a request reserves for guesses beside its own; more make its cache grow."""
 
 WIDEST_SEGMENT = 64
 """Rows of the widest segment: a chunk of a prompt, or the most guesses that a policy sends."""

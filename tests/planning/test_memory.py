@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from msgspec import structs
+from support.rings import submit
+from support.wires import Wire
 
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon.profiles import profile_named
-from edgespec.decoding import request
 from edgespec.planning.cost_model import ARCHITECTURES, COST_MODELS
 from edgespec.planning.memory import (
     GIB,
@@ -36,7 +37,10 @@ def device(nbytes: float) -> Device:
 
 
 def test_the_engine_s_own_reserve_is_counted() -> None:
-    assert SPECULATIVE_ROWS == request.SPECULATIVE_ROWS
+    wire = Wire()
+    wire.submit(submit(1, "hello", 50, "autoregressive"))
+    (part,) = wire.segments[0].parts
+    assert part.reserve == len(wire.request.prompt) + 50 + SPECULATIVE_ROWS
     assert Adaptive().most_rows == WIDEST_SEGMENT
     assert NEEDS.rows == 4096 + 256 + 256
     assert Needs(MODEL, 1000, 3).rows == 3 * 1256 + 256
