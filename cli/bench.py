@@ -34,6 +34,7 @@ from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
 from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
 from edgespec.daemon.emulation import described, emulated_costs
+from edgespec.daemon.precision import AUTO
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.errors import ConfigError
@@ -50,9 +51,9 @@ def bench(
     sampling: SamplingOptions = USUAL,
     model: str = options.MODEL,
     draft: str = options.DRAFT,
-    quant: options.Quant = "",
+    quant: options.Quant = AUTO,
     draft_quant: options.DraftQuant = "none",
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = AUTO,
     out: str = typer.Option("bench-results", help="Folder for results, answers and pictures."),
     as_json: bool = options.JSON,
 ) -> None:
@@ -91,7 +92,7 @@ def bench(
             "draft": draft or (options.BUNDLED if config.draft else ""),
             "quantisation": config.quantisation.name,
             "draft_quantisation": config.draft_quantisation.name,
-            "dtype": dtype,
+            "dtype": config.dtype,
             "workload": prompts or DEFAULT_WORKLOAD,
             "prompts": len(workload),
             "prompts_sha256": _digest(workload),

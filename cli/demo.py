@@ -18,6 +18,7 @@ from edgespec.cli.prompt import read_prompt
 from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
 from edgespec.daemon.emulation import described, emulated_costs
 from edgespec.daemon.local_ring import LOAD_S, LocalRing
+from edgespec.daemon.precision import AUTO, precision_text
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.errors import EdgespecError
@@ -38,10 +39,10 @@ def demo(
     request: RequestSettings = USUAL,
     model: str = options.MODEL,
     draft: str = options.DRAFT,
-    quant: options.Quant = "",
+    quant: options.Quant = AUTO,
     draft_quant: options.DraftQuant = "none",
     layers: str = options.LAYERS,
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = AUTO,
     emulate: str = options.EMULATE,
     cost_model: str = options.COST_MODEL,
     as_json: bool = options.JSON,
@@ -73,6 +74,8 @@ def ring_here(
 ) -> Iterator[Client]:
     """A client of a ring of processes on this machine, once it is ready."""
     notes.say(f"starting a coordinator and {config.stages} stage(s) on this machine")
+    if text := precision_text(config.quantisation, config.dtype):
+        notes.say(text)
     # On SIGTERM it ends its processes first (the kernel ends them if it has no chance to).
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with (

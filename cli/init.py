@@ -15,12 +15,13 @@ from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.plan import commands_of, plan_as_json
 from edgespec.cli.token import with_cluster
-from edgespec.config import DEFAULT_PORT, Address
+from edgespec.config import DEFAULT_PORT, Address, Quantisation
 from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, folder_of
 from edgespec.daemon.planning import chosen_context, devices_of, model_to_plan, speculative_speed
+from edgespec.daemon.precision import AUTO, precision_text, sixteen_bit_dtype
 from edgespec.daemon.settings import (
     RingOptions,
     chosen_draft,
@@ -58,13 +59,13 @@ def init(
         help="Plan the ring for these devices, as `edgespec plan` does: a JSON file, or names "
         "or files of profiles, the coordinator's first.",
     ),
-    quant: options.Quant = "",
+    quant: options.Quant = AUTO,
     draft_quant: options.DraftQuant = "none",
     context: int = options.CONTEXT,
     dtype: str = typer.Option(
-        "",
-        help="float32, bfloat16, float64 or (CUDA) float16. Default: float32, or bfloat16, as "
-        "a plan has it, with --devices.",
+        AUTO,
+        help="float32, bfloat16, float64 or (CUDA) float16. auto: float32 for --quant none, "
+        "else 16 bit, as a plan (--devices) always has it.",
     ),
     host: str = typer.Option(EVERY_ADDRESS, help="Address to listen on."),
     port: int = typer.Option(DEFAULT_PORT, help="Port to listen on; 0: any free."),
@@ -90,7 +91,7 @@ def init(
         plan = _planned(model, draft, quant, draft_quant, context, devices)
         quant, context = plan.problem.model.quantisation.name, plan.problem.context
         layers = ",".join(map(str, plan.split))
-    dtype = dtype or ("bfloat16" if plan else "float32")
+        dtype = sixteen_bit_dtype() if dtype == AUTO else dtype
     settings, later = _settings(
         RingOptions(model, draft, stages, dtype, quant, draft_quant, layers, context),
         Address(host, port),
@@ -124,7 +125,14 @@ def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, lis
     look_at_models(config)
     is_own = ring.model or (ring.draft and chosen_draft(ring.draft, ring.model).folders)
     later = look_into_models(config) if is_own else []  # the bundled models need no look
-    made = replace(ring, stages=config.stages, host=address.host, port=address.port)
+    made = replace(
+        ring,
+        stages=config.stages,
+        dtype=config.dtype,
+        quant=config.quantisation.name,
+        host=address.host,
+        port=address.port,
+    )
     return ClusterSettings(**asdict(made)), later
 
 
@@ -205,6 +213,8 @@ def _tell(notes: Notes, made: ClusterFolder, kept: bool, later: list[str]) -> No
                 f"{model} was not downloaded yet, and the hub cannot be reached now: before "
                 f"`edgespec serve`, connect this machine, or run `hf download {model}`"
             )
+    if text := precision_text(Quantisation.parse(settings.quant), settings.dtype):
+        notes.say(text)
     notes.say(f"start the coordinator:        {with_cluster('edgespec serve', made.path)}")
     notes.say(f"another token, when needed:   {with_cluster('edgespec token new', made.path)}")
     if made.settings.places:

@@ -83,8 +83,9 @@ DRAFT = typer.Option(
 Quant = Annotated[
     str,
     typer.Option(
-        help="How the stages hold the layers' matrices: none, int8, int4, int4-g32, int4-g128, nf4 "
-        "or nf4-dq."
+        help="How the stages hold the layers' matrices: none, int8, int4, int4-g32, int4-g128, "
+        "nf4 or nf4-dq. auto: as the model's files pack them; else 4 bits a weight, or none for "
+        "a model below 100 MB."
     ),
 ]
 DraftQuant = Annotated[
@@ -108,7 +109,13 @@ CLUSTER = typer.Option(
     help="Folder with this machine's keys and what it knows of its cluster. Default: "
     "~/.local/state/edgespec.",
 )
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float64 or (CUDA) float16.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="float32, bfloat16, float64 or (CUDA) float16. auto: float32 for --quant none, "
+        "else 16 bit."
+    ),
+]
 COORDINATOR = typer.Option(
     None,
     metavar="HOST[:PORT]",

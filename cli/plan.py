@@ -20,6 +20,7 @@ from edgespec.daemon.planning import (
     model_to_plan,
     speculative_speed,
 )
+from edgespec.daemon.precision import AUTO
 from edgespec.planning.memory import GIB
 from edgespec.planning.plan import Plan, PlannedNode
 from edgespec.planning.plan import plan as make_plan
@@ -52,11 +53,7 @@ def plan(
         help="Who guesses: none, ngram, FOLDER of a draft model, eagle:FOLDER, eagle3:FOLDER, "
         "or hybrid:ngram+eagle3:FOLDER. Default: none, or the draft of the cost model.",
     ),
-    quant: str = typer.Option(
-        "",
-        help="How the stages hold the layers' matrices: none, int8, int4, int4-g32, int4-g128, "
-        "nf4 or nf4-dq. Default: int4, or as the block files have it.",
-    ),
+    quant: options.Quant = AUTO,
     draft_quant: options.DraftQuant = "none",
     context: int = typer.Option(
         0,

@@ -11,8 +11,10 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
-from edgespec.config import MOST_STAGES, Quantisation
+from edgespec.config import MOST_STAGES
+from edgespec.daemon.precision import AUTO, quantisation_for
 from edgespec.errors import ConfigError
+from edgespec.model.hub import require_model
 from edgespec.model.manifest import Manifest, size_text
 from edgespec.planning.partition import blocks_of, parse_split
 
@@ -23,7 +25,7 @@ def shard(
         0, help="Number of stages. Default: as many as --layers says.", show_default=False
     ),
     layers: str = options.LAYERS,
-    quant: options.Quant = "int4",
+    quant: options.Quant = AUTO,
     out: str = typer.Option(
         "", metavar="DIR", help="Folder to write. Default: ./NAME-QUANT-Nstages."
     ),
@@ -40,7 +42,8 @@ def shard(
         raise ConfigError(
             f"{stages} stages; a ring has 1 to {MOST_STAGES}: give --stages N, or --layers N,N,..."
         )
-    quantisation = Quantisation.parse(quant)
+    require_model(model)
+    quantisation = quantisation_for(model, quant)
     notes = Notes()
     with notes.waiting("opening the model") as waiting:
         # Imported late, as torch takes seconds: a wrong option is refused at once.

@@ -16,6 +16,7 @@ from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.layer_assignment import LayerAssignment, needs_of
 from edgespec.daemon.notify import Notifier
+from edgespec.daemon.precision import precision_text
 from edgespec.daemon.process import exit_code, take_file_descriptors
 from edgespec.daemon.settings import context_of, look_at_models
 from edgespec.decoding.admission import Ring
@@ -49,6 +50,8 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     address that cannot be used.
     """
     look_at_models(config)
+    if text := precision_text(config.quantisation, config.dtype):
+        log.info(text)
     take_file_descriptors()
     access_policy = AccessStore(cluster)
     costs = emulated_costs(config.emulation, config.stages) if config.emulation else None

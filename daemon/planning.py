@@ -10,6 +10,7 @@ from msgspec import Meta, structs
 
 from edgespec.config import Quantisation
 from edgespec.daemon.bundled_models import bundled
+from edgespec.daemon.precision import AUTO, four_bit_for, quantisation_for
 from edgespec.daemon.profiles import profile_named
 from edgespec.drafting.choice import HYBRID, DraftChoice, parse_draft
 from edgespec.errors import ConfigError
@@ -30,7 +31,6 @@ from edgespec.planning.plan import Plan
 from edgespec.planning.profile import Figure, Profile, RowTable
 from edgespec.schema import FileStruct, Text, as_type, parse_json
 
-DEFAULT_QUANTISATION = "int4"
 DEFAULT_CONTEXT = 4096
 
 
@@ -56,8 +56,9 @@ class ModelToPlan:
 def model_to_plan(model: str, quant: str, draft: str, draft_quant: str) -> ModelToPlan:
     """A model folder, a folder of block files or the name of a cost model, with its draft.
 
-    `quant` "": as the block files have it, or int4. `draft`: see drafting.choice; "": none, or that
-    of the cost model. Raises ConfigError for what cannot be read or is not known.
+    `quant` "auto": as the block files have it, or what daemon.precision chooses. `draft`: see
+    drafting.choice; "": none, or that of the cost model. Raises ConfigError for what cannot be read
+    or is not known.
     """
     asked = _base(model, quant)
     if not draft:
@@ -76,7 +77,7 @@ def _base(model: str, quant: str) -> ModelToPlan:
             f"with a config.json, or one of: {', '.join(COST_MODELS)}"
         )
     of = ARCHITECTURES[model.removesuffix("-eagle")]
-    quantisation = Quantisation.parse(quant or DEFAULT_QUANTISATION)
+    quantisation = four_bit_for(of) if quant == AUTO else Quantisation.parse(quant)
     published = COST_MODELS[model].draft
     return ModelToPlan(PlannedModel(model, of, quantisation, published), 0, ())
 
@@ -159,12 +160,12 @@ def _folder(folder: Path, quant: str) -> ModelToPlan:
     config, where = _config(folder)
     of = architecture_of(config, where)
     made = manifest_of(folder)
-    if made is not None and quant and quant != made.quantisation.name:
+    if made is not None and quant not in (AUTO, made.quantisation.name):
         raise ConfigError(
             f"{folder} holds block files in {made.quantisation.name}, not {quant}; leave --quant "
             "out, or give the folder of the original model"
         )
-    quantisation = made.quantisation if made else Quantisation.parse(quant or DEFAULT_QUANTISATION)
+    quantisation = quantisation_for(str(folder), quant)
     split = made.layers_of_stages if made else ()
     model = PlannedModel(folder.resolve().name, of, quantisation)
     return ModelToPlan(model, longest_context(config, where), split)

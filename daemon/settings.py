@@ -18,6 +18,7 @@ from edgespec.config import (
 )
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterSettings
+from edgespec.daemon.precision import AUTO, dtype_for, quantisation_for
 from edgespec.drafting.choice import HYBRID, NONE, SOURCES, DraftChoice, parse_draft
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.hub import NotHereYet, model_files, require_model
@@ -29,7 +30,10 @@ Value = TypeVar("Value", str, int, tuple[int, ...])
 
 @dataclass(frozen=True, slots=True)
 class RingOptions:
-    """The ring options of a command; those that were not given are empty (port: None)."""
+    """The ring options of a command; those that were not given are empty (port: None).
+
+    `quant` and `dtype` may be "auto" (see daemon.precision).
+    """
 
     model: str
     draft: str
@@ -50,7 +54,10 @@ def served_config(
     # Any option but the address describes a ring of its own.
     if any(value for name, value in asdict(asked).items() if name not in ("host", "port")):
         ring = replace(
-            asked, dtype=asked.dtype or "float32", draft_quant=asked.draft_quant or "none"
+            asked,
+            quant=asked.quant or AUTO,
+            dtype=asked.dtype or AUTO,
+            draft_quant=asked.draft_quant or "none",
         )
         port = DEFAULT_PORT if asked.port is None else asked.port
         return coordinator_config(ring, Address(asked.host or LOOPBACK, port), emulation)
@@ -68,9 +75,9 @@ def coordinator_config(
 ) -> CoordinatorConfig:
     """Settings with the bundled pair where no model is named. `ring.draft`: see drafting.choice.
 
-    Without `quant`, `stages` (0) or `layers` those of a folder that `edgespec shard` made count; a
-    folder with other ones is refused. `usual_stages`: how many if nothing else says so. Raises
-    ConfigError.
+    Without `quant` ("", or "auto"), `stages` (0) or `layers` those of a folder that `edgespec
+    shard` made count; a folder with other ones is refused. `usual_stages`: how many if nothing else
+    says so. "auto" becomes what daemon.precision chooses. Raises ConfigError, ModelError.
     """
     model, stages, quant, split = ring.model, ring.stages, ring.quant, parse_split(ring.layers)
     if stages < 0:
@@ -80,20 +87,22 @@ def coordinator_config(
         model = bundled("base")
     made = manifest_of(model)
     if made is not None:
+        quant = "" if quant == AUTO else quant
         quant = _agreed("quant", quant, made.quantisation.name, model)
         split = _agreed("layers", split, made.layers_of_stages, model)
         stages = _agreed("stages", stages, len(made.layers_of_stages), model)
     stages = stages or len(split) or usual_stages
     if not stages:
         raise ConfigError("how many stages has the ring? Give --stages N, or --layers N,N,...")
+    quantisation = quantisation_for(model, quant or "none")
     return CoordinatorConfig(
         model,
         str(choice),
         stages,
-        ring.dtype,
+        dtype_for(quantisation, ring.dtype),
         address,
         emulation=emulation,
-        quantisation=Quantisation.parse(quant or "none"),
+        quantisation=quantisation,
         draft_quantisation=Quantisation.parse(ring.draft_quant),
         layers=split,
         context=ring.context,

@@ -50,7 +50,7 @@ def ages(folder: Path) -> dict[str, int]:
 
 
 def test_it_writes_a_folder_that_a_ring_can_start_from(here: Here, tmp_path: Path) -> None:
-    done = here(MODEL, "--stages", "3")
+    done = here(MODEL, "--stages", "3", "--quant", "int4")
     assert done.code == 0, done.err
     assert "stage 2: layers 3 to 5" in done.out
     folder = tmp_path / "base-int4-3stages"

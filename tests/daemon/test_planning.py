@@ -55,11 +55,11 @@ def test_a_model_folder_needs_no_weights(tmp_path: Path) -> None:
 
 
 def test_a_cost_model_has_its_published_draft() -> None:
-    asked = model_to_plan("llama-2-7b", "", "", "none")
+    asked = model_to_plan("llama-2-7b", "auto", "", "none")
     assert asked.model.quantisation.name == "int4"
     assert asked.model.draft == COST_MODELS["llama-2-7b"].draft
     assert chosen_context(asked, 0) == 4096
-    quantised = model_to_plan("llama-2-7b", "", bundled("draft"), "int4").model.draft
+    quantised = model_to_plan("llama-2-7b", "auto", bundled("draft"), "int4").model.draft
     assert (quantised.name, quantised.bits) == ("draft", 4)
 
 
@@ -70,7 +70,7 @@ def test_block_files_say_how_they_are_quantised_and_cut(tmp_path: Path) -> None:
     blocks += (BlockEntry("stage-2.safetensors", 9, mark, 5, 8),)
     made = Manifest("base", mark, QUANTISATIONS["nf4"], "bfloat16", 8, blocks, None, (), "1")
     written(tmp_path / MANIFEST, made.to_dict())
-    for quant in ("", "nf4"):
+    for quant in ("auto", "nf4"):
         asked = model_to_plan(str(tmp_path), quant, "", "none")
         assert (asked.model.quantisation.name, asked.split) == ("nf4", (5, 3))
     with pytest.raises(ConfigError, match="holds block files in nf4, not int4"):
@@ -80,10 +80,10 @@ def test_block_files_say_how_they_are_quantised_and_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nothing", "", "", "none"), "no model folder 'nothing', and no cost model"),
+        (("nothing", "auto", "", "none"), "no model folder 'nothing', and no cost model"),
         (("llama-2-7b", "int5", "", "none"), "unknown quantisation 'int5'"),
-        (("llama-2-7b", "", "nothing", "none"), "no draft folder 'nothing'"),
-        (("llama-2-7b", "", bundled("draft"), "int5"), "unknown quantisation 'int5'"),
+        (("llama-2-7b", "auto", "nothing", "none"), "no draft folder 'nothing'"),
+        (("llama-2-7b", "auto", bundled("draft"), "int5"), "unknown quantisation 'int5'"),
     ],
 )
 def test_models_that_cannot_be_planned(arguments: tuple[str, ...], message: str) -> None:
@@ -103,12 +103,12 @@ def test_models_that_cannot_be_planned(arguments: tuple[str, ...], message: str)
 def test_a_config_that_says_nothing(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ConfigError, match=f"config.json.*{message}"):
-        model_to_plan(str(tmp_path), "", "", "none")
+        model_to_plan(str(tmp_path), "auto", "", "none")
 
 
 def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*config.json"):
-        model_to_plan(str(tmp_path), "", "", "none")
+        model_to_plan(str(tmp_path), "auto", "", "none")
 
 
 # --- devices ------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_measured_figures_are_counted() -> None:
 
 
 def planned(devices: str) -> Plan:
-    asked = model_to_plan("llama-2-13b", "", "", "none")
+    asked = model_to_plan("llama-2-13b", "auto", "", "none")
     coordinator, others = devices_of(devices)
     return plan(Problem(asked.model, coordinator, others, 4096))
 

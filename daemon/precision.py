@@ -1,0 +1,100 @@
+"""Precision: how blocks are held and in what they compute, where the user leaves that open."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from pathlib import Path
+
+from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.errors import ConfigError
+from edgespec.model.hub import NotHereYet, model_files
+from edgespec.model.manifest import manifest_of
+from edgespec.planning.architecture import Architecture, architecture_of
+
+AUTO = "auto"
+"""The value of --quant and --dtype that leaves the choice to this module."""
+
+SMALL_BYTES = 100_000_000
+"""A model of fewer bytes in 16 bit stays as it is: no board is short of them."""
+
+NARROW = 2048
+"""Below this hidden size groups of 32 columns are taken: small models lose more by rounding."""
+
+_BITS = {"int8": "8-bit", "int4": "4-bit", "nf4": "4-bit"}
+
+
+def quantisation_for(model: str, quant: str = AUTO) -> Quantisation:
+    """The quantisation of this name, or for "auto" the one that suits the model.
+
+    `model`: a folder or a hub id, of which no weights are read. What is packed already stays as it
+    is; of the others small ones stay, and large ones take 4 bits a weight. Raises ConfigError for
+    an unknown name, ModelError for a model that the hub does not give.
+    """
+    if quant != AUTO:
+        return Quantisation.parse(quant)
+    made = manifest_of(model)
+    if made is not None:
+        return made.quantisation
+    try:
+        file = model_files(model).file("config.json")
+        config = json.loads(file.read_text(encoding="utf-8"))
+        of = architecture_of(config if isinstance(config, dict) else {}, str(file))
+    except NotHereYet:
+        return QUANTISATIONS["int4"]  # the hub's models are large, with few exceptions
+    except (OSError, ValueError, ConfigError):
+        # The loader says what is wrong with the model, if anything is.
+        return QUANTISATIONS["none" if _stored_bytes(Path(model)) < SMALL_BYTES else "int4"]
+    return four_bit_for(of) if sixteen_bit_bytes(of) > SMALL_BYTES else QUANTISATIONS["none"]
+
+
+def dtype_for(quantisation: Quantisation, dtype: str = AUTO) -> str:
+    """What is asked for; "auto": float32, or for packed blocks 16 bit, as the kernels want it."""
+    if dtype != AUTO:
+        return dtype
+    return "float32" if quantisation.kind == "none" else sixteen_bit_dtype()
+
+
+def sixteen_bit_dtype() -> str:
+    """bfloat16, but float16 where this machine's GPU is too old for it."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "bfloat16"  # no GPU: torch, which takes seconds to import, need not be asked
+    from edgespec.daemon.kernels import sixteen_bit_type
+    from edgespec.model.device import best_device
+
+    return sixteen_bit_type(best_device())
+
+
+def precision_text(quantisation: Quantisation, dtype: str) -> str:
+    """One line for the user: what blocks are held and computed in; "" if nothing is packed."""
+    if quantisation.kind == "none":
+        return ""
+    text = f"{_BITS[quantisation.kind]} blocks ({quantisation.name}), computed in {dtype}"
+    if quantisation.kind == "int4" and dtype == "float32":
+        return (
+            f"{text}: several times slower than in bfloat16, which 4-bit kernels are made for; "
+            "leave --dtype out"
+        )
+    return f"{text}; --quant and --dtype choose others"
+
+
+def sixteen_bit_bytes(of: Architecture) -> int:
+    """What layers, embedding and head take in 16 bit."""
+    return 2 * of.layers * of.layer_weights + of.head_bytes * (1 if of.tied else 2)
+
+
+def four_bit_for(of: Architecture) -> Quantisation:
+    """int4 in groups that every matrix can have; int8 if its columns divide into none."""
+    columns = {columns for _, columns in (*of.attention_matrices, *of.mlp_matrices)}
+    names = ("int4-g32",) if of.hidden < NARROW else ("int4", "int4-g32")
+    for name in names:
+        if all(count % QUANTISATIONS[name].group == 0 for count in columns):
+            return QUANTISATIONS[name]
+    return QUANTISATIONS["int8"]
+
+
+def _stored_bytes(folder: Path) -> int:
+    """Bytes of a folder's weights, for a model whose config.json does not tell its sizes."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
