@@ -173,7 +173,7 @@ class BlockLibrary:
         self._make_folder(folder)
         needed = block_inventory(source, key.first, key.end)
         dtype = plain_dtype(source, needed)
-        require_room(folder, stored_bytes(source, needed, dtype))
+        require_room(folder, stored_bytes(needed, dtype))
         manifest = Manifest(
             model=source.path.resolve().name,
             fingerprint=key.fingerprint,

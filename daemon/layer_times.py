@@ -232,6 +232,9 @@ class RandomLayers:
         parts = itertools.chain.from_iterable(of.values() for of in stored)
         return weights, sum(shape.numel() * dtype.itemsize for shape, dtype in parts)
 
+    def form(self, name: str) -> Quantisation:
+        return self.quantisation
+
     def tensor(self, name: str) -> torch.Tensor:
         shape = self._shapes[name]
         if shape not in self._plain:

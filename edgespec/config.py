@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from ipaddress import IPv6Address
+from typing import Literal
 
 from edgespec.errors import ConfigError
 
@@ -18,41 +19,60 @@ MAX_TEMPERATURE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """How the matrices of a block's layers are held; everything else of it stays as it is.
+    """How the matrices of a block's layers are held, or the form of one of them.
 
-    `kind`: "none" (as the model has them), "int8" (one scale a row), "int4" (a scale and a zero
-    for each `group` of columns) or "nf4" (QLoRA's NormalFloat, a scale for each `group`; with
-    `double` the scales are quantised too).
+    `kind`: "none" (as the model has them), "int8" (codes of 8 bits), "int4" (of 4 bits), "nf4"
+    (QLoRA's NormalFloat) or "file" (each matrix as the model's own file packs it, so that forms
+    differ). `group`: columns that share a scale; 0 in "int8": a row does.
+
+    The rest is of the forms that files come in (docs/quantisation.md has the formulas). `double`:
+    the scales are quantised too: of "nf4" as bitsandbytes does it, else a whole number for each
+    group times a float16 for 256 columns. `zeros`: what is added in a group: "" (nothing),
+    "middle" (a number, to 8 steps up from the least code), "low" (a number, to the code 0) or
+    "points" (minus a whole number of steps). `scales`: dtype of scales and zeros of "int4" and
+    "int8". `ordered`: columns are stored in an order of their own.
     """
 
-    kind: str = "none"
+    kind: Literal["none", "int8", "int4", "nf4", "file"] = "none"
     group: int = 0
     double: bool = False
+    zeros: Literal["", "middle", "low", "points"] = ""
+    scales: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    ordered: bool = False
 
     @property
     def name(self) -> str:
-        """What users call it."""
-        return next(name for name, one in QUANTISATIONS.items() if one == self)
+        """What users call it; a form that only files have is described."""
+        for name, one in NAMED.items():
+            if one == self:
+                return name
+        words = [self.kind, f"g{self.group}", self.scales, self.zeros]
+        words += ["double"] * self.double + ["ordered"] * self.ordered
+        return "-".join(word for word in words if word)
 
     @staticmethod
     def parse(name: str) -> Quantisation:
         """The one of this name; raises ConfigError, with all names, if there is none."""
-        if name not in QUANTISATIONS:
-            raise ConfigError(
-                f"unknown quantisation {name!r}; choose one of: {', '.join(QUANTISATIONS)}"
-            )
-        return QUANTISATIONS[name]
+        if name not in NAMED:
+            raise ConfigError(f"unknown quantisation {name!r}; choose one of: {', '.join(NAMED)}")
+        return NAMED[name]
 
 
 QUANTISATIONS = {
     "none": Quantisation(),
     "int8": Quantisation("int8"),
-    "int4": Quantisation("int4", 64),
-    "int4-g32": Quantisation("int4", 32),
-    "int4-g128": Quantisation("int4", 128),
+    "int4": Quantisation("int4", 64, zeros="middle"),
+    "int4-g32": Quantisation("int4", 32, zeros="middle"),
+    "int4-g128": Quantisation("int4", 128, zeros="middle"),
     "nf4": Quantisation("nf4", 64),
     "nf4-dq": Quantisation("nf4", 64, double=True),
 }
+"""All that any model's matrices can be rounded to, by name."""
+
+FILE = Quantisation("file")
+"""For models whose files are packed already."""
+
+NAMED = {**QUANTISATIONS, "file": FILE}
 """All that can be chosen, by name."""
 
 

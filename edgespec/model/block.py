@@ -117,18 +117,20 @@ class Block:
         check_names(source, prefix, {prefix + name for name, _ in module.named_parameters()})
         # One tensor at a time, so that loading never needs more than the finished block and one
         # tensor as stored.
-        if source.quantisation.kind != "none":
-            self._load_quantised(source, module, prefix)
+        self._load_packed(source, module, prefix)
         for name, parameter in list(module.named_parameters()):
             owner_path, _, leaf = name.rpartition(".")
             loaded = load_parameter(source, prefix + name, parameter.shape, self.dtype, self.device)
             setattr(module.get_submodule(owner_path), leaf, loaded)
         module.eval()
 
-    def _load_quantised(self, source: TensorSource, module: nn.Module, prefix: str) -> None:
-        """Replace every linear layer of a module by one with packed weights."""
+    def _load_packed(self, source: TensorSource, module: nn.Module, prefix: str) -> None:
+        """Replace the linear layers of a module whose weights come packed."""
         for name, linear in list(module.named_modules()):
             if not isinstance(linear, nn.Linear):
+                continue
+            form = source.form(f"{prefix}{name}.weight")
+            if form.kind == "none":
                 continue
             bias = None
             if linear.bias is not None:
@@ -137,10 +139,8 @@ class Block:
                 )
             shape = linear.weight.shape
             packed = source.packed(f"{prefix}{name}.weight", shape)
-            module.set_submodule(
-                name,
-                linear_from(packed, bias, shape, source.quantisation, self.dtype, self.device),
-            )
+            held = linear_from(packed, bias, shape, form, self.dtype, self.device)
+            module.set_submodule(name, held)
 
     def new_cache(self, reserve: int) -> TwoRegionCache:
         """An empty cache for this block's layers with room for `reserve` rows."""

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig
 
-from edgespec.config import Quantisation
+from edgespec.config import FILE, Quantisation
 from edgespec.errors import BlockDamaged, ConfigError, ModelError
 from edgespec.model.inventory import Needed, block_inventory, head_inventory, packed_slots
 from edgespec.model.manifest import REMEDY, BlockEntry, FileEntry, size_text
 from edgespec.model.quantised.linear import stored_parts
 from edgespec.model.safetensors_writer import PADDING, OpenFile, SafetensorsWriter, Slot
 from edgespec.model.source import TensorSource, shaped
+from edgespec.schema import as_type, parse_json
 
 Progress = Callable[[int, int], None]
 """Hears how much is done, and of how much."""
+
+_FORMS = "forms"
+"""The entry of the file's metadata that has the form of each matrix, where they differ."""
 
 _PART = re.compile(r"(.*\.weight)\.[^.]+")
 
@@ -40,6 +46,8 @@ def write_block(
     """
     needed = block_inventory(source, first, end)
     about = {"layers": f"{first}-{end - 1}", "quantisation": source.quantisation.name}
+    if source.quantisation == FILE:
+        about[_FORMS] = _forms_text(needed)
     count, sha256 = _write(source, needed, path, about, progress)
     return BlockEntry(path.name, count, sha256, first, end)
 
@@ -83,7 +91,7 @@ def _write(
 
 def _slots(source: TensorSource, one: Needed) -> list[Slot]:
     if one.packed:
-        return packed_slots(one, source.quantisation)
+        return packed_slots(one)
     return [Slot(one.name, one.shape, shaped(source, one.name, one.shape).dtype)]
 
 
@@ -95,6 +103,21 @@ def _append(source: TensorSource, one: Needed, slots: Sequence[Slot], file: Open
     packed = source.packed(one.name, one.shape)
     for slot in slots:
         file.append(slot.name, packed[slot.name[len(one.name) + 1 :]])
+
+
+def _forms_text(needed: Sequence[Needed]) -> str:
+    forms = {one.name: asdict(one.form) for one in needed if one.packed}
+    return json.dumps(forms, separators=(",", ":"))
+
+
+def _forms_in(metadata: Mapping[str, str], path: Path) -> dict[str, Quantisation]:
+    """The form of each matrix that is packed, by its name. Raises BlockDamaged."""
+    where = f"{_FORMS} of {path}"
+    try:
+        forms = parse_json(metadata.get(_FORMS, "{}"), where, REMEDY)
+        return as_type(dict[str, Quantisation], forms, where, REMEDY)
+    except (ConfigError, RecursionError) as problem:
+        raise BlockDamaged(str(problem)) from None
 
 
 class BlockFile:
@@ -115,6 +138,7 @@ class BlockFile:
         try:
             # Kept open: the header has some hundred entries, and each opening reads them all.
             self._tensors = safe_open(str(path), framework="pt", device="cpu")
+            self._forms = _forms_in(self._tensors.metadata() or {}, path)
         except (OSError, SafetensorError) as error:
             raise BlockDamaged(f"cannot open {path} ({error}); {REMEDY}") from error
         names = self._tensors.keys()
@@ -125,6 +149,11 @@ class BlockFile:
         parts = ((name, _PART.fullmatch(name)) for name in self._stored)
         return frozenset(name if part is None else part[1] for name, part in parts)
 
+    def form(self, name: str) -> Quantisation:
+        if self.quantisation != FILE:
+            return self.quantisation
+        return self._forms.get(name, Quantisation())
+
     def tensor(self, name: str) -> torch.Tensor:
         if name not in self._stored:
             raise ModelError(f"{self.path} has no tensor {name!r}; {REMEDY}")
@@ -133,13 +162,13 @@ class BlockFile:
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
         parts = {}
-        for part, expected in stored_parts(self.quantisation, shape).items():
+        form = self.form(name)
+        for part, expected in stored_parts(form, shape).items():
             tensor = self.tensor(f"{name}.{part}")
             if (tensor.shape, tensor.dtype) != expected:
                 raise ModelError(
                     f"'{name}.{part}' in {self.path} is {tensor.dtype} of {list(tensor.shape)}, "
-                    f"but {self.quantisation.name} has {expected[1]} of {list(expected[0])}; "
-                    f"{REMEDY}"
+                    f"but {form.name} has {expected[1]} of {list(expected[0])}; {REMEDY}"
                 )
             parts[part] = tensor
         return parts

@@ -16,19 +16,26 @@ from edgespec.model.quantised.linear import stored_parts
 from edgespec.model.safetensors_writer import Slot
 from edgespec.model.source import TensorSource, check_layers, check_names
 
+_PLAIN = Quantisation()
+
 
 @dataclass(frozen=True)
 class Needed:
     """A tensor that a block or the head is made of, as the checkpoint has it.
 
-    `packed`: it is the weight of a linear layer, [out, in], and may be stored in packed form.
+    `form`: how it is stored; plain unless it is the weight [out, in] of a linear layer.
     `layer`: the decoder layer that it belongs to, -1 for embedding, final norm and head.
     """
 
     name: str
     shape: torch.Size
-    packed: bool
+    form: Quantisation
     layer: int
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is stored in parts."""
+        return self.form.kind != "none"
 
 
 def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
@@ -39,17 +46,16 @@ def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
     """
     check_layers(source, first, end)
     model = skeleton(source.config, first, end)
-    quantised = source.quantisation.kind != "none"
     needed = []
     if first == 0:
-        needed.append(Needed(EMBEDDING, model.embed_tokens.weight.shape, False, -1))
+        needed.append(Needed(EMBEDDING, model.embed_tokens.weight.shape, _PLAIN, -1))
     for index in range(first, end):
         prefix = f"model.layers.{index}."
-        layer = list(_needed(model.layers[index], prefix, index, quantised))
+        layer = list(_needed(model.layers[index], prefix, index, source))
         check_names(source, prefix, {one.name for one in layer})
         needed += layer
     if end == source.layers:
-        needed += _needed(model.norm, "model.norm.", -1, False)
+        needed += _needed(model.norm, "model.norm.", -1, source)
     return needed
 
 
@@ -57,18 +63,18 @@ def head_inventory(config: PretrainedConfig) -> list[Needed]:
     """The output matrix, under the name that it has in the checkpoint."""
     name = EMBEDDING if config.tie_word_embeddings else "lm_head.weight"
     shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
-    return [Needed(name, shape, False, -1)]
+    return [Needed(name, shape, _PLAIN, -1)]
 
 
-def packed_slots(one: Needed, quantisation: Quantisation) -> list[Slot]:
+def packed_slots(one: Needed) -> list[Slot]:
     """How a packed weight is stored: each part of it as a tensor called NAME.PART.
 
-    Raises ModelError if its shape does not fit the quantisation.
+    Raises ModelError if its shape does not fit its form.
     """
     try:
-        parts = stored_parts(quantisation, one.shape)
+        parts = stored_parts(one.form, one.shape)
     except ModelError as error:
-        raise ModelError(f"cannot hold {one.name!r} as {quantisation.name}: {error}") from error
+        raise ModelError(f"cannot hold {one.name!r} as {one.form.name}: {error}") from error
     return [Slot(f"{one.name}.{part}", *stored) for part, stored in parts.items()]
 
 
@@ -77,23 +83,23 @@ def held_bytes(source: TensorSource, first: int, end: int, dtype: torch.dtype) -
 
     Raises ModelError as `block_inventory` does, and for a shape that cannot be packed.
     """
-    return stored_bytes(source, block_inventory(source, first, end), dtype)
+    return stored_bytes(block_inventory(source, first, end), dtype)
 
 
-def stored_bytes(source: TensorSource, needed: Sequence[Needed], dtype: torch.dtype) -> int:
+def stored_bytes(needed: Sequence[Needed], dtype: torch.dtype) -> int:
     """What the data of these tensors takes, if those that are not packed are of `dtype`.
 
-    Raises ModelError if one does not fit the source's quantisation.
+    Raises ModelError if one does not fit its form.
     """
     slots = (
-        packed_slots(one, source.quantisation) if one.packed else [Slot(one.name, one.shape, dtype)]
-        for one in needed
+        packed_slots(one) if one.packed else [Slot(one.name, one.shape, dtype)] for one in needed
     )
     return sum(slot.bytes for some in slots for slot in some)
 
 
-def _needed(module: nn.Module, prefix: str, layer: int, quantised: bool) -> Iterator[Needed]:
+def _needed(module: nn.Module, prefix: str, layer: int, source: TensorSource) -> Iterator[Needed]:
     for name, parameter in module.named_parameters():
         owner, _, leaf = name.rpartition(".")
         linear = leaf == "weight" and isinstance(module.get_submodule(owner), nn.Linear)
-        yield Needed(prefix + name, parameter.shape, linear and quantised, layer)
+        form = source.form(prefix + name) if linear else _PLAIN
+        yield Needed(prefix + name, parameter.shape, form, layer)

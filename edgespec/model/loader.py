@@ -58,6 +58,9 @@ class Checkpoint:
     def names(self) -> frozenset[str]:
         return frozenset(self._file_of)
 
+    def form(self, name: str) -> Quantisation:
+        return self.quantisation
+
     def tensor(self, name: str) -> torch.Tensor:
         """See TensorSource; it is a view of the mapped file: copy it to keep it."""
         if name not in self._file_of:

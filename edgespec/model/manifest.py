@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, to_builtins
 
-from edgespec.config import DTYPES, QUANTISATIONS, Quantisation
+from edgespec.config import DTYPES, NAMED, Quantisation
 from edgespec.errors import BlockDamaged, ConfigError
 from edgespec.schema import FileStruct, Text, as_type, check_version, parse_json
 
@@ -115,12 +115,12 @@ class Manifest(FileStruct, frozen=True):
                     f"{where}: its seal does not fit its content: it was changed after it was "
                     f"made; {REMEDY}"
                 )
-            if not isinstance(quantisation, str) or quantisation not in QUANTISATIONS:
+            if not isinstance(quantisation, str) or quantisation not in NAMED:
                 raise ConfigError(
                     f"{where}: quantisation is {quantisation!r}; it must be one of: "
-                    f"{', '.join(QUANTISATIONS)}; {REMEDY}"
+                    f"{', '.join(NAMED)}; {REMEDY}"
                 )
-            fields["quantisation"] = QUANTISATIONS[quantisation]
+            fields["quantisation"] = NAMED[quantisation]
             return as_type(Manifest, fields, where, REMEDY)
         except (ConfigError, RecursionError) as problem:
             raise BlockDamaged(str(problem)) from None

@@ -18,9 +18,8 @@ from edgespec.model.inventory import block_inventory, head_inventory, stored_byt
 from edgespec.model.loader import Checkpoint, fingerprint
 from edgespec.model.locks import locked
 from edgespec.model.manifest import MANIFEST, Manifest, read_manifest
-from edgespec.model.quantised.source import QuantisingSource
+from edgespec.model.quantised.source import quantising
 from edgespec.model.safetensors_writer import sync_folder
-from edgespec.model.source import TensorSource
 from edgespec.model.tensors import TORCH_DTYPES
 
 UNFINISHED = MANIFEST + ".part"
@@ -49,9 +48,7 @@ class Sharding:
         plain = Checkpoint(model)
         self.layers = plain.layers
         self._model = model
-        self._source: TensorSource = plain
-        if quantisation.kind != "none":
-            self._source = QuantisingSource(plain, quantisation)
+        self._source = quantising(plain, quantisation)
 
     def into(self, folder: Path, split: Split, progress: Progress) -> Manifest:
         """Write stages of layers (first, end), the head, and the manifest last.
@@ -127,7 +124,7 @@ class Sharding:
         if manifest.head is None:
             needed.append(head_inventory(self._source.config))
         dtype = TORCH_DTYPES[manifest.dtype]
-        require_room(folder, sum(stored_bytes(self._source, some, dtype) for some in needed))
+        require_room(folder, sum(stored_bytes(some, dtype) for some in needed))
 
     def _with_block(
         self,

@@ -15,15 +15,15 @@ from edgespec.errors import ModelError
 class TensorSource(Protocol):
     """A model's tensors on request, by the names that its checkpoint has for them.
 
-    Where `quantisation` is not "none", the weight of every nn.Linear of a layer comes in packed
-    form, and all else plain.
+    The weight of an nn.Linear of a layer comes packed in its `form`, or plain where that is of the
+    kind "none"; all else comes plain.
     """
 
     path: Path
     """Where it is, for messages."""
     config: PretrainedConfig
     quantisation: Quantisation
-    """How the layers' matrices come."""
+    """How the layers' matrices come, by the name that users, rings and manifests have for it."""
     mapped: bool
     """Whether tensors may be kept as they are, as views of a file that does not change; else what
     is kept must be copied."""
@@ -35,6 +35,12 @@ class TensorSource(Protocol):
     @property
     def layers(self) -> int:
         """Decoder layers of the whole model."""
+
+    def form(self, name: str) -> Quantisation:
+        """The form of one matrix of a layer; never of the kind "file".
+
+        Raises ModelError if there is none of this name.
+        """
 
     def tensor(self, name: str) -> torch.Tensor:
         """A plain tensor, as stored, on the CPU.

@@ -5,34 +5,46 @@ from __future__ import annotations
 import torch
 
 from edgespec.config import Quantisation
-from edgespec.errors import ModelError
 from edgespec.model.quantised import int4_kernels
+from edgespec.model.quantised.group_scales import check_columns, scale_and_zero, scale_parts
 from edgespec.model.quantised.int4_kernels import MIDDLE, MOST, TILE
 from edgespec.model.quantised.rounding import Packed, Parts, inverse, row_chunks
 from edgespec.model.quantised.slices import SlicedLinear
+from edgespec.model.tensors import TORCH_DTYPES
 
 _PAIRS = {2: torch.int32, 4: torch.int64, 8: torch.complex128}
 """A type that holds two numbers of so many bytes, so that one lookup gives both of a byte."""
 
 
-def stored_parts(quantisation: Quantisation, shape: torch.Size) -> Parts:
-    """`tiles`: two codes a byte; `scales`: scale and zero. Rows are padded to whole tiles."""
+def stored_parts(form: Quantisation, shape: torch.Size) -> Parts:
+    """`tiles`: two codes a byte, rows padded to whole tiles; and the scales.
+
+    These are `scale_parts`, but where each group has a "middle" `scales` are pairs of scale and
+    zero in the order that torch's kernels want, so that they can be computed with as they are.
+    """
     out, columns = shape
-    group = quantisation.group
-    if columns % group:
-        raise ModelError(
-            f"int4 with groups of {group} columns does not fit its {columns} columns; choose a "
-            "group that divides them, or int8"
-        )
+    check_columns(form, columns)
     tiles = -(-out // TILE)
-    return {
-        "tiles": (torch.Size((tiles, columns, TILE // 2)), torch.uint8),
-        "scales": (torch.Size((columns // group, tiles * TILE, 2)), torch.bfloat16),
-    }
+    parts: Parts = {"tiles": (torch.Size((tiles, columns, TILE // 2)), torch.uint8)}
+    if form.zeros != "middle":
+        return parts | scale_parts(form, shape)
+    pairs = torch.Size((columns // form.group, tiles * TILE, 2))
+    return parts | {"scales": (pairs, TORCH_DTYPES[form.scales])}
+
+
+def stored(codes: torch.Tensor, form: Quantisation, scales: Packed) -> Packed:
+    """The stored form of codes, uint8 [out, columns] of 0 to 15, and `scale_parts`."""
+    shape, dtype = stored_parts(form, codes.shape)["tiles"]
+    tiles = torch.zeros(shape, dtype=dtype)
+    int4_kernels.store(codes, tiles)
+    return {"tiles": tiles, **scales}
 
 
 def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
-    """Round to the nearest of 16 evenly spaced values per group; w ≈ (code - 8) * scale + zero."""
+    """Round to the nearest of 16 evenly spaced values per group; w ≈ (code - 8) * scale + zero.
+
+    Of forms with a "middle" alone.
+    """
     packed = {
         name: torch.zeros(shape, dtype=dtype)
         for name, (shape, dtype) in stored_parts(quantisation, weight.shape).items()
@@ -65,12 +77,17 @@ class Int4Linear(SlicedLinear):
     pairs: torch.Tensor
 
     def held(self, packed: Packed, quantisation: Quantisation, device: torch.device) -> Packed:
-        self.group = quantisation.group
+        self.group = int4_kernels.kernel_group(quantisation.group)
         self.form = int4_kernels.best_form(self.dtype, device, self.group)
         kept = self.dtype if self.form.name != "cuda" else torch.bfloat16
+        scales = packed["scales"]
+        if quantisation.zeros != "middle":
+            scales = _paired(packed, quantisation, kept)
+        if self.group < quantisation.group:
+            scales = scales.repeat_interleave(quantisation.group // self.group, 0)
         return {
             "tiles": self.form.convert(packed["tiles"], device),
-            "scales": packed["scales"].to(device, kept),
+            "scales": scales.to(device, kept),
             "pairs": _pairs(self.dtype).to(device),
         }
 
@@ -118,6 +135,17 @@ class Int4Linear(SlicedLinear):
         scales = self.scales[:, first : first + rows].view(groups, -1, 2, half, 2)
         scale, zero = scales.permute(4, 0, 1, 3, 2).reshape(2, groups, rows)
         return steps.view(groups, self.group, rows), scale, zero
+
+
+def _paired(packed: Packed, form: Quantisation, dtype: torch.dtype) -> torch.Tensor:
+    """Scale and zero of each group, [groups, rows of whole tiles, 2]."""
+    scale, zero = scale_and_zero(packed, form, MIDDLE, dtype)
+    out, groups = scale.shape
+    pairs = torch.zeros(groups, -(-out // TILE) * TILE, 2, dtype=dtype)
+    pairs[:, :out, 0] = scale.T
+    if zero is not None:
+        pairs[:, :out, 1] = zero.T
+    return pairs
 
 
 def _pairs(dtype: torch.dtype) -> torch.Tensor:

@@ -23,6 +23,7 @@ _AVX512_ROWS, _AVX2_ROWS = 48, 32
 rows, that of slices hardly does (measured for 11008 x 4096, one thread; docs/quantisation.md). In
 float32 the kernel is not vectorised, and slices are faster even for one row."""
 
+_KERNEL_GROUPS = (256, 128, 64, 32)
 _CUDA_CAPABILITY = (8, 0)  # torch compiles the kernel for nothing older
 
 
@@ -117,10 +118,15 @@ AVX2 = Form("avx2", _AVX2_ROWS, _halve, _cpu_multiply)
 _CUDA = Form("cuda", sys.maxsize, _for_cuda, _cuda_multiply)
 
 
+def kernel_group(group: int) -> int:
+    """The widest groups that kernels take and that divide these; else the group itself."""
+    return next((wide for wide in _KERNEL_GROUPS if group % wide == 0), group)
+
+
 @functools.cache
 def best_form(dtype: torch.dtype, device: torch.device, group: int) -> Form:
     """The form whose kernel is there, gave the right result, and is worth using; else PLAIN."""
-    candidate = _candidate(dtype, device)
+    candidate = _candidate(dtype, device) if group in _KERNEL_GROUPS else PLAIN
     if candidate is PLAIN:
         return PLAIN
     generator = torch.Generator().manual_seed(0)

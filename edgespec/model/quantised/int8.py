@@ -1,4 +1,4 @@
-"""int8: a scale for each row of the weight."""
+"""int8: codes of 8 bits, with a scale for each row of the weight, or for groups of columns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import torch
 
 from edgespec.config import Quantisation
+from edgespec.model.quantised.group_scales import scale_parts
 from edgespec.model.quantised.kernels import agrees
 from edgespec.model.quantised.rounding import Packed, Parts, inverse, row_chunks
 from edgespec.model.quantised.slices import SlicedLinear
@@ -24,32 +25,42 @@ and at the end of a mapped file that ends the process. Seen with a page after th
 cannot be read, torch 2.13: it needs multiples of 16 on AVX-512 and of 8 on AVX2; this is safer."""
 
 
-def stored_parts(quantisation: Quantisation, shape: torch.Size) -> Parts:
-    """`codes`: int8 [out, in]; `scales`: bfloat16 [out]."""
-    return {
-        "codes": (torch.Size(shape), torch.int8),
-        "scales": (torch.Size(shape[:1]), torch.bfloat16),
-    }
+def stored_parts(form: Quantisation, shape: torch.Size) -> Parts:
+    """`codes`: int8 [out, in]; `scales`: bfloat16 [out], or, with groups, `scale_parts`."""
+    codes: Parts = {"codes": (torch.Size(shape), torch.int8)}
+    if form.group:
+        return codes | scale_parts(form, shape)
+    return codes | {"scales": (torch.Size(shape[:1]), torch.bfloat16)}
+
+
+def stored(codes: torch.Tensor, form: Quantisation, scales: Packed) -> Packed:
+    """The stored form of codes, int8 [out, in], and their scales."""
+    return {"codes": codes, **scales}
 
 
 def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
-    """Round to the nearest of 255 evenly spaced values per row; w ≈ code * scale."""
+    """Round to the nearest of 255 evenly spaced values per row or group; w ≈ code * scale.
+
+    Of forms without zeros alone.
+    """
     packed = {
         name: torch.empty(shape, dtype=dtype)
         for name, (shape, dtype) in stored_parts(quantisation, weight.shape).items()
     }
+    scales = packed["scales"].view(weight.shape[0], -1)
     for first, chunk in row_chunks(weight):
         end = first + chunk.shape[0]
+        grouped = chunk.view(chunk.shape[0], scales.shape[1], -1)
         # Codes are chosen against the scale as it is stored, so that they make up for its rounding.
-        scale = (chunk.abs().amax(1) / _MOST).to(torch.bfloat16).float()
-        codes = chunk.mul_(inverse(scale).unsqueeze(1)).round_().clamp_(-_MOST, _MOST)
-        packed["codes"][first:end] = codes
-        packed["scales"][first:end] = scale
+        scale = (grouped.abs().amax(2) / _MOST).to(scales.dtype).float()
+        codes = grouped.mul_(inverse(scale).unsqueeze(2)).round_().clamp_(-_MOST, _MOST)
+        packed["codes"][first:end] = codes.view(chunk.shape)
+        scales[first:end] = scale
     return packed
 
 
 class Int8Linear(SlicedLinear):
-    """Multiplies by torch's packed kernel for few rows, by slices for many."""
+    """Scales of rows. Multiplies by torch's packed kernel for few rows, by slices for many."""
 
     codes: torch.Tensor
     scales: torch.Tensor

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 
 from edgespec.config import Quantisation
+from edgespec.errors import ModelError
 from edgespec.model.quantised import int4, int8, nf4
+from edgespec.model.quantised.int8_groups import Int8GroupLinear
 from edgespec.model.quantised.rounding import Packed, Parts
 from edgespec.model.quantised.slices import SlicedLinear
 
@@ -17,13 +21,32 @@ _LAYERS: dict[str, type[SlicedLinear]] = {
 }
 
 
-def stored_parts(quantisation: Quantisation, shape: torch.Size) -> Parts:
+def stored_parts(form: Quantisation, shape: torch.Size) -> Parts:
     """What is stored of a weight [out, in]: shape and dtype of each part.
 
-    Raises ModelError if the weight's shape does not fit the quantisation.
+    Raises ModelError if the weight's shape does not fit the form.
     """
-    parts: Parts = _KINDS[quantisation.kind].stored_parts(quantisation, shape)
+    parts: Parts = _kind(form).stored_parts(form, shape)
     return parts
+
+
+def stored(codes: torch.Tensor, form: Quantisation, scales: Packed) -> Packed:
+    """The stored form of a weight [out, in] that is quantised already; nothing is rounded.
+
+    `codes`, on the CPU: uint8 [out, in] of 0 to 15 for "int4"; int8 [out, in] for "int8"; uint8
+    [out, in / 2] as bitsandbytes has them, for "nf4". `scales`: contiguous tensors, all that
+    `scale_parts` lists ("int4", "int8"), or `nf4.stored_parts`. Raises ModelError if a shape or
+    dtype does not fit.
+    """
+    shape = torch.Size((codes.shape[0], codes.shape[1] * (2 if form.kind == "nf4" else 1)))
+    expected = stored_parts(form, shape)
+    packed: Packed = _kind(form).stored(codes, form, scales)
+    for name in expected.keys() | packed.keys():
+        found = packed.get(name)
+        if found is None or (found.shape, found.dtype) != expected.get(name):
+            what = "missing" if found is None else f"{found.dtype} of {list(found.shape)}"
+            raise ModelError(f"{name!r} of a {form.name} matrix of {list(shape)} is {what}")
+    return packed
 
 
 def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
@@ -32,7 +55,7 @@ def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
     Works on some rows at a time, as the weight may be larger than the memory that is left. Raises
     ModelError if its shape or values do not fit, or what the quantisation needs is not installed.
     """
-    packed: Packed = _KINDS[quantisation.kind].pack(weight, quantisation)
+    packed: Packed = _kind(quantisation).pack(weight, quantisation)
     return packed
 
 
@@ -40,21 +63,28 @@ def linear_from(
     packed: Packed,
     bias: torch.Tensor | None,
     shape: torch.Size,
-    quantisation: Quantisation,
+    form: Quantisation,
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> SlicedLinear:
     """The layer that multiplies rows [..., in] in `dtype` by a packed weight of `shape` [out, in].
 
     All it holds are buffers on `device`; what the kernel takes as it is stored is kept, not
-    copied. `bias` [out] is in `dtype` on `device`. Raises ModelError where the quantisation needs
+    copied. `bias` [out] is in `dtype` on `device`. Raises ModelError where the form needs
     something that is not installed.
     """
-    return _LAYERS[quantisation.kind](packed, bias, shape, quantisation, dtype, device)
+    kind = Int8GroupLinear if form.kind == "int8" and form.group else _LAYERS[form.kind]
+    return kind(packed, bias, shape, form, dtype, device)
 
 
 def dequantised(
-    packed: Packed, shape: torch.Size, quantisation: Quantisation, dtype: torch.dtype
+    packed: Packed, shape: torch.Size, form: Quantisation, dtype: torch.dtype
 ) -> torch.Tensor:
     """The weight [out, in] that the packed form stands for, in `dtype`, on the CPU."""
-    return linear_from(packed, None, shape, quantisation, dtype, "cpu").whole_weight()
+    return linear_from(packed, None, shape, form, dtype, "cpu").whole_weight()
+
+
+def _kind(form: Quantisation) -> ModuleType:
+    if form.kind not in _KINDS:
+        raise ModelError(f"{form.name!r} is no packed form of a matrix; make the blocks again")
+    return _KINDS[form.kind]

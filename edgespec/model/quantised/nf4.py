@@ -68,6 +68,11 @@ def stored_parts(quantisation: Quantisation, shape: torch.Size) -> Parts:
     return parts
 
 
+def stored(codes: torch.Tensor, form: Quantisation, scales: Packed) -> Packed:
+    """The stored form of bitsandbytes' codes, uint8 [out, in / 2], and their scales."""
+    return {"codes": codes, **scales}
+
+
 def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
     """The codes and scales of bitsandbytes' own quantisation, bit for bit.
 

@@ -24,6 +24,7 @@ class SlicedLinear(nn.Module):
     """
 
     bias: torch.Tensor | None
+    order: torch.Tensor | None
 
     def __init__(
         self,
@@ -38,11 +39,13 @@ class SlicedLinear(nn.Module):
         self.out_features, self.in_features = shape
         self.dtype = dtype
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+        order = packed.get("order")
+        self.register_buffer("order", None if order is None else order.to(device), persistent=False)
         for name, part in self.held(packed, quantisation, torch.device(device)).items():
             self.register_buffer(name, part, persistent=False)
 
     def held(self, packed: Packed, quantisation: Quantisation, device: torch.device) -> Packed:
-        """The buffers that it keeps of a packed weight, on `device`."""
+        """The buffers that it keeps of a packed weight beside the order, on `device`."""
         raise NotImplementedError
 
     def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
@@ -54,7 +57,7 @@ class SlicedLinear(nn.Module):
         return rows @ self.weight_rows(first, end).T
 
     def weight_rows(self, first: int, end: int) -> torch.Tensor:
-        """Rows [first, end) of W, dequantised, [end - first, in] in `dtype`."""
+        """Rows [first, end) of W, dequantised, [end - first, in] in `dtype`; columns as stored."""
         raise NotImplementedError
 
     def slice_rows(self, device: torch.device) -> int:
@@ -73,6 +76,8 @@ class SlicedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] in `dtype` to [..., out]."""
         rows = x.reshape(-1, self.in_features)
+        if self.order is not None:
+            rows = rows.index_select(1, self.order)
         result = self.kernel(rows)
         if result is None:
             result = self.by_slices(rows)
@@ -81,7 +86,7 @@ class SlicedLinear(nn.Module):
         return result.reshape(*x.shape[:-1], self.out_features)
 
     def by_slices(self, rows: torch.Tensor) -> torch.Tensor:
-        """x Wᵀ [R, out], one slice after the other."""
+        """x Wᵀ [R, out] of rows in the order of stored columns, one slice after the other."""
         result = rows.new_empty(rows.shape[0], self.out_features)
         for first, end in self.slices(rows.device):
             result[:, first:end] = self.slice_product(rows, first, end)
@@ -92,4 +97,6 @@ class SlicedLinear(nn.Module):
         weight = torch.empty(self.out_features, self.in_features, dtype=self.dtype)
         for first, end in self.slices(weight.device):
             weight[first:end] = self.weight_rows(first, end)
+        if self.order is not None:
+            weight[:, self.order] = weight.clone()
         return weight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from edgespec.config import Quantisation
+from edgespec.config import FILE, Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import pack
@@ -27,6 +27,9 @@ class QuantisingSource:
     def names(self) -> frozenset[str]:
         return self._plain.names
 
+    def form(self, name: str) -> Quantisation:
+        return self.quantisation
+
     def tensor(self, name: str) -> torch.Tensor:
         return self._plain.tensor(name)
 
@@ -41,7 +44,15 @@ class QuantisingSource:
 
 
 def quantising(checkpoint: Checkpoint, quantisation: Quantisation) -> TensorSource:
-    """The checkpoint, quantised on the way if that is wanted."""
+    """The checkpoint, quantised on the way if that is wanted.
+
+    Raises ModelError for "file", as nothing of a checkpoint is packed.
+    """
     if quantisation.kind == "none":
         return checkpoint
+    if quantisation == FILE:
+        raise ModelError(
+            f"{checkpoint.path} holds plain tensors, which have no packed form of their own; "
+            "choose another quantisation than 'file'"
+        )
     return QuantisingSource(checkpoint, quantisation)
