@@ -17,7 +17,7 @@ TORCH ?= auto
 PIP_FLAGS ?=
 TEST_WORKERS ?= 2
 STAGES ?= 3
-PROMPT ?= Question: A farmer has 12 hens. Each hen lays 5 eggs a week. He eats 10 eggs and sells the rest \
+PROMPT ?= A farmer has 12 hens. Each hen lays 5 eggs a week. He eats 10 eggs and sells the rest \
 for 2 dollars each. How many dollars does he make in a week?
 
 export PROMPT  # reaches the recipe through the environment, so that quotes in it are only text

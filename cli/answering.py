@@ -87,25 +87,23 @@ class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field 
         if self.policy:
             policy_named(self.policy)
 
-    def ask(self, prompt: str) -> Submit:
+    def complete(self, prompt: str) -> Submit:
         """The request for a completion of a text. Raises ConfigError if it cannot be sent."""
-        _check_text("prompt", prompt)
-        if not prompt:
-            raise ConfigError("the prompt is empty; give at least one character")
+        _check_prompt(prompt)
         return self._submit(prompt, "")
+
+    def ask(self, prompt: str) -> Submit:
+        """The request for an answer by the model's chat template; a model without one completes the
+        text. Raises ConfigError if it cannot be sent."""
+        _check_prompt(prompt)
+        return self._submit(prompt, _conversation([{"role": "user", "content": prompt}]))
 
     def answer(self, messages: list[dict[str, str]]) -> Submit:
         """The request for the next message of a conversation of {"role", "content"} objects.
 
         Raises ConfigError if it cannot be sent.
         """
-        for message in messages:
-            _check_text(
-                "prompt" if message["role"] == "user" else "conversation", message["content"]
-            )
-        text = json.dumps(messages, ensure_ascii=False)
-        _check_text("conversation", text)
-        return self._submit("", text)
+        return self._submit("", _conversation(messages))
 
     def _submit(self, prompt: str, messages: str) -> Submit:
         submit = Submit(
@@ -129,6 +127,21 @@ class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field 
 
 
 USUAL = RequestSettings()
+
+
+def _conversation(messages: list[dict[str, str]]) -> str:
+    """As it travels. Raises ConfigError if it cannot."""
+    for message in messages:
+        _check_text("prompt" if message["role"] == "user" else "conversation", message["content"])
+    text = json.dumps(messages, ensure_ascii=False)
+    _check_text("conversation", text)
+    return text
+
+
+def _check_prompt(prompt: str) -> None:
+    _check_text("prompt", prompt)
+    if not prompt:
+        raise ConfigError("the prompt is empty; give at least one character")
 
 
 def _check_text(what: str, text: str) -> None:

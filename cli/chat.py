@@ -128,7 +128,7 @@ class _Chat:
     def _answer(self, question: str) -> None:
         """Answer a question; it is kept for /retry if that fails."""
         conversation = self._state.conversation
-        self._state.settings.ask(question)  # refuses one that cannot be sent
+        self._state.settings.complete(question)  # refuses one that cannot be sent
         conversation.unanswered = question
         before = conversation.left_out
         if self.context:

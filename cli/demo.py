@@ -31,10 +31,11 @@ LOOK_S = 0.2
 @options.grouped
 def demo(
     prompt: str = typer.Option(
-        "Question: Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many pencils "
-        "does he have left?\nAnswer:",
+        "Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many pencils does he "
+        "have left?",
         help="The prompt; - reads it from standard input.",
     ),
+    raw: bool = options.RAW,
     stages: int = options.STAGES_HERE,
     request: RequestSettings = USUAL,
     model: str = options.MODEL,
@@ -51,7 +52,8 @@ def demo(
 
     The processes are those of a real cluster, joined by ZeroMQ on loopback.
     """
-    submit = request.ask(read_prompt(prompt))
+    question = read_prompt(prompt)
+    submit = request.complete(question) if raw else request.ask(question)
     emulation = Emulation.parse(emulate, cost_model)
     config = coordinator_config(
         RingOptions(model, draft, stages, dtype, quant, draft_quant, layers),

@@ -68,6 +68,12 @@ CLIENT_TOKEN = typer.Option(
     "-: read it from standard input.",
 )
 JSON = typer.Option(False, "--json", help="Print one JSON object instead of text.")
+RAW = typer.Option(
+    False,
+    "--raw",
+    help="Let the model continue the bare text. Without it, the model's chat template makes a "
+    "question of the text; a model without a template continues it in any case.",
+)
 MODEL = typer.Option(
     "",
     help="The base model: a folder in Hugging Face format, a hub id (ORG/NAME), or a folder "

@@ -38,10 +38,10 @@ def prompt(
     system: str | None = typer.Option(
         None,
         metavar="TEXT",
-        help="Ask as in a conversation, by the model's chat template, with this as the system "
-        'message; "" for none.',
+        help="The system message of the conversation that the model's chat template writes.",
         show_default=False,
     ),
+    raw: bool = options.RAW,
     show_speculation: bool = typer.Option(
         False,
         "--show-speculation",
@@ -57,7 +57,7 @@ def prompt(
 ) -> None:
     """Send a prompt to the running coordinator and stream the answer; Ctrl-C cancels it."""
     introduction = given_token(token)  # on standard input it comes before the prompt
-    submit = _submit(settings, gather(text, file or []), system)
+    submit = _submit(settings, gather(text, file or []), system, raw)
     notes = Notes()
     introduced(introduction, coordinator, cluster, wait, notes.say)
     address, identity = reach(coordinator, cluster, wait, notes.say)
@@ -67,8 +67,10 @@ def prompt(
         raise typer.Exit(EXIT_CANCELLED)
 
 
-def _submit(settings: RequestSettings, question: str, system: str | None) -> Submit:
-    submit = settings.ask(question)  # refuses an empty one
+def _submit(settings: RequestSettings, question: str, system: str | None, raw: bool) -> Submit:
+    if raw and system is not None:
+        raise ConfigError("--raw continues the bare text, which has no system message; drop one")
+    submit = settings.complete(question) if raw else settings.ask(question)
     if system is None:
         return submit
     opening = [{"role": "system", "content": system}] if system else []

@@ -61,9 +61,9 @@ def admit(
         raise ConfigError(f"top_logprobs is {submit.top}; it must be from 0 to {MOST}")
     if submit.max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens is {submit.max_new_tokens}; it must be at least 1")
-    if not submit.messages:
-        if not submit.prompt:
-            raise ConfigError("the prompt is empty; give at least one character")
+    if not submit.messages and not submit.prompt:
+        raise ConfigError("the prompt is empty; give at least one character")
+    if submit.prompt and not _is_chat(codec, submit):
         codec.check_length(submit.prompt, most_tokens(ring))
     answer = Answer(codec, submit.stop, submit.max_new_tokens)
     needs = ring.needs if policy.drafts else NO_NEEDS
@@ -78,13 +78,19 @@ def most_tokens(ring: Ring) -> int:
 def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     """Carry out that effect; it touches nothing but the tokenizer, in whatever thread."""
     try:
-        if effect.messages:
+        if _is_chat(codec, effect):
             tokens = codec.encode_chat(_conversation(effect.messages), effect.most)
         else:
             tokens = codec.encode(effect.prompt)
     except EdgespecError as problem:
         return PromptEncoded(effect.request, (), str(problem), kind_of(problem))
     return PromptEncoded(effect.request, tuple(tokens))
+
+
+def _is_chat(codec: TextCodec, asked: Submit | EncodePrompt) -> bool:
+    """Whether the chat template writes the prompt. Where the model has none, a conversation that
+    comes with a prompt gives way to it."""
+    return bool(asked.messages and (codec.chat_template or not asked.prompt))
 
 
 _KINDS = {  # of one type and a type of it, the narrower one first

@@ -25,6 +25,10 @@ class TextCodec(Protocol):
     def eos_ids(self) -> Collection[int]:
         """Tokens that end an answer."""
 
+    @property
+    def chat_template(self) -> str:
+        """The model's chat template; "" if it has none."""
+
     def check_length(self, text: str, most: int) -> None:
         """Raise CapacityError if the text is too long, by its characters alone, for `most` tokens.
 

@@ -71,9 +71,10 @@ class GatherRows(Effect):
 class EncodePrompt(Effect):
     """Turn what a client asked into tokens; comes back as PromptEncoded.
 
-    `prompt`: the text to continue; `messages`: instead of it, a conversation as JSON. `most`: how
-    many tokens may fit. It takes long if the text is long, and it is for the model's chat template
-    to say what is done: not in the thread of the I/O loop, nor in front of the head's work.
+    `prompt`: the text to continue; `messages`: a conversation as JSON, which comes first if the
+    model has a chat template, or if there is no prompt. `most`: how many tokens may fit. It takes
+    long if the text is long, and it is for the model's chat template to say what is done: not in
+    the thread of the I/O loop, nor in front of the head's work.
     """
 
     request: int

@@ -34,6 +34,7 @@ class ToyCodec:
     """A tokenizer of one-letter tokens (several tokens share a letter)."""
 
     eos_ids: Collection[int] = frozenset()
+    chat_template: str = ""
 
     def check_length(self, text: str, most: int) -> None:
         """Nothing is too long to be looked at."""

@@ -11,12 +11,12 @@ from edgespec.wire.messages import Message
 class Submit(Message):
     """A client's prompt. `tag` is the client's own name for it; answers carry it back.
 
-    An empty `policy` leaves the choice to the coordinator. `messages`: in place of a prompt, a
-    conversation as a JSON list of objects with "role" and "content", which the model's chat
-    template turns into one. `top`: how many of the likeliest tokens are wanted for each token, from
-    0 to 20, with log-probabilities; -1: not even the token's own. `scope`: the user on whose
-    behalf a client with many users asks, by the client's own name; the coordinator's node replaces
-    it by its own name for that user of that client.
+    An empty `policy` leaves the choice to the coordinator. `messages`: a conversation as a JSON
+    list of objects with "role" and "content", for the model's chat template; a model without one
+    continues `prompt`, and refuses if that is empty. `top`: how many of the likeliest tokens are
+    wanted for each token, from 0 to 20, with log-probabilities; -1: not even the token's own.
+    `scope`: the user on whose behalf a client with many users asks, by the client's own name; the
+    coordinator's node replaces it by its own name for that user of that client.
     """
 
     tag: int

@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.bundled_models import bundled
 
-LONG = ["--prompt", "Once upon a time", "--max-new-tokens", "900", "--policy", "autoregressive"]
+LONG = ["--raw", "--prompt", "Once upon a time", "--max-new-tokens", "900", "--policy"]
+LONG += ["autoregressive"]
 
 
 def children_of(command: Command) -> list[psutil.Process]:
@@ -51,6 +52,10 @@ def test_json_is_one_object_and_nothing_else(answered: Done) -> None:
     assert answer["text"] == tokenizer.decode(answer["token_ids"])
     assert (answer["stages"], answer["policy"], answer["draft"]) == (2, "adaptive", "independent")
     assert "coordinator: process" in done.err
+    prompt = "Question: Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many "
+    prompt += "pencils does he have left?\nAnswer:"
+    encoded = tokenizer.encode(prompt)
+    assert answer["prompt_tokens"] == len(encoded.ids), "the chat template wrote it"
 
 
 def test_its_stages_bear_the_name_of_this_machine(answered: Done) -> None:

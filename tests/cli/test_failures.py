@@ -181,7 +181,7 @@ def test_boards_that_joined_by_themselves_give_plain_decodings_text(tmp_path: Pa
     with boards(tmp_path, *BOARDS) as ring:
         start(ring)
         token = ring.said("d0", "token new", "--client").strip()
-        asked = ring.said("user", "prompt", LONG_ANSWER.prompt, "--token", token, *LENGTH)
+        asked = ring.said("user", "prompt", LONG_ANSWER.prompt, "--raw", "--token", token, *LENGTH)
         assert asked == LONG_ANSWER.right
         with ring.asking("d0", LONG_ANSWER.prompt, LONG_ANSWER.new_tokens, "flowspec") as asking:
             done = asking.done()

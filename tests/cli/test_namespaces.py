@@ -167,7 +167,7 @@ class Cluster:
     def prompt(self, host: Host, text: str, *arguments: str) -> Command:
         """A question from there."""
         length = str(NEW_TOKENS)
-        options = ("--json", "--max-new-tokens", length, "--token", self.token, *arguments)
+        options = ("--raw", "--json", "--max-new-tokens", length, "--token", self.token, *arguments)
         return self.on(host, "prompt", *options, text)
 
 

@@ -314,6 +314,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "endless file": (["--file", "/dev/zero"], "/dev/zero is too long: at most"),
     "empty file": (["--file", "/dev/null"], "the prompt is empty"),
     "empty prompt of a conversation": (["", "--system", "be brief"], "the prompt is empty"),
+    "bare text with a system message": (["x", "--raw", "--system", "y"], "--raw continues"),
     "system of invalid UTF-8": (["x", "--system", "\udcff"], "conversation is not valid UTF-8"),
     "wait": (["x", "--wait", "0"], "wait is 0.0"),
 }

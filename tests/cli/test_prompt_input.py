@@ -107,4 +107,9 @@ def test_a_system_message_makes_it_a_conversation(
         assert done.out == ring.expected(ask).text + "\n"
         assert asked.pop() == [*opening, user]
     here("hello")
-    assert asked == [], "a prompt alone is none"
+    assert asked == [], "this model has no template: it completes the prompt"
+    monkeypatch.setattr(ring.codec, "chat_template", "{{ messages }}")
+    here("hello")
+    assert asked.pop() == [user]
+    here("hello", "--raw")
+    assert asked == []

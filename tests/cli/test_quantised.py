@@ -32,7 +32,7 @@ main()
 @pytest.mark.parametrize("quant", ["nf4", "int4"])
 def test_the_demo_gives_what_one_process_generates_with_the_same_weights(quant: str) -> None:
     done = run(
-        *("demo", "--quant", quant, "--dtype", "float64", "--prompt", PROMPT, "--json"),
+        *("demo", "--quant", quant, "--dtype", "float64", "--prompt", PROMPT, "--json", "--raw"),
         *("--max-new-tokens", str(NEW_TOKENS)),
     )
     assert done.code == 0, done.err
@@ -60,7 +60,9 @@ def test_stages_without_the_model_are_sent_their_blocks(tmp_path: Path) -> None:
             for stage in (1, 2)
         ]
         done = run(
-            *to_prompt(address, PROMPT, "--max-new-tokens", str(NEW_TOKENS), "--json"),
+            *to_prompt(
+                address, PROMPT, "--raw", "--max-new-tokens", str(NEW_TOKENS), "--json", "--raw"
+            ),
             *("--wait", "60"),
         )
         assert done.code == 0, done.err

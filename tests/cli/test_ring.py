@@ -29,8 +29,8 @@ class Processes:
     stages: dict[int, Command]
 
     def ask(self, *arguments: str) -> Done:
-        """One prompt."""
-        return run(*to_prompt(self.address, *arguments))
+        """One prompt, continued as it is."""
+        return run(*to_prompt(self.address, "--raw", *arguments))
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_the_death_of_a_stage_costs_no_token(ring: Processes) -> None:
     pid = ring.stages[2].process.pid
     long = ["--max-new-tokens", "150", "--policy", "autoregressive"]
     with ExitStack() as stack:
-        ask = to_prompt(ring.address, "Once upon a time", *long)
+        ask = to_prompt(ring.address, "--raw", "Once upon a time", *long)
         first = stack.enter_context(Command(*ask))
         first.until_out(" ")
         second = stack.enter_context(Command(*ask, "--json"))
@@ -126,7 +126,7 @@ def test_a_coordinator_that_is_started_again_finds_its_stages(own_cluster: None)
         address = coordinator.out.split()[-1]
         stage = stack.enter_context(Command("join", "--stage", "1", "--coordinator", address))
         prompt = stack.enter_context(
-            Command(*to_prompt(address, "Once", "--max-new-tokens", "900", "--wait", "60"))
+            Command(*to_prompt(address, "Once", "--raw", "--max-new-tokens", "900", "--wait", "60"))
         )
         prompt.until_out(" ")
         coordinator.signal(signal.SIGKILL)

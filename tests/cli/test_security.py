@@ -155,7 +155,7 @@ def test_who_listens_hears_nothing_and_who_is_not_admitted_gets_nothing(
                 for one in joining:
                     one.until_err("the ring is up")
                 asked = cluster.on(
-                    user, "prompt", "--token", client, "--json",
+                    user, "prompt", "--raw", "--token", client, "--json",
                     "--max-new-tokens", str(NEW_TOKENS), PROMPT,
                 )  # fmt: skip
                 with asked as asking:

@@ -11,7 +11,7 @@ import pytest
 from support.cases import case
 from support.rings import assert_one_end, submit
 
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import Ring, encode
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import (
     EncodePrompt,
@@ -257,6 +257,15 @@ def test_what_cannot_fit_is_refused_by_its_characters_at_once() -> None:
     end = desk.end()
     assert isinstance(end, Failed)
     assert (end.kind, desk.asked) == ("context", [])
+
+
+@pytest.mark.parametrize("template", ["", "{{ messages }}"])
+def test_a_question_is_a_conversation_where_the_model_has_a_template(template: str) -> None:
+    codec = ToyCodec(chat_template=template)
+    asked = EncodePrompt(1, "bare", json.dumps([{"role": "user", "content": "hi"}]), 10)
+    assert encode(codec, asked).tokens == tuple(codec.encode("hi" if template else "bare"))
+    alone = encode(codec, replace(asked, prompt=""))
+    assert alone.tokens == tuple(codec.encode("hi")), "a conversation alone is for the template"
 
 
 def test_an_assistant_that_said_nothing_has_an_empty_content() -> None:

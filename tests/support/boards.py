@@ -91,8 +91,8 @@ class Boards:
         return self.daemons["d0"]
 
     def asking(self, name: str, prompt: str, new_tokens: int, policy: str = "adaptive") -> Command:
-        """A prompt on its way."""
-        options = ["--policy", policy, "--max-new-tokens", str(new_tokens), "--wait", "60"]
+        """A prompt on its way, to be continued as it is."""
+        options = ["--raw", "--policy", policy, "--max-new-tokens", str(new_tokens), "--wait", "60"]
         return self.on(name, "prompt", prompt, *options)
 
     def holder(self, stage: int) -> str:
