@@ -11,6 +11,8 @@ from support.packed_forms import FORMS, sample
 
 from edgespec.config import FILE, Quantisation
 from edgespec.errors import ModelError
+from edgespec.model.quantised import int4_kernels
+from edgespec.model.quantised.int8_groups import NibblesLinear
 from edgespec.model.quantised.kernels import relative_error
 from edgespec.model.quantised.linear import dequantised, linear_from, stored, stored_parts
 
@@ -55,6 +57,22 @@ def test_a_layer_multiplies_by_the_weight() -> None:
                     with case(name, one.form.name, dtype, rows):
                         assert relative_error(layer(x), expected) < bound
                         assert relative_error(layer(x[:1]), expected[:1]) < bound
+
+
+def test_slices_of_nibbles_are_the_weight_on_any_machine() -> None:
+    for name, form in FORMS.items():
+        if form.kind != "int8":
+            continue
+        one = sample(form, 150, 512)
+        layer = NibblesLinear(one.packed, None, one.shape, one.form, torch.float32, "cpu")
+        x = torch.randn(3, 512, generator=torch.Generator().manual_seed(1))
+        with case(name):
+            assert relative_error(layer.whole_weight(), one.weight) < 4e-3  # bfloat16 scales
+            whole = layer.whole_weight().double()
+            assert relative_error(layer.by_slices(x), x.double() @ whole.T) < 1e-5
+            layer.tiles = int4_kernels.AVX2.convert(layer.tiles, torch.device("cpu"))
+            assert layer.tiles.shape == (6, 1024, 16)
+            assert torch.equal(layer.whole_weight().double(), whole)
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:

@@ -82,7 +82,7 @@ class Int4Linear(SlicedLinear):
         kept = self.dtype if self.form.name != "cuda" else torch.bfloat16
         scales = packed["scales"]
         if quantisation.zeros != "middle":
-            scales = _paired(packed, quantisation, kept)
+            scales = int4_kernels.paired(*scale_and_zero(packed, quantisation, MIDDLE, kept), kept)
         if self.group < quantisation.group:
             scales = scales.repeat_interleave(quantisation.group // self.group, 0)
         return {
@@ -135,17 +135,6 @@ class Int4Linear(SlicedLinear):
         scales = self.scales[:, first : first + rows].view(groups, -1, 2, half, 2)
         scale, zero = scales.permute(4, 0, 1, 3, 2).reshape(2, groups, rows)
         return steps.view(groups, self.group, rows), scale, zero
-
-
-def _paired(packed: Packed, form: Quantisation, dtype: torch.dtype) -> torch.Tensor:
-    """Scale and zero of each group, [groups, rows of whole tiles, 2]."""
-    scale, zero = scale_and_zero(packed, form, MIDDLE, dtype)
-    out, groups = scale.shape
-    pairs = torch.zeros(groups, -(-out // TILE) * TILE, 2, dtype=dtype)
-    pairs[:, :out, 0] = scale.T
-    if zero is not None:
-        pairs[:, :out, 1] = zero.T
-    return pairs
 
 
 def _pairs(dtype: torch.dtype) -> torch.Tensor:

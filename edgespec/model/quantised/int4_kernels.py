@@ -46,6 +46,16 @@ def codes_of(tiles: torch.Tensor) -> torch.Tensor:
     return both.transpose(1, 2).reshape(-1, tiles.shape[1])
 
 
+def paired(scale: torch.Tensor, zero: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """Scales and zeros [out, groups] as kernels want them, [groups, rows of whole tiles, 2]."""
+    out, groups = scale.shape
+    pairs = torch.zeros(groups, -(-out // TILE) * TILE, 2, dtype=dtype)
+    pairs[:, :out, 0] = scale.T
+    if zero is not None:
+        pairs[:, :out, 1] = zero.T
+    return pairs
+
+
 @dataclass(frozen=True)
 class Form:
     """A form of the codes and the kernel that multiplies by it.

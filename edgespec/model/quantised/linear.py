@@ -8,8 +8,7 @@ import torch
 
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.quantised import int4, int8, nf4
-from edgespec.model.quantised.int8_groups import Int8GroupLinear
+from edgespec.model.quantised import int4, int8, int8_groups, nf4
 from edgespec.model.quantised.rounding import Packed, Parts
 from edgespec.model.quantised.slices import SlicedLinear
 
@@ -73,8 +72,10 @@ def linear_from(
     copied. `bias` [out] is in `dtype` on `device`. Raises ModelError where the form needs
     something that is not installed.
     """
-    kind = Int8GroupLinear if form.kind == "int8" and form.group else _LAYERS[form.kind]
-    return kind(packed, bias, shape, form, dtype, device)
+    layer = _LAYERS[form.kind]
+    if form.kind == "int8" and form.group:
+        layer = int8_groups.layer_for(form, dtype, torch.device(device))
+    return layer(packed, bias, shape, form, dtype, device)
 
 
 def dequantised(
