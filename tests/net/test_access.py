@@ -140,8 +140,8 @@ def test_who_expects_another_coordinator_knows_it(
 def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ZmqTransport, threading.Event]]:
     """A coordinator that admits nobody until the event, as while it imports torch: the ends of
     handshakes come earlier than they do there."""
-    monkeypatch.setattr(access, "HANDSHAKE_MS", 400)
-    monkeypatch.setattr(control, "STRANGER_S", 1.5)
+    monkeypatch.setattr(access, "HANDSHAKE_MS", 200)
+    monkeypatch.setattr(control, "STRANGER_S", 0.75)
     free = threading.Event()
 
     def admits(key: str) -> str:
@@ -188,7 +188,7 @@ def test_a_client_that_was_busy_itself_accuses_nobody(
     failed = failures(monkeypatch)
     with closing(client_of(coordinator)) as client:
         client.send_control(b"", Heartbeat())
-        time.sleep(3.0)  # as an import does
+        time.sleep(1.5)  # as an import does
         polled_until(client, lambda: len(failed) > control.MOST_FAILURES)
         free.set()
         polled_until(client, lambda: coordinator.poll(0.0))
@@ -293,7 +293,10 @@ def await_closed(opened: socket.socket) -> None:
 NO_KEY = "has no key, takes this for another cluster, or only looked who listens"
 
 
-def test_who_proves_no_key_is_logged_with_its_address(caplog: pytest.LogCaptureFixture) -> None:
+def test_who_proves_no_key_is_logged_with_its_address(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "HANDSHAKE_MS", 1_000)
     with closing(listening()) as coordinator, raw(coordinator.control_port):
         for _ in range(3):  # noted while it is connected
             coordinator.poll(0.05)
@@ -362,9 +365,10 @@ def test_who_is_no_zeromq_is_cut_off_and_does_no_harm(
 ) -> None:
     monkeypatch.setattr(access, "HANDSHAKE_MS", 400)
     with closing(listening()) as coordinator:
-        for port in (coordinator.control_port, coordinator.data_port):
-            with raw(port, *{**SILENT, **WRONG}[name]) as opened:
-                await_closed(opened)
+        said = {**SILENT, **WRONG}[name]
+        with raw(coordinator.control_port, *said) as one, raw(coordinator.data_port, *said) as two:
+            await_closed(one)
+            await_closed(two)
         with closing(client_of(coordinator)) as client:
             client.send_control(b"", Heartbeat())
             assert next_of(coordinator).message == Heartbeat()

@@ -16,6 +16,7 @@ from support.nodes import HOST, QUICK, NodeRing, NodeThread, until
 from support.rings import submit
 from support.segments import one_part, retain_message
 from support.sockets import PATIENCE_S
+from support.tiers import tiered
 
 from edgespec.errors import AccessRefused
 from edgespec.machines.effects import (
@@ -307,20 +308,24 @@ def test_a_stage_that_is_removed_ends_and_a_spare_goes_on() -> None:
 
 @contextmanager
 def crowded(
-    milliseconds: int, monkeypatch: pytest.MonkeyPatch
+    number: int, milliseconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[NodeRing, list[socket.socket]]]:
-    """A coordinator at which 500 connect and say nothing, for which they have so long."""
+    """A coordinator at which so many connect and say nothing, for which they have so long."""
     monkeypatch.setattr(access, "HANDSHAKE_MS", milliseconds)
     ring = NodeRing(1)
     ring.start_coordinator()
     with ExitStack() as stack:
         stack.callback(ring.__exit__)
         address = HOST, ring.address.port
-        yield ring, [stack.enter_context(socket.create_connection(address)) for _ in range(500)]
+        yield ring, [stack.enter_context(socket.create_connection(address)) for _ in range(number)]
 
 
-def test_500_silent_connections_keep_no_stage_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    with crowded(600_000, monkeypatch) as (ring, crowd):
+CROWDS = tiered([90, 500], [90])  # the first is as many as wait at once to be accepted
+
+
+@pytest.mark.parametrize("number", CROWDS)
+def test_silent_connections_keep_no_stage_out(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with crowded(number, 600_000, monkeypatch) as (ring, crowd):
         ring.start_stage(1)
         ask = submit(max_new_tokens=10)
         ring.assert_right(ask, ring.ask(ask))
@@ -332,8 +337,9 @@ def test_500_silent_connections_keep_no_stage_out(monkeypatch: pytest.MonkeyPatc
                 assert part, "it was cut off before its time"
 
 
-def test_500_silent_connections_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    with crowded(1_000, monkeypatch) as (_, crowd):
+@pytest.mark.parametrize("number", CROWDS)
+def test_silent_connections_are_cut_off(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with crowded(number, 1_000, monkeypatch) as (_, crowd):
         for opened in crowd:
             opened.settimeout(PATIENCE_S)
             while opened.recv(4096):

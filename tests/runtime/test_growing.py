@@ -131,6 +131,7 @@ class SharedRing(NodeRing):
     def shrink(self, stage: int) -> None:
         """That stage dies, and is away for too long."""
         self.threads[stage].vanish()
+        self.outwait(stage)
         self.await_stages(STAGES - 1)
 
     def assert_answers(self, ask: Submit = SHORT) -> None:
@@ -234,6 +235,7 @@ def test_a_stage_that_dies_while_the_ring_grows_leaves_it_as_it_was(ring: Shared
             "their layers"
         )
         back.vanish()
+        ring.outwait(2)
         until(lambda: ring.membership.status().stages == STAGES - 1)
         ring.obstacle = lambda assign: None
         go_on.set()

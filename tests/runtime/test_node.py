@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, NodeThread, until
+from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, NodeThread, age, until
 from support.rings import assert_one_end, submit
 
 from edgespec.config import Timing
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
 from edgespec.ring.effects import Stop
+from edgespec.runtime.client import Client
 from edgespec.sim.toy_model import FakeBlock
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
 from edgespec.wire.messages import Assign, Message
@@ -107,14 +108,16 @@ def test_stages_may_start_before_the_coordinator() -> None:
 # --- one of them is gone --------------------------------------------------------------------------
 
 
-def ask_in_vain(ring: NodeRing, until_runs: Callable[[], object]) -> tuple[object, list[Message]]:
-    """A long request in a thread of its own; returns its (future) error and what it got."""
+def ask_in_vain(ring: NodeRing, lose: Callable[[Client], object]) -> object:
+    """A long request in a thread of its own, which what `lose` does ends; returns its error."""
     got: list[Message] = []
+    clients: list[Client] = []
     problem: list[BaseException] = []
 
     def run() -> None:
         try:
             with ring.client() as client:
+                clients.append(client)
                 for message in client.ask(submit(max_new_tokens=300)):
                     got.append(message)
         except EdgespecError as error:
@@ -125,11 +128,11 @@ def ask_in_vain(ring: NodeRing, until_runs: Callable[[], object]) -> tuple[objec
     thread = threading.Thread(target=run)
     thread.start()
     until(lambda: any(isinstance(m, Tokens) for m in got))
-    until_runs()
+    lose(clients[0])
     thread.join(PATIENCE_S)
     assert not thread.is_alive(), "the client hangs"
     assert len(problem) == 1
-    return problem[0], got
+    return problem[0]
 
 
 @pytest.mark.parametrize("way", ["silent", "vanished", "left"])
@@ -137,8 +140,17 @@ def test_a_lost_coordinator_ends_its_clients_and_nobody_else(way: str) -> None:
     with NodeRing(2) as ring:
         ring.await_up()
         thread = ring.threads[0]
-        act = {"silent": thread.freeze, "vanished": thread.vanish, "left": thread.leave}[way]
-        problem, _ = ask_in_vain(ring, act)
+        members = [ring.threads[stage].node._member for stage in (1, 2)]  # type: ignore[attr-defined]
+
+        def lose(client: Client) -> None:
+            {"silent": thread.freeze, "vanished": thread.vanish, "left": thread.leave}[way]()
+            if way != "left":
+                time.sleep(2 * ring.timing.beat)  # what it said before has come
+                for hearer in (client, *members):
+                    age(hearer)
+
+        problem = ask_in_vain(ring, lose)
+        until(lambda: all(member._asking_since is not None for member in members))
         if way == "left":
             assert isinstance(problem, RequestFailed)
             assert str(problem) == "the ring ended: stopped by SIGTERM"

@@ -32,7 +32,7 @@ LIMITS = HttpLimits(
     body=MIB,
     header_seconds=1.0,
     body_seconds=1.0,
-    idle_seconds=5,
+    idle_seconds=2,
     connections=300,
     write_seconds=1.0,
 )
@@ -60,7 +60,7 @@ def url(ring: NodeRing) -> Iterator[str]:
 @contextmanager
 def undisturbed(ring: NodeRing, url: str) -> Iterator[None]:
     """A stream that runs meanwhile has the text that it should have."""
-    asked = submit(prompt="meanwhile", max_new_tokens=100, policy="autoregressive")
+    asked = submit(prompt="meanwhile", max_new_tokens=60, policy="autoregressive")
     body = {
         "prompt": asked.prompt,
         "max_tokens": asked.max_new_tokens,
@@ -173,17 +173,14 @@ def test_random_bytes_never_make_the_api_fail(url: str) -> None:
     print("seed", seed)
     chance = random.Random(seed)
     good = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
-    for _ in range(60):
-        body = bytearray(good)
-        for _ in range(chance.randrange(1, 4)):
-            body[chance.randrange(len(body))] = chance.randrange(256)
-        reply = httpx.post(
-            f"{url}/v1/completions",
-            content=bytes(body),
-            headers={"content-type": "application/json"},
-        )
-        assert reply.status_code in (200, 400, 404), (seed, bytes(body), reply.text)
-    assert httpx.get(f"{url}/healthz").status_code == 200
+    with httpx.Client(base_url=url, headers={"content-type": "application/json"}) as http:
+        for _ in range(60):
+            body = bytearray(good)
+            for _ in range(chance.randrange(1, 4)):
+                body[chance.randrange(len(body))] = chance.randrange(256)
+            reply = http.post("/v1/completions", content=bytes(body))
+            assert reply.status_code in (200, 400, 404), (seed, bytes(body), reply.text)
+        assert http.get("/healthz").status_code == 200
 
 
 @pytest.mark.thorough
@@ -239,10 +236,10 @@ def test_who_does_not_read_its_answers_is_cut_off(url: str) -> None:
 
 def test_idle_memory_stays_bounded_under_many_requests(url: str) -> None:
     with httpx.Client(base_url=url) as http:
-        for _ in range(20):
+        for _ in range(10):
             http.post("/v1/completions", content=b"x" * (MIB - 10))
         before = memory()
-        for _ in range(100):
+        for _ in range(60):
             http.post("/v1/completions", content=b"x" * (MIB - 10))
         assert memory() - before < 30 * MIB
 
@@ -276,8 +273,8 @@ def test_bodies_of_all_connections_have_one_bound(ring: NodeRing) -> None:
             one.sendall(head + b'{"prompt":"' + b"a" * (MIB - 20))
             held.append(one)
         # What is beyond the bound is told so, the others are still waited for.
-        refused = [one for one in held if select.select([one], [], [], 2.0)[0]]
-        assert len(refused) >= 3
+        until(lambda: len(select.select(held, [], [], 0.0)[0]) >= 3)
+        refused = select.select(held, [], [], 0.2)[0]
         for one in refused:
             said = heard(one)
             assert said.startswith(b"HTTP/1.1 503 ")

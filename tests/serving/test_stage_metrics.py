@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -13,10 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.dashboard import asked_metrics
 from support.nodes import HOST, NodeRing, until
 from support.rings import submit
+from support.tiers import tiered
 
 from edgespec.config import Address
 from edgespec.decoding.stage_stats import ROW_CLASSES
 from edgespec.errors import AddressUnavailable
+from edgespec.serving import stage_metrics
 from edgespec.serving.stage_metrics import LIMITS, StageMetrics
 from edgespec.wire.client_messages import Finished
 
@@ -89,8 +92,13 @@ def test_a_taken_address_says_what_to_do() -> None:
             StageMetrics(Address(HOST, port), ring.threads[1].node)
 
 
-def test_half_sent_heads_take_nothing_from_a_stage() -> None:
+@pytest.mark.parametrize("crowd", tiered([40, 150], [40]))
+def test_half_sent_heads_take_nothing_from_a_stage(
+    crowd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each once held a thread and a descriptor of the stage for ever, until there were none."""
+    quick = replace(LIMITS, header_seconds=1.0, crowded_seconds=0.2, drain_seconds=0.5)
+    monkeypatch.setattr(stage_metrics, "LIMITS", quick)
     with NodeRing(2) as ring, StageMetrics(Address(HOST, 0), ring.threads[2].node) as served:
         ring.await_up()
         address = served._listener.getsockname()
@@ -98,10 +106,10 @@ def test_half_sent_heads_take_nothing_from_a_stage() -> None:
         before = descriptors(), threading.active_count()
         with ExitStack() as stack:
             # Their own ends are descriptors of this process, too.
-            for _ in range(150):
+            for _ in range(crowd):
                 held = stack.enter_context(socket.create_connection(address, 10))
                 held.sendall(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ")
-            until(lambda: descriptors() - 150 - before[0] <= 3 * LIMITS.connections)
+            until(lambda: descriptors() - crowd - before[0] <= 3 * LIMITS.connections)
             assert threading.active_count() <= before[1] + 1
             until(lambda: answers(address[1]))  # one of them makes room, or its time is over
             assert ring.ask(submit(max_new_tokens=8)).new_tokens == 8

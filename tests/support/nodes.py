@@ -21,6 +21,7 @@ from edgespec.machines.effects import (
 )
 from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.ring.assignment import Member
 from edgespec.ring.effects import Stop
 from edgespec.ring.member import MemberMachine
 from edgespec.ring.membership import MembershipMachine
@@ -39,7 +40,10 @@ HOST = "127.0.0.1"
 CONTEXT = 400
 QUICK = Timing(beat=0.05, silence=4.0, answer_silence=6.0, client_silence=4.0, retry=0.1)
 """Its silences are what a node of a test may stand still for, on a machine that does other things
-too, without being lost; and what a test waits when it loses one."""
+too, without being lost. A test that loses one does not wait for them: see `age`."""
+
+LOOK_S = 0.05  # after so long at most a node sees that it is to end
+AGE_S = 60.0  # longer than any silence of a test
 
 PATIENCE_S = 60.0
 
@@ -70,7 +74,7 @@ class NodeThread:
         self.node = node
         self.stop: Stop | None = None
         self.crash: BaseException | None = None
-        self._going_on = threading.Event()
+        self._going_on, self._stands = threading.Event(), threading.Event()
         self._going_on.set()
         self._poll = node.transport.poll
         node.transport.poll = self._gated_poll  # type: ignore[method-assign]
@@ -84,12 +88,16 @@ class NodeThread:
             self.crash = problem
 
     def _gated_poll(self, timeout: float) -> object:
-        self._going_on.wait()
-        return self._poll(timeout)
+        if not self._going_on.is_set():
+            self._stands.set()
+            self._going_on.wait()
+        return self._poll(min(timeout, LOOK_S))
 
     def freeze(self) -> None:
         """As SIGSTOP would."""
+        self._stands.clear()
         self._going_on.clear()
+        assert self._stands.wait(PATIENCE_S)
 
     def thaw(self) -> None:
         """As SIGCONT would."""
@@ -216,6 +224,11 @@ class NodeRing:
         self.transport = self._open(self.address.port)
         return self.start_coordinator()
 
+    def outwait(self, stage: int) -> None:
+        """To the coordinator that stage, which says nothing more, has been silent for long."""
+        time.sleep(2 * self.timing.beat)  # what it said before has come
+        age(self.membership._ring.stages[stage])
+
     def start_spare(self) -> NodeThread:
         """A stage that wants no place of its own."""
         number = max(self.threads) + 1
@@ -279,6 +292,13 @@ class NodeRing:
         """No stage holds anything of any request, before long."""
         until(lambda: not any(block.open_requests for block in self.blocks))
         until(lambda: self.machine.idle)
+
+
+def age(hearer: Member | MemberMachine | Client) -> None:
+    """What it heard last is as old as any silence may be. (If something comes after all, it has
+    heard that, and the silence takes its own time.)"""
+    name = "heard" if isinstance(hearer, Member) else "_heard"
+    setattr(hearer, name, getattr(hearer, name) - AGE_S)
 
 
 def until(condition: Callable[[], object], patience: float = PATIENCE_S) -> None:
