@@ -10,6 +10,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.errors import ModelError
+from edgespec.model.packed.settings import packing_of
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def logit_cap(config: PretrainedConfig) -> float | None:
 
 
 def check_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Raise ModelError if a config.json, as read, is not of a model type that runs."""
+    """Raise ModelError if a config.json, as read, is not of a model type and packing that run."""
     kind = settings.get("model_type")
     if isinstance(kind, str) and kind in _WRAPPERS:
         raise ModelError(
@@ -83,11 +84,7 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
             f"the model in {folder} is of type {kind!r}, which edgespec does not run; it runs "
             f"{', '.join(FAMILIES)}"
         )
-    if settings.get("quantization_config"):
-        raise ModelError(
-            f"the model in {folder} is already quantised (quantization_config in config.json); "
-            "use its original float16, bfloat16 or float32 release"
-        )
+    packing_of(folder, settings)
 
 
 def check_config(folder: Path, settings: dict[str, Any], config: PretrainedConfig) -> None:

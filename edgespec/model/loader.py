@@ -63,6 +63,16 @@ class Checkpoint:
 
     def tensor(self, name: str) -> torch.Tensor:
         """See TensorSource; it is a view of the mapped file: copy it to keep it."""
+        tensor = self.stored(name)
+        if tensor.dtype not in _FLOATS:
+            raise ModelError(
+                f"{name!r} in {self.path} is stored as {tensor.dtype}, which is already quantised; "
+                "use the model's original float16, bfloat16 or float32 release"
+            )
+        return tensor
+
+    def stored(self, name: str) -> torch.Tensor:
+        """A tensor of any dtype, as `tensor` gives it."""
         if name not in self._file_of:
             raise ModelError(
                 f"the model in {self.path} has no tensor {name!r}: its files and its config.json "
@@ -76,11 +86,6 @@ class Checkpoint:
             raise ModelError(
                 f"cannot read {name!r} from {file} ({error}); download the model again"
             ) from error
-        if tensor.dtype not in _FLOATS:
-            raise ModelError(
-                f"{name!r} in {file} is stored as {tensor.dtype}, which is already quantised; "
-                "use the model's original float16, bfloat16 or float32 release"
-            )
         return tensor
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:

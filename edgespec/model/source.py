@@ -58,12 +58,17 @@ class TensorSource(Protocol):
 def shaped(source: TensorSource, name: str, shape: torch.Size) -> torch.Tensor:
     """A plain tensor; raises ModelError if it has another shape."""
     stored = source.tensor(name)
-    if stored.shape != shape:
+    check_shape(source, name, stored.shape, shape)
+    return stored
+
+
+def check_shape(source: TensorSource, name: str, stored: torch.Size, shape: torch.Size) -> None:
+    """Raise ModelError if the tensor's shape is not the configuration's."""
+    if stored != shape:
         raise ModelError(
-            f"{name!r} in {source.path} has shape {list(stored.shape)}, config.json says "
+            f"{name!r} in {source.path} has shape {list(stored)}, config.json says "
             f"{list(shape)}; download the model again"
         )
-    return stored
 
 
 def check_layers(source: TensorSource, first: int, end: int) -> None:
@@ -80,6 +85,8 @@ def check_names(source: TensorSource, prefix: str, wanted: set[str]) -> None:
     something else than the model."""
     strange = {name for name in source.names - wanted if name.startswith(prefix)}
     strange = {name for name in strange if not name.endswith("rotary_emb.inv_freq")}
+    # AutoGPTQ wrote biases of zeros for layers that have none.
+    strange = {n for n in strange if not n.endswith(".bias") or source.tensor(n).any()}
     if strange:
         raise ModelError(
             f"{source.path} holds {min(strange)!r}, which its config.json does not provide for; "

@@ -407,7 +407,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             {"rope_parameters": SWAPPED_ANGLES | {"full_attention": DYNAMIC}},
             "'dynamic'",
         ),
-        ("qwen3", {"quantization_config": {"quant_method": "awq"}}, "already quantised"),
+        ("qwen3", {"quantization_config": {"quant_method": "awq"}}, "AWQ of None bits"),
         ("gemma2", {"use_bidirectional_attention": True}, "see later ones"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "see later ones"),
         ("gemma3_text", {"attn_logit_softcapping": 30.0}, "soft cap in attention"),

@@ -144,7 +144,7 @@ def test_pickled_weights_alone_are_refused(whole: Path) -> None:
         ({"model_type": None}, "type None"),
         ({"model_type": "gemma4", "auto_map": {"AutoConfig": "evil.Config"}}, "gemma4"),
         ({"num_hidden_layers": "many"}, r"cannot use .*config.json"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "already quantised"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "packed as fp8"),
         (
             {
                 "rope_parameters": {
@@ -205,7 +205,7 @@ def rewrite(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
     [
         ({"model.layers.1.mlp.up_proj.weight": None}, r"no tensor 'model.layers.1.mlp.up_proj"),
         ({"model.layers.1.mlp.up_proj.weight": torch.zeros(3, 3)}, r"shape \[3, 3\]"),
-        ({"model.layers.1.self_attn.q_proj.bias": torch.zeros(32)}, "q_proj.bias"),
+        ({"model.layers.1.self_attn.q_proj.bias": torch.ones(32)}, "q_proj.bias"),
         (
             {"model.layers.1.mlp.up_proj.weight": torch.zeros(48, 32, dtype=torch.int8)},
             "already quantised",

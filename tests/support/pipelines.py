@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from edgespec.model.block import Block
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.loader import Checkpoint
+from edgespec.model.source import TensorSource
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import BoolArray, RetainSet, RowLedger, Rows
 
@@ -55,10 +56,12 @@ class Pipeline:
         cuts: list[int],
         dtype: str = "float64",
         model: PreTrainedModel | None = None,
+        source: TensorSource | None = None,
     ) -> None:
-        """`model` is what to compare with, if not transformers' own form of the same folder."""
-        checkpoint = Checkpoint(folder)
-        self.stages = [Stage(Block(checkpoint, first, end, dtype)) for first, end in pairwise(cuts)]
+        """`model` is what to compare with, if not transformers' own form of the same folder, and
+        `source` where tensors come from, if not from the folder's checkpoint."""
+        source = source or Checkpoint(folder)
+        self.stages = [Stage(Block(source, first, end, dtype)) for first, end in pairwise(cuts)]
         self.model = model or reference(folder, getattr(torch, dtype))
         self.reset()
 
