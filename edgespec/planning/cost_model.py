@@ -109,23 +109,40 @@ class CostModel:
 
 
 def cost_model_of(
-    name: str, of: Architecture, quantisation: Quantisation, draft: DraftCosts = NO_DRAFT
+    name: str,
+    of: Architecture,
+    quantisation: Quantisation,
+    draft: DraftCosts = NO_DRAFT,
+    file_bytes: int = 0,
 ) -> CostModel:
-    """The costs of any model whose layers' matrices are held in this quantisation."""
+    """The costs of any model whose layers' matrices are held in this quantisation.
+
+    `file_bytes`: of one layer, for the quantisation "file", of which sizes alone do not tell it.
+    """
+    if file_bytes:
+        expert_bytes = file_bytes * of.mlp_weights // of.layer_weights
+    else:
+        expert_bytes = of.mlp_bytes(quantisation)
     return CostModel(
         name=name,
         layers=of.layers,
         hidden_size=of.hidden,
-        layer_bytes=of.layer_bytes(quantisation),
+        layer_bytes=file_bytes or of.layer_bytes(quantisation),
         kv_bytes=of.kv_bytes,
         head_bytes=of.head_bytes,
         draft=draft,
-        bits=bits_of(quantisation),
+        bits=_file_bits(of, file_bytes) if file_bytes else bits_of(quantisation),
         quantisation=quantisation.name,
-        expert_bytes=of.mlp_bytes(quantisation) if of.experts else 0,
+        expert_bytes=expert_bytes if of.experts else 0,
         experts=of.experts,
         active=of.active,
     )
+
+
+def _file_bits(of: Architecture, file_bytes: int) -> int:
+    """4, 8 or 16: of a file that mixes them, what most of a layer has."""
+    each = 8 * file_bytes / of.layer_weights
+    return next((bits for bits, most in ((4, 6.5), (8, 12.5)) if each <= most), 16)
 
 
 def bits_of(quantisation: Quantisation) -> int:

@@ -26,7 +26,8 @@ class PlannedModel:
     """A model to be planned: its sizes, how its layers are held, and the draft beside it.
 
     `sources`: the names of the draft sources that were asked for, as `--draft` has them; "": none
-    was. Their costs are `draft`.
+    was. Their costs are `draft`. `file_bytes`: of the largest layer, as held, where `quantisation`
+    is "file"; 0 for others.
     """
 
     name: str
@@ -34,10 +35,11 @@ class PlannedModel:
     quantisation: Quantisation
     draft: DraftCosts = NO_DRAFT
     sources: str = ""
+    file_bytes: int = 0
 
     @property
     def costs(self) -> CostModel:
-        return cost_model_of(self.name, self.of, self.quantisation, self.draft)
+        return cost_model_of(self.name, self.of, self.quantisation, self.draft, self.file_bytes)
 
 
 @dataclass(frozen=True, slots=True)

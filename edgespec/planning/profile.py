@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, field, to_builtins
 
-from edgespec.config import QUANTISATIONS
+from edgespec.config import NAMED, QUANTISATIONS
 from edgespec.schema import FileStruct, Text, as_type, check_version
 
 FORMAT = 1
@@ -84,9 +84,10 @@ class Profile(FileStruct, frozen=True, kw_only=True):
 
     Known only from measurements on a device; empty or None in other profiles:
     `quantisations`: a table for each quantisation that runs here, by name, for 10^9 bytes as
-    packed by it; `unusable`: why the others do not. `quantisation`: the one that `four_bit` was
-    taken from. `disk_bandwidth`: at which a block file is read. `draft_seconds`: one forward pass
-    of the draft model that its origin names, head included. `board`: facts for users.
+    packed by it ("file": in the file of the model that was measured); `unusable`: why the others
+    do not. `quantisation`: the one that `four_bit` was taken from. `disk_bandwidth`: at which a
+    block file is read. `draft_seconds`: one forward pass of the draft model that its origin names,
+    head included. `board`: facts for users.
     """
 
     name: Text
@@ -111,7 +112,7 @@ class Profile(FileStruct, frozen=True, kw_only=True):
         for name in ("memory_bytes", "memory_bandwidth", "copy_bandwidth", "link_bandwidth"):
             _check_positive(name, getattr(self, name))
         _check_positive("disk_bandwidth", self.disk_bandwidth)
-        packed = [name for name in QUANTISATIONS if name != "none"]
+        packed = [name for name in NAMED if name != "none"]
         for where, names, known in (
             ("quantisations", self.quantisations, packed),
             ("unusable", self.unusable, list(QUANTISATIONS)),

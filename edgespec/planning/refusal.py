@@ -138,7 +138,9 @@ def _fewer_requests(problem: Problem) -> Remedy | None:
 def _smaller_quantisation(problem: Problem) -> Remedy | None:
     """The largest one that fits, as it loses least."""
     now = problem.model.costs.layer_bytes
-    others = [replace(problem.model, quantisation=one) for one in QUANTISATIONS.values()]
+    others = [
+        replace(problem.model, quantisation=one, file_bytes=0) for one in QUANTISATIONS.values()
+    ]
     others.sort(key=lambda other: -other.costs.layer_bytes)
     for other in others:
         changed = replace(problem, model=other)
