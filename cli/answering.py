@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import termios
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -165,9 +166,35 @@ def cancelling(client: Client) -> Iterator[None]:
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield
+        with _quiet_keys():
+            yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _quiet_keys() -> Iterator[None]:
+    """Ctrl-C writes no ^C into an answer on a terminal."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        yield
+        return
+    # Whoever sets the terminal from the background would be stopped.
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    echoed = _echo_keys(0)
+    try:
+        yield
+    finally:
+        _echo_keys(echoed)
+        signal.signal(signal.SIGTTOU, before)
+
+
+def _echo_keys(bit: int) -> int:
+    """Set the terminal's ECHOCTL bit; returns what it was."""
+    mode = termios.tcgetattr(sys.stdout)
+    was = int(mode[3]) & termios.ECHOCTL
+    mode[3] = (mode[3] & ~termios.ECHOCTL) | bit
+    termios.tcsetattr(sys.stdout, termios.TCSADRAIN, mode)
+    return was
 
 
 def show(
@@ -176,28 +203,50 @@ def show(
     notes: Notes,
     speculation: bool = False,
 ) -> Finished:
-    """Print an answer while it arrives, then its figures.
+    """Print an answer while it arrives, then how fast it was, or all figures if `notes` is verbose.
 
     `speculation`: change the colour with each result that committed tokens.
     """
     view = AnswerView(notes, hidden=as_json, speculation=speculation)
     finished = view.follow(answer)
     if as_json:
-        # A terminal of another encoding gets the same JSON in ASCII.
-        ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
-        print(json.dumps(figures(finished), ensure_ascii=ascii_only))
+        print(json_text(figures(finished)))
     else:
         view.legend()
-        notes.table(described(finished))
+        notes.say(summary(finished))
+        if notes.is_verbose:
+            notes.table(described(finished))
     return finished
+
+
+def json_text(content: dict[str, object]) -> str:
+    """One object; where standard output has another encoding than UTF-8, in ASCII."""
+    ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
+    return json.dumps(content, ensure_ascii=ascii_only)
+
+
+_ENDS = {
+    "length": " (cut: --max-new-tokens or the model's context allows no more)",
+    "cancelled": " (cancelled)",
+}
+
+
+def summary(finished: Finished) -> str:
+    """One line: how many tokens, how fast, and why it ended if it is no whole answer."""
+    end = _ENDS.get(finished.finish_reason, "")
+    return f"{finished.new_tokens} tokens, {tokens_per_second(finished):.1f} tokens a second{end}"
+
+
+def tokens_per_second(finished: Finished) -> float:
+    return finished.new_tokens / finished.seconds if finished.seconds > 0 else 0.0
 
 
 def figures(finished: Finished) -> dict[str, object]:
     """The JSON object of `demo --json` and `prompt --json` (docs/commands.md)."""
     result = asdict(finished)
     del result["tag"]
-    seconds, trips = finished.seconds, finished.trips
-    result["tokens_per_second"] = finished.new_tokens / seconds if seconds > 0 else 0.0
+    trips = finished.trips
+    result["tokens_per_second"] = tokens_per_second(finished)
     result["tokens_per_trip"] = finished.new_tokens / trips if trips > 0 else 0.0
     return result
 

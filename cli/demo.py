@@ -12,6 +12,7 @@ from pathlib import Path
 import typer
 
 from edgespec.cli import options
+from edgespec.cli.answer_view import shown
 from edgespec.cli.answering import USUAL, RequestSettings, cancelling, show
 from edgespec.cli.notes import Notes
 from edgespec.cli.prompt import read_prompt
@@ -46,9 +47,10 @@ def demo(
     dtype: options.Dtype = AUTO,
     emulate: str = options.EMULATE,
     cost_model: str = options.COST_MODEL,
+    verbose: bool = options.VERBOSE,
     as_json: bool = options.JSON,
 ) -> None:
-    """Start a coordinator and stages as processes on this machine, answer one prompt, end them.
+    """Start a coordinator and stages as processes on this machine, answer one question, end them.
 
     The processes are those of a real cluster, joined by ZeroMQ on loopback.
     """
@@ -61,10 +63,11 @@ def demo(
         emulation,
         usual_stages=options.USUAL_STAGES,
     )
-    notes = Notes()
+    notes = Notes(verbose)
     if emulation is not None:
         notes.say(described(emulated_costs(emulation, config.stages)))
     with ring_here(config, notes) as client, cancelling(client):
+        notes.say(f"> {shown(question)}")
         finished = show(client.ask(submit), as_json, notes)
     if finished.finish_reason == "cancelled":
         raise typer.Exit(EXIT_CANCELLED)
@@ -75,9 +78,10 @@ def ring_here(
     config: CoordinatorConfig, notes: Notes, traces: Path | None = None
 ) -> Iterator[Client]:
     """A client of a ring of processes on this machine, once it is ready."""
-    notes.say(f"starting a coordinator and {config.stages} stage(s) on this machine")
+    name = Path(config.model).name.removesuffix(".gguf")
+    notes.say(f"starting {name} in {config.stages} stage(s) on this machine")
     if text := precision_text(config.quantisation, config.dtype):
-        notes.say(text)
+        notes.detail(text)
     # On SIGTERM it ends its processes first (the kernel ends them if it has no chance to).
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with (
@@ -95,9 +99,11 @@ def ring_here(
 def _await_ring(client: Client, ring: LocalRing, notes: Notes) -> None:
     with notes.waiting("the coordinator is loading") as waiting:
         while not (status := client.status()).ready:
-            waiting("\n".join(status.lines))
+            ready = sum(node.state == "ready" for node in status.nodes)
+            few = f"loading: {ready} of {status.stages} stage(s) are ready"
+            waiting("\n".join(status.lines) if notes.is_verbose else few)
             time.sleep(LOOK_S)
     for name, pid in ring.pids.items():
-        notes.say(f"  {name}: process {pid}")
+        notes.detail(f"  {name}: process {pid}")
     for line in status.lines:
-        notes.say(f"  {line}")
+        notes.detail(f"  {line}")

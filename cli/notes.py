@@ -18,7 +18,9 @@ EVERY_S = 1.0
 class Notes:
     """Standard error, without markup: names and reasons are shown as they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, verbose: bool = False) -> None:
+        """`verbose`: say details too."""
+        self.is_verbose = verbose
         self._console = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
     @property
@@ -28,6 +30,11 @@ class Notes:
 
     def say(self, text: str | Text) -> None:
         self._console.print(text, style="dim" if isinstance(text, str) else "", soft_wrap=True)
+
+    def detail(self, text: str) -> None:
+        """Say what only someone who looks into the ring wants to know."""
+        if self.is_verbose:
+            self.say(text)
 
     def warn(self, text: str) -> None:
         self._console.print(text, style="red", soft_wrap=True)

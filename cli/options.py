@@ -74,6 +74,9 @@ RAW = typer.Option(
     help="Let the model continue the bare text. Without it, the model's chat template makes a "
     "question of the text; a model without a template continues it in any case.",
 )
+VERBOSE = typer.Option(
+    False, "--verbose", help="Tell more: what the ring did for the answer, and with what success."
+)
 MODEL = typer.Option(
     "",
     help="The base model: a folder in Hugging Face format, a hub id (ORG/NAME), or a folder "

@@ -53,12 +53,13 @@ def prompt(
     wait: float = options.WAIT,
     token: str = options.CLIENT_TOKEN,
     cluster: str = options.CLUSTER,
+    verbose: bool = options.VERBOSE,
     as_json: bool = options.JSON,
 ) -> None:
     """Send a prompt to the running coordinator and stream the answer; Ctrl-C cancels it."""
     introduction = given_token(token)  # on standard input it comes before the prompt
     submit = _submit(settings, gather(text, file or []), system, raw)
-    notes = Notes()
+    notes = Notes(verbose)
     introduced(introduction, coordinator, cluster, wait, notes.say)
     address, identity = reach(coordinator, cluster, wait, notes.say)
     with Client(address, identity, wait) as client, cancelling(client):

@@ -20,7 +20,7 @@ from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.bundled_models import bundled
 
 LONG = ["--raw", "--prompt", "Once upon a time", "--max-new-tokens", "900", "--policy"]
-LONG += ["autoregressive"]
+LONG += ["autoregressive", "--verbose"]
 
 
 def children_of(command: Command) -> list[psutil.Process]:
@@ -36,7 +36,7 @@ def all_gone(processes: list[psutil.Process]) -> Callable[[], bool]:
 @pytest.fixture(scope="module")
 def answered() -> Done:
     """A demo to its end."""
-    done = run("demo", "--json", "--stages", "2", "--max-new-tokens", "16")
+    done = run("demo", "--json", "--verbose", "--stages", "2", "--max-new-tokens", "16")
     assert done.code == 0, done.err
     return done
 
@@ -52,6 +52,7 @@ def test_json_is_one_object_and_nothing_else(answered: Done) -> None:
     assert answer["text"] == tokenizer.decode(answer["token_ids"])
     assert (answer["stages"], answer["policy"], answer["draft"]) == (2, "adaptive", "independent")
     assert "coordinator: process" in done.err
+    assert "> Tom has 3 boxes" in done.err
     prompt = "Question: Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many "
     prompt += "pencils does he have left?\nAnswer:"
     encoded = tokenizer.encode(prompt)

@@ -14,7 +14,7 @@ from support.nodes import until
 from support.terminals import Terminal
 
 from edgespec.cli.answer_view import AnswerView
-from edgespec.cli.answering import show
+from edgespec.cli.answering import cancelling, show
 from edgespec.cli.notes import Notes
 from edgespec.wire.client_messages import Finished, Progress, Tokens
 
@@ -33,7 +33,7 @@ def test_an_answer_with_notes_that_look_like_markup(
     show(answer, False, Notes())
     out, err = capfd.readouterr()
     assert out == "héllo\n"
-    assert "2.0 tokens/s" in err
+    assert "2 tokens, 2.0 tokens a second" in err
     if not is_terminal:
         assert EVIL in err
 
@@ -103,6 +103,15 @@ def test_what_a_model_writes_cannot_change_the_terminal() -> None:
         text = terminal.text
     assert "a\ufffd]0;evil\ufffdb\ufffd2J" in text
     assert view.text == "a\033]0;evil\ab\x9b2J\tc\r\n", "the answer itself is what it is"
+
+
+def test_a_ctrl_c_during_an_answer_writes_nothing_into_it() -> None:
+    with Terminal() as terminal:
+        with cancelling(object()):  # type: ignore[arg-type]
+            terminal.type("\x03")
+            until(lambda: "\x03" in terminal.raw)  # as it is, which no terminal shows
+            assert "^C" not in terminal.raw
+        assert terminal.is_as_before()
 
 
 @pytest.mark.parametrize("plain", [("NO_COLOR", "1"), ("TERM", "dumb"), None])
