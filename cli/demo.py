@@ -14,6 +14,7 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.answer_view import shown
 from edgespec.cli.answering import USUAL, RequestSettings, cancelling, show
+from edgespec.cli.compare import check_comparable, show_comparison
 from edgespec.cli.notes import Notes
 from edgespec.cli.prompt import read_prompt
 from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
@@ -37,6 +38,12 @@ def demo(
         help="The prompt; - reads it from standard input.",
     ),
     raw: bool = options.RAW,
+    compare: bool = typer.Option(
+        False,
+        "--compare",
+        help="Answer by plain decoding first, then as usual; say how many times as fast that is, "
+        "and whether the text is the same.",
+    ),
     stages: int = options.STAGES_HERE,
     request: RequestSettings = USUAL,
     model: str = options.MODEL,
@@ -63,12 +70,17 @@ def demo(
         emulation,
         usual_stages=options.USUAL_STAGES,
     )
+    if compare:
+        check_comparable(config, submit)
     notes = Notes(verbose)
     if emulation is not None:
         notes.say(described(emulated_costs(emulation, config.stages)))
     with ring_here(config, notes) as client, cancelling(client):
         notes.say(f"> {shown(question)}")
-        finished = show(client.ask(submit), as_json, notes)
+        if compare:
+            finished = show_comparison(client, submit, config.dtype, as_json, notes)
+        else:
+            finished = show(client.ask(submit), as_json, notes)
     if finished.finish_reason == "cancelled":
         raise typer.Exit(EXIT_CANCELLED)
 

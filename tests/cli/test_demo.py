@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.bundled_models import bundled
+from edgespec.model.tokenizer import Tokenizer as ModelTokenizer
 
 LONG = ["--raw", "--prompt", "Once upon a time", "--max-new-tokens", "900", "--policy"]
 LONG += ["autoregressive", "--verbose"]
@@ -36,7 +37,9 @@ def all_gone(processes: list[psutil.Process]) -> Callable[[], bool]:
 @pytest.fixture(scope="module")
 def answered() -> Done:
     """A demo to its end."""
-    done = run("demo", "--json", "--verbose", "--stages", "2", "--max-new-tokens", "16")
+    done = run(
+        "demo", "--compare", "--json", "--verbose", "--stages", "2", "--max-new-tokens", "16"
+    )
     assert done.code == 0, done.err
     return done
 
@@ -53,10 +56,17 @@ def test_json_is_one_object_and_nothing_else(answered: Done) -> None:
     assert (answer["stages"], answer["policy"], answer["draft"]) == (2, "adaptive", "independent")
     assert "coordinator: process" in done.err
     assert "> Tom has 3 boxes" in done.err
-    prompt = "Question: Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many "
-    prompt += "pencils does he have left?\nAnswer:"
-    encoded = tokenizer.encode(prompt)
-    assert answer["prompt_tokens"] == len(encoded.ids), "the chat template wrote it"
+
+
+def test_it_compares_itself_with_plain_decoding_of_the_same_question(answered: Done) -> None:
+    answer = json.loads(answered.out)
+    plain, usual = (answer[f"{of}tokens_per_second"] for of in ("plain_", ""))
+    assert answer["speedup"] == pytest.approx(usual / plain)
+    assert answer["same_text"] is True
+    talk = [{"role": "user", "content": answered.err.partition("> ")[2].partition("\n")[0]}]
+    prompt = ModelTokenizer(bundled("base")).encode_chat(talk)
+    assert answer["prompt_tokens"] == len(prompt), "the chat template wrote it"
+    assert answer["cached_tokens"] == len(prompt) - 1, "both ways find the prompt read"
 
 
 def test_its_stages_bear_the_name_of_this_machine(answered: Done) -> None:
