@@ -39,8 +39,9 @@ def join(
     coordinator: str | None = options.COORDINATOR,
     model: str = typer.Option(
         "",
-        help="The base model on this device: a folder, or one that `edgespec shard` made. "
-        "Default: what is at hand; what is not, the coordinator sends.",
+        help="The base model on this device: as the coordinator's --model. Default: what is at "
+        "hand; what is not, the coordinator sends.",
+        callback=options.check_model,
     ),
     wait: float = typer.Option(
         60.0, help="Seconds to wait for a coordinator that has never answered."

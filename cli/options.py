@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from edgespec.config import MOST_STAGES
+from edgespec.daemon.model_names import resolved
 from edgespec.errors import ConfigError
 
 
@@ -51,6 +52,11 @@ def check_stages(context: typer.Context, value: int) -> int:
     return value
 
 
+def check_model(value: str) -> str:
+    """What the short name of a model stands for; anything else as it is."""
+    return resolved(value)
+
+
 STAGES_HERE = typer.Option(
     0,
     help="Number of stages in the ring. Default: as --layers or the model's folder has, or 3.",
@@ -79,15 +85,16 @@ VERBOSE = typer.Option(
 )
 MODEL = typer.Option(
     "",
-    help="The base model: a folder in Hugging Face format, a hub id (ORG/NAME), or a folder "
-    "that `edgespec shard` made. Default: the bundled demo model.",
+    help="The base model: a name of `edgespec models`, a hub id (ORG/NAME), a folder in Hugging "
+    "Face format, or one that `edgespec shard` made. Default: the bundled demo model.",
+    callback=check_model,
 )
 DRAFT = typer.Option(
     "",
     help="Who guesses: none; ngram; independent, easyspec, eagle, eagle3 or ppd, each with "
-    ":FOLDER of its weights (FOLDER alone: an independent draft model); or several, as in "
-    "hybrid:ngram+eagle3:FOLDER. With the bundled base model names find bundled weights, and "
-    "the default is independent; else none.",
+    ":MODEL, its weights by name, hub id or folder (MODEL alone: an independent draft model); or "
+    "several, as in hybrid:ngram+eagle3:MODEL. Without :MODEL those that `edgespec models` has "
+    "for the base. Default: none; for the bundled base model independent.",
 )
 Quant = Annotated[
     str,

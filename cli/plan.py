@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
 import typer
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
+from edgespec.daemon.model_names import spoken
 from edgespec.daemon.planning import (
     ModelToPlan,
     chosen_context,
@@ -39,8 +39,9 @@ _COLUMNS = (
 def plan(
     model: str = typer.Option(
         ...,
-        help="The base model: a folder in Hugging Face format (its config.json is enough), one "
-        "that `edgespec shard` made, or the name of a cost model.",
+        help="The base model: a name of `edgespec models`, a hub id (ORG/NAME), a folder in "
+        "Hugging Face format (its config.json is enough), or one that `edgespec shard` made.",
+        callback=options.check_model,
     ),
     devices: str = typer.Option(
         ...,
@@ -50,8 +51,8 @@ def plan(
     ),
     draft: str = typer.Option(
         "",
-        help="Who guesses: none, ngram, FOLDER of a draft model, eagle:FOLDER, eagle3:FOLDER, "
-        "or hybrid:ngram+eagle3:FOLDER. Default: none, or the draft of the cost model.",
+        help="Who guesses: as `edgespec init` takes it, but ppd. Default: the small model that "
+        "`edgespec models` has for the base, or none.",
     ),
     quant: options.Quant = AUTO,
     draft_quant: options.DraftQuant = "none",
@@ -155,18 +156,17 @@ def _other_cut(asked: ModelToPlan, made: Plan) -> Iterator[str]:
 
 
 def commands_of(made: Plan, model: str, draft: str, draft_quant: str) -> Iterator[str]:
-    """The command of each device; placeholders where a cost model has no folder."""
-    of, draft_name = made.problem.model, made.problem.model.draft.name
-    folder = shlex.quote(model) if Path(model).is_dir() else "MODEL_FOLDER"
-    drafting = f" --draft {shlex.quote(draft)}" if draft else ""
-    if draft_name and not draft:
-        drafting = " --draft DRAFT_FOLDER"
-    if drafting and draft_quant != "none":
-        drafting += f" --draft-quant {draft_quant}"
+    """The command of each device."""
+    of = made.problem.model
+    drafting = draft or of.draft.name
+    if drafting:
+        drafting = f" --draft {shlex.quote(drafting)}"
+        drafting += f" --draft-quant {draft_quant}" if draft_quant != "none" else ""
     coordinator = made.nodes[0].device.name
     yield (
-        f"{coordinator}: edgespec init --model {folder}{drafting} --quant {of.quantisation.name} "
-        f"--layers {_joined(made.split)} --context {made.problem.context} --dtype bfloat16"
+        f"{coordinator}: edgespec init --model {shlex.quote(spoken(model))}{drafting} "
+        f"--quant {of.quantisation.name} --layers {_joined(made.split)} "
+        f"--context {made.problem.context} --dtype bfloat16"
     )
     yield f"{coordinator}: edgespec serve"
     for node in made.nodes[1:]:

@@ -30,10 +30,14 @@ _LEAST_SECONDS, _MOST_SECONDS = 0.01, 3600.0
 def profile(
     model: str = typer.Option(
         "",
-        help="Folder of the model whose layers are measured, with random weights. Default: "
-        "Llama 2 7B, or a smaller one where memory is short.",
+        help="The model whose layers are measured, with random weights: a name of `edgespec "
+        "models`, a hub id or a folder. Default: Llama 2 7B, or a smaller one where memory is "
+        "short.",
+        callback=options.check_model,
     ),
-    draft: str = typer.Option("", help="Folder of a draft model to measure too."),
+    draft: str = typer.Option(
+        "", help="A draft model to measure too, named likewise.", callback=options.check_model
+    ),
     coordinator: str = typer.Option(
         "", help="HOST:PORT of a running coordinator: measure the way to it too."
     ),

@@ -20,7 +20,11 @@ from edgespec.planning.partition import blocks_of, parse_split
 
 
 def shard(
-    model: str = typer.Argument(..., help="Folder of the model, or its hub id."),
+    model: str = typer.Argument(
+        ...,
+        help="The model: a name of `edgespec models`, a hub id (ORG/NAME) or a folder.",
+        callback=options.check_model,
+    ),
     stages: int = typer.Option(
         0, help="Number of stages. Default: as many as --layers says.", show_default=False
     ),

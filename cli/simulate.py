@@ -28,7 +28,8 @@ from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft
 from edgespec.drafting.choice import DraftChoice
-from edgespec.errors import ConfigError, ModelError
+from edgespec.errors import ConfigError
+from edgespec.model.hub import require_model
 from edgespec.planning.cost_model import DEFAULT_COST_MODEL, CostModel, cost_model_named
 from edgespec.planning.profile import Profile
 from edgespec.sim.campaign import replay as play_again
@@ -201,12 +202,8 @@ def _look_at_models(base: str, draft: DraftChoice, dtype: str) -> None:
     """Find the most frequent mistakes before torch is imported."""
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; choose one of: {', '.join(DTYPES)}")
-    for path in (base, *draft.folders):
-        if not Path(path).is_dir():
-            raise ModelError(
-                f"there is no model folder {path}; give a folder with config.json, a tokenizer and "
-                "*.safetensors files"
-            )
+    for model in (base, *draft.folders):
+        require_model(model)
 
 
 # --- showing ------------------------------------------------------------------------------------

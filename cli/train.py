@@ -18,7 +18,11 @@ train = typer.Typer(help="Train draft weights for a base model.", no_args_is_hel
 Steps = Annotated[int, typer.Option(min=1, help="Steps of training.")]
 Batch = Annotated[int, typer.Option(min=1, help="Rows of text a step.")]
 Rate = Annotated[float, typer.Option(help="Peak of the learning rate.")]
-BASE = typer.Argument(..., help="Folder of the base model.")
+BASE = typer.Argument(
+    ...,
+    help="The base model: a folder, or a name or hub id that `edgespec pull` downloaded.",
+    callback=options.check_model,
+)
 TEXT = typer.Argument(..., help='Text: one document a line, or .jsonl objects with a "text".')
 ROW_LENGTH = typer.Option(256, min=64, help="Tokens of a row.")
 TEXT_ROWS = typer.Option(20_000, min=1, help="Rows of the file at most. The others are left out.")
@@ -30,7 +34,7 @@ SEED = typer.Option(0, help="Of the order of the rows.")
 
 @train.command()
 def eagle(
-    base: Path = BASE,
+    base: str = BASE,
     text: Path = TEXT,
     out: Path = typer.Option(..., metavar="DIR", help="Folder to write the head to."),
     kind: str = typer.Option("eagle", help="eagle (the form of EAGLE-2) or eagle3."),
@@ -67,14 +71,14 @@ def eagle(
         known: Kind = "eagle3" if kind == "eagle3" else "eagle"
         settings = TrainingSettings(steps, batch, levels or LEVELS[known], rate, low, seed)
         rows = (row_length, text_rows, own_rows)
-        plan = EaglePlan(base, text, out, settings, *rows, known, draft_vocab)
+        plan = EaglePlan(Path(base), text, out, settings, *rows, known, draft_vocab)
         figures = train_eagle(plan, say, compute_dtype(dtype, best_device()))
     _show(figures, out, as_json)
 
 
 @train.command()
 def ppd(
-    base: Path = BASE,
+    base: str = BASE,
     text: Path = TEXT,
     out: Path = typer.Option(..., metavar="DIR", help="Folder to write the prompt tokens to."),
     depth: int = typer.Option(3, min=1, max=8, help="Tokens to guess ahead."),
@@ -105,7 +109,7 @@ def ppd(
 
         settings = TrainingSettings(steps, batch, depth, rate, low, seed)
         rows = (row_length, text_rows, own_rows)
-        plan = PPDPlan(base, text, out, settings, *rows, depth, copies, chains)
+        plan = PPDPlan(Path(base), text, out, settings, *rows, depth, copies, chains)
         figures = train_ppd(plan, say, compute_dtype(dtype, best_device()))
     _show(figures, out, as_json)
 

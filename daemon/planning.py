@@ -10,14 +10,17 @@ from msgspec import Meta, structs
 
 from edgespec.config import Quantisation
 from edgespec.daemon.bundled_models import bundled
+from edgespec.daemon.model_names import known_name
 from edgespec.daemon.precision import AUTO, four_bit_for, quantisation_for
 from edgespec.daemon.profiles import profile_named
+from edgespec.daemon.settings import chosen_draft
 from edgespec.drafting.choice import HYBRID, DraftChoice, parse_draft
 from edgespec.errors import ConfigError
+from edgespec.model.hub import model_files, require_model
 from edgespec.model.manifest import manifest_of
 from edgespec.planning.architecture import architecture_of, longest_context
+from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import (
-    ARCHITECTURES,
     COST_MODELS,
     NO_DRAFT,
     DraftCosts,
@@ -54,32 +57,31 @@ class ModelToPlan:
 
 
 def model_to_plan(model: str, quant: str, draft: str, draft_quant: str) -> ModelToPlan:
-    """A model folder, a folder of block files or the name of a cost model, with its draft.
+    """A known model, a hub id, a file, a folder or one of block files, with its draft.
 
     `quant` "auto": as the block files have it, or what daemon.precision chooses. `draft`: see
-    drafting.choice; "": none, or that of the cost model. Raises ConfigError for what cannot be read
-    or is not known.
+    drafting.choice; "": none, or the small model that the catalogue has for a known one. Raises
+    ConfigError for what cannot be read or is not known.
     """
     asked = _base(model, quant)
-    if not draft:
+    known = MODELS.get(known_name(model))
+    choice = chosen_draft(draft or (known.draft_of("independent") if known else ""), model)
+    if not choice.members:
         return asked
-    choice = parse_draft(draft)
+    if not draft:  # as the cost models charge it
+        costs = COST_MODELS[asked.model.name].draft
+        return replace(asked, model=replace(asked.model, draft=costs))
     costs = _draft(choice, asked.model, Quantisation.parse(draft_quant))
     return replace(asked, model=replace(asked.model, draft=costs, sources=_names(choice)))
 
 
 def _base(model: str, quant: str) -> ModelToPlan:
-    if Path(model).is_dir():
-        return _folder(Path(model), quant)
-    if model not in COST_MODELS:
-        raise ConfigError(
-            f"there is no model folder {model!r}, and no cost model of that name; give a folder "
-            f"with a config.json, or one of: {', '.join(COST_MODELS)}"
-        )
-    of = ARCHITECTURES[model.removesuffix("-eagle")]
-    quantisation = four_bit_for(of) if quant == AUTO else Quantisation.parse(quant)
-    published = COST_MODELS[model].draft
-    return ModelToPlan(PlannedModel(model, of, quantisation, published), 0, ())
+    known = MODELS.get(known_name(model))
+    if known is None:
+        return _described_by_files(model, quant)
+    quantisation = four_bit_for(known.sizes) if quant == AUTO else Quantisation.parse(quant)
+    planned = PlannedModel(known_name(model), known.sizes, quantisation)
+    return ModelToPlan(planned, known.context, ())
 
 
 def chosen_context(asked: ModelToPlan, context: int) -> int:
@@ -120,7 +122,7 @@ def speculative_speed(plan: Plan) -> float | None:
     from edgespec.verify.sampling import Sampling
 
     base = bundled("base")
-    layers = architecture_of(*_config(Path(base))).layers
+    layers = architecture_of(*_config(base)).layers
     of = plan.problem.model
     if not of.draft.name or len(plan.split) > layers:
         return None
@@ -156,19 +158,19 @@ QUESTIONS = (
 # --- models -------------------------------------------------------------------------------------
 
 
-def _folder(folder: Path, quant: str) -> ModelToPlan:
-    config, where = _config(folder)
+def _described_by_files(model: str, quant: str) -> ModelToPlan:
+    config, where = _config(model)
     of = architecture_of(config, where)
-    made = manifest_of(folder)
+    made = manifest_of(model)
     if made is not None and quant not in (AUTO, made.quantisation.name):
         raise ConfigError(
-            f"{folder} holds block files in {made.quantisation.name}, not {quant}; leave --quant "
+            f"{model} holds block files in {made.quantisation.name}, not {quant}; leave --quant "
             "out, or give the folder of the original model"
         )
-    quantisation = quantisation_for(str(folder), quant)
+    quantisation = quantisation_for(model, quant)
     split = made.layers_of_stages if made else ()
-    model = PlannedModel(folder.resolve().name, of, quantisation)
-    return ModelToPlan(model, longest_context(config, where), split)
+    planned = PlannedModel(Path(model).resolve().name, of, quantisation)
+    return ModelToPlan(planned, longest_context(config, where), split)
 
 
 def _names(choice: DraftChoice) -> str:
@@ -193,21 +195,21 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     if not weighty:
         return replace(NO_DRAFT, name=_names(choice))
     (one,) = weighty
-    folder = Path(one.folder)
-    if not folder.is_dir():
-        raise ConfigError(f"there is no draft folder {one.folder!r}; give one with a config.json")
-    of = architecture_of(*_config(folder))
     if one.name in _HEADS:
+        require_model(one.folder)
         return _HEADS[one.name](base.name, base.of, bits_of(quantisation))
-    return draft_costs_of(folder.resolve().name, of, quantisation)
+    known = MODELS.get(known_name(one.folder))
+    of = known.sizes if known else architecture_of(*_config(one.folder))
+    name = known_name(one.folder) or Path(one.folder).resolve().name
+    return draft_costs_of(name, of, quantisation)
 
 
 _HEADS = {"eagle": eagle_costs, "eagle3": eagle3_costs}
 
 
-def _config(folder: Path) -> tuple[dict[str, object], str]:
+def _config(model: str) -> tuple[dict[str, object], str]:
     """The content and the path of a model's config.json."""
-    file = folder / "config.json"
+    file = model_files(model).file("config.json")
     content = _read_json(file)
     if not isinstance(content, dict):
         raise ConfigError(f"{file} does not hold a JSON object; download the model again")

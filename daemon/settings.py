@@ -18,6 +18,7 @@ from edgespec.config import (
 )
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterSettings
+from edgespec.daemon.model_names import resolved, weights_at_hand
 from edgespec.daemon.precision import AUTO, dtype_for, quantisation_for
 from edgespec.drafting.choice import HYBRID, NONE, SOURCES, DraftChoice, parse_draft
 from edgespec.errors import ConfigError, ModelError
@@ -110,8 +111,24 @@ def coordinator_config(
 
 
 def chosen_draft(draft: str, model: str) -> DraftChoice:
-    """The sources for this base model ("": the bundled one, whose weights are bundled too)."""
-    return parse_draft(draft, None if model else bundled)
+    """The sources for this base, with the short names of their weights resolved.
+
+    A name alone finds the weights that are bundled or that the catalogue has for this base. Nothing
+    said is no draft, for the bundled base ("") its own. Raises ConfigError.
+    """
+    if model and not draft:
+        return DraftChoice()
+    choice = parse_draft(draft, weights_at_hand(model) if model else bundled)
+    try:
+        members = [replace(one, folder=resolved(one.folder)) for one in choice.members]
+    except ModelError as problem:
+        raise _no_draft(problem) from None
+    return DraftChoice(tuple(members))
+
+
+def _no_draft(problem: ModelError) -> ModelError:
+    names = ", ".join((NONE, *SOURCES, HYBRID))
+    return ModelError(f"{problem}; or name a draft source: {names}")
 
 
 def look_at_models(config: CoordinatorConfig) -> None:
@@ -121,8 +138,7 @@ def look_at_models(config: CoordinatorConfig) -> None:
         try:
             require_model(folder)
         except ModelError as problem:
-            names = ", ".join((NONE, *SOURCES, HYBRID))
-            raise ModelError(f"{problem}; or name a draft source: {names}") from None
+            raise _no_draft(problem) from None
     try:
         settings = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
         layers = int(settings["num_hidden_layers"])

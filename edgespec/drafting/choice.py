@@ -56,21 +56,21 @@ class DraftChoice:
         return f"{HYBRID}:{'+'.join(map(str, self.members))}" if self.members else ""
 
 
-def parse_draft(text: str, bundled: Callable[[str], str] | None = None) -> DraftChoice:
+def parse_draft(text: str, at_hand: Callable[[str], str] | None = None) -> DraftChoice:
     """What `--draft` says: none, NAME, NAME:FOLDER, hybrid, hybrid:NAME+NAME:FOLDER or FOLDER.
 
-    A FOLDER alone is that of an independent draft; instead of one a hub id may stand anywhere.
-    `bundled`: where the bundled weights of that name are, if the base is the bundled one: then a
-    name finds its weights, and nothing said is an independent draft. Else that is no draft. Raises
-    ConfigError.
+    A FOLDER alone is that of an independent draft; instead of one a hub id or the short name of a
+    model may stand anywhere. `at_hand`: where weights that fit the base are, by the folders of
+    SOURCES, "" for none: then a name finds its weights, and nothing said is an independent draft.
+    Without, that is no draft. Raises ConfigError.
     """
-    if text == NONE or not (text or bundled):
+    if text == NONE or not (text or at_hand):
         return DraftChoice()
     name, _, rest = (text or "independent").partition(":")
     if name != HYBRID:
-        return DraftChoice((_source(text or "independent", bundled),))
+        return DraftChoice((_source(text or "independent", at_hand),))
     parts = _JOINT.split(rest) if ":" in text else list(DEFAULT_MEMBERS)
-    members = tuple(_source(part, bundled) for part in parts)
+    members = tuple(_source(part, at_hand) for part in parts)
     names = [member.name for member in members]
     if len(names) < 2 or len(set(names)) < len(names):
         raise ConfigError(
@@ -80,7 +80,7 @@ def parse_draft(text: str, bundled: Callable[[str], str] | None = None) -> Draft
     return DraftChoice(members)
 
 
-def _source(text: str, bundled: Callable[[str], str] | None) -> SourceChoice:
+def _source(text: str, at_hand: Callable[[str], str] | None) -> SourceChoice:
     name, colon, folder = text.partition(":")
     if name not in SOURCES:
         name, colon, folder = "independent", ":", text
@@ -89,11 +89,11 @@ def _source(text: str, bundled: Callable[[str], str] | None) -> SourceChoice:
         raise ConfigError(f"--draft {text}: {name} has no weights; leave {colon}{folder} out")
     if not weights:
         return SourceChoice(name, "")
-    if not colon and bundled:
-        folder = bundled(weights)
+    if not colon and at_hand:
+        folder = at_hand(weights)
     if not folder:
         raise ConfigError(
-            f"--draft {text or name}: where are its weights? Give {name}:FOLDER; only the bundled "
-            "base model has some at hand"
+            f"--draft {text or name}: where are its weights? Give {name}:FOLDER; "
+            "`edgespec models` lists which models have some at hand"
         )
     return SourceChoice(name, folder)

@@ -226,7 +226,7 @@ def _cost_models() -> Iterator[CostModel]:
 
 
 COST_MODELS = {model.name: model for model in _cost_models()}
-"""By the catalogue's names, and the one that FlowSpec's paper measured, with an EAGLE head in 16 bit."""
+"""By the catalogue's names, and the one of FlowSpec's paper: an EAGLE head in 16 bit drafts."""
 
 
 def cost_model_named(name: str) -> CostModel:

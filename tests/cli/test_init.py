@@ -169,7 +169,7 @@ def test_kinds_of_devices_are_no_names(here: Here, folder: Path, quick: None) ->
         (("--stages", "2", "--host", "a b"), "is no host name or address"),
         (("--stages", "2", "--devices", f"3*{NANO}"), "leave --stages and --layers out"),
         (("--devices", "nothing"), "nothing"),
-        (("--devices", f"3*{NANO}", "--model", "llama-2-13b"), "no model folder llama-2-13b"),
+        (("--devices", f"3*{NANO}", "--model", "llama2:13b"), "did you mean llama-2-13b or "),
     ],
 )
 def test_what_is_refused_makes_no_cluster(

@@ -93,7 +93,7 @@ def test_every_source_that_takes_room_is_planned(
     [
         ("ppd:{}", "plan does not reckon with ppd"),
         ("hybrid:eagle:{}+eagle3:{}", "plan reckons with one draft that has weights"),
-        ("eagle3:nothing", "there is no draft folder 'nothing'"),
+        ("eagle3:nothing", "there is no model folder nothing"),
         ("eagle3", "Give eagle3:FOLDER"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_source_that_cannot_be_planned_says_why(
 
 def test_of_two_wrong_paths_the_model_is_named_first(here: Here) -> None:
     done = here("--model", "no/model", "--devices", f"2*{NANO}", "--draft", "no/draft")
-    done.assert_refused("there is no model folder 'no/model'")
+    done.assert_refused("there is no folder no/model")
 
 
 @pytest.mark.thorough
@@ -130,11 +130,11 @@ def test_json_has_the_same_figures(
     assert len(made["commands"]) == 6
 
 
-def test_a_cost_model_has_no_folder_to_name(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_model_is_planned_by_its_name(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.cli.plan.speculative_speed", lambda made: None)
     done = here("--model", "llama-2-13b", "--devices", f"3*{NANO}", "--context", "512")
     assert done.code == 0, done.err
-    assert "--model MODEL_FOLDER --draft DRAFT_FOLDER --quant int4 --layers" in done.out
+    assert "--model llama-2-13b --draft tinyllama-1.1b --quant int4 --layers" in done.out
     assert "charged as tinyllama-1.1b, but the guesses are those of the bundled pair" in done.out
 
 
@@ -148,7 +148,10 @@ def test_what_does_not_fit_is_refused_in_numbers(here: Here, folder: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--model", "nothing", "--devices", NANO), "no model folder 'nothing'"),
+        (
+            ("--model", "nothing", "--devices", NANO),
+            "there is no model folder nothing, and no model is called so",
+        ),
         (("--model", "llama-2-7b", "--devices", NANO), "1 devices; a plan needs 2 to 17"),
         (
             ("--model", "llama-2-7b", "--devices", f"2*{NANO}", "--context", "-1"),

@@ -1,0 +1,72 @@
+"""Short names of models: what they stand for on this machine, and which draft weights fit."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from edgespec.errors import ModelError
+from edgespec.planning.catalogue import MODELS, KnownModel
+
+_LIKE_ENOUGH = 0.5
+"""Of two names, for difflib: from which on one is suggested for the other."""
+
+
+def resolved(model: str) -> str:
+    """A model as every part of edgespec takes it: a short name becomes a hub id or a file.
+
+    Everything else (a folder, a file, a hub id, "") stays as it is, and a folder comes before a
+    name. Raises ModelError for what can only be a short name and is none.
+    """
+    if not model or "/" in model or Path(model).exists():
+        return model
+    if known := MODELS.get(model.lower()):
+        return packaged(known) or known.hub
+    close = difflib.get_close_matches(model.lower(), MODELS, n=3, cutoff=_LIKE_ENOUGH)
+    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    raise ModelError(
+        f"there is no model folder {model}, and no model is called so; {meant}`edgespec models` "
+        "lists the names"
+    )
+
+
+def known_name(model: str) -> str:
+    """The short name of a resolved model; "" if it has none, as a folder."""
+    if not model or Path(model).is_dir():
+        return ""
+    return next(
+        (
+            name
+            for name, known in MODELS.items()
+            if model in (name, known.hub, known.gguf, packaged(known))
+        ),
+        "",
+    )
+
+
+def spoken(model: str) -> str:
+    """A resolved model as a user would name it: by its short name, if it has one."""
+    return known_name(model) or model
+
+
+def packaged(known: KnownModel) -> str:
+    """Path of the file that an installed Python package holds of this model; "" if none does."""
+    module, _, name = known.package.partition("/")
+    spec = find_spec(module) if module else None
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    paths = (os.path.join(folder, name) for folder in folders)
+    return next(filter(os.path.isfile, paths), "")
+
+
+def weights_at_hand(model: str) -> Callable[[str], str]:
+    """For parse_draft: the weights that the catalogue names for a base, resolved; "" for none."""
+    known = MODELS.get(known_name(model))
+
+    def find(weights: str) -> str:
+        source = "independent" if weights == "draft" else weights
+        return resolved(known.draft_of(source)) if known else ""
+
+    return find

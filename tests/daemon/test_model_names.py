@@ -1,0 +1,76 @@
+"""Short names: what they stand for, what comes before them, and what is said of unknown ones."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.daemon.bundled_models import bundled
+from edgespec.daemon.model_names import known_name, packaged, resolved, spoken
+from edgespec.daemon.settings import chosen_draft
+from edgespec.errors import ConfigError, ModelError
+from edgespec.planning.catalogue import MODELS
+
+QWEN = MODELS["qwen3-8b"].hub
+
+
+def test_a_name_becomes_what_it_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolved("qwen3-8b") == resolved("Qwen3-8B") == QWEN
+    for other in ("", "org/name", "./qwen3-8b", "/none/x.gguf", bundled("base")):
+        assert resolved(other) == other
+    assert (spoken(QWEN), spoken("org/name"), known_name("")) == ("qwen3-8b", "org/name", "")
+    (tmp_path / "qwen3-8b").mkdir()  # a folder comes first
+    assert (resolved("qwen3-8b"), known_name("qwen3-8b")) == ("qwen3-8b", "")
+
+
+def test_an_installed_package_holds_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = MODELS["smollm2-135m"]
+    module, _, name = known.package.partition("/")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    assert (packaged(known), resolved("smollm2-135m")) == ("", known.hub)
+    (tmp_path / module).mkdir()
+    (tmp_path / module / "__init__.py").touch()
+    assert resolved("smollm2-135m") == known.hub  # the package without its file
+    file = tmp_path / module / name
+    file.touch()
+    assert resolved("smollm2-135m") == str(file)
+    assert spoken(str(file)) == "smollm2-135m"
+
+
+def test_an_unknown_name_gets_suggestions() -> None:
+    for typed, meant in {"llama3.1:8b": "llama-3.1-8b", "tinyllama": "tinyllama-1.1b"}.items():
+        with pytest.raises(ModelError, match=rf"no model folder {typed}, .*did you mean .*{meant}"):
+            resolved(typed)
+    with pytest.raises(ModelError, match=r"is called so; `edgespec models` lists the names"):
+        resolved("0")
+
+
+def test_a_draft_is_found_by_its_name_and_by_that_of_its_base() -> None:
+    head, small = MODELS["qwen3-8b"].draft_of("eagle3"), MODELS["qwen3-0.6b"].hub
+    for typed, meant in {
+        "": "",
+        "none": "",
+        "ngram": "ngram",
+        "eagle3": f"eagle3:{head}",
+        "independent": small,
+        "qwen3-0.6b": small,
+        "easyspec": f"easyspec:{small}",
+        "hybrid:ngram+eagle3": f"hybrid:ngram+eagle3:{head}",
+        "eagle3:org/head": "eagle3:org/head",
+    }.items():
+        chosen = chosen_draft(typed, QWEN)
+        assert str(chosen) == meant, typed
+        assert str(chosen_draft(str(chosen), QWEN)) == meant, "again, as settings keep it"
+    with pytest.raises(ConfigError, match=r"Give eagle:FOLDER; `edgespec models` lists"):
+        chosen_draft("eagle", QWEN)
+    with pytest.raises(
+        ConfigError, match=r"did you mean qwen3-8b .*or name a draft source: none, "
+    ):
+        chosen_draft("eagle3:qwen38b", QWEN)
+    assert chosen_draft("", "").folders == (bundled("draft"),)
