@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from edgespec import __version__
 from edgespec.cli.api import api
@@ -18,9 +20,11 @@ from edgespec.cli.init import init
 from edgespec.cli.join import join
 from edgespec.cli.key import key
 from edgespec.cli.leave import leave
+from edgespec.cli.models import models
 from edgespec.cli.plan import plan
 from edgespec.cli.profile import profile
 from edgespec.cli.prompt import prompt
+from edgespec.cli.pull import pull
 from edgespec.cli.serve import serve
 from edgespec.cli.service import service
 from edgespec.cli.shard import shard
@@ -32,8 +36,28 @@ from edgespec.cli.train import train
 from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_USAGE
 from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
 
+OTHERS_WORDS = {
+    "run": "`edgespec init --model NAME`, `edgespec serve` and then `edgespec chat`",
+    "list": "`edgespec models`",
+    "ps": "`edgespec status`",
+    "stop": "Ctrl-C where `edgespec serve` runs, or `edgespec service uninstall`",
+    "rm": "`hf cache rm model/HUB_ID`, as models lie in the hub's own cache",
+}
+"""Commands of Ollama, which many know, and what does the same here."""
+
+
+class _Commands(TyperGroup):
+    """Knows the words of others."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and (ours := OTHERS_WORDS.get(args[0])):
+            raise ConfigError(f"there is no command {args[0]} here; use {ours}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="edgespec",
+    cls=_Commands,
     help="Run one large language model across a handful of small boards.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong option, setting, model or prompt, 130 Ctrl-C.",
     no_args_is_help=True,
@@ -41,7 +65,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, init, serve, join, leave, prompt, chat, status, top, api):
+for command in (demo, models, pull, init, serve, join, leave, prompt, chat, status, top, api):
     app.command()(command)
 app.add_typer(token, name="token")
 app.add_typer(device, name="device")

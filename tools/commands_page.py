@@ -1,8 +1,8 @@
-"""Write what docs/commands.md takes from the command line: run it, or `make docs`, after a change.
+"""Write what pages take from the command line and the catalogue: run it, or `make docs`.
 
-A part of the page between `<!-- NAME -->` and `<!-- end -->` is generated: NAME is a command, or
-one of the lists `commands`, `options of a request` and `shared options`. The rest is written by
-hand.
+A part of docs/commands.md or docs/models.md between `<!-- NAME -->` and `<!-- end -->` is
+generated: NAME is a command, or one of the lists `commands`, `options of a request`, `shared
+options` and `known models`. The rest is written by hand.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ import typer.main
 
 from edgespec.cli.answering import RequestSettings
 from edgespec.cli.main import app
+from edgespec.cli.models import parameters_text
+from edgespec.planning.catalogue import MODELS, FittingDraft
 
-PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "commands.md"
+MODELS_PAGE = DOCS / "models.md"
 PART = re.compile(r"<!-- ([a-z][a-z ]+) -->\n.*?<!-- end -->", re.DOTALL)
 REQUEST = [field.name for field in fields(RequestSettings)]
 SHARED_BY = 3
@@ -133,6 +137,27 @@ def shared_options(*, of_request: bool) -> Iterator[str]:
         yield row(*cells, ", ".join(found[cells]))
 
 
+def known_models() -> Iterator[str]:
+    """A table of the catalogue."""
+    yield row("name", "size", "from the hub", "licence", "`--draft`", "run by us", "pages")
+    yield row(*["---"] * 7)
+    for name, model in MODELS.items():
+        pages = dict.fromkeys(draft.page for draft in model.drafts)
+        yield row(
+            f"`{name}`",
+            parameters_text(model.parameters),
+            "<br>".join(f"`{one}`" for one in (model.hub, model.gguf) if one),
+            model.licence,
+            "<br>".join(map(draft_text, model.drafts)),
+            "yes" if model.tried else "",
+            " ".join(f"[{number}]({page})" for number, page in enumerate(pages, 1)),
+        )
+
+
+def draft_text(draft: FittingDraft) -> str:
+    return f"`{draft.source}`: `{draft.weights}`"
+
+
 def part(name: str) -> Iterator[str]:
     """The lines of a generated part."""
     if name == "commands":
@@ -141,6 +166,8 @@ def part(name: str) -> Iterator[str]:
             yield f"    {command:{width}}  # {at.help.partition('.')[0]}"
     elif name in ("options of a request", "shared options"):
         yield from shared_options(of_request=name == "options of a request")
+    elif name == "known models":
+        yield from known_models()
     else:
         yield synopsis(name, COMMANDS[name])
         yield from own_options(COMMANDS[name])
@@ -156,4 +183,5 @@ def generated(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(generated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in (PAGE, MODELS_PAGE):
+        path.write_text(generated(path.read_text(encoding="utf-8")), encoding="utf-8")

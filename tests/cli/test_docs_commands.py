@@ -75,6 +75,9 @@ def test_what_there_is_not_is_found(line: str, problem: str) -> None:
 def test_the_page_of_commands_is_generated() -> None:
     """A command, option, default or help text that changed is on the page after `make docs`."""
     tool = runpy.run_path(str(REPOSITORY / "tools" / "commands_page.py"))
+    models = tool["MODELS_PAGE"].read_text(encoding="utf-8")
+    assert "<!-- known models -->" in models
+    assert models == tool["generated"](models)
     page = tool["PAGE"].read_text(encoding="utf-8")
     assert page == tool["generated"](page)
     parts = {found[1] for found in tool["PART"].finditer(page)}

@@ -1,0 +1,67 @@
+"""edgespec pull: download a model, and a draft for it, before it is needed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import typer
+
+from edgespec.cli import options
+from edgespec.cli.notes import Notes
+from edgespec.daemon.model_names import spoken
+from edgespec.daemon.process import EXIT_CANCELLED
+from edgespec.daemon.settings import chosen_draft
+from edgespec.model.hub import is_hub_id, model_files, require_model
+from edgespec.model.hub_cache import download
+
+WHOLE_MODELS = ("independent", "easyspec")
+"""Draft sources whose weights are those of a model like the base."""
+
+
+def pull(
+    model: str = typer.Argument(
+        ...,
+        metavar="NAME|HUB_ID",
+        help="A name of `edgespec models`, or a hub id (ORG/NAME).",
+        callback=options.check_model,
+    ),
+    draft: str = typer.Option(
+        "", help="Download the weights of this draft for it too; as `edgespec init` takes it."
+    ),
+    as_json: bool = options.JSON,
+) -> None:
+    """Download a model from the Hugging Face Hub, into the hub's own cache.
+
+    Interrupted, the same command goes on where it stopped.
+    """
+    require_model(model)
+    choice = chosen_draft(draft, model)
+    wanted = [(model, False)]
+    wanted += [(one.folder, one.name not in WHOLE_MODELS) for one in choice.members if one.folder]
+    notes = Notes()
+    places = {}
+    try:
+        for one, is_head in wanted:
+            places[one] = _fetched(one, is_head, notes)
+    except KeyboardInterrupt:
+        notes.say("stopped; the same command goes on where it was")
+        raise typer.Exit(EXIT_CANCELLED) from None
+    drafting = f" --draft {shlex.quote(draft)}" if draft else ""
+    following = f"edgespec init --model {shlex.quote(spoken(model))}{drafting} --stages N"
+    if as_json:
+        print(json.dumps({"places": places, "next": following}))
+        return
+    for one, place in places.items():
+        print(f"{spoken(one)}: {place}")
+    print(f"next: {following}; or, on this machine alone: edgespec demo"
+          f"{following.removeprefix('edgespec init').removesuffix(' --stages N')}")  # fmt: skip
+
+
+def _fetched(model: str, is_head: bool, notes: Notes) -> str:
+    """Where the model is, downloaded if it is one of the hub."""
+    if is_hub_id(model):
+        return str(download(model, is_head, notes.say))
+    files = model_files(model)
+    files.file("config.json")  # a packed file's is made from it, once it is here
+    return str(files.path)
