@@ -177,8 +177,8 @@ def _has_own_name(device: Device) -> bool:
 
 
 def _absolute(model: str) -> str:
-    """An absolute path for a folder, as `serve` may start elsewhere; a hub id is unchanged."""
-    return os.path.abspath(model) if model and Path(model).is_dir() else model
+    """An absolute path for what is here, as `serve` may start elsewhere; a hub id is unchanged."""
+    return os.path.abspath(model) if model and Path(model).exists() else model
 
 
 def _absolute_draft(draft: str, model: str) -> str:
@@ -206,8 +206,8 @@ def _tell(notes: Notes, made: ClusterFolder, kept: bool, later: list[str]) -> No
     settings = made.settings
     folders = chosen_draft(settings.draft, settings.model).folders if settings.draft else ()
     for model in filter(None, (settings.model, *folders)):
-        if not Path(model).is_dir():
-            notes.say(f"{model} is no folder here: the coordinator takes it from the hub")
+        if not Path(model).exists():
+            notes.say(f"{model} is not here: the coordinator takes it from the hub")
         if model in later:
             notes.say(
                 f"{model} was not downloaded yet, and the hub cannot be reached now: before "

@@ -12,10 +12,10 @@ from edgespec.daemon.blocks import BlockKey, BlockLibrary
 from edgespec.daemon.ring_model import Say
 from edgespec.errors import ModelError, RemoteProtocolError
 from edgespec.model.block_folder import CONFIG, BlockFolder, put_file
-from edgespec.model.loader import Checkpoint, fingerprint
+from edgespec.model.loader import fingerprint
 from edgespec.model.manifest import Manifest, manifest_of
-from edgespec.model.quantised.source import quantising
 from edgespec.model.source import TensorSource
+from edgespec.model.sources import open_source
 from edgespec.net.block_transfer import fetch_block
 from edgespec.net.keys import Identity
 from edgespec.wire.block_messages import BlockOffer
@@ -68,7 +68,7 @@ def obtain(wanted: Wanted, model: str, cache: str) -> TensorSource:
         log.info("the block is in %s", kept.path)
         return _block(wanted, kept)
     named = wanted.assign.model
-    if Path(named).is_dir():
+    if Path(named).exists():
         try:
             return _from_model(wanted, named, library)
         except ModelError as problem:
@@ -77,7 +77,7 @@ def obtain(wanted: Wanted, model: str, cache: str) -> TensorSource:
 
 
 def _from_model(wanted: Wanted, model: str, library: BlockLibrary) -> TensorSource:
-    """From a model folder, hub id or folder of block files on this machine."""
+    """From a model (see `open_source`) or a folder of block files on this machine."""
     key = wanted.key
     made = manifest_of(model)
     if made is not None:
@@ -93,7 +93,7 @@ def _from_model(wanted: Wanted, model: str, library: BlockLibrary) -> TensorSour
             f"the model in {model} is not the one that the coordinator runs "
             f"({wanted.assign.model}); leave --model out, and the coordinator sends the layers"
         )
-    source = quantising(Checkpoint(model), key.quantisation)
+    source = open_source(model, key.quantisation)
     if key.quantisation.kind == "none":
         return source
 

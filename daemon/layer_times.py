@@ -19,8 +19,8 @@ from edgespec.daemon.timing import Sample, timed
 from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
-from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import pack, stored_parts
+from edgespec.model.sources import open_source
 from edgespec.model.tree_attention import tree_mask
 from edgespec.planning.cost_model import ARCHITECTURES
 from edgespec.planning.profile import ROWS
@@ -173,9 +173,9 @@ def measure_draft(
 
     Raises ModelError for a folder that cannot be used.
     """
-    checkpoint = Checkpoint(folder)
-    block = Block(checkpoint, 0, checkpoint.layers, dtype, device)
-    head = OutputHead(checkpoint, dtype, device, share=block)
+    source = open_source(folder)
+    block = Block(source, 0, source.layers, dtype, device)
+    head = OutputHead(source, dtype, device, share=block)
     found = timed({rows: _passes([block], rows, 0, head) for rows in ROWS}, seconds)
     del block, head
     _free(device)

@@ -53,7 +53,7 @@ from edgespec.daemon.timing import round_trips
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.block import compute_dtype
 from edgespec.model.device import best_device
-from edgespec.model.loader import Checkpoint
+from edgespec.model.sources import open_source
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import own_address_towards
 from edgespec.planning.profile import ROWS, Figure, Profile, RowTable
@@ -176,7 +176,7 @@ def measure(
     depth = depth_on(session.device)
     room = session.room.bytes
     if request.model:
-        shape = shape_of(Checkpoint(request.model).config, Path(request.model).name)
+        shape = shape_of(open_source(request.model).config, Path(request.model).name)
         check_room(shape, room, depth)
     else:
         shape = default_shape(room, depth)

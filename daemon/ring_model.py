@@ -10,10 +10,10 @@ from edgespec.daemon.blocks import BlockKey, BlockLibrary
 from edgespec.errors import ConfigError
 from edgespec.model.block_folder import CONFIG, BlockFolder
 from edgespec.model.hub import local_folder
-from edgespec.model.loader import Checkpoint, fingerprint
+from edgespec.model.loader import fingerprint
 from edgespec.model.manifest import MANIFEST, manifest_of
-from edgespec.model.quantised.source import quantising
 from edgespec.model.source import TensorSource
+from edgespec.model.sources import open_source
 from edgespec.net.block_server import ServedBlock
 from edgespec.wire.messages import Assign
 
@@ -21,26 +21,25 @@ Say = Callable[[str], None]
 
 
 class RingModel:
-    """A model folder, a hub id, or a folder of block files: where head, tokenizer, blocks are."""
+    """A model (see `open_source`) or a folder of block files: where head, tokenizer, blocks are."""
 
     def __init__(self, config: CoordinatorConfig) -> None:
         """Raises ModelError if it cannot be used."""
         self._quantisation = config.quantisation
         self._library = BlockLibrary(config.cache)
         self._made = BlockFolder(Path(config.model)) if manifest_of(config.model) else None
-        self._checkpoint: Checkpoint | None = None
         if self._made is not None:
             self.fingerprint = self._made.manifest.fingerprint
             self.head: TensorSource = self._made.head()
         else:
-            self._checkpoint = Checkpoint(config.model)
+            self.head = open_source(config.model)
             self.fingerprint = fingerprint(config.model)
-            self.head = self._checkpoint
         self.tokenizer = local_folder(config.model)
         """The folder with the tokenizer's files."""
+        self._model = config.model
         here = Path(config.model)
-        self.name = str(here.resolve()) if here.is_dir() else config.model
-        """The name for stages: a path that they may have too, or the hub id."""
+        self.name = str(here.resolve()) if here.exists() else config.model
+        """The name for stages: a path that they may have too, or its name on the hub."""
 
     @property
     def can_be_cut_anew(self) -> bool:
@@ -76,10 +75,9 @@ class RingModel:
         )
 
     def _found_or_made(self, place: Assign, say: Say) -> BlockFolder:
-        assert self._checkpoint is not None, "it is a checkpoint, or it was made"
         key = BlockKey(self.fingerprint, place.first, place.end, self._quantisation)
         return self._library.make(
-            quantising(self._checkpoint, self._quantisation),
+            open_source(self._model, self._quantisation),
             key,
             lambda done, total: say(f"preparing layer {done} of {total}"),
         )

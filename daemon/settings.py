@@ -140,13 +140,19 @@ def look_at_models(config: CoordinatorConfig) -> None:
         except ModelError as problem:
             raise _no_draft(problem) from None
     try:
-        settings = json.loads((Path(config.model) / "config.json").read_text(encoding="utf-8"))
+        settings = json.loads(_config_of(config.model).read_text(encoding="utf-8"))
         layers = int(settings["num_hidden_layers"])
         longest = int(settings.get("max_position_embeddings", config.context))
     except (OSError, ValueError, KeyError, TypeError):
         return  # the loader knows what to say
     blocks_of(layers, config.stages, config.layers)
     context_of(config, longest)
+
+
+def _config_of(model: str) -> Path:
+    """Where its config.json is, or would be; nothing is downloaded."""
+    here = Path(model).exists()
+    return model_files(model).file("config.json") if here else Path(model) / "config.json"
 
 
 def look_into_models(config: CoordinatorConfig) -> list[str]:

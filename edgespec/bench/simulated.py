@@ -205,26 +205,28 @@ def load_base(model: str, dtype: str, stages: int) -> LoadedBase:
     """Load the base; the policies of one process share it, as no request leaves anything in it."""
     from edgespec.model.block import Block
     from edgespec.model.ends import OutputHead
-    from edgespec.model.loader import Checkpoint
+    from edgespec.model.hub import local_folder
+    from edgespec.model.sources import open_source
     from edgespec.model.tokenizer import Tokenizer
 
-    checkpoint = Checkpoint(model)
-    cuts = split_layers(checkpoint.layers, stages)
+    source = open_source(model)
+    cuts = split_layers(source.layers, stages)
     return LoadedBase(
-        Tokenizer(model),
-        int(checkpoint.config.max_position_embeddings),
-        tuple(Block(checkpoint, first, end, dtype) for first, end in cuts),
-        OutputHead(checkpoint, dtype),
+        Tokenizer(local_folder(model)),
+        int(source.config.max_position_embeddings),
+        tuple(Block(source, first, end, dtype) for first, end in cuts),
+        OutputHead(source, dtype),
     )
 
 
 def _draft(setup: Setup, head: OutputHead) -> DraftSource | None:
     """A draft source of its own for every world, as it learns from what it answers."""
     from edgespec.drafting.registry import BaseParts, build_draft
-    from edgespec.model.loader import Checkpoint
+    from edgespec.model.hub import local_folder
+    from edgespec.model.sources import open_source
 
-    source = Checkpoint(setup.model)
-    base = BaseParts(setup.model, source, head, setup.dtype, "cpu", measured=False)
+    source = open_source(setup.model)
+    base = BaseParts(local_folder(setup.model), source, head, setup.dtype, "cpu", measured=False)
     seconds = setup.costs().coordinator.draft_work_seconds
     return build_draft(parse_draft(setup.draft), base, seconds)
 

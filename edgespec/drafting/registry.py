@@ -24,9 +24,8 @@ from edgespec.drafting.ppd.format import read_ppd_tokens
 from edgespec.drafting.ppd.guesser import PPDGuesser
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
-from edgespec.model.loader import Checkpoint
-from edgespec.model.quantised.source import quantising
 from edgespec.model.source import TensorSource
+from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import require_same_tokenizer
 from edgespec.types.draft_pass import DraftPass
 
@@ -51,8 +50,8 @@ class BaseParts:
     measured: bool = True
 
     def draft(self, folder: str) -> TensorSource:
-        """The draft model in a folder, or of a hub id, as it is to be held."""
-        return quantising(Checkpoint(folder), self.quantisation)
+        """A draft model, as it is to be held."""
+        return open_source(folder, self.quantisation)
 
     def eagle(self, folder: str, kind: Kind) -> EagleGuesser:
         """The EAGLE head in a folder, or of a hub id, as it is to be held."""

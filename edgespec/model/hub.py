@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from edgespec.errors import ModelError
+from edgespec.model.gguf.files import GgufFiles
+from edgespec.model.gguf.reader import part_names
 
 TOKENIZER_FILES = (
     "generation_config.json",
@@ -24,7 +26,10 @@ TOKENIZER_FILES = (
 )
 """What a tokenizer may consist of, and the file that names the tokens which end an answer."""
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+GGUF = ".gguf"
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_HUB_ID = re.compile(rf"{_NAME}/{_NAME}")
+_HUB_GGUF = re.compile(rf"({_NAME}/{_NAME})/((?:{_NAME}/)*{_NAME}\.gguf)")
 
 
 class NotHereYet(ModelError):
@@ -78,7 +83,7 @@ class HubFiles:
         """
         self.path = Path(hub_id)
         self._id = hub_id
-        with self._explained("config.json"):
+        with _explained(self._id, "config.json"):
             from huggingface_hub import hf_hub_download
 
             config = Path(hf_hub_download(hub_id, "config.json"))
@@ -86,7 +91,7 @@ class HubFiles:
         self.commit = config.parent.name  # huggingface_hub names a revision's folder by its commit
 
     def file(self, name: str) -> Path:
-        with self._explained(name):
+        with _explained(self._id, name):
             from huggingface_hub import hf_hub_download
 
             return Path(hf_hub_download(self._id, name, revision=self.commit))
@@ -113,7 +118,7 @@ class HubFiles:
         """Whether the model has this file; offline, whether it was downloaded."""
         if self.present(name):
             return True
-        with self._explained(name):
+        with _explained(self._id, name):
             from huggingface_hub import HfApi
             from huggingface_hub.constants import HF_HUB_OFFLINE
 
@@ -122,13 +127,14 @@ class HubFiles:
     def present(self, name: str) -> bool:
         return (self.folder / name).is_file()
 
-    @contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
-        """Turn what huggingface_hub raises into a ModelError that says what to do."""
-        try:
-            yield
-        except Exception as error:  # its network library's errors are not part of its promises
-            raise _refusal(self._id, name, error) from error
+
+@contextmanager
+def _explained(hub_id: str, name: str) -> Iterator[None]:
+    """Turn what huggingface_hub raises into a ModelError that says what to do."""
+    try:
+        yield
+    except Exception as error:  # its network library's errors are not part of its promises
+        raise _refusal(hub_id, name, error) from error
 
 
 _hub_files = functools.cache(HubFiles)
@@ -141,22 +147,64 @@ def is_hub_id(model: str | Path) -> bool:
 
 
 def model_files(model: str | Path) -> ModelFiles:
-    """The files of a model folder or hub id.
+    """The files of a model: a folder, a GGUF file, or either of the hub.
 
-    Raises ModelError if it is neither, or the hub does not give it to us.
+    Raises ModelError if it is none of them, or the hub does not give it to us.
     """
     require_model(model)
-    return FolderFiles(Path(model)) if Path(model).is_dir() else _hub_files(str(model))
+    path = Path(model)
+    here = gguf_of(path)
+    if here is not None:
+        return GgufFiles(path, lambda: here)
+    if path.is_dir():
+        return FolderFiles(path)
+    named = _HUB_GGUF.fullmatch(str(model))
+    if named is not None:
+        return GgufFiles(path, lambda: _hub_gguf(named[1], named[2]))
+    return _hub_files(str(model))
+
+
+def gguf_of(path: Path) -> Path | None:
+    """The GGUF file that a path on this machine means: itself, or the only one of a folder without
+    *.safetensors files. Raises ModelError for a folder with several."""
+    if path.is_file():
+        return path if path.suffix == GGUF else None
+    if not path.is_dir() or any(path.glob("*.safetensors")):
+        return None
+    files = sorted(path.glob(f"*{GGUF}"))
+    if not set(files) <= set(part_names(files[0]) if files else ()):
+        names = ", ".join(file.name for file in files)
+        raise ModelError(f"{path} holds several GGUF files; name one of them: {names}")
+    return files[0] if files else None
 
 
 def require_model(model: str | Path) -> None:
-    """Raise ModelError if this is neither a folder nor a hub id; the hub is not asked."""
-    if not Path(model).is_dir() and not is_hub_id(model):
+    """Raise ModelError if nothing here and nothing of the hub can be meant; it is not asked."""
+    path = Path(model)
+    if path.is_dir() or is_hub_id(model) or _HUB_GGUF.fullmatch(str(model)):
+        return
+    if path.suffix == GGUF:
+        if path.is_file():
+            return
         raise ModelError(
-            f"there is no model folder {model}; give a folder with config.json, a tokenizer and "
-            "*.safetensors files, such as `hf download MODEL --local-dir DIR` makes, or "
-            "the ORGANISATION/NAME of a model on the Hugging Face Hub"
+            f"there is no file {model}; give a GGUF file on this machine, or "
+            "ORGANISATION/NAME/FILE.gguf of the Hugging Face Hub"
         )
+    raise ModelError(
+        f"there is no model folder {model}; give a folder with config.json, a tokenizer and "
+        "*.safetensors files, such as `hf download MODEL --local-dir DIR` makes, a GGUF file, or "
+        "the ORGANISATION/NAME of a model on the Hugging Face Hub"
+    )
+
+
+def _hub_gguf(hub_id: str, name: str) -> Path:
+    """A GGUF file of the hub, with all parts where it is one of several; downloaded if need be."""
+    from huggingface_hub import hf_hub_download
+
+    parts = [Path(name).with_name(part.name) for part in part_names(Path(name))]
+    with _explained(hub_id, name):
+        files = [Path(hf_hub_download(hub_id, part.as_posix())) for part in parts]
+        return files[0]
 
 
 def local_folder(model: str | Path) -> Path:

@@ -16,6 +16,8 @@ from transformers import AutoConfig, PretrainedConfig
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.families import check_config, check_settings
+from edgespec.model.gguf.files import GgufFiles
+from edgespec.model.gguf.reader import tensor_samples
 from edgespec.model.hub import HubFiles, ModelFiles, model_files
 
 _SINGLE_FILE = "model.safetensors"
@@ -104,10 +106,12 @@ def fingerprint(path: str | Path) -> str:
     Raises ModelError like Checkpoint.
     """
     files = model_files(path)
-    settings = _read_settings(files.file("config.json"))
+    settings = _read_settings(files.file("config.json"), files.path)
     config = {k: v for k, v in settings.items() if k not in _WRITERS_FIELDS}
     if isinstance(files, HubFiles):
         return _hash([config, files.commit])
+    if isinstance(files, GgufFiles):
+        return _hash([config, tensor_samples(files.opened)])
     tensors: dict[str, list[Any]] = {}
     listed = _read_index(files)
     for file in map(files.file, [_SINGLE_FILE] if listed is None else sorted(set(listed.values()))):
@@ -121,19 +125,20 @@ def fingerprint(path: str | Path) -> str:
     return _hash([config, tensors])
 
 
-def open_config(file: Path) -> PretrainedConfig:
-    """The configuration in a config.json.
+def open_config(file: Path, model: Path | None = None) -> PretrainedConfig:
+    """The configuration in a config.json. `model`: what messages call it, if not by its folder.
 
     Raises ModelError if it is missing, damaged, or of a model that edgespec does not run.
     """
-    settings = _read_settings(file)
+    model = model or file.parent
+    settings = _read_settings(file, model)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             str(file.parent), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # transformers raises many kinds for a value it cannot use
         raise ModelError(f"cannot use {file} ({error}); download the model again") from error
-    check_config(file.parent, settings, config)
+    check_config(model, settings, config)
     return config
 
 
@@ -142,10 +147,10 @@ def _hash(content: list[Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _read_settings(file: Path) -> dict[str, Any]:
+def _read_settings(file: Path, model: Path) -> dict[str, Any]:
     """config.json of a model that edgespec can run."""
     settings = read_object(file)
-    check_settings(file.parent, settings)
+    check_settings(model, settings)
     return settings
 
 

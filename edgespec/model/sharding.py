@@ -15,11 +15,11 @@ from edgespec.model.block_file import plain_dtype, write_block, write_head
 from edgespec.model.block_folder import CONFIG, HEAD, copy_file, put_manifest, require_room, verify
 from edgespec.model.hub import TOKENIZER_FILES, local_folder
 from edgespec.model.inventory import block_inventory, head_inventory, stored_bytes
-from edgespec.model.loader import Checkpoint, fingerprint
+from edgespec.model.loader import fingerprint
 from edgespec.model.locks import locked
 from edgespec.model.manifest import MANIFEST, Manifest, read_manifest
-from edgespec.model.quantised.source import quantising
 from edgespec.model.safetensors_writer import sync_folder
+from edgespec.model.sources import open_source
 from edgespec.model.tensors import TORCH_DTYPES
 
 UNFINISHED = MANIFEST + ".part"
@@ -44,11 +44,10 @@ class Sharding:
     """One model, opened to be written as block files."""
 
     def __init__(self, model: str, quantisation: Quantisation) -> None:
-        """`model`: a folder or hub id. Raises ModelError if it cannot be used."""
-        plain = Checkpoint(model)
-        self.layers = plain.layers
+        """`model`: see `open_source`. Raises ModelError if it cannot be used."""
         self._model = model
-        self._source = quantising(plain, quantisation)
+        self._source = open_source(model, quantisation)
+        self.layers = self._source.layers
 
     def into(self, folder: Path, split: Split, progress: Progress) -> Manifest:
         """Write stages of layers (first, end), the head, and the manifest last.

@@ -142,7 +142,7 @@ def test_without_a_cluster_it_is_said_how_to_get_one(
 def test_a_model_that_is_no_folder_is_told_where_it_comes_from(here: Here) -> None:
     done = here("init", "--model", "models/llama", "--stages", "2")
     assert done.code == 0, done
-    assert "models/llama is no folder here: the coordinator takes it from the hub" in done.err
+    assert "models/llama is not here: the coordinator takes it from the hub" in done.err
     assert "models/llama was not downloaded yet, and the hub cannot be reached now" in done.err
     assert "`hf download models/llama`" in done.err
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from edgespec.model.block import Block
 from edgespec.model.kv_cache import TwoRegionCache
-from edgespec.model.loader import Checkpoint
 from edgespec.model.source import TensorSource
+from edgespec.model.sources import open_source
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import BoolArray, RetainSet, RowLedger, Rows
 
@@ -59,8 +59,8 @@ class Pipeline:
         source: TensorSource | None = None,
     ) -> None:
         """`model` is what to compare with, if not transformers' own form of the same folder, and
-        `source` where tensors come from, if not from the folder's checkpoint."""
-        source = source or Checkpoint(folder)
+        `source` where tensors come from, if not from the model's own files."""
+        source = source or open_source(folder)
         self.stages = [Stage(Block(source, first, end, dtype)) for first, end in pairwise(cuts)]
         self.model = model or reference(folder, getattr(torch, dtype))
         self.reset()

@@ -6,7 +6,6 @@ import torch
 
 from edgespec.config import FILE, Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import pack
 from edgespec.model.source import TensorSource, shaped
 
@@ -17,7 +16,7 @@ class QuantisingSource:
     Packs at each request and keeps nothing, so that memory holds one tensor at a time.
     """
 
-    def __init__(self, checkpoint: Checkpoint, quantisation: Quantisation) -> None:
+    def __init__(self, checkpoint: TensorSource, quantisation: Quantisation) -> None:
         self._plain = checkpoint
         self.path, self.config, self.layers = checkpoint.path, checkpoint.config, checkpoint.layers
         self.mapped = checkpoint.mapped
@@ -43,7 +42,7 @@ class QuantisingSource:
             ) from error
 
 
-def quantising(checkpoint: Checkpoint, quantisation: Quantisation) -> TensorSource:
+def quantising(checkpoint: TensorSource, quantisation: Quantisation) -> TensorSource:
     """The checkpoint, quantised on the way if that is wanted.
 
     Raises ModelError for "file", as nothing of a checkpoint is packed.

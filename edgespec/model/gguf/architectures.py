@@ -1,0 +1,150 @@
+"""Architectures: which of llama.cpp's run, and which tensor of transformers' each of theirs is.
+
+Their names are those of gguf-py's tensor_mapping.py, and what its converter does to tensors is that
+of convert_hf_to_gguf.py (both ggml-org/llama.cpp): it is undone here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from edgespec.errors import ModelError
+from edgespec.model.gguf.reader import GgufFile, StoredTensor
+
+_ENDS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_FOUR_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that become settings."""
+
+_OF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class GgufArchitecture:
+    """How one of llama.cpp's architectures differs from transformers' `model_type`.
+
+    `layer`: names within a layer, where they are not those that most have. `paired`: rows of
+    queries and keys that are rotated together are neighbours. `shifted_norms`: norms are stored
+    with 1 added.
+    """
+
+    model_type: str
+    layer: Mapping[str, str] = field(default_factory=dict)
+    paired: bool = False
+    shifted_norms: bool = False
+
+
+ARCHITECTURES = {
+    "llama": GgufArchitecture("llama", paired=True),
+    "qwen2": GgufArchitecture("qwen2"),
+    "qwen3": GgufArchitecture("qwen3"),
+    "qwen3moe": GgufArchitecture("qwen3_moe", _EXPERTS),
+    "phi3": GgufArchitecture("phi3", _FUSED),
+    "gemma2": GgufArchitecture("gemma2", _FOUR_NORMS, shifted_norms=True),
+    "gemma3": GgufArchitecture("gemma3_text", _FOUR_NORMS, shifted_norms=True),
+}
+"""Every value of `general.architecture` that is accepted. Mistral's files call it llama."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One tensor of transformers' in a file: some rows of a stored one, from `first`, in `shape`.
+
+    `heads`: its rows lie in pairs within each of that many heads; 0 where they are in order.
+    `less`: what is to be subtracted from it.
+    """
+
+    stored: StoredTensor
+    first: int
+    shape: tuple[int, ...]
+    heads: int = 0
+    less: float = 0.0
+
+
+def architecture_of(file: GgufFile) -> GgufArchitecture:
+    """Raises ModelError for one that is not run."""
+    name = file.values.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise ModelError(
+            f"the model in {file.path} is of architecture {name!r}, which edgespec does not run "
+            f"from a GGUF file; it runs {', '.join(ARCHITECTURES)}"
+        )
+    return ARCHITECTURES[name]
+
+
+def places(file: GgufFile, heads: int, kv_heads: int) -> dict[str, Place]:
+    """Where each tensor is, by the name that transformers' checkpoints have for it.
+
+    `heads`, `kv_heads`: of queries, and of keys. Raises ModelError for a tensor that the
+    architecture does not have: without it something else would be computed.
+    """
+    kind = architecture_of(file)
+    found: dict[str, Place] = {}
+    for stored in file.tensors.values():
+        if stored.name in _IN_CONFIG:
+            continue
+        count = 0
+        for name, place in _named(kind, stored, {"attn_q": heads, "attn_k": kv_heads}):
+            found[name] = place
+            count += 1
+        if not count:
+            raise ModelError(
+                f"{file.path} holds {stored.name!r}, which models of this architecture "
+                f"({file.values['general.architecture']}) do not have as edgespec runs them; take "
+                "another file of the model"
+            )
+    return found
+
+
+def _named(
+    kind: GgufArchitecture, stored: StoredTensor, heads: Mapping[str, int]
+) -> Iterator[tuple[str, Place]]:
+    """What a stored tensor is: one, or for stacked experts several."""
+    less = 1.0 if kind.shifted_norms and stored.name.endswith("norm.weight") else 0.0
+    end, _, leaf = stored.name.rpartition(".")
+    if end in _ENDS:
+        yield f"{_ENDS[end]}.{leaf}", Place(stored, 0, stored.shape, less=less)
+        return
+    part = _OF_LAYER.fullmatch(stored.name)
+    name = part and (_LAYER | dict(kind.layer)).get(part[2])
+    if not part or not name:
+        return
+    prefix = f"model.layers.{part[1]}."
+    if "{}" not in name:
+        paired = heads.get(part[2], 0) if kind.paired else 0
+        yield f"{prefix}{name}.{leaf}", Place(stored, 0, stored.shape, paired, less)
+        return
+    each = stored.rows // stored.shape[0]
+    for expert in range(stored.shape[0]):
+        place = Place(stored, expert * each, stored.shape[1:])
+        yield f"{prefix}{name.format(expert)}.{leaf}", place

@@ -1,0 +1,101 @@
+"""GGUF checkpoint: a TensorSource over a GGUF file, one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from edgespec.config import Quantisation
+from edgespec.errors import ModelError
+from edgespec.model.gguf.architectures import Place, places
+from edgespec.model.gguf.files import GgufFiles
+from edgespec.model.gguf.unpacking import PLAIN, numbers_of
+from edgespec.model.loader import open_config
+
+_CHUNK = 1 << 22  # bytes of numbers in float32 that are unpacked at a time
+
+
+class GgufCheckpoint:
+    """The model in a GGUF file: its configuration, and its tensors, dequantised, on request.
+
+    Opening it reads the header, no weights. Raises ModelError for a file that cannot be used.
+    """
+
+    quantisation = Quantisation()
+    mapped = True
+    """What `tensor` returns is memory of its own, and may be kept."""
+
+    def __init__(self, files: GgufFiles) -> None:
+        self.path: Path = files.path
+        self.config = open_config(files.file("config.json"), files.path)
+        self.layers = int(self.config.num_hidden_layers)
+        self._opened = files.opened
+
+    @cached_property
+    def _places(self) -> dict[str, Place]:
+        heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        return places(self._opened, int(heads), int(kv_heads))
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._places)
+
+    def form(self, name: str) -> Quantisation:
+        return self.quantisation
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """See TensorSource: float32 where it is packed, else as it is stored."""
+        place = self._place(name)
+        dtype = PLAIN.get(place.stored.type.name, torch.float32)
+        made = torch.empty(place.shape, dtype=dtype)
+        rows = made.view(-1, place.shape[-1])
+        for target, data in _chunks(self.path, name, place):
+            rows[target] = numbers_of(place.stored.type, data)
+        if place.heads and made.dim() == 1:
+            order = _unpaired(self.path, name, made.shape[0], place.heads)
+            made = torch.empty_like(made).index_copy_(0, order, made)
+        return made.sub_(place.less) if place.less else made
+
+    def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
+        """Raises ModelError: its tensors are plain."""
+        raise ModelError(f"{name!r} in {self.path} is not packed")
+
+    def _place(self, name: str) -> Place:
+        if name not in self._places:
+            raise ModelError(
+                f"the model in {self.path} has no tensor {name!r}, which models of its "
+                "architecture have; take another file of the model"
+            )
+        return self._places[name]
+
+
+def _chunks(
+    path: Path, name: str, place: Place
+) -> Iterator[tuple[torch.Tensor | slice, torch.Tensor]]:
+    """Some rows at a time: where they belong among the tensor's, and their bytes [n, row bytes]."""
+    stored = place.stored
+    count = torch.Size(place.shape[:-1]).numel()
+    order = (
+        _unpaired(path, name, count, place.heads) if place.heads and len(place.shape) > 1 else None
+    )
+    step = max(1, _CHUNK // (4 * stored.columns))
+    for first in range(0, count, step):
+        end = min(first + step, count)
+        data = torch.frombuffer(
+            stored.read(place.first + first, place.first + end), dtype=torch.uint8
+        )
+        target = slice(first, end) if order is None else order[first:end]
+        yield target, data.view(end - first, -1)
+
+
+def _unpaired(path: Path, name: str, rows: int, heads: int) -> torch.Tensor:
+    """Where each stored row belongs: in the file those of a pair are neighbours, in transformers'
+    models half a head apart."""
+    if rows % (2 * heads):
+        raise ModelError(
+            f"{name!r} in {path} has {rows} rows for {heads} heads; take another file of the model"
+        )
+    return torch.arange(rows).view(heads, 2, -1).transpose(1, 2).flatten()

@@ -1,0 +1,247 @@
+"""Configs: the config.json that transformers would have for the model in a GGUF file.
+
+Keys are those of ggml's docs/gguf.md and gguf-py's constants.py. What a file does not state is what
+llama.cpp takes for it (src/llama-model.cpp, ggml-org/llama.cpp).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edgespec.errors import ModelError
+from edgespec.model.gguf.architectures import architecture_of
+from edgespec.model.gguf.reader import GgufFile, LongArray
+from edgespec.model.gguf.rope import llama3_settings
+
+Settings = dict[str, Any]
+
+ROPE = "rope_freqs.weight"
+"""The one tensor that is a setting."""
+
+_MOST = 1 << 20  # of any size but the context's; the largest known vocabulary has 262,144 tokens
+_MOST_CONTEXT = 1 << 31
+_MOST_REAL = 1e30
+_MOST_LAYERS = 1024
+_MOST_EXPERTS = 4096
+_GEMMA_27B = {"gemma2": 46, "gemma3": 62}
+"""Layers of the one size of each whose attention is scaled by hidden_size / heads."""
+
+
+def config_of(file: GgufFile) -> Settings:
+    """config.json. Raises ModelError for settings that are missing, damaged or not run."""
+    kind = architecture_of(file)
+    keys = _Keys(file)
+    settings = {
+        "model_type": kind.model_type,
+        **_common(keys),
+    }
+    if keys.architecture in _FAMILY:
+        settings |= _FAMILY[keys.architecture](keys)
+    if scaling := _scaling(keys, settings):
+        settings["rope_scaling"] = scaling
+    return settings
+
+
+class _Keys:
+    """The settings of a file, by their names without the architecture."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.architecture = str(file.values["general.architecture"])
+
+    def refusal(self, what: str) -> ModelError:
+        return ModelError(f"{self.file.path} {what}; take another file of the model")
+
+    def whole(self, name: str, default: int | None = None, most: int = _MOST) -> int:
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            raise self.refusal(f"says that {self.architecture}.{name} is {value!r}")
+        return value
+
+    def real(self, name: str, default: float | None = None) -> float:
+        value = self._value(name, default)
+        if isinstance(value, str | LongArray) or not 0 < value < _MOST_REAL:
+            raise self.refusal(f"says that {self.architecture}.{name} is {value!r}")
+        return _shortest(float(value))
+
+    def text(self, name: str) -> str:
+        return str(self.get(name) or "")
+
+    def get(self, name: str) -> object:
+        return self.file.values.get(f"{self.architecture}.{name}")
+
+    def array(self, name: str) -> list[Any] | None:
+        return self.file.array(f"{self.architecture}.{name}")
+
+    def token(self, name: str) -> int | None:
+        value = self.file.values.get(f"tokenizer.ggml.{name}")
+        return value if isinstance(value, int) else None
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        stored = self.file.tensors.get(tensor)
+        if stored is None:
+            raise self.refusal(f"has no tensor {tensor!r}")
+        return stored.shape
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self.get(name)
+        if value is None and default is None:
+            raise self.refusal(f"does not say what {self.architecture}.{name} is")
+        return default if value is None else value
+
+
+def _shortest(value: float) -> float:
+    """The shortest number that is the same in float32, as which files have it: 1e-05 again."""
+    kept = struct.pack("<f", value)
+    forms = (float(f"{value:.{digits}g}") for digits in range(1, 10))
+    return next((one for one in forms if struct.pack("<f", one) == kept), value)
+
+
+def _common(keys: _Keys) -> Settings:
+    tensors = keys.file.tensors
+    embedding = keys.shape("token_embd.weight")
+    hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
+    layers = keys.whole("block_count", most=_MOST_LAYERS)
+    numbers = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
+    if embedding[1:] != (hidden,) or numbers != {str(number) for number in range(layers)}:
+        raise keys.refusal(
+            f"says that it has {layers} layers of {hidden} columns, and holds {len(numbers)}, with "
+            f"an embedding of {list(embedding)}"
+        )
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": keys.whole("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.whole("attention.head_count_kv", heads),
+        "head_dim": keys.whole("attention.key_length", max(1, hidden // heads)),
+        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": keys.whole("context_length", most=_MOST_CONTEXT),
+        "rope_theta": keys.real("rope.freq_base", 10000.0),
+        "vocab_size": embedding[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+        **{name: keys.token(name) for name in ("bos_token_id", "eos_token_id")},
+        "pad_token_id": None,
+    }
+
+
+def _llama(keys: _Keys) -> Settings:
+    if keys.get("expert_count"):
+        raise keys.refusal("is a mixture of experts (llama), which edgespec does not run")
+    tensors = keys.file.tensors
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+    }
+
+
+def _qwen3_moe(keys: _Keys) -> Settings:
+    experts = keys.whole("expert_count", most=_MOST_EXPERTS)
+    stacks = [t for t in keys.file.tensors.values() if t.name.endswith("_exps.weight")]
+    if any(stack.shape[0] != experts for stack in stacks):
+        raise keys.refusal(f"says that it has {experts} experts, and holds another number")
+    with_experts = {int(stack.name.split(".")[1]) for stack in stacks}
+    return {
+        "num_experts": experts,
+        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": sorted(set(range(keys.whole("block_count"))) - with_experts),
+    }
+
+
+def _phi3(keys: _Keys) -> Settings:
+    hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
+    turned = keys.whole("rope.dimension_count", max(1, hidden // heads))
+    window = keys.get("attention.sliding_window")
+    return {
+        "sliding_window": keys.whole("attention.sliding_window") if window else None,
+        "partial_rotary_factor": turned * heads / hidden,
+        "original_max_position_embeddings": keys.whole(
+            "rope.scaling.original_context_length", keys.whole("context_length", most=_MOST_CONTEXT)
+        ),
+    }
+
+
+def _gemma(keys: _Keys) -> Settings:
+    hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
+    largest = keys.whole("block_count") == _GEMMA_27B[keys.architecture]
+    head = keys.whole("attention.key_length", max(1, hidden // heads))
+    settings: Settings = {
+        "query_pre_attn_scalar": hidden // heads if largest else head,
+        "sliding_window": keys.whole("attention.sliding_window", 4096),
+        "hidden_activation": "gelu_pytorch_tanh",
+    }
+    return settings
+
+
+def _gemma2(keys: _Keys) -> Settings:
+    return _gemma(keys) | {
+        "attn_logit_softcapping": keys.real("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.real("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(keys: _Keys) -> Settings:
+    layers = keys.whole("block_count", most=_MOST_LAYERS)
+    pattern = keys.get("attention.sliding_window_pattern")
+    if isinstance(pattern, LongArray):
+        windows = keys.array("attention.sliding_window_pattern") or []
+    else:
+        every = keys.whole("attention.sliding_window_pattern", 6)
+        windows = [bool((layer + 1) % every) for layer in range(layers)]
+    if len(windows) != layers:
+        raise keys.refusal(f"has a window pattern of {len(windows)} for {layers} layers")
+    cap = keys.get("final_logit_softcapping")
+    return _gemma(keys) | {
+        "layer_types": ["sliding_attention" if one else "full_attention" for one in windows],
+        "rope_local_base_freq": keys.real("rope.freq_base_swa", 10000.0),
+        "final_logit_softcapping": keys.real("final_logit_softcapping") if cap else None,
+    }
+
+
+_FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
+    "llama": _llama,
+    "qwen3moe": _qwen3_moe,
+    "phi3": _phi3,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+}
+
+
+def _scaling(keys: _Keys, settings: Settings) -> Settings | None:
+    """rope_scaling of config.json."""
+    if "rope_factors_long.weight" in keys.file.tensors:
+        raise keys.refusal(
+            "turns keys by angles that change with the sequence's length (rope_factors_long, "
+            "longrope), which edgespec does not run"
+        )
+    if stored := keys.file.tensors.get(ROPE):
+        if stored.type.name != "F32" or len(stored.shape) != 1 or stored.columns > _MOST:
+            raise keys.refusal("holds 'rope_freqs.weight' in a form that is not known")
+        divisors = struct.unpack(f"<{stored.columns}f", stored.read(0, 1))
+        if all(one == 1.0 for one in divisors):
+            return None
+        found = None
+        if all(0 < one < math.inf for one in divisors):
+            found = llama3_settings(divisors, float(settings["rope_theta"]))
+        if found is None:
+            raise keys.refusal("holds 'rope_freqs.weight' that are not those of Llama 3")
+        return {"rope_type": "llama3", **found._asdict()}
+    kind = keys.text("rope.scaling.type")
+    if kind in ("", "none"):
+        return None
+    scaling: Settings = {"rope_type": kind, "factor": keys.real("rope.scaling.factor")}
+    if kind == "yarn":
+        length = "rope.scaling.original_context_length"
+        scaling["original_max_position_embeddings"] = keys.whole(length, most=_MOST_CONTEXT)
+        for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+            if keys.get(f"rope.scaling.{theirs}") is not None:
+                scaling[ours] = keys.real(f"rope.scaling.{theirs}")
+    elif kind != "linear":
+        raise keys.refusal(f"has rotary embeddings of type {kind!r}, which edgespec does not run")
+    return scaling

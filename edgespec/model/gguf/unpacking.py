@@ -1,0 +1,149 @@
+"""Unpacking: codes and scales of a GGUF file's blocks, and the numbers that they stand for.
+
+The layouts are those of ggml-quants.h and ggml-common.h (ggml-org/llama.cpp). Every type is
+w = code · scale + offset, both for a group of columns. K-types have scales of two levels: a
+float16 for a block of 256 columns times an integer for each group in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from edgespec.model.gguf.block_types import BlockType
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """`n` blocks of one type. What is not there is None: integers count as 1, offsets as 0.
+
+    `codes` int8 [n, columns], their middle at 0 where the type has no offsets. `scale` float16 [n]
+    and `scale_steps` int8 [n, groups]: a group's scale is their product. `offset` float16 [n] and
+    `offset_steps` int8 [n, groups]: likewise, and added (K-types subtract: its sign is turned).
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    scale_steps: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+    offset_steps: torch.Tensor | None = None
+
+    def numbers(self) -> torch.Tensor:
+        """What the blocks stand for, float32 [n, columns], rounded as ggml rounds."""
+        scale = _product(self.scale, self.scale_steps)
+        count, groups = scale.shape
+        numbers = self.codes.view(count, groups, -1).float().mul_(scale.unsqueeze(2))
+        if self.offset is not None:
+            offset = _product(self.offset, self.offset_steps)
+            numbers.add_(offset.unsqueeze(2))
+        return numbers.view(count, -1)
+
+
+def unpack(kind: BlockType, blocks: torch.Tensor) -> Unpacked:
+    """Codes and scales of uint8 [n, kind.bytes], of a type that is not plain."""
+    return _LAYOUTS[kind.name](blocks)
+
+
+def numbers_of(kind: BlockType, data: torch.Tensor) -> torch.Tensor:
+    """Numbers [n, columns] of rows of bytes [n, row bytes]: float32, plain types as they are."""
+    if kind.plain:
+        return data.view(PLAIN[kind.name])
+    return unpack(kind, data.reshape(-1, kind.bytes)).numbers().view(data.shape[0], -1)
+
+
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def _product(whole: torch.Tensor, steps: torch.Tensor | None) -> torch.Tensor:
+    """float32 [n, groups]."""
+    product = whole.float().unsqueeze(1)
+    return product if steps is None else product * steps
+
+
+def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    """The float16 at byte `start` of each block, [n]."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16).squeeze(1)
+
+
+def _nibbles(bytes_: torch.Tensor) -> torch.Tensor:
+    """All low halves, then all high ones: [..., b] to [..., 2 b]."""
+    return torch.cat((bytes_ & 15, bytes_ >> 4), dim=-1)
+
+
+def _bits(bytes_: torch.Tensor) -> torch.Tensor:
+    """The bits of each block's bytes, the lowest first: [n, b] to [n, 8 b]."""
+    return (bytes_.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
+
+
+def _q4_0(blocks: torch.Tensor) -> Unpacked:
+    return Unpacked(_nibbles(blocks[:, 2:]).view(torch.int8) - 8, _half(blocks, 0))
+
+
+def _q4_1(blocks: torch.Tensor) -> Unpacked:
+    codes = _nibbles(blocks[:, 4:]).view(torch.int8)
+    return Unpacked(codes, _half(blocks, 0), offset=_half(blocks, 2))
+
+
+def _q5_0(blocks: torch.Tensor) -> Unpacked:
+    codes = _nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4
+    return Unpacked(codes.view(torch.int8) - 16, _half(blocks, 0))
+
+
+def _q5_1(blocks: torch.Tensor) -> Unpacked:
+    codes = _nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
+    return Unpacked(codes.view(torch.int8), _half(blocks, 0), offset=_half(blocks, 2))
+
+
+def _q8_0(blocks: torch.Tensor) -> Unpacked:
+    return Unpacked(blocks[:, 2:].contiguous().view(torch.int8), _half(blocks, 0))
+
+
+def _k_steps(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight scales and eight offsets of 6 bits each, from 12 bytes: uint8 [n, 8] each."""
+    low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = torch.cat((low & 63, high & 15 | low >> 6 << 4), dim=1)
+    offsets = torch.cat((middle & 63, high >> 4 | middle >> 6 << 4), dim=1)
+    return scales, offsets
+
+
+def _k_with_offsets(blocks: torch.Tensor, codes: torch.Tensor) -> Unpacked:
+    scales, offsets = _k_steps(blocks[:, 4:16])
+    return Unpacked(
+        codes.view(torch.int8),
+        _half(blocks, 0),
+        scales.view(torch.int8),
+        -_half(blocks, 2),
+        offsets.view(torch.int8),
+    )
+
+
+def _q4_k(blocks: torch.Tensor) -> Unpacked:
+    return _k_with_offsets(blocks, _nibbles(blocks[:, 16:].view(-1, 4, 32)).view(-1, 256))
+
+
+def _q5_k(blocks: torch.Tensor) -> Unpacked:
+    low = _nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32)
+    fifth = blocks[:, 16:48].unsqueeze(1) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1
+    return _k_with_offsets(blocks, (low | fifth << 4).view(-1, 256))
+
+
+def _q6_k(blocks: torch.Tensor) -> Unpacked:
+    low = _nibbles(blocks[:, :128].view(-1, 2, 64)).view(-1, 2, 4, 32)
+    places = torch.tensor((0, 2, 4, 6), dtype=torch.uint8).view(4, 1)
+    high = blocks[:, 128:192].view(-1, 2, 1, 32) >> places & 3
+    codes = (low | high << 4).view(-1, 256).view(torch.int8) - 32
+    return Unpacked(codes, _half(blocks, 208), blocks[:, 192:208].contiguous().view(torch.int8))
+
+
+_LAYOUTS: Mapping[str, Callable[[torch.Tensor], Unpacked]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

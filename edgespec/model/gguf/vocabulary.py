@@ -1,0 +1,247 @@
+"""Vocabulary: the tokenizer's files that a model folder would have, made from a GGUF file.
+
+How each kind of vocabulary cuts text is what llama.cpp does (src/llama-vocab.cpp, ggml-org/
+llama.cpp), in the form in which the models' own tokenizer.json have it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from edgespec.errors import ModelError
+from edgespec.model.gguf.reader import GgufFile
+
+_CONTROL, _USER, _UNUSED = 3, 4, 5  # of tokenizer.ggml.token_type
+_SPACE = "▁"
+
+_CASELESS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_PATH_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_LLAMA3 = rf"{_CASELESS}|{_LETTERS}|\p{{N}}{{1,3}}|{_TAIL}"
+_QWEN2 = rf"{_CASELESS}|{_LETTERS}|\p{{N}}|{_TAIL}"
+_TEKKEN = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}|{_PATH_TAIL}"
+_GPT4O = (
+    rf"{_BEFORE}{_UPPER}*{_LOWER}+{_CASELESS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CASELESS}?"
+    rf"|\p{{N}}{{1,3}}|{_PATH_TAIL}"
+)
+_GPT2 = ""  # the cut that tokenizers' ByteLevel has built in
+_DIGIT = r"\p{N}"
+
+_CUTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3", "pixtral"), (_LLAMA3,)
+    ),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), (_QWEN2,)),
+    **dict.fromkeys(("gpt-4o", "llama4"), (_GPT4O,)),
+    "tekken": (_TEKKEN,),
+    **dict.fromkeys(("smollm", "refact", "starcoder", "command-r", "codeshell"), (_DIGIT, _GPT2)),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo"), (_GPT2,)),
+}
+"""How text is cut before pairs are merged, one cut after the other, by tokenizer.ggml.pre."""
+_WHOLE_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
+"""A piece that is a token is one, whatever the merges make of it; and BOS is usual."""
+_COMPOSED = {"qwen2", "deepseek-r1-qwen"}
+"""Text is brought into Unicode's composed form first."""
+
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<turn|>")
+"""Control tokens that end a turn, by whatever model: files often state one end alone."""
+
+
+def tokenizer_files(file: GgufFile) -> dict[str, str]:
+    """The text of each file by its name, tokenizer.json the last.
+
+    Raises ModelError for a vocabulary that is damaged, or of a kind that is not known.
+    """
+    vocabulary = _Vocabulary(file)
+    try:
+        tokenizer = vocabulary.tokenizer()
+    except ModelError:
+        raise
+    except Exception as error:  # tokenizers raises plain Exceptions for what it cannot use
+        raise vocabulary.refusal(f"that cannot be used ({error})") from error
+    named = vocabulary.named_tokens()
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **named,
+    }
+    files = {"generation_config.json": json.dumps({"eos_token_id": vocabulary.ends()})}
+    files["tokenizer_config.json"] = json.dumps(settings, ensure_ascii=False, indent=2)
+    template = file.values.get("tokenizer.chat_template")
+    if isinstance(template, str) and template:
+        files["chat_template.jinja"] = template
+    files["tokenizer.json"] = tokenizer.to_str()
+    return files
+
+
+class _Vocabulary:
+    """A file's tokens, and the tokenizer that they make."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self._kind = self._value("model")
+        tokens = file.array("tokenizer.ggml.tokens")
+        if tokens is None or not all(isinstance(token, str) for token in tokens) or not tokens:
+            raise self.refusal("that lists no tokens")
+        self.tokens = [str(token) for token in tokens]
+        kinds = file.array("tokenizer.ggml.token_type")
+        self._kinds = [int(kind) for kind in kinds] if kinds else [1] * len(self.tokens)
+        if len(self._kinds) != len(self.tokens):
+            raise self.refusal("with a type for some tokens only")
+
+    def refusal(self, what: str) -> ModelError:
+        return ModelError(
+            f"{self._file.path} has a tokenizer {what}; take another file of the model"
+        )
+
+    def tokenizer(self) -> Tokenizer:
+        makers = {"gpt2": self._byte_level, "llama": self._sentencepiece}
+        if self._kind not in makers:
+            raise self.refusal(
+                f"of kind {self._kind!r} (tokenizer.ggml.model), edgespec knows {', '.join(makers)}"
+            )
+        tokenizer = makers[str(self._kind)]()
+        tokenizer.add_special_tokens(self._added(_CONTROL, special=True))
+        tokenizer.add_tokens(self._added(_USER, special=False))
+        self._surround(tokenizer)
+        return tokenizer
+
+    def named_tokens(self) -> dict[str, str]:
+        """bos_token and the like, where there are such."""
+        names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token"}
+        names["padding"] = "pad_token"
+        found = {ours: self._id(f"{theirs}_token_id") for theirs, ours in names.items()}
+        return {name: self.tokens[index] for name, index in found.items() if index is not None}
+
+    def ends(self) -> list[int]:
+        """Every token that ends an answer."""
+        stated = [self._id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+        ends = {index for index in stated if index is not None}
+        ends |= {
+            index
+            for index, (token, kind) in enumerate(zip(self.tokens, self._kinds, strict=True))
+            if kind == _CONTROL and token in _TURN_ENDS
+        }
+        return sorted(ends)
+
+    def _value(self, name: str) -> object:
+        return self._file.values.get(f"tokenizer.ggml.{name}")
+
+    def _id(self, name: str) -> int | None:
+        index = self._value(name)
+        if index is None:
+            return None
+        if not isinstance(index, int) or not 0 <= index < len(self.tokens):
+            raise self.refusal(f"whose {name} is {index!r}, with {len(self.tokens)} tokens")
+        return index
+
+    def _vocab(self) -> dict[str, int]:
+        """Ids by token, without those that only fill the embedding up."""
+        return {
+            token: index
+            for index, (token, kind) in enumerate(zip(self.tokens, self._kinds, strict=True))
+            if not (kind == _UNUSED and token.startswith("[PAD"))
+        }
+
+    def _added(self, kind: int, special: bool) -> list[AddedToken]:
+        return [
+            AddedToken(token, normalized=False, special=special)
+            for token, one in zip(self.tokens, self._kinds, strict=True)
+            if one == kind and token
+        ]
+
+    def _byte_level(self) -> Tokenizer:
+        pre = str(self._value("pre") or "")
+        if pre not in _CUTS:
+            raise self.refusal(
+                f"that cuts text as {pre or 'it does not say'!r} (tokenizer.ggml.pre), edgespec "
+                f"knows {', '.join(_CUTS)}"
+            )
+        merges = self._file.array("tokenizer.ggml.merges")
+        if merges is None:
+            raise self.refusal("that lists no merges")
+        split = [str(merge).split(" ") for merge in merges]
+        if any(len(pair) != 2 for pair in split):
+            raise self.refusal("with a merge that is no pair of tokens")
+        pairs = [(left, right) for left, right in split]
+        tokenizer = Tokenizer(models.BPE(self._vocab(), pairs, ignore_merges=pre in _WHOLE_FIRST))
+        if pre in _COMPOSED:
+            tokenizer.normalizer = normalizers.NFC()
+        cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in _CUTS[pre] if cut]
+        last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=_GPT2 in _CUTS[pre])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, last])
+        tokenizer.decoder = decoders.ByteLevel()
+        return tokenizer
+
+    def _sentencepiece(self) -> Tokenizer:
+        scores = self._file.array("tokenizer.ggml.scores") or []
+        if len(scores) != len(self.tokens):
+            raise self.refusal("without a score for each token")
+        vocab = self._vocab()
+        unknown = self._id("unknown_token_id")
+        gemma = str(self._file.values.get("general.architecture")).startswith("gemma")
+        # Gemma's scores are no ranks: its tokens are in the order in which they were learnt.
+        ranks = [-float(i) for i in range(len(scores))] if gemma else [float(s) for s in scores]
+        tokenizer = Tokenizer(
+            models.BPE(
+                vocab,
+                list(_merges(vocab, ranks)),
+                unk_token=None if unknown is None else self.tokens[unknown],
+                byte_fallback=True,
+                fuse_unk=True,
+            )
+        )
+        prefix = self._value("add_space_prefix")
+        replace = normalizers.Replace(" ", _SPACE)
+        decoded = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        if prefix is None or prefix:
+            tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace])
+            decoded.append(decoders.Strip(" ", 1, 0))
+        else:
+            tokenizer.normalizer = replace
+        tokenizer.decoder = decoders.Sequence(decoded)
+        return tokenizer
+
+    def _surround(self, tokenizer: Tokenizer) -> None:
+        """Tokens that the tokenizer itself puts in front of a text and behind it."""
+        usual = self._kind == "llama" or str(self._value("pre")) in _WHOLE_FIRST
+        flags = {"bos": self._value("add_bos_token"), "eos": self._value("add_eos_token")}
+        flags["bos"] = usual if flags["bos"] is None else flags["bos"]
+        ids = {name: self._id(f"{name}_token_id") for name, flag in flags.items() if flag}
+        used = {name: self.tokens[index] for name, index in ids.items() if index is not None}
+        if used:
+            parts = [used.get("bos"), "$A", used.get("eos")]
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=[part for part in parts if part],
+                special_tokens=[(token, ids[name]) for name, token in used.items()],
+            )
+
+
+def _merges(vocab: dict[str, int], ranks: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """All pairs of tokens that make a token, those of the best one first."""
+    pairs = [
+        (ranks[index], len(token[:cut]), token[:cut], token[cut:])
+        for token, index in vocab.items()
+        for cut in range(1, len(token))
+        if token[:cut] in vocab and token[cut:] in vocab
+    ]
+    pairs.sort(key=lambda pair: pair[:2], reverse=True)
+    for _, _, left, right in pairs:
+        yield left, right

@@ -1,0 +1,205 @@
+"""Small GGUF files, written by gguf's own package from a folder, and the folder that they equal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quants
+from safetensors.torch import save_file
+from support.checkpoints import write_family
+
+from edgespec.model.loader import Checkpoint
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "phi3": "phi3",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+}
+"""What llama.cpp calls a model type."""
+
+_CANNOT_QUANTISE = ("Q4_K", "Q5_K", "Q6_K")
+"""Types that gguf only reads: their blocks are random."""
+
+TypeOf = Callable[[str, tuple[int, ...]], str]
+
+
+def all_as(kind: str) -> TypeOf:
+    """Matrices in one type, the rest in F32, as llama.cpp's own tool has it."""
+    return lambda name, shape: kind if len(shape) > 1 else "F32"
+
+
+def write_gguf(
+    folder: Path, file: Path, type_of: TypeOf, values: Mapping[str, Any] | None = None
+) -> Path:
+    """Write the model in `folder` as a GGUF file, with `values` beside its settings.
+
+    Returns a folder of what the file stands for: its numbers dequantised by gguf, in float32.
+    """
+    source = Checkpoint(folder)
+    settings = json.loads((folder / "config.json").read_text())
+    architecture = ARCHITECTURES[settings["model_type"]]
+    writer = GGUFWriter(file, architecture)
+    _add_settings(writer, source.config, settings)
+    for key, value in (values or {}).items():
+        _add_value(writer, key, value)
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    meant: dict[str, torch.Tensor] = {}
+    for name in sorted(source.names):
+        numbers = source.tensor(name).float().numpy()
+        kind = GGMLQuantizationType[type_of(name, numbers.shape)]
+        stored = _stored(numbers, kind, seed=len(meant))
+        plain = stored if kind == GGMLQuantizationType.F32 else quants.dequantize(stored, kind)
+        meant[name] = torch.from_numpy(np.ascontiguousarray(plain, dtype=np.float32))
+        theirs, expert = _their_name(architecture, name, source.layers)
+        if expert is not None:
+            stack = stacks.setdefault(theirs, {})
+            stack[expert] = stored
+            if len(stack) < source.config.num_experts:
+                continue
+            stored = np.stack([stack[number] for number in sorted(stack)])
+        writer.add_tensor(
+            theirs, _as_converted(architecture, theirs, stored, source.config), raw_dtype=kind
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    twin = file.with_suffix("")
+    twin.mkdir()
+    shutil.copy(folder / "config.json", twin)
+    save_file(meant, twin / "model.safetensors", {"format": "pt"})
+    return twin
+
+
+def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -> tuple[Path, Path]:
+    """A GGUF file of a small model of a family that GGUF can express, and the folder it equals."""
+    chosen = {"intermediate_size": 64, "moe_intermediate_size": 32, "query_pre_attn_scalar": 16}
+    if name == "qwen3_moe":
+        chosen |= {"mlp_only_layers": []}
+    if name in ("mistral", "qwen3_moe"):
+        chosen |= {"sliding_window": None, "use_sliding_window": False}
+    folder = write_family(root / f"{name}-original", name, **chosen | settings)
+    file = root / f"{name}.gguf"
+    return file, write_gguf(folder, file, type_of)
+
+
+def _stored(numbers: np.ndarray, kind: GGMLQuantizationType, seed: int) -> np.ndarray:
+    if kind.name not in _CANNOT_QUANTISE:
+        return quants.quantize(numbers, kind)
+    random = np.random.default_rng(seed)
+    columns, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (numbers.size // columns, size), dtype=np.uint8)
+    # Scales as a model has them: of random bytes many are infinite.
+    for start in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind.name]:
+        scales = random.uniform(1e-4, 2e-4, (len(blocks), 1)).astype(np.float16)
+        blocks[:, start : start + 2] = scales.view(np.uint8)
+    return blocks.reshape(*numbers.shape[:-1], -1)
+
+
+def _their_name(architecture: str, name: str, layers: int) -> tuple[str, int | None]:
+    """llama.cpp's name, and which expert of a stack it is."""
+    kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
+    parts, expert = name.split("."), None
+    if "experts" in parts:
+        expert = int(parts.pop(parts.index("experts") + 1))
+    found = gguf.get_tensor_name_map(kind, layers).get_name(".".join(parts), (".weight", ".bias"))
+    assert found is not None, name
+    return found, expert
+
+
+def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any) -> np.ndarray:
+    """What llama.cpp's converter does to a tensor."""
+    if architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
+        heads = config.num_attention_heads if "_q." in name else config.num_key_value_heads
+        halves = stored.reshape(heads, 2, stored.shape[0] // heads // 2, *stored.shape[1:])
+        return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(stored.shape))
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return stored + 1
+    return stored
+
+
+def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_string(key, value)
+
+
+def _add_settings(writer: GGUFWriter, config: Any, settings: Mapping[str, Any]) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head)
+    writer.add_vocab_size(config.vocab_size)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    for key, value in _of_family(config):
+        _add_value(writer, f"{writer.arch}.{key}", value)
+    _add_rope(writer, config, head)
+
+
+def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
+    if config.model_type in ("gemma2", "gemma3_text"):
+        for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if getattr(config, cap, None):
+                yield cap, float(getattr(config, cap))
+    if config.model_type == "gemma3_text":
+        windows = [kind == "sliding_attention" for kind in config.layer_types]
+        yield "attention.sliding_window_pattern", windows
+    if config.model_type == "qwen3_moe":
+        yield "expert_count", config.num_experts
+        yield "expert_used_count", config.num_experts_per_tok
+        yield "expert_feed_forward_length", config.moe_intermediate_size
+
+
+def _add_rope(writer: GGUFWriter, config: Any, head: int) -> None:
+    rope = config.rope_parameters
+    if config.model_type == "gemma3_text":
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 1)))
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+        if rope["rope_type"] == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, head))
+
+
+def llama3_divisors(rope: Mapping[str, Any], head: int) -> np.ndarray:
+    """float32 [head / 2]: plain frequencies by those that transformers makes."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = LlamaConfig(
+        hidden_size=head, num_attention_heads=1, head_dim=head, rope_parameters=dict(rope)
+    )
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = rope["rope_theta"] ** -(torch.arange(0, head, 2, dtype=torch.float32) / head)
+    divisors: np.ndarray = (plain / frequencies).numpy()
+    return divisors
