@@ -39,23 +39,18 @@ def stored(codes: torch.Tensor, form: Quantisation, scales: Packed) -> Packed:
 
 
 def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
-    """Round to the nearest of 255 evenly spaced values per row or group; w ≈ code * scale.
-
-    Of forms without zeros alone.
-    """
+    """Round to the nearest of 255 evenly spaced values per row; w ≈ code * scale."""
     packed = {
         name: torch.empty(shape, dtype=dtype)
         for name, (shape, dtype) in stored_parts(quantisation, weight.shape).items()
     }
-    scales = packed["scales"].view(weight.shape[0], -1)
     for first, chunk in row_chunks(weight):
         end = first + chunk.shape[0]
-        grouped = chunk.view(chunk.shape[0], scales.shape[1], -1)
         # Codes are chosen against the scale as it is stored, so that they make up for its rounding.
-        scale = (grouped.abs().amax(2) / _MOST).to(scales.dtype).float()
-        codes = grouped.mul_(inverse(scale).unsqueeze(2)).round_().clamp_(-_MOST, _MOST)
-        packed["codes"][first:end] = codes.view(chunk.shape)
-        scales[first:end] = scale
+        scale = (chunk.abs().amax(1) / _MOST).to(torch.bfloat16).float()
+        codes = chunk.mul_(inverse(scale).unsqueeze(1)).round_().clamp_(-_MOST, _MOST)
+        packed["codes"][first:end] = codes
+        packed["scales"][first:end] = scale
     return packed
 
 
