@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.block import EMBEDDING, skeleton
-from edgespec.model.quantised.linear import stored_parts
+from edgespec.model.quantised import linear
 from edgespec.model.safetensors_writer import Slot
 from edgespec.model.source import TensorSource, check_layers, check_names
 
@@ -72,7 +72,7 @@ def packed_slots(one: Needed) -> list[Slot]:
     Raises ModelError if its shape does not fit its form.
     """
     try:
-        parts = stored_parts(one.form, one.shape)
+        parts = linear.stored_parts(one.form, one.shape)
     except ModelError as error:
         raise ModelError(f"cannot hold {one.name!r} as {one.form.name}: {error}") from error
     return [Slot(f"{one.name}.{part}", *stored) for part, stored in parts.items()]
@@ -83,7 +83,8 @@ def held_bytes(source: TensorSource, first: int, end: int, dtype: torch.dtype) -
 
     Raises ModelError as `block_inventory` does, and for a shape that cannot be packed.
     """
-    return stored_bytes(block_inventory(source, first, end), dtype)
+    needed = block_inventory(source, first, end)
+    return sum(linear.held_bytes(one.form, one.shape, dtype) for one in needed)
 
 
 def stored_bytes(needed: Sequence[Needed], dtype: torch.dtype) -> int:
@@ -100,6 +101,6 @@ def stored_bytes(needed: Sequence[Needed], dtype: torch.dtype) -> int:
 def _needed(module: nn.Module, prefix: str, layer: int, source: TensorSource) -> Iterator[Needed]:
     for name, parameter in module.named_parameters():
         owner, _, leaf = name.rpartition(".")
-        linear = leaf == "weight" and isinstance(module.get_submodule(owner), nn.Linear)
-        form = source.form(prefix + name) if linear else _PLAIN
+        matrix = leaf == "weight" and isinstance(module.get_submodule(owner), nn.Linear)
+        form = source.form(prefix + name) if matrix else _PLAIN
         yield Needed(prefix + name, parameter.shape, form, layer)

@@ -7,14 +7,21 @@ from dataclasses import replace
 import pytest
 import torch
 from support.cases import case
-from support.packed_forms import FORMS, sample
+from support.packed_forms import FORMS, Sample, sample
 
-from edgespec.config import FILE, Quantisation
+from edgespec.config import FILE, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.quantised import int4_kernels
 from edgespec.model.quantised.int8_groups import NibblesLinear
 from edgespec.model.quantised.kernels import relative_error
-from edgespec.model.quantised.linear import dequantised, linear_from, stored, stored_parts
+from edgespec.model.quantised.linear import (
+    dequantised,
+    held_bytes,
+    linear_from,
+    pack,
+    stored,
+    stored_parts,
+)
 
 EXACT = {torch.float64: 1e-12, torch.float32: 1e-6}
 """Relative errors of a weight that the dtype's rounding may cause."""
@@ -59,6 +66,21 @@ def test_a_layer_multiplies_by_the_weight() -> None:
                         assert relative_error(layer(x[:1]), expected[:1]) < bound
 
 
+def test_the_memory_of_a_layer_is_known_before() -> None:
+    samples = [sample(form, 256, 512) for form in FORMS.values()]
+    weight = torch.randn(256, 512)
+    for name in ("int8", "int4", "int4-g32"):
+        packed = pack(weight, QUANTISATIONS[name])
+        samples.append(Sample(QUANTISATIONS[name], weight.shape, packed, weight))
+    for one in samples:
+        for dtype in (torch.float32, torch.bfloat16):
+            layer = linear_from(one.packed, None, one.shape, one.form, dtype, "cpu")
+            constant = ("pairs", "factors")  # tables that do not grow with the weight
+            held = sum(part.nbytes for name, part in layer.named_buffers() if name not in constant)
+            with case(one.form.name, dtype):
+                assert held <= held_bytes(one.form, one.shape, dtype) < 1.25 * held
+
+
 def test_slices_of_nibbles_are_the_weight_on_any_machine() -> None:
     for name, form in FORMS.items():
         if form.kind != "int8":
@@ -90,5 +112,5 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     for form, columns in ((FORMS["Q4_K"], 128), (FORMS["AWQ"], 96), (Quantisation("int4"), 64)):
         with pytest.raises(ModelError, match=f"{columns} columns; "):
             stored_parts(form, torch.Size((64, columns)))
-    with pytest.raises(ModelError, match="'file' is no packed form"):
+    with pytest.raises(ModelError, match="'file' is no packed form of a matrix"):
         stored_parts(FILE, torch.Size((64, 64)))

@@ -1,4 +1,4 @@
-"""Packed forms: random matrices in every form that files come in, with what they stand for."""
+"""Packed forms: matrices in every form that files come in, with the weights they stand for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from edgespec.config import Quantisation
+from edgespec.config import FILE, Quantisation
+from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.group_scales import BLOCK
-from edgespec.model.quantised.linear import stored, stored_parts
+from edgespec.model.quantised.linear import stored
 from edgespec.model.quantised.rounding import Packed
+from edgespec.model.tensors import TORCH_DTYPES
 
 FORMS = {
     "Q4_0": Quantisation("int4", 32, scales="float16"),
@@ -39,22 +41,59 @@ class Sample:
 
 def sample(form: Quantisation, out: int, columns: int, seed: int = 0) -> Sample:
     """A random one; a form with a group of -1 has one group a row."""
-    if form.group < 0:
-        form = replace(form, group=columns)
-    shape = torch.Size((out, columns))
     generator = torch.Generator().manual_seed(seed)
-    low, high = (0, 16) if form.kind == "int4" else (-128, 128)
-    codes = torch.randint(low, high, shape, generator=generator)
+    weight = torch.randn(out, columns, generator=generator) / 16
+    return rounded(weight, replace(form, group=columns) if form.group < 0 else form)
+
+
+def rounded(weight: torch.Tensor, form: Quantisation) -> Sample:
+    """A weight in this form, as a simple program would quantise it."""
     scales: Packed = {}
-    for name, (size, dtype) in stored_parts(form, shape).items():
-        if name == "order":
-            scales[name] = torch.randperm(columns, generator=generator).to(dtype)
-        elif dtype.is_floating_point:
-            scales[name] = ((torch.rand(size, generator=generator) + 0.1) / 400).to(dtype)
-        elif name not in ("tiles", "codes"):
-            scales[name] = torch.randint(0, 16, size, generator=generator).to(dtype)
-    packed = stored(codes.to(torch.uint8 if form.kind == "int4" else torch.int8), form, scales)
-    return Sample(form, shape, packed, _weight(codes.double(), form, scales))
+    out, columns = weight.shape
+    order = torch.arange(columns)
+    if form.ordered:
+        order = torch.randperm(columns, generator=torch.Generator().manual_seed(columns))
+        scales["order"] = order.to(torch.int32)
+    grouped = weight.float()[:, order].view(out, -1, form.group)
+    least, most = (0, 15) if form.kind == "int4" else (-127, 127)
+    low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
+    if not form.zeros:
+        scale = torch.maximum(high, -low) / (most - _middle(form))
+        zero = _middle(form) * -scale
+    else:
+        scale, zero = (high - low) / (most - least), low - least * (high - low) / (most - least)
+    if form.double:
+        scales["blocks"], scales["scales"], scale = _in_two_levels(scale, form)
+        if form.zeros:
+            scales["zero_blocks"], scales["zeros"], zero = _in_two_levels(-zero, form)
+            zero = -zero
+    else:
+        dtype = TORCH_DTYPES[form.scales]
+        scales["scales"] = scale.to(dtype)
+        if form.zeros == "low":
+            scales["zeros"] = zero.to(dtype)
+        elif form.zeros == "points":
+            points = (-zero / scale).round().clamp(-128, 127)
+            scales["zeros"], zero = points.to(torch.int8), -points * scale
+    codes = ((grouped - zero.unsqueeze(2)) / scale.unsqueeze(2)).round().clamp(least, most)
+    codes = codes.view(weight.shape).to(torch.uint8 if form.kind == "int4" else torch.int8)
+    packed = stored(codes, form, scales)
+    return Sample(form, weight.shape, packed, _weight(codes.double(), form, scales))
+
+
+def _in_two_levels(
+    fine: torch.Tensor, form: Quantisation
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Factors of blocks, whole numbers of groups, and what both give."""
+    of_blocks = fine.view(fine.shape[0], -1, BLOCK // form.group)
+    blocks = (of_blocks.abs().amax(2) / 63).to(torch.float16)
+    wide = blocks.float().unsqueeze(2)
+    whole = (of_blocks / wide).round()
+    return blocks, whole.to(torch.int8).view(fine.shape), (whole * wide).view(fine.shape)
+
+
+def _middle(form: Quantisation) -> int:
+    return 8 if form.kind == "int4" else 0
 
 
 def _weight(codes: torch.Tensor, form: Quantisation, scales: Packed) -> torch.Tensor:
@@ -68,13 +107,48 @@ def _weight(codes: torch.Tensor, form: Quantisation, scales: Packed) -> torch.Te
     scale, zero = (
         one.expand(scale.shape).repeat_interleave(form.group, 1) for one in (scale, zero)
     )
-    middle = 8 if form.kind == "int4" else 0
     if form.zeros == "low":
         weight = codes * scale + zero
     elif form.zeros == "points":
         weight = (codes - zero) * scale
     else:
-        weight = (codes - middle) * scale
+        weight = (codes - _middle(form)) * scale
     if form.ordered:
         weight[:, scales["order"].long()] = weight.clone()
     return weight
+
+
+class MixedSource:
+    """A TensorSource over a checkpoint, as one over a file that packs its matrices differently.
+
+    Each form that fits comes in turn, and plain matrices are among them.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._plain = checkpoint
+        self.path, self.config, self.layers = checkpoint.path, checkpoint.config, checkpoint.layers
+        self.mapped = checkpoint.mapped
+        self.quantisation = FILE
+        self.names = checkpoint.names
+
+    def form(self, name: str) -> Quantisation:
+        turn = sorted(one for one in self.names if one.endswith("_proj.weight")).index(name)
+        forms = [Quantisation(), *FORMS.values()]
+        columns = self._plain.tensor(name).shape[1]
+        for form in forms[turn % len(forms) :] + forms:
+            if columns % (form.group or 1) == 0 and not (form.double and columns % BLOCK):
+                return form
+        raise AssertionError(name)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self._plain.tensor(name)
+
+    def packed(self, name: str, shape: torch.Size) -> Packed:
+        one = rounded(self._plain.tensor(name), self.form(name))
+        assert one.shape == shape
+        return one.packed
+
+    def weight(self, name: str) -> torch.Tensor:
+        """What a matrix stands for, by the definition of its form."""
+        plain, form = self._plain.tensor(name), self.form(name)
+        return plain if form.kind == "none" else rounded(plain, form).weight

@@ -9,6 +9,8 @@ import torch
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.quantised import int4, int8, int8_groups, nf4
+from edgespec.model.quantised.group_scales import check_columns
+from edgespec.model.quantised.int4_kernels import TILE, kernel_group
 from edgespec.model.quantised.rounding import Packed, Parts
 from edgespec.model.quantised.slices import SlicedLinear
 
@@ -78,6 +80,27 @@ def linear_from(
     return layer(packed, bias, shape, form, dtype, device)
 
 
+def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int:
+    """The most that a layer of `linear_from` takes, without its bias; of a plain one just that.
+
+    Scales are held in the dtype in which it computes, with a zero for each where a kernel wants so.
+    """
+    if form.kind == "none":
+        return shape.numel() * dtype.itemsize
+    out, columns = shape
+    if form.kind == "nf4":
+        return sum(size.numel() * of.itemsize for size, of in stored_parts(form, shape).values())
+    if not form.group:
+        return out * (columns + dtype.itemsize)
+    check_columns(form, columns)
+    if form.kind == "int4":
+        codes, widest = columns // 2, kernel_group(form.group)
+    else:
+        codes, widest = columns, kernel_group(2 * form.group) // 2  # see NibblesLinear
+    scales = 2 * columns // widest * dtype.itemsize
+    return -(-out // TILE) * TILE * (codes + scales) + 4 * columns * form.ordered
+
+
 def dequantised(
     packed: Packed, shape: torch.Size, form: Quantisation, dtype: torch.dtype
 ) -> torch.Tensor:
@@ -87,5 +110,7 @@ def dequantised(
 
 def _kind(form: Quantisation) -> ModuleType:
     if form.kind not in _KINDS:
-        raise ModelError(f"{form.name!r} is no packed form of a matrix; make the blocks again")
+        raise ModelError(
+            f"{form.name!r} is no packed form of a matrix; choose another quantisation"
+        )
     return _KINDS[form.kind]
