@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from edgespec.config import QUANTISATIONS
+from edgespec.config import NAMED, QUANTISATIONS
 from edgespec.daemon.device import ROOT, is_jetson
 from edgespec.model.device import best_device
 from edgespec.model.quantised.selftest import usable_quantisations
@@ -17,7 +17,7 @@ from edgespec.model.quantised.selftest import usable_quantisations
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """Names of quantisations ("none" among them) that gave the right result here; why others did
-    not."""
+    not, "file" among them."""
 
     usable: tuple[str, ...]
     unusable: Mapping[str, str]
@@ -46,9 +46,9 @@ def tried_kernels(root: Path = ROOT) -> Kernels:
     complaints = usable_quantisations(sixteen_bit_type(device), device)
     unusable = {name: complaint for name, complaint in complaints.items() if complaint}
     for name in unusable:
-        if QUANTISATIONS[name].kind == "nf4" and is_jetson(root):
+        if NAMED[name].kind == "nf4" and is_jetson(root):
             unusable[name] += (
                 " (bitsandbytes' wheels are not built for L4T: on a Jetson it has to be compiled; "
                 "int4 needs no third party)"
             )
-    return Kernels(tuple(name for name in complaints if name not in unusable), unusable)
+    return Kernels(tuple(name for name in QUANTISATIONS if name not in unusable), unusable)

@@ -115,7 +115,7 @@ class Profile(FileStruct, frozen=True, kw_only=True):
         packed = [name for name in NAMED if name != "none"]
         for where, names, known in (
             ("quantisations", self.quantisations, packed),
-            ("unusable", self.unusable, list(QUANTISATIONS)),
+            ("unusable", self.unusable, list(NAMED)),
         ):
             if unknown := [name for name in names if name not in known]:
                 raise ValueError(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.checkpoints import write_checkpoint
 
-from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.config import FILE, NAMED, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised import linear, nf4, selftest
@@ -62,8 +62,25 @@ def test_a_weight_of_another_shape_or_name_is_refused(checkpoint: Checkpoint) ->
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_what_needs_torch_alone_is_usable(dtype: str) -> None:
     verdicts = selftest.usable_quantisations(dtype, "cpu")
-    assert list(verdicts) == list(QUANTISATIONS)
+    assert list(verdicts) == list(NAMED)
     assert not any(reason for name, reason in verdicts.items() if not name.startswith("nf4"))
+
+
+def test_forms_of_files_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert selftest.usable(FILE, "bfloat16", "cpu") == ""
+    selftest._verdict.cache_clear()
+    real, tried = selftest.linear_from, []
+
+    def last_is_wrong(packed: dict[str, torch.Tensor], *how: object) -> torch.nn.Module:
+        form = how[2]
+        tried.append(form)
+        if form == selftest._FILE_FORMS[-1]:
+            packed = packed | {"scales": packed["scales"] + 1}
+        return real(packed, *how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(selftest, "linear_from", last_is_wrong)
+    assert "1 rows is wrong" in selftest.usable(FILE, "bfloat16", "cpu")
+    assert tried == list(selftest._FILE_FORMS)
 
 
 @pytest.mark.parametrize("name", ["nf4", "nf4-dq"])

@@ -9,24 +9,34 @@ import sys
 
 import torch
 
-from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.config import FILE, NAMED, Quantisation
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.block import compute_dtype
 from edgespec.model.quantised.kernels import complaint
-from edgespec.model.quantised.linear import dequantised, linear_from, pack
+from edgespec.model.quantised.linear import dequantised, linear_from, pack, stored_parts
+from edgespec.model.quantised.rounding import Packed
 
 _SHAPE = torch.Size((200, 256))  # not whole tiles of rows; columns that every group divides
 _FARTHEST = {"int8": 0.02, "int4": 0.2, "nf4": 0.2}
 """Root mean square of the rounding of normally distributed weights, above which it is wrong:
 twice what int4 with groups of 128 was measured to have, and more than that for int8."""
 
+_FILE_FORMS = (
+    Quantisation("int4", 32, zeros="low", scales="float16"),
+    Quantisation("int4", 32, double=True, zeros="low", scales="float16"),
+    Quantisation("int4", 128, zeros="points", scales="float16", ordered=True),
+    Quantisation("int8", 32, zeros="low", scales="float16"),
+    Quantisation("int8", 16, double=True, scales="float16"),
+)
+"""Some of the forms that files come in, with every way to multiply and every kind of scale."""
+
 _VERDICT = "verdict:"  # what the line of a process that tried begins with
 _PATIENCE = 180.0  # seconds; the first CUDA kernel of a process may be compiled for the device
 
 
 def usable_quantisations(dtype: str, device: torch.device | str) -> dict[str, str]:
-    """`usable` of every quantisation, by its name."""
-    return {name: usable(one, dtype, device) for name, one in QUANTISATIONS.items()}
+    """`usable` of every quantisation, "file" included, by its name."""
+    return {name: usable(one, dtype, device) for name, one in NAMED.items()}
 
 
 def usable(quantisation: Quantisation, dtype: str, device: torch.device | str) -> str:
@@ -54,13 +64,13 @@ def tried(quantisation: Quantisation, dtype: str, device: str) -> str:
     """What `usable` says, tried in this process."""
     if quantisation.kind == "none":
         return ""
-    generator = torch.Generator().manual_seed(2)
-    weight = torch.randn(_SHAPE, generator=generator) / 16
-    compute, place = compute_dtype(dtype, device), torch.device(device)
+    if quantisation == FILE:
+        found = (_complaint(one, _made_up(one), dtype, device) for one in _FILE_FORMS)
+        return next(filter(None, found), "")
+    weight = torch.randn(_SHAPE, generator=torch.Generator().manual_seed(2)) / 16
     try:
         packed = pack(weight, quantisation)
         exact = dequantised(packed, _SHAPE, quantisation, torch.float64)
-        layer = linear_from(packed, None, _SHAPE, quantisation, compute, device)
     except ModelError as error:
         return str(error)
     except Exception as error:  # what a library raises that does not fit this machine
@@ -68,7 +78,35 @@ def tried(quantisation: Quantisation, dtype: str, device: str) -> str:
     rounding = float((exact - weight).norm() / weight.norm())
     if not rounding <= _FARTHEST[quantisation.kind]:
         return f"its weights are wrong: they are off by {rounding:.0%}"
+    return _complaint(quantisation, packed, dtype, device)
+
+
+def _complaint(form: Quantisation, packed: Packed, dtype: str, device: str) -> str:
+    """What is wrong with products by this packed matrix; the empty string if nothing is."""
+    compute, place = compute_dtype(dtype, device), torch.device(device)
+    try:
+        exact = dequantised(packed, _SHAPE, form, torch.float64)
+        layer = linear_from(packed, None, _SHAPE, form, compute, device)
+    except ModelError as error:
+        return str(error)
+    except Exception as error:  # what a library raises that does not fit this machine
+        return f"it failed while it was set up: {error}"
     return complaint(layer, exact, compute, place)
+
+
+def _made_up(form: Quantisation) -> Packed:
+    """A matrix in a form that files have, of codes and scales drawn by chance."""
+    generator = torch.Generator().manual_seed(3)
+    packed = {}
+    for name, (shape, dtype) in stored_parts(form, _SHAPE).items():
+        if dtype.is_floating_point:
+            packed[name] = ((torch.rand(shape, generator=generator) + 0.1) / 64).to(dtype)
+        else:
+            least, most = (-100, 101) if name == "codes" else (0, 256 if name == "tiles" else 16)
+            packed[name] = torch.randint(least, most, shape, generator=generator).to(dtype)
+    if form.ordered:
+        packed["order"] = torch.randperm(_SHAPE[1], generator=generator).to(torch.int32)
+    return packed
 
 
 def _tried_apart(quantisation: Quantisation, dtype: str, device: str) -> str:
