@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, field, to_builtins
 
-from edgespec.config import NAMED, QUANTISATIONS
+from edgespec.config import NAMED
 from edgespec.schema import FileStruct, Text, as_type, check_version
 
 FORMAT = 1

@@ -2,7 +2,8 @@
 
 The reference is transformers' own model, in one piece, whose matrices were replaced by what the
 packed ones stand for; float64, so that no near-tie can flip. (A weight of the model is bfloat16,
-so that packing it gives the same whether it is read as float64 or as stored.)
+so that packing it gives the same whether it is read as float64 or as stored.) Under "file" every
+matrix has another form, int4 among them, and the reference's weights come from the definitions.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ NEW_TOKENS = 24
 
 def tier(quant: str, stages: int, policy: str) -> list[pytest.MarkDecorator]:
     """One case is quick; of some kinds all policies are thorough."""
-    if (quant, stages, policy) == ("int4", 3, "adaptive"):
+    if (quant, stages, policy) == ("file", 3, "adaptive"):
         return []
-    by_default = (quant, stages) in {("int4", 3), ("nf4", 3), ("int8", 1)}
+    by_default = (quant, stages) in {("int4", 3), ("nf4", 3), ("int8", 1), ("file", 3)}
     return [pytest.mark.thorough if by_default else pytest.mark.slow]
 
 
@@ -26,7 +27,7 @@ def tier(quant: str, stages: int, policy: str) -> list[pytest.MarkDecorator]:
     ("quant", "stages", "policy"),
     [
         pytest.param(quant, stages, policy, marks=tier(quant, stages, policy))
-        for quant in ("int4", "int4-g32", "int8", "nf4", "nf4-dq")
+        for quant in ("int4", "int4-g32", "int8", "nf4", "nf4-dq", "file")
         for stages in (1, 3)
         for policy in ("autoregressive", "naive_tree", "flowspec", "adaptive")
     ],

@@ -13,13 +13,15 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support.cases import case
 from support.checkpoints import FAMILY_SETTINGS, write_checkpoint, write_family, write_tokenizer
+from support.packed_forms import FORMS, MixedSource
 from support.tiers import tiered
 
-from edgespec.config import QUANTISATIONS, Quantisation
-from edgespec.errors import ConfigError, ModelError
+from edgespec.config import FILE, NAMED, Quantisation
+from edgespec.errors import BlockDamaged, ConfigError, ModelError
 from edgespec.model.block import Block
-from edgespec.model.block_file import write_block, write_head
+from edgespec.model.block_file import BlockFile, write_block, write_head
 from edgespec.model.block_folder import BlockFolder, verify
 from edgespec.model.ends import OutputHead
 from edgespec.model.inventory import block_inventory, stored_bytes
@@ -30,7 +32,7 @@ from edgespec.model.sharding import Sharding
 from edgespec.model.source import TensorSource
 from edgespec.model.tree_attention import tree_mask
 
-WIDE = {"hidden_size": 128, "intermediate_size": 256}  # every group of columns fits
+WIDE = {"hidden_size": 256, "intermediate_size": 512}  # every group of columns fits
 NAMES = [
     pytest.param(
         name,
@@ -38,7 +40,7 @@ NAMES = [
             one.kind == "nf4" and find_spec("bitsandbytes") is None, reason="needs bitsandbytes"
         ),
     )
-    for name, one in QUANTISATIONS.items()
+    for name, one in NAMED.items()
 ]
 
 
@@ -55,12 +57,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def source_of(folder: Path, name: str) -> TensorSource:
     plain = Checkpoint(folder)
+    if name == "file":
+        return MixedSource(plain)
     return plain if name == "none" else QuantisingSource(plain, Quantisation.parse(name))
 
 
 def sharded(model: Path, folder: Path, name: str = "none") -> BlockFolder:
     """The model in two stages of three layers and one."""
-    Sharding(str(model), Quantisation.parse(name)).into(folder, [(0, 3), (3, 4)], quiet)
+    sharding = Sharding(str(model), Quantisation.parse("none" if name == "file" else name))
+    if name == "file":
+        sharding._source = source_of(model, name)
+    sharding.into(folder, [(0, 3), (3, 4)], quiet)
     return BlockFolder(folder)
 
 
@@ -174,7 +181,7 @@ class TestBlocks:
             made = Block(source, first, end, dtype)
             assert torch.equal(run(ours), run(made))
         head, made_head = OutputHead(folder.head(), dtype), OutputHead(source, dtype)
-        rows = torch.randn(3, 128, generator=torch.Generator().manual_seed(1)).to(head.dtype)
+        rows = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).to(head.dtype)
         assert np.array_equal(head.logits(rows), made_head.logits(rows))
 
     @pytest.mark.parametrize("family", list(FAMILY_SETTINGS))
@@ -213,7 +220,7 @@ class TestBlocks:
         source = folder.block(0, 3)
         assert source.mapped
         name = "model.layers.0.mlp.up_proj.weight"
-        shape = torch.Size((256, 128))
+        shape = torch.Size((512, 256))
         one, other = source.packed(name, shape), source.packed(name, shape)
         for part in one:
             assert one[part].data_ptr() == other[part].data_ptr()
@@ -239,6 +246,31 @@ class TestBlocks:
         said = stored_bytes(block_inventory(source, 0, 2), torch.float32)
         assert 0 <= entry.bytes - said < 16_000  # the header, and what aligns tensors
 
+    def test_each_matrix_keeps_its_own_form(self, model: Path, tmp_path: Path) -> None:
+        folder, source = sharded(model, tmp_path / "out", "file"), MixedSource(Checkpoint(model))
+        assert folder.manifest.quantisation == FILE
+        file, found = folder.block(0, 3), set()
+        for one in block_inventory(source, 0, 3):
+            if not one.name.endswith("_proj.weight"):
+                continue
+            assert file.form(one.name) == one.form
+            found.add(one.form)
+            if one.packed:
+                kept, made = file.packed(one.name, one.shape), source.packed(one.name, one.shape)
+                assert kept.keys() == made.keys()
+                assert all(torch.equal(kept[part], made[part]) for part in made)
+        assert found == {Quantisation(), *FORMS.values()}
+
+    def test_wrong_forms_are_damage(self, model: Path, tmp_path: Path) -> None:
+        entry = write_block(MixedSource(Checkpoint(model)), 0, 1, tmp_path / "b")
+        content = (tmp_path / "b").read_bytes()
+        config = Checkpoint(model).config
+        for old, new in ((b"int4", b"int3"), (b":32", b":{}"), (b":true", b":null")):
+            where = content.index(b'forms":"') + 8
+            (tmp_path / "b").write_bytes(content[:where] + content[where:].replace(old, new, 1))
+            with case(old, new), pytest.raises(BlockDamaged, match="forms of"):
+                BlockFile(tmp_path / entry.name, config, FILE)
+
     def test_progress_counts_layers(self, model: Path, tmp_path: Path) -> None:
         heard: list[tuple[int, int]] = []
         write_block(Checkpoint(model), 1, 4, tmp_path / "b", lambda *news: heard.append(news))
@@ -249,7 +281,7 @@ class TestBlocks:
         file = folder / "model.safetensors"
         tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
         strange = "model.layers.1.self_attn.q_proj.bias"
-        save_file({**tensors, strange: torch.zeros(32)}, file, {"format": "pt"})
+        save_file({**tensors, strange: torch.ones(32)}, file, {"format": "pt"})
         with pytest.raises(ModelError, match=strange):
             write_block(Checkpoint(folder), 0, 2, tmp_path / "b")
         write_block(Checkpoint(folder), 2, 4, tmp_path / "b")

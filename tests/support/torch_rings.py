@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 from support.local_ring import LocalRing
+from support.packed_forms import MixedSource
 from transformers import AutoModelForCausalLM
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
-from edgespec.config import Quantisation
+from edgespec.config import NAMED
 from edgespec.daemon.bundled_models import bundled
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -23,7 +24,7 @@ from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
-from edgespec.model.quantised.source import QuantisingSource
+from edgespec.model.quantised.source import quantising
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.planning.partition import split_layers
 from edgespec.wire.client_messages import Submit
@@ -59,7 +60,7 @@ def torch_ring(
     """A ring of the bundled base and one of its draft sources; without `kept_rows` it is empty
     again after every answer, so that it may be shared."""
     checkpoint = Checkpoint(BASE)
-    source = QuantisingSource(checkpoint, Quantisation.parse(quant))
+    source = MixedSource(checkpoint) if quant == "file" else quantising(checkpoint, NAMED[quant])
     blocks = [Block(source, a, b, dtype) for a, b in split_layers(checkpoint.layers, stages)]
     head = OutputHead(checkpoint, dtype)
     parts = BaseParts(BASE, checkpoint, head, dtype, "cpu", measured=False)
@@ -92,13 +93,15 @@ def transformers_model(dtype: str = "float64", quant: str = "none") -> torch.nn.
     model = AutoModelForCausalLM.from_pretrained(BASE, dtype=getattr(torch, dtype)).eval()
     if quant == "none":
         return model
-    kind = Quantisation.parse(quant)
-    for layer in model.model.layers:
-        for module in layer.modules():
-            if isinstance(module, torch.nn.Linear):
-                shape = module.weight.shape
-                packed = pack(module.weight.detach(), kind)
-                module.weight.data = dequantised(packed, shape, kind, module.weight.dtype)
+    mixed, kind = MixedSource(Checkpoint(BASE)), NAMED[quant]
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and ".layers." in name:
+            if quant == "file":
+                module.weight.data = mixed.weight(f"{name}.weight").to(module.weight.dtype)
+                continue
+            shape = module.weight.shape
+            packed = pack(module.weight.detach(), kind)
+            module.weight.data = dequantised(packed, shape, kind, module.weight.dtype)
     return model
 
 
