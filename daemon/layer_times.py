@@ -301,10 +301,10 @@ def _llama(name: str) -> LlamaConfig:
 def _deeper(config: PretrainedConfig, layers: int) -> PretrainedConfig:
     """The configuration with room for a block of so many layers that is not at an end."""
     config = copy.deepcopy(config)
-    kinds = getattr(config, "layer_types", None)
     config.num_hidden_layers = layers + 2
-    if kinds:
-        config.layer_types = list(itertools.islice(itertools.cycle(kinds), layers + 2))
+    for field in ("layer_types", "no_rope_layers"):
+        if kinds := getattr(config, field, None):
+            setattr(config, field, list(itertools.islice(itertools.cycle(kinds), layers + 2)))
     return config
 
 
@@ -314,6 +314,9 @@ def _shrunk(config: PretrainedConfig) -> PretrainedConfig:
     grouped = config.num_key_value_heads < config.num_attention_heads
     config.head_dim = head_dim(config)
     config.hidden_size = config.intermediate_size = _TINY_WIDTH
+    for field in ("moe_intermediate_size", "shared_intermediate_size"):
+        if hasattr(config, field):
+            setattr(config, field, _TINY_WIDTH)
     # As many heads as make columns that every quantisation's groups divide.
     heads = max(2, math.lcm(_TINY_WIDTH, config.head_dim) // config.head_dim)
     config.num_attention_heads = heads

@@ -97,8 +97,7 @@ class Block:
             self.embedding = load_parameter(
                 source, EMBEDDING, model.embed_tokens.weight.shape, self.dtype, device
             )
-        scale = embedding_scale(self.config, self.dtype)
-        self._scale = None if scale is None else scale.to(self.device)
+        self._scale = embedding_scale(self.config, self.dtype)
         self._layers = list(model.layers[first:end])
         for index, layer in enumerate(self._layers, start=first):
             self._load(source, layer, f"model.layers.{index}.")
@@ -109,7 +108,9 @@ class Block:
             self._norm = model.norm
             self._load(source, model.norm, "model.norm.")
         # Made again, as the one on the meta device has no frequencies; they stay float32.
-        self._rotary = type(model.rotary_emb)(self.config).to(self.device)
+        # None where no layer turns its keys.
+        rotary = model.rotary_emb
+        self._rotary = None if rotary is None else type(rotary)(self.config).to(self.device)
         self._angles = angle_kinds(self.config)[first:end]
 
     def _load(self, source: TensorSource, module: nn.Module, prefix: str) -> None:
@@ -207,8 +208,10 @@ class Block:
 
     def _turns(
         self, hidden: torch.Tensor, place: torch.Tensor
-    ) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
+    ) -> dict[str | None, tuple[torch.Tensor, torch.Tensor] | None]:
         """Cosines and sines of the positions' angles, for each kind that the layers use."""
+        if self._rotary is None:
+            return dict.fromkeys(self._angles)
         return {
             kind: self._rotary(hidden, place, *(() if kind is None else (kind,)))
             for kind in dict.fromkeys(self._angles)

@@ -8,7 +8,7 @@ from torch.nn.functional import embedding, linear
 
 from edgespec.errors import ModelError
 from edgespec.model.block import EMBEDDING, Block, compute_dtype, load_parameter
-from edgespec.model.families import embedding_scale, logit_cap
+from edgespec.model.families import embedding_scale, logits_from
 from edgespec.model.source import TensorSource
 
 
@@ -33,7 +33,7 @@ class OutputHead:
         self.dtype = compute_dtype(dtype, device)
         self.vocab_size, self.hidden_size = int(config.vocab_size), int(config.hidden_size)
         self.layers = int(config.num_hidden_layers)  # of the whole model
-        self._cap = logit_cap(config)
+        self._config = config
         if config.tie_word_embeddings and share is not None and share.embedding is not None:
             self.weight = share.embedding
             return
@@ -47,10 +47,7 @@ class OutputHead:
 
         float64 if the head computes in it, else float32 (numpy has no bfloat16).
         """
-        logits = linear(hidden, self.weight)
-        if self._cap is not None:
-            logits = torch.tanh(logits / self._cap) * self._cap
-        logits = logits.cpu()
+        logits = logits_from(self._config, linear(hidden, self.weight)).cpu()
         array: np.ndarray = (logits if self.dtype == torch.float64 else logits.float()).numpy()
         return array
 
@@ -72,8 +69,7 @@ class InputEmbedding:
         """
         config = source.config
         kind = compute_dtype(dtype, device)
-        scale = embedding_scale(config, kind)
-        self._scale = None if scale is None else scale.to(device)
+        self._scale = embedding_scale(config, kind)
         if config.tie_word_embeddings and share is not None:
             self.weight = share.weight
             return

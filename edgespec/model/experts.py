@@ -1,40 +1,47 @@
-"""Mixture of experts: one linear layer per expert and matrix, under the names of the checkpoint."""
+"""Mixture of experts: one linear layer per expert and matrix, each with a name of its own."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
+Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Makes one row from what the gate's and the up matrix make of it."""
+
 
 class Expert(nn.Module):
     """One gated feed-forward network."""
 
-    def __init__(self, hidden: int, inner: int, activation: str) -> None:
-        """Matrices of `hidden` to `inner` columns and back, without biases."""
+    def __init__(self, hidden: int, inner: int, gate: Gate, bias: bool) -> None:
+        """Matrices of `hidden` to `inner` columns and back."""
         super().__init__()
-        self.gate_proj = nn.Linear(hidden, inner, bias=False)
-        self.up_proj = nn.Linear(hidden, inner, bias=False)
-        self.down_proj = nn.Linear(inner, hidden, bias=False)
-        self._activation = ACT2FN[activation]
+        self.gate_proj = nn.Linear(hidden, inner, bias=bias)
+        self.up_proj = nn.Linear(hidden, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self._gate = gate
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        inner = self._activation(self.gate_proj(rows)) * self.up_proj(rows)
-        out: torch.Tensor = self.down_proj(inner)
+        out: torch.Tensor = self.down_proj(self._gate(self.gate_proj(rows), self.up_proj(rows)))
         return out
 
 
 class Experts(nn.ModuleList):
     """Takes the place of transformers' experts, whose matrices are fused into one tensor each.
 
-    Checkpoints hold them one by one, and so they can be loaded and quantised one by one.
+    So they can be loaded and quantised one by one.
     """
 
     def __init__(self, config: PretrainedConfig) -> None:
+        """The experts of a layer, with biases and a clamped gate in gpt-oss."""
+        clamped = config.model_type == "gpt_oss"
+        inner = config.intermediate_size if clamped else config.moe_intermediate_size
+        gate = _clamped(config) if clamped else _plain(config)
         super().__init__(
-            Expert(config.hidden_size, config.moe_intermediate_size, config.hidden_act)
-            for _ in range(config.num_experts)
+            Expert(config.hidden_size, inner, gate, bias=clamped) for _ in range(config.num_experts)
         )
 
     def forward(
@@ -56,5 +63,27 @@ class Experts(nn.ModuleList):
 
 def separate_experts(layer: nn.Module, config: PretrainedConfig) -> None:
     """Replace the fused experts of a decoder layer, if it has any, by `Experts`."""
-    if hasattr(layer.mlp, "experts"):
-        layer.mlp.experts = Experts(config)
+    mlp = getattr(layer, "mlp", None)
+    if mlp is not None and hasattr(mlp, "experts"):
+        mlp.experts = Experts(config)
+
+
+def _plain(config: PretrainedConfig) -> Gate:
+    activation = ACT2FN[config.hidden_act]
+
+    def gate(gated: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = activation(gated) * up
+        return out
+
+    return gate
+
+
+def _clamped(config: PretrainedConfig) -> Gate:
+    """gpt-oss' gate: swish of a steeper slope, both of its sides clamped, and 1 added to one."""
+    limit, slope = config.swiglu_limit, config.swiglu_alpha
+
+    def gate(gated: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        gated = gated.clamp(max=limit)
+        return (up.clamp(-limit, limit) + 1) * (gated * torch.sigmoid(gated * slope))
+
+    return gate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,13 +21,14 @@ class Family:
     `windows`: whether a sliding window is in no layer, in all of them, or where `layer_types` says.
     `own_angles`: each layer type has rotary embeddings of its own. `scaled_embedding`: embedded
     tokens are multiplied by the root of hidden_size. `capped_logits`: final_logit_softcapping
-    counts.
+    counts. `multipliers`: embedding_multiplier and logits_scaling count.
     """
 
     windows: Literal["none", "all", "by type"] = "none"
     own_angles: bool = False
     scaled_embedding: bool = False
     capped_logits: bool = False
+    multipliers: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -40,19 +42,35 @@ FAMILIES: dict[str, Family] = {
     ),
     "phi3": Family(windows="all"),
     "qwen3_moe": Family(windows="all"),
+    "gpt_oss": Family(windows="by type"),
+    "ministral": Family(windows="by type"),
+    "ministral3": Family(windows="all"),
+    "granite": Family(multipliers=True),
+    "granitemoehybrid": Family(multipliers=True),
+    "smollm3": Family(windows="by type"),
+    "olmo2": Family(),
+    "olmo3": Family(windows="by type", own_angles=True),
 }
 """Every value of `model_type` that is accepted."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
-_WRAPPERS = {"gemma3": "gemma3_text"}  # models with images whose text part is such a family
+_RECURRENT = re.compile(
+    "bailing_hybrid|bamba|falcon_h1|falcon_mamba|jamba|kimi_linear|lfm[23]|mamba|minimax$|"
+    "nemotron_h|olmo_hybrid|qwen3_5|qwen3_next|qwen4_exp|recurrent_gemma|rwkv|xlstm|zamba"
+)
+"""How model types begin whose layers keep a state in place of keys, all of them or some."""
+_STATES = {"linear_attention", "mamba", "conv", "hybrid"}  # of `layer_types`
 
 
-def embedding_scale(config: PretrainedConfig, dtype: torch.dtype) -> torch.Tensor | None:
-    """What embedded tokens are multiplied by, as one number of `dtype`; None for nothing."""
-    if not FAMILIES[config.model_type].scaled_embedding:
-        return None
-    return torch.tensor(config.hidden_size**0.5, dtype=dtype)
+def embedding_scale(config: PretrainedConfig, dtype: torch.dtype) -> float | None:
+    """What embedded tokens are multiplied by in `dtype`; None for nothing."""
+    family = FAMILIES[config.model_type]
+    if family.multipliers:
+        return float(config.embedding_multiplier)
+    if family.scaled_embedding:
+        return float(torch.tensor(config.hidden_size**0.5, dtype=dtype))
+    return None
 
 
 def angle_kinds(config: PretrainedConfig) -> list[str | None]:
@@ -62,23 +80,27 @@ def angle_kinds(config: PretrainedConfig) -> list[str | None]:
     return [None] * int(config.num_hidden_layers)
 
 
-def logit_cap(config: PretrainedConfig) -> float | None:
-    """The soft cap c of the head, whose logits are c · tanh(x / c); None if it has none."""
-    if not FAMILIES[config.model_type].capped_logits:
-        return None
-    cap = config.final_logit_softcapping
-    return None if cap is None else float(cap)
+def logits_from(config: PretrainedConfig, product: torch.Tensor) -> torch.Tensor:
+    """Logits from what the head's matrix makes of hidden rows: scaled or capped where the model
+    does so. A soft cap c turns each x into c · tanh(x / c)."""
+    family = FAMILIES[config.model_type]
+    if family.multipliers:
+        return product / float(config.logits_scaling)
+    cap = config.final_logit_softcapping if family.capped_logits else None
+    return product if cap is None else torch.tanh(product / float(cap)) * float(cap)
+
+
+def has_windows(config: PretrainedConfig) -> bool:
+    """Whether some layer has a sliding window."""
+    if FAMILIES[config.model_type].windows == "by type":
+        return SLIDING in config.layer_types
+    return getattr(config, "sliding_window", None) is not None
 
 
 def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Raise ModelError if a config.json, as read, is not of a model type and packing that run."""
     kind = settings.get("model_type")
-    if isinstance(kind, str) and kind in _WRAPPERS:
-        raise ModelError(
-            f"the model in {folder} is of type {kind!r}, a model of text and images, of which "
-            f"edgespec runs only the text part, from a checkpoint of its own; use one of type "
-            f"{_WRAPPERS[kind]!r} (edgespec runs {', '.join(FAMILIES)})"
-        )
+    _check_states(folder, kind, settings)
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ModelError(
             f"the model in {folder} is of type {kind!r}, which edgespec does not run; it runs "
@@ -92,11 +114,11 @@ def check_config(folder: Path, settings: dict[str, Any], config: PretrainedConfi
 
     `settings`: config.json as read; `config`: what transformers made of it.
     """
-    kind = settings["model_type"]
-    if config.model_type != kind:
+    kind = config.model_type  # another one than in `settings` where transformers knows better
+    if kind not in FAMILIES:
         raise ModelError(
-            f"the model in {folder} says that it is of type {kind!r}, but transformers would run "
-            f"it as {config.model_type!r}, which edgespec does not run; it runs "
+            f"the model in {folder} says that it is of type {settings['model_type']!r}, but "
+            f"transformers would run it as {kind!r}, which edgespec does not run; it runs "
             f"{', '.join(FAMILIES)}"
         )
     family = FAMILIES[kind]
@@ -107,12 +129,42 @@ def check_config(folder: Path, settings: dict[str, Any], config: PretrainedConfi
             f"the model in {folder} lets tokens see later ones (use_bidirectional_attention in "
             "config.json), so it does not write text from left to right; use a causal model"
         )
+    if kind == "granitemoehybrid" and config.num_local_experts:
+        raise ModelError(
+            f"the model in {folder} is of type {kind!r} with experts (num_local_experts in "
+            "config.json), and edgespec runs that type without experts only; use a dense Granite 4"
+        )
+    if kind == "ministral3" and "llama_4_scaling_beta" not in config.rope_parameters:
+        raise ModelError(
+            f"the model in {folder} has no llama_4_scaling_beta in the rope_parameters of its "
+            f"config.json, without which no model of type {kind!r} can be computed; download the "
+            "model again"
+        )
     if kind == "gemma3_text" and config.attn_logit_softcapping is not None:
         # transformers accepts the setting and computes without it: nothing to be exact against.
         raise ModelError(
             f"the model in {folder} asks for a soft cap in attention (attn_logit_softcapping in "
             f"config.json), which models of type {kind!r} do not have; use the original release"
         )
+
+
+def _check_states(folder: Path, kind: object, settings: dict[str, Any]) -> None:
+    """Refuse layers with a recurrent state: a tree's branches and what is pruned are rows."""
+    inner = settings.get("text_config")
+    listed = (inner if isinstance(inner, dict) else settings).get("layer_types")
+    states = isinstance(listed, list) and not _STATES.isdisjoint(map(str, listed))
+    if not states and not (isinstance(kind, str) and _RECURRENT.match(kind)):
+        return
+    instead = "a Llama, Qwen 3 or Mistral model"
+    if str(kind).startswith("qwen"):
+        instead = "Qwen 3 (qwen3, qwen3_moe)"
+    elif str(kind).startswith("granite"):
+        instead = "a Granite 4 without -h- in its name, or Granite 4.1"
+    raise ModelError(
+        f"the model in {folder} is of type {kind!r} with layers of linear attention, convolution "
+        "or another recurrent state, from which no single guess can be pruned as its keys can; "
+        f"use a model whose layers all have full or sliding attention, such as {instead}"
+    )
 
 
 def _check_angles(folder: Path, family: Family, config: PretrainedConfig) -> None:
@@ -146,8 +198,7 @@ def _check_windows(
             f"do not have (sliding_window {asked}, layer_types {sorted(types)} in config.json); "
             "use the original release"
         )
-    windowed = SLIDING in types if family.windows == "by type" else window is not None
-    if windowed and (not isinstance(window, int) or window < 1):
+    if has_windows(config) and (not isinstance(window, int) or window < 1):
         raise ModelError(
             f"the model in {folder} has a sliding window of {window!r} tokens, which must be at "
             "least 1; download the model again"

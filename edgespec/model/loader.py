@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig
 
 from edgespec.config import Quantisation
@@ -19,6 +19,8 @@ from edgespec.model.families import check_config, check_settings
 from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.gguf.reader import tensor_samples
 from edgespec.model.hub import HubFiles, ModelFiles, model_files
+from edgespec.model.stored_names import TensorPlace, places
+from edgespec.planning.text_part import OUTER, WRAPPERS, text_settings
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -47,18 +49,19 @@ class Checkpoint:
         self.mapped = False
         self._listed = _read_index(self._files)
         if not isinstance(self._files, HubFiles):
-            _ = self._file_of  # damaged files of a folder are found at once
+            _ = self._places  # damaged files of a folder are found at once
 
     @cached_property
-    def _file_of(self) -> dict[str, str]:
-        """Tensor name → file name."""
-        if self._listed is not None:
-            return self._listed
-        return dict.fromkeys(_read_header(self._files.file(_SINGLE_FILE))[1], _SINGLE_FILE)
+    def _places(self) -> dict[str, TensorPlace]:
+        listed = self._listed
+        if listed is None:
+            header = _read_header(self._files.file(_SINGLE_FILE))[1]
+            listed = dict.fromkeys(header, _SINGLE_FILE)
+        return places(listed, self.config)
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self._file_of)
+        return frozenset(self._places)
 
     def form(self, name: str) -> Quantisation:
         return self.quantisation
@@ -75,16 +78,16 @@ class Checkpoint:
 
     def stored(self, name: str) -> torch.Tensor:
         """A tensor of any dtype, as `tensor` gives it."""
-        if name not in self._file_of:
+        if name not in self._places:
             raise ModelError(
                 f"the model in {self.path} has no tensor {name!r}: its files and its config.json "
                 "do not belong together; download the model again"
             )
-        file = self._files.file(self._file_of[name])
+        place = self._places[name]
+        file = self._files.file(place.file)
         try:
-            with safe_open(str(file), framework="pt", device="cpu") as tensors:
-                tensor: torch.Tensor = tensors.get_tensor(name)
-        except (OSError, SafetensorError) as error:
+            tensor = place.read(str(file))
+        except (OSError, SafetensorError, ValueError) as error:
             raise ModelError(
                 f"cannot read {name!r} from {file} ({error}); download the model again"
             ) from error
@@ -138,6 +141,10 @@ def open_config(file: Path, model: Path | None = None) -> PretrainedConfig:
         )
     except Exception as error:  # transformers raises many kinds for a value it cannot use
         raise ModelError(f"cannot use {file} ({error}); download the model again") from error
+    if config.model_type in WRAPPERS:
+        config = config.text_config
+        for field in OUTER & settings.keys():
+            setattr(config, field, settings[field])
     check_config(model, settings, config)
     return config
 
@@ -148,8 +155,8 @@ def _hash(content: list[Any]) -> str:
 
 
 def _read_settings(file: Path, model: Path) -> dict[str, Any]:
-    """config.json of a model that edgespec can run."""
-    settings = read_object(file)
+    """config.json of a model that edgespec can run, or of its text part."""
+    settings = text_settings(read_object(file))
     check_settings(model, settings)
     return settings
 

@@ -73,14 +73,15 @@ def tree_attention(
     """Attention of R new rows over T cached rows, in the tensors' own dtype.
 
     `query` [1, heads, R, head_dim]; `key`, `value` [1, kv_heads, T, head_dim]; every row must see
-    at least one of the T slots. `softcap` c turns each score x into c · tanh(x / c). The layers
-    pass their own cap and window. Returns [1, R, heads, head_dim], and None in the place of the
-    weights. Raises ModelError for variants of attention that it would otherwise silently leave out.
+    at least one of the T slots. `softcap` c turns each score x into c · tanh(x / c). `s_aux`
+    [heads]: sinks, scores of a slot more, which has no value. The layers pass their own cap, sinks
+    and window. Returns [1, R, heads, head_dim], and None in the place of the weights. Raises
+    ModelError for variants of attention that it would otherwise silently leave out.
     """
-    if s_aux is not None or dropout:
+    if dropout:
         raise ModelError(
-            "this model's attention uses sinks or dropout, which edgespec does not compute; use a "
-            "model of another family"
+            "this model's attention uses dropout, which edgespec does not compute; use a model of "
+            "another family"
         )
     heads, rows, head_dim = query.shape[1:]
     kv_heads = key.shape[1]
@@ -89,7 +90,10 @@ def tree_attention(
     # grouped heads then, and the cache is never copied to repeat it for each of them.
     query = query.reshape(1, kv_heads, group * rows, head_dim)
     mask = attention_mask.mask(sliding_window, group)
-    if softcap is None:
+    if s_aux is not None:
+        sinks = s_aux.view(1, kv_heads, group, 1).repeat_interleave(rows, 2)
+        out = _sinking_attention(query, key, value, mask, scaling, sinks)
+    elif softcap is None:
         out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     else:
         out = _capped_attention(query, key, value, mask, scaling, softcap)
@@ -111,6 +115,22 @@ def _capped_attention(
     # transformers takes the softmax in float32 whatever the dtype.
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     return torch.matmul(weights, value)
+
+
+def _sinking_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float,
+    sinks: torch.Tensor,
+) -> torch.Tensor:
+    """Attention with a sink [1, kv_heads, rows, 1] for each row, as transformers' eager form."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    scores = torch.cat([scores.masked_fill(~mask, float("-inf")), sinks.to(scores.dtype)], dim=-1)
+    # transformers takes this softmax in the scores' own dtype, and rounds once more before it.
+    weights = torch.softmax(scores - scores.amax(-1, keepdim=True), dim=-1)
+    return torch.matmul(weights[..., :-1], value)
 
 
 AttentionInterface.register(ATTENTION, tree_attention)

@@ -7,14 +7,27 @@ from dataclasses import dataclass
 
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
+from edgespec.planning.text_part import text_settings
 
-_DEFAULT_HEAD_DIM = ("llama", "mistral", "qwen2", "phi3")
+_DEFAULT_HEAD_DIM = (
+    *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
+    *("olmo2", "olmo3"),
+)
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
-_DEFAULT_KV_HEADS = ("llama", "phi3")
+_DEFAULT_KV_HEADS = ("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3")
 """Families whose config.json may leave num_key_value_heads out: as many as heads."""
-_TIED = ("gemma2", "gemma3_text")
+_TIED = ("gemma2", "gemma3_text", "smollm3")
 """Families whose head is the embedding unless config.json says otherwise."""
-FAMILIES = (*_DEFAULT_HEAD_DIM, "qwen3", *_TIED, "qwen3_moe")
+_EXPERTS = {"qwen3_moe": "num_experts", "gpt_oss": "num_local_experts"}
+"""Mixtures, and the field that counts their experts."""
+_WIDTHS = {
+    "qwen3_moe": "moe_intermediate_size",
+    "granitemoehybrid": "shared_intermediate_size",
+}
+"""Families that have another field for the inner width than intermediate_size."""
+FAMILIES = tuple(
+    dict.fromkeys((*_DEFAULT_HEAD_DIM, "qwen3", "ministral", "ministral3", *_TIED, *_EXPERTS))
+)
 """Values of `model_type` whose sizes are known."""
 
 
@@ -125,12 +138,13 @@ def matrix_bytes(rows: int, columns: int, quantisation: Quantisation) -> int:
 
 
 def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
-    """The sizes in a config.json; `where` is its path, for messages.
+    """The sizes in a config.json, or of its text part; `where` is its path, for messages.
 
     Raises ConfigError for a family that is not known, and for a field that is missing or wrong.
     """
+    config = text_settings(config)
     family = config.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(
             f"{where}: model_type is {family!r}, whose sizes are not known; known ones: "
             f"{', '.join(FAMILIES)}"
@@ -145,13 +159,11 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
             f"num_attention_heads, {heads}"
         )
     default_dim = hidden // heads if family in _DEFAULT_HEAD_DIM else 0
-    mixture = family == "qwen3_moe"
-    inner = "moe_intermediate_size" if mixture else "intermediate_size"
-    experts, active = _experts(config, where) if mixture else (0, 0)
+    experts, active = _experts(config, where, family) if family in _EXPERTS else (0, 0)
     return Architecture(
         layers=_count(config, where, "num_hidden_layers"),
         hidden=hidden,
-        intermediate=_count(config, where, inner),
+        intermediate=_count(config, where, _WIDTHS.get(family, "intermediate_size")),
         heads=heads,
         kv_heads=kv_heads,
         vocab=_count(config, where, "vocab_size"),
@@ -164,15 +176,15 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
 
 def longest_context(config: Mapping[str, object], where: str) -> int:
     """Tokens that a model can hold. Raises ConfigError if config.json does not say it."""
-    return _count(config, where, "max_position_embeddings")
+    return _count(text_settings(config), where, "max_position_embeddings")
 
 
-def _experts(config: Mapping[str, object], where: str) -> tuple[int, int]:
-    experts = _count(config, where, "num_experts")
+def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int, int]:
+    experts = _count(config, where, _EXPERTS[family])
     active = _count(config, where, "num_experts_per_tok")
     if active > experts:
         raise ConfigError(
-            f"{where}: num_experts_per_tok is {active}, more than the num_experts, {experts}"
+            f"{where}: num_experts_per_tok is {active}, more than the {_EXPERTS[family]}, {experts}"
         )
     if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
         raise ConfigError(

@@ -57,7 +57,7 @@ class EagleTrainer(Trainer):
         first = rows.take(torch.arange(min(len(rows), _FIRST_ROWS)))
         begin(self.student.head, self.teacher, first, self.settings.batch)
         if self.student.lm_head is not None:
-            matrix, kept = self.teacher.weights["lm_head.weight"], self.student.kept
+            matrix, kept = self.teacher.head_matrix, self.student.kept
             with torch.no_grad():
                 self.student.lm_head.weight.copy_(matrix if kept is None else matrix[kept])
 

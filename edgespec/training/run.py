@@ -67,6 +67,7 @@ def train_eagle(plan: EaglePlan, say: Callable[[str], None], dtype: torch.dtype)
 def train_ppd(plan: PPDPlan, say: Callable[[str], None], dtype: torch.dtype) -> dict[str, Any]:
     """Train, or go on with a run that was stopped; write the folder; return its figures."""
     teacher, tokenizer = _loaded(plan, say, dtype)
+    teacher.require_vectors()
     trained, checked = prepared(plan, tokenizer, teacher, say)
     text = " ".join(_FIRST_TEXT.format(ahead + 2) for ahead in range(plan.depth))
     first = teacher.embedded(torch.tensor(tokenizer.encode(text), device=teacher.device))

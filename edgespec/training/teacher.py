@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import embedding
 from transformers import AutoModelForCausalLM
 
-from edgespec.model.families import logit_cap
+from edgespec.errors import ModelError
+from edgespec.model.families import FAMILIES, embedding_scale, has_windows, logits_from
 from edgespec.model.loader import open_config
+from edgespec.model.stored_names import TEXT_PART
 from edgespec.training.texts import TextRows
 
 
@@ -27,9 +31,15 @@ class Teacher:
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         """Load it. Raises ModelError for a model that edgespec does not run."""
         self.config = open_config(folder / "config.json")
-        self._cap = logit_cap(self.config)
+        self._family = FAMILIES[self.config.model_type]
         self.device = device
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=copy.deepcopy(self.config),
+            key_mapping=TEXT_PART,
+            dtype=dtype,
+            local_files_only=True,
+        )
         self._model = model.to(device).eval().requires_grad_(False)
 
     @property
@@ -37,6 +47,12 @@ class Teacher:
         """The base's own tensors, by their names in its checkpoint."""
         tensors: dict[str, torch.Tensor] = self._model.state_dict()
         return tensors
+
+    @property
+    def head_matrix(self) -> torch.Tensor:
+        """The head's matrix [V, H], with the model's scale of logits in it, not their cap."""
+        matrix = self.weights["lm_head.weight"]
+        return matrix / self.config.logits_scaling if self._family.multipliers else matrix
 
     @torch.no_grad()
     def read(self, tokens: torch.Tensor, aux_hidden: tuple[int, ...]) -> Lesson:
@@ -49,6 +65,15 @@ class Teacher:
         )
         return Lesson(out.last_hidden_state, side)
 
+    def require_vectors(self) -> None:
+        """Raise ModelError for a base that transformers cannot run as `read_with` asks for."""
+        # It takes no mask of trees for windows, nor one of truth values in the form with sinks.
+        if has_windows(self.config) or self.config.model_type == "gpt_oss":
+            raise ModelError(
+                f"prompt tokens cannot be trained for a model of type {self.config.model_type!r} "
+                "with sliding windows or attention sinks; train an EAGLE head"
+            )
+
     def read_with(
         self, tokens: torch.Tensor, extra: torch.Tensor, places: torch.Tensor, sees: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,6 +83,8 @@ class Teacher:
         Returns hidden rows after the final norm, [B, T, H] and [B, Q, H]; gradients go through to
         `extra` alone.
         """
+        if self._family.multipliers:  # transformers multiplies what enters in place of tokens too
+            extra = extra / self.config.embedding_multiplier
         with torch.no_grad():
             first = self._model.model(tokens, use_cache=True)
         after = self._model.model(
@@ -72,13 +99,13 @@ class Teacher:
     @torch.no_grad()
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         """The tokens' vectors [.., H], scaled where the model scales them."""
-        vectors: torch.Tensor = self._model.get_input_embeddings()(tokens)
-        return vectors
+        vectors = embedding(tokens, self._model.get_input_embeddings().weight)
+        scale = embedding_scale(self.config, vectors.dtype)
+        return vectors if scale is None else vectors * scale
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [.., V] of hidden rows; gradients go through to `hidden`."""
-        logits = self._model.lm_head(hidden)
-        return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
+        return logits_from(self.config, self._model.lm_head(hidden))
 
     @torch.no_grad()
     def continued(self, prompts: torch.Tensor, length: int, end: int) -> TextRows:

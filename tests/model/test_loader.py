@@ -123,7 +123,7 @@ def test_a_missing_file_is_named(whole: Path, name: str) -> None:
 def test_a_missing_shard_is_named(sharded: Path) -> None:
     checkpoint = Checkpoint(sharded)
     shard = sorted(sharded.glob("*.safetensors"))[1]
-    names = [n for n in checkpoint.names if checkpoint._file_of[n] == shard.name]
+    names = [n for n in checkpoint.names if checkpoint._places[n].file == shard.name]
     shard.unlink()
     with pytest.raises(ModelError, match=shard.name):
         checkpoint.tensor(names[0])

@@ -189,7 +189,7 @@ GROUP = compressed(32).packing["config_groups"]["group_0"]
 
 REFUSED: list[tuple[Any, str]] = [
     ({"quant_method": "fp8"}, "packed as fp8, .* --quant int8, or a GGUF file of it in Q8_0"),
-    ({"quant_method": "mxfp4"}, "packed as mxfp4, .* take a GGUF, GPTQ or AWQ file"),
+    ({"quant_method": "mxfp4"}, "packed as mxfp4, .* take a bfloat16 release"),
     ({"quant_method": "hqq"}, "packed as hqq"),
     ({"quant_method": "eetq"}, "packed as eetq, .* --quant int8"),
     ({"quant_method": "quanto"}, "packed as quanto"),

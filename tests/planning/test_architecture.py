@@ -57,6 +57,46 @@ GEMMA = {
     "head_dim": 256,
     "vocab_size": 256000,
 }
+# The text part of a model that reads images.
+GEMMA3 = {
+    "model_type": "gemma3",
+    "text_config": {
+        **GEMMA,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "max_position_embeddings": 131072,
+        "vocab_size": 262208,
+    },
+}
+MINISTRAL3 = {
+    "model_type": "mistral3",
+    "text_config": {
+        **LLAMA,
+        "model_type": "ministral3",
+        "num_hidden_layers": 34,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 131072,
+    },
+}
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 24,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201088,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 131072,
+}
 
 
 def test_a_published_config_gives_the_architecture_in_the_list() -> None:
@@ -69,7 +109,14 @@ def test_a_published_config_gives_the_architecture_in_the_list() -> None:
 
 @pytest.mark.parametrize(
     ("config", "parameters"),
-    [(LLAMA, 13.016e9), (MIXTURE, 30.53e9), (GEMMA, 2.614e9)],
+    [
+        (LLAMA, 13.016e9),
+        (MIXTURE, 30.53e9),
+        (GEMMA, 2.614e9),
+        (GEMMA3, 3.88e9),
+        (MINISTRAL3, 8.49e9),
+        (GPT_OSS, 20.91e9),
+    ],
 )
 def test_the_weights_add_up_to_the_published_count(
     config: dict[str, object], parameters: float
@@ -91,10 +138,20 @@ def test_what_can_be_planned_is_what_runs() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_read(family: str) -> None:
-    of = architecture_of({**MIXTURE, "model_type": family}, "config.json")
-    assert of.intermediate == (768 if family == "qwen3_moe" else 6144)
-    assert of.experts == (128 if family == "qwen3_moe" else 0)
+    other = {"shared_intermediate_size": 512, "num_local_experts": 32}
+    of = architecture_of({**MIXTURE, **other, "model_type": family}, "config.json")
+    assert of.intermediate == {"qwen3_moe": 768, "granitemoehybrid": 512}.get(family, 6144)
+    assert of.experts == {"qwen3_moe": 128, "gpt_oss": 32}.get(family, 0)
     assert of.layers == 48
+
+
+def test_the_text_part_of_a_model_that_reads_images_counts() -> None:
+    of = architecture_of(GEMMA3, "config.json")
+    assert (of.layers, of.hidden, of.tied) == (34, 2560, True)
+    assert not architecture_of({**GEMMA3, "tie_word_embeddings": False}, "config.json").tied
+    assert longest_context(GEMMA3, "config.json") == 131072
+    with pytest.raises(ConfigError, match="'gemma3', whose sizes are not known"):
+        architecture_of({"model_type": "gemma3"}, "config.json")
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoints import CORPUS, write_checkpoint, write_tokenizer
+from support.checkpoints import CORPUS, write_checkpoint, write_family, write_tokenizer
 
 from edgespec.drafting.ppd.format import read_ppd_tokens
+from edgespec.errors import ModelError
+from edgespec.model.ends import InputEmbedding, OutputHead
+from edgespec.model.loader import Checkpoint
 from edgespec.training.loop import TrainingSettings
 from edgespec.training.ppd import PPDVectors, anchors_in
 from edgespec.training.run import PPDPlan, train_ppd
@@ -54,6 +57,29 @@ def test_chains_of_one_run_are_chains_apart(base: Path) -> None:
                     hidden = teacher._model.model(inputs_embeds=vectors).last_hidden_state
                     total = total + teacher.logits(hidden[0, -3:])
             assert (total / 2 - said[row, chain]).abs().max() < 1e-5
+
+
+def test_a_base_with_windows_or_sinks_is_refused(tmp_path: Path) -> None:
+    for name in ("mistral", "gpt_oss"):
+        teacher = Teacher(write_family(tmp_path / name, name), CPU, torch.float32)
+        with pytest.raises(ModelError, match=f"'{name}' with sliding windows"):
+            teacher.require_vectors()
+
+
+def test_a_base_that_scales_is_read_as_a_block_computes_it(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "m", "granite")
+    teacher, checkpoint = Teacher(folder, CPU, torch.float64), Checkpoint(folder)
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    vectors = teacher.embedded(tokens)
+    assert torch.equal(vectors[0], InputEmbedding(checkpoint, "float64").rows(tokens[0]))
+    whole = teacher.read(tokens, ()).hidden
+    sees = torch.ones((1, 1, 4), dtype=torch.bool)
+    _, after = teacher.read_with(tokens[:, :3], vectors[:, 3:], torch.tensor([[3]]), sees)
+    assert (after[0, 0] - whole[0, 3]).abs().max() < 1e-5
+    head = OutputHead(checkpoint, "float64").logits(whole[0])
+    assert (teacher.logits(whole[0]) - torch.from_numpy(head)).abs().max() < 1e-5
+    product = whole[0] @ teacher.head_matrix.T
+    assert (product - torch.from_numpy(head)).abs().max() < 1e-5
 
 
 def test_anchors_leave_room_for_what_is_guessed() -> None:

@@ -20,6 +20,7 @@ _INSTEAD = {
     "fbgemm_fp8": _EIGHT_BIT,
     "mxfp8": _EIGHT_BIT,
     "eetq": _EIGHT_BIT,
+    "mxfp4": "a bfloat16 release (unsloth/gpt-oss-20b-BF16, of gpt-oss-20b) with --quant int4",
     "gguf": "the GGUF file itself: --model FILE.gguf",
     "auto-round": f"its GPTQ or AWQ release, or {_ORIGINAL} with --quant int4",
 }
