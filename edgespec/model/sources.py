@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.config import Quantisation
+from edgespec.config import FILE, Quantisation
 from edgespec.model.gguf.checkpoint import GgufCheckpoint
 from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.hub import model_files
 from edgespec.model.loader import Checkpoint
+from edgespec.model.packed.checkpoint import PackedCheckpoint
+from edgespec.model.packed.settings import packing_of
 from edgespec.model.quantised.source import quantising
 from edgespec.model.source import TensorSource
 
@@ -22,5 +24,11 @@ def open_source(model: str | Path, quantisation: Quantisation = PLAIN) -> Tensor
     used, saying where and what to do.
     """
     files = model_files(model)
-    plain = GgufCheckpoint(files) if isinstance(files, GgufFiles) else Checkpoint(model)
-    return quantising(plain, quantisation)
+    if isinstance(files, GgufFiles):
+        return quantising(GgufCheckpoint(files), quantisation)
+    checkpoint = Checkpoint(model)
+    packing = packing_of(checkpoint.path, checkpoint.config.to_dict())
+    if packing is None:
+        return quantising(checkpoint, quantisation)
+    held = FILE if quantisation == FILE else PLAIN
+    return quantising(PackedCheckpoint(checkpoint, packing, held), quantisation)

@@ -14,13 +14,13 @@ from support.checkpoints import plain_hidden, write_checkpoint, write_family
 from support.packed_folders import PLAIN, Method, awq, compressed, gptq, nf4, write_packed
 from support.pipelines import CUTS, Pipeline, difference, random_tokens
 
-from edgespec.config import FILE, Quantisation
+from edgespec.config import FILE
 from edgespec.errors import ModelError
 from edgespec.model.block import Block
 from edgespec.model.block_file import BlockFile, write_block
 from edgespec.model.families import check_settings
-from edgespec.model.packed.checkpoint import PackedCheckpoint
 from edgespec.model.quantised.linear import dequantised
+from edgespec.model.sources import open_source
 
 METHODS = [
     gptq(32),
@@ -32,7 +32,7 @@ METHODS = [
     gptq(64, bits=8, symmetric=False, act_order=True),
     gptq(-1, bits=8),
     awq(32),
-    awq(128),
+    replace(awq(128), name="awq-head", plain=("embed_tokens",)),
     compressed(128),
     compressed(32, symmetric=False, act_order=True),
     compressed(-1, symmetric=False, dtype=torch.float16),
@@ -67,10 +67,10 @@ def test_codes_of_every_method_are_taken_as_they_are(plain: Path, tmp_path: Path
         with case(method.name):
             folder = tmp_path / method.name
             exact = load_file(write_packed(plain, folder, method) / "model.safetensors")
-            source = PackedCheckpoint(folder)
+            source = open_source(folder, FILE)
             assert source.names == exact.keys()
             packed = {name for name in exact if source.form(name).kind != "none"}
-            assert len(packed) == 7
+            assert len(packed) == 7 + ("lm_head" not in method.plain)
             for name, values in exact.items():
                 form, plainly = source.form(name), source.tensor(name).double()
                 # A product of a code and a float32 is not always one.
@@ -94,7 +94,7 @@ def test_blocks_compute_what_transformers_computes_with_the_values(tmp_path: Pat
         with case(family):
             plain = write_family(tmp_path / family, family)
             exact = write_packed(plain, tmp_path / f"{family}-packed", method)
-            source = PackedCheckpoint(tmp_path / f"{family}-packed")
+            source = open_source(tmp_path / f"{family}-packed", FILE)
             pipeline = Pipeline(exact, CUTS[2], source=source)
             tokens = random_tokens(1, 9)
             flow = pipeline.prefill(tokens)
@@ -103,7 +103,7 @@ def test_blocks_compute_what_transformers_computes_with_the_values(tmp_path: Pat
 
 def test_a_block_file_holds_the_same_codes(plain: Path, tmp_path: Path) -> None:
     write_packed(plain, tmp_path / "m", gptq(32, symmetric=False, act_order=True))
-    source = PackedCheckpoint(tmp_path / "m")
+    source = open_source(tmp_path / "m", FILE)
     write_block(source, 0, 1, tmp_path / "block.safetensors")
     file = BlockFile(tmp_path / "block.safetensors", source.config, FILE)
     shape = torch.Size((128, 128))
@@ -115,7 +115,7 @@ def test_a_block_file_holds_the_same_codes(plain: Path, tmp_path: Path) -> None:
 
 def test_asked_for_values_it_holds_nothing_packed(plain: Path, tmp_path: Path) -> None:
     exact = load_file(write_packed(plain, tmp_path / "m", awq(32)) / "model.safetensors")
-    source = PackedCheckpoint(tmp_path / "m", Quantisation())
+    source = open_source(tmp_path / "m")
     assert {source.form(name).kind for name in exact} == {"none"}
     with pytest.raises(ModelError, match="is not packed"):
         source.packed("model.norm.weight", torch.Size((128,)))
@@ -133,10 +133,10 @@ def test_biases_of_zeros_are_no_tensors_too_many(plain: Path, tmp_path: Path) ->
     write_packed(plain, tmp_path / "m", gptq(32))
     bias = "model.layers.0.mlp.up_proj.bias"
     change(tmp_path / "m", bias, torch.zeros(256))
-    Block(PackedCheckpoint(tmp_path / "m"), 0, 1)
+    Block(open_source(tmp_path / "m", FILE), 0, 1)
     change(tmp_path / "m", bias, torch.full((256,), 0.5))
     with pytest.raises(ModelError, match=f"holds {bias!r}, which"):
-        Block(PackedCheckpoint(tmp_path / "m"), 0, 1)
+        Block(open_source(tmp_path / "m", FILE), 0, 1)
 
 
 def test_damaged_files_are_named(plain: Path, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_damaged_files_are_named(plain: Path, tmp_path: Path) -> None:
             folder = tmp_path / str(number)
             write_packed(plain, folder, method)
             change(folder, QUERY + part, tensor)
-            source = PackedCheckpoint(folder)
+            source = open_source(folder, FILE)
             with pytest.raises(ModelError, match=message) as caught:
                 source.packed(QUERY + "weight", torch.Size((128, 128)))
             assert f"{QUERY}weight' of {folder}" in str(caught.value)

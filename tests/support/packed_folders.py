@@ -7,6 +7,7 @@ Words are put together here number by number with shifts; the product takes them
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,11 @@ PLAIN = ("mlp.gate.", "lm_head", "embed_tokens")
 
 @dataclass(frozen=True)
 class Method:
-    """One way to write a packed folder. `write` gives a matrix' tensors and its values."""
+    """One way to write a packed folder. `write` gives the tensors and values of a matrix."""
 
     name: str
     packing: dict[str, Any]
-    write: Callable[[int, int], tuple[Tensors, torch.Tensor]]
+    write: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
     plain: tuple[str, ...] = PLAIN
     ordered: bool = False
 
@@ -55,6 +56,17 @@ def _drawn(
     return codes, scales, zeros
 
 
+def _rounded(
+    weight: torch.Tensor, index: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same of a weight whose column c is of the group index[c], symmetric, in 4 bits."""
+    groups = int(index.max()) + 1
+    most = torch.stack([weight[:, index == one].abs().amax(1) for one in range(groups)], 1)
+    scales = (most.float() / 7.5).clamp(min=1e-4).half()
+    codes = (weight.float() / scales.float()[:, index] + 8).round().clamp(0, 15).long()
+    return codes, scales, torch.full_like(most, 8, dtype=torch.int64)
+
+
 def _values(
     codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, index: torch.Tensor
 ) -> torch.Tensor:
@@ -75,13 +87,18 @@ def gptq(
     act_order: bool = False,
     layout: str = "gptq",
     dtype: torch.dtype = torch.float16,
+    rounded: bool = False,
 ) -> Method:
-    """AutoGPTQ's and GPTQModel's; `group` -1: one for the whole row."""
+    """AutoGPTQ's and GPTQModel's; `group` -1: one for the whole row; `rounded`: near the weights
+    of the plain model."""
 
-    def write(out: int, columns: int) -> tuple[Tensors, torch.Tensor]:
+    def write(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        out, columns = weight.shape
         size = columns if group == -1 else group
         codes, scales, zeros = _drawn(out, columns, size, bits, dtype, symmetric)
         index = _index(columns, size, act_order)
+        if rounded:
+            codes, scales, zeros = _rounded(weight, index)
         stored = zeros if layout == "gptq_v2" else (zeros - 1) % (1 << bits)
         tensors = {
             "qweight": words(codes, bits).T.contiguous(),
@@ -102,7 +119,8 @@ def gptq(
 def awq(group: int) -> Method:
     """AutoAWQ's 'GEMM'."""
 
-    def write(out: int, columns: int) -> tuple[Tensors, torch.Tensor]:
+    def write(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        out, columns = weight.shape
         codes, scales, zeros = _drawn(out, columns, group, 4, torch.float16, False)
         order = [0, 2, 4, 6, 1, 3, 5, 7]
         tensors = {
@@ -127,7 +145,8 @@ def compressed(
 ) -> Method:
     """llm-compressor's; `group` -1: its strategy 'channel'; `loose_zeros`: as early files have."""
 
-    def write(out: int, columns: int) -> tuple[Tensors, torch.Tensor]:
+    def write(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        out, columns = weight.shape
         size = columns if group == -1 else group
         codes, scales, zeros = _drawn(out, columns, size, bits, dtype, symmetric)
         index = _index(columns, size, act_order)
@@ -156,11 +175,11 @@ def compressed(
 def nf4(*, double: bool, storage: torch.dtype = torch.uint8) -> Method:
     """bitsandbytes' own, written and read by that library."""
 
-    def write(out: int, columns: int) -> tuple[Tensors, torch.Tensor]:
+    def write(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         from bitsandbytes import functional
 
         codes, state = functional.quantize_4bit(
-            torch.randn(out, columns) / 8,
+            torch.randn(weight.shape) / 8,
             quant_type="nf4",
             compress_statistics=double,
             quant_storage=storage,
@@ -189,15 +208,16 @@ def write_packed(plain: Path, folder: Path, method: Method, seed: int = 0) -> Pa
         if tensor.dim() != 2 or any(part in name for part in method.plain):
             values[name] = stored[name] = tensor
             continue
-        parts, values[name] = method.write(*tensor.shape)
+        parts, values[name] = method.write(tensor)
         stored |= {module + part: one for part, one in parts.items()}
     config = json.loads((plain / "config.json").read_text())
     exact = folder.with_name(f"{folder.name}-values")
+    others = ("model.safetensors", "config.json")
     for place, some, more in (
         (folder, stored, {"quantization_config": method.packing}),
         (exact, values, {}),
     ):
-        place.mkdir()
+        shutil.copytree(plain, place, ignore=shutil.ignore_patterns(*others))
         save_file(
             {name: one.contiguous() for name, one in some.items()},
             place / "model.safetensors",

@@ -24,7 +24,7 @@ from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
-from edgespec.model.quantised.source import quantising
+from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.planning.partition import split_layers
 from edgespec.wire.client_messages import Submit
@@ -56,14 +56,15 @@ def torch_ring(
     quant: str = "none",
     kept_rows: int = 0,
     draft_name: str = "independent",
+    base: str | Path = BASE,
 ) -> LocalRing:
     """A ring of the bundled base and one of its draft sources; without `kept_rows` it is empty
-    again after every answer, so that it may be shared."""
-    checkpoint = Checkpoint(BASE)
-    source = MixedSource(checkpoint) if quant == "file" else quantising(checkpoint, NAMED[quant])
-    blocks = [Block(source, a, b, dtype) for a, b in split_layers(checkpoint.layers, stages)]
-    head = OutputHead(checkpoint, dtype)
-    parts = BaseParts(BASE, checkpoint, head, dtype, "cpu", measured=False)
+    again after every answer, so that it may be shared. `base`: another form of the same model."""
+    mixed = quant == "file" and base == BASE
+    source = MixedSource(Checkpoint(BASE)) if mixed else open_source(base, NAMED[quant])
+    blocks = [Block(source, a, b, dtype) for a, b in split_layers(source.layers, stages)]
+    head = OutputHead(source, dtype)
+    parts = BaseParts(BASE, source, head, dtype, "cpu", measured=False)
     draft = build_draft(parse_draft(draft_name, bundled), parts)
     assert draft is not None
     ring = Ring(
@@ -88,9 +89,11 @@ def torch_ring(
 
 
 @lru_cache
-def transformers_model(dtype: str = "float64", quant: str = "none") -> torch.nn.Module:
+def transformers_model(
+    dtype: str = "float64", quant: str = "none", base: str | Path = BASE
+) -> torch.nn.Module:
     """The whole base model as transformers runs it, its matrices rounded as `quant` does."""
-    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=getattr(torch, dtype)).eval()
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype)).eval()
     if quant == "none":
         return model
     mixed, kind = MixedSource(Checkpoint(BASE)), NAMED[quant]
@@ -106,10 +109,12 @@ def transformers_model(dtype: str = "float64", quant: str = "none") -> torch.nn.
 
 
 @lru_cache
-def generated(prompt: str, new_tokens: int, quant: str = "none") -> tuple[int, ...]:
+def generated(
+    prompt: str, new_tokens: int, quant: str = "none", base: str | Path = BASE
+) -> tuple[int, ...]:
     """What transformers' own greedy generate gives in float64, without the prompt."""
     ids = torch.tensor([tokenizer().encode(prompt)])
-    model = transformers_model(quant=quant)
+    model = transformers_model(quant=quant, base=base)
     with torch.inference_mode():
         out = model.generate(ids, max_new_tokens=new_tokens, do_sample=False)  # type: ignore[operator]
     return tuple(out[0, ids.shape[1] :].tolist())

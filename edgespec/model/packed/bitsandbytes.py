@@ -77,7 +77,7 @@ def _pack(read: PartReader, state: _State, form: Quantisation) -> Packed:
     if not torch.equal(read.part("weight.quant_map", (16,), torch.float32), levels):
         raise ModelError(f"its 'weight.quant_map' has not the levels of NF4; {REMEDY}")
     # How bytes are spread over two dimensions, and the dtype whose bits they are, mean nothing.
-    codes = read.any("weight", 2).contiguous().flatten().view(torch.uint8)
+    codes = read.any("weight", 2).flatten().view(torch.uint8)
     if 2 * codes.numel() != shape.numel():
         raise ModelError(f"its 'weight' holds {2 * codes.numel()} codes of {list(shape)}; {REMEDY}")
     expected = nf4.stored_parts(form, shape)

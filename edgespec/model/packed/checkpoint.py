@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from edgespec.model.packed.bitsandbytes import BitsAndBytes
 from edgespec.model.packed.compressed_tensors import CompressedTensors
 from edgespec.model.packed.gptq import Gptq
 from edgespec.model.packed.matrix import Dialect, PackedMatrix
+from edgespec.model.packed.settings import Packing
 from edgespec.model.quantised.linear import dequantised
 from edgespec.model.source import check_shape
 
@@ -38,18 +38,14 @@ class PackedCheckpoint:
 
     mapped = False
 
-    def __init__(self, model: str | Path, quantisation: Quantisation = FILE) -> None:
-        """`quantisation`: FILE, or "none" for the values that codes stand for.
-
-        Raises ModelError as Checkpoint does.
-        """
-        self._files = Checkpoint(model)
-        self.path, self.config = self._files.path, self._files.config
-        self.layers, self.quantisation = self._files.layers, quantisation
-        packing = settings.packing_of(self.path, self.config.to_dict())
-        assert packing is not None, "a plain checkpoint"
-        method, about = packing
-        self._dialect: Dialect = _DIALECTS[method](about)
+    def __init__(
+        self, checkpoint: Checkpoint, packing: Packing, quantisation: Quantisation
+    ) -> None:
+        """`quantisation`: FILE, or "none" for the values that codes stand for."""
+        self._files = checkpoint
+        self.path, self.config, self.layers = checkpoint.path, checkpoint.config, checkpoint.layers
+        self.quantisation = quantisation
+        self._dialect: Dialect = _DIALECTS[packing.method](packing.settings)
         self._forms: dict[str, Quantisation] = {}
 
     @cached_property

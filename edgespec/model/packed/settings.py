@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,16 @@ _INSTEAD = {
 """What to take for what is not read; for everything else a 4-bit form."""
 
 
-def packing_of(folder: Path, settings: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """The method that a config.json, as read, names for its packed matrices, and its settings.
+@dataclass(frozen=True)
+class Packing:
+    """How matrices were packed: the method, and the rest of its settings as they are written."""
+
+    method: str
+    settings: dict[str, Any]
+
+
+def packing_of(folder: Path, settings: dict[str, Any]) -> Packing | None:
+    """How the matrices of a model are packed, by its config.json as read.
 
     None for a plain checkpoint. Raises ModelError for a method, or a variant of one, that would
     not be computed exactly, with what to take instead.
@@ -50,7 +59,7 @@ def packing_of(folder: Path, settings: dict[str, Any]) -> tuple[str, dict[str, A
             f"the model in {folder} is packed as {what}, which edgespec does not read; take "
             f"{instead} (edgespec reads {READ})"
         )
-    return method, packing
+    return Packing(method, packing)
 
 
 def gptq_layout(packing: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ def rows_of(words: torch.Tensor, bits: int) -> torch.Tensor:
 def _codes(words: torch.Tensor, bits: int) -> torch.Tensor:
     """uint8 [first, second, codes a word]. By bytes, as wider integers would need more memory."""
     # A view of a file's bytes, which safetensors has in little-endian order.
-    bytes_ = words.contiguous().view(torch.uint8).view(*words.shape, WORD // 8)
+    bytes_ = words.flatten().view(torch.uint8).view(*words.shape, WORD // 8)
     if bits == 8:
         return bytes_
     return torch.stack((bytes_ & 15, bytes_ >> 4), dim=-1).flatten(2)

@@ -45,9 +45,9 @@ class QuantisingSource:
 def quantising(checkpoint: TensorSource, quantisation: Quantisation) -> TensorSource:
     """The checkpoint, quantised on the way if that is wanted.
 
-    Raises ModelError for "file", as nothing of a checkpoint is packed.
+    Raises ModelError for "file" if nothing of the checkpoint is packed.
     """
-    if quantisation.kind == "none":
+    if quantisation == checkpoint.quantisation:
         return checkpoint
     if quantisation == FILE:
         raise ModelError(
