@@ -210,8 +210,8 @@ def _tell(notes: Notes, made: ClusterFolder, kept: bool, later: list[str]) -> No
             notes.say(f"{model} is not here: the coordinator takes it from the hub")
         if model in later:
             notes.say(
-                f"{model} was not downloaded yet, and the hub cannot be reached now: before "
-                f"`edgespec serve`, connect this machine, or run `hf download {model}`"
+                f"{model} was not downloaded yet, and the hub cannot be reached now: connect this "
+                "machine before `edgespec serve`, or for `edgespec pull`"
             )
     if text := precision_text(Quantisation.parse(settings.quant), settings.dtype):
         notes.say(text)

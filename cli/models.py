@@ -79,6 +79,10 @@ def _others() -> dict[str, int]:
     return {hub: size for hub, size in sorted(cached().items()) if hub not in named}
 
 
+def _gguf_here(model: KnownModel) -> bool:
+    return bool(model.gguf) and is_here(model.gguf)
+
+
 def _as_object(name: str, model: KnownModel, stages: int) -> dict[str, object]:
     stage, coordinator = board_bytes(model, stages)
     source = resolved(name)
@@ -88,6 +92,7 @@ def _as_object(name: str, model: KnownModel, stages: int) -> dict[str, object]:
         "here": is_here(source),
         "hub": model.hub,
         "gguf": model.gguf,
+        "gguf_here": _gguf_here(model),
         "family": model.family,
         "parameters": model.parameters,
         "licence": model.licence,
@@ -127,7 +132,7 @@ def _show_all(stages: int, others: dict[str, int]) -> None:
             f"{board_bytes(model, stages)[0] / GIB:.1f}",
             *middle,
             ", ".join(draft.source for draft in model.drafts),
-            "yes" if is_here(resolved(name)) else "",
+            "yes" if is_here(resolved(name)) else "gguf" if _gguf_here(model) else "",
         )
     console.print(table)
     lines = [
@@ -156,8 +161,8 @@ def _facts(name: str, model: KnownModel) -> Iterator[tuple[str, str]]:
     yield "licence", model.licence + accept
     source = resolved(name)
     yield "from", source + (", which is here" if is_here(source) else "")
-    if model.gguf and model.gguf != source:
-        yield "as GGUF", model.gguf
+    if model.gguf:
+        yield f"{name}.gguf", model.gguf + (", which is here" if _gguf_here(model) else "")
     boards = [f"{board_bytes(model, n)[0] / GIB:.1f} of each of {n}" for n in _RINGS]
     yield "GiB in 4 bits", ", ".join(boards)
     yield "coordinator", f"{board_bytes(model, 1)[1] / GIB:.1f} GiB, and its draft"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 import typer
 
@@ -12,7 +13,7 @@ from edgespec.cli.notes import Notes
 from edgespec.daemon.model_names import spoken
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.daemon.settings import chosen_draft
-from edgespec.model.hub import is_hub_id, model_files, require_model
+from edgespec.model.hub import require_model
 from edgespec.model.hub_cache import download
 
 WHOLE_MODELS = ("independent", "easyspec")
@@ -22,8 +23,8 @@ WHOLE_MODELS = ("independent", "easyspec")
 def pull(
     model: str = typer.Argument(
         ...,
-        metavar="NAME|HUB_ID",
-        help="A name of `edgespec models`, or a hub id (ORG/NAME).",
+        metavar="NAME|HUB_ID|ORG/NAME/FILE.gguf",
+        help="A name of `edgespec models`, a hub id (ORG/NAME), or a GGUF file of the hub.",
         callback=options.check_model,
     ),
     draft: str = typer.Option(
@@ -60,8 +61,5 @@ def pull(
 
 def _fetched(model: str, is_head: bool, notes: Notes) -> str:
     """Where the model is, downloaded if it is one of the hub."""
-    if is_hub_id(model):
-        return str(download(model, is_head, notes.say))
-    files = model_files(model)
-    files.file("config.json")  # a packed file's is made from it, once it is here
-    return str(files.path)
+    here = Path(model).exists()
+    return model if here else str(download(model, is_head, notes.say))

@@ -20,7 +20,7 @@ Batch = Annotated[int, typer.Option(min=1, help="Rows of text a step.")]
 Rate = Annotated[float, typer.Option(help="Peak of the learning rate.")]
 BASE = typer.Argument(
     ...,
-    help="The base model: a folder, or a name or hub id that `edgespec pull` downloaded.",
+    help="The base model: a name of `edgespec models`, a hub id (ORG/NAME) or a folder.",
     callback=options.check_model,
 )
 TEXT = typer.Argument(..., help='Text: one document a line, or .jsonl objects with a "text".')
@@ -64,6 +64,7 @@ def eagle(
         # Imported late, as torch takes seconds: a wrong option is refused at once.
         from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
+        from edgespec.model.hub_cache import local_weights
         from edgespec.training.eagle import LEVELS
         from edgespec.training.loop import TrainingSettings
         from edgespec.training.run import EaglePlan, train_eagle
@@ -71,7 +72,7 @@ def eagle(
         known: Kind = "eagle3" if kind == "eagle3" else "eagle"
         settings = TrainingSettings(steps, batch, levels or LEVELS[known], rate, low, seed)
         rows = (row_length, text_rows, own_rows)
-        plan = EaglePlan(Path(base), text, out, settings, *rows, known, draft_vocab)
+        plan = EaglePlan(local_weights(base, say), text, out, settings, *rows, known, draft_vocab)
         figures = train_eagle(plan, say, compute_dtype(dtype, best_device()))
     _show(figures, out, as_json)
 
@@ -104,12 +105,13 @@ def ppd(
         # Imported late, as torch takes seconds: a wrong option is refused at once.
         from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
+        from edgespec.model.hub_cache import local_weights
         from edgespec.training.loop import TrainingSettings
         from edgespec.training.run import PPDPlan, train_ppd
 
         settings = TrainingSettings(steps, batch, depth, rate, low, seed)
         rows = (row_length, text_rows, own_rows)
-        plan = PPDPlan(Path(base), text, out, settings, *rows, depth, copies, chains)
+        plan = PPDPlan(local_weights(base, say), text, out, settings, *rows, depth, copies, chains)
         figures = train_ppd(plan, say, compute_dtype(dtype, best_device()))
     _show(figures, out, as_json)
 

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edgespec.errors import ModelError
+from edgespec.model.hub import GGUF
 from edgespec.planning.catalogue import MODELS, KnownModel
 
 _LIKE_ENOUGH = 0.5
@@ -18,23 +19,28 @@ _LIKE_ENOUGH = 0.5
 def resolved(model: str) -> str:
     """A model as every part of edgespec takes it: a short name becomes a hub id or a file.
 
-    Everything else (a folder, a file, a hub id, "") stays as it is, and a folder comes before a
-    name. Raises ModelError for what can only be a short name and is none.
+    NAME stands for the model as it was published, or for the file of an installed package,
+    NAME.gguf for its file on the hub that is packed already. Everything else (a folder, a file, a
+    hub id, "") stays as it is, and what is here comes before a name. Raises ModelError for what can
+    only be a short name and is none.
     """
     if not model or "/" in model or Path(model).exists():
         return model
-    if known := MODELS.get(model.lower()):
-        return packaged(known) or known.hub
-    close = difflib.get_close_matches(model.lower(), MODELS, n=3, cutoff=_LIKE_ENOUGH)
-    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    name = model.lower().removesuffix(GGUF)
+    ending = model[len(name) :].lower()
+    names = {one: known.gguf if ending else known.hub for one, known in MODELS.items()}
+    if names.get(name):
+        return names[name] if ending else packaged(MODELS[name]) or names[name]
+    close = difflib.get_close_matches(name, filter(names.get, names), n=3, cutoff=_LIKE_ENOUGH)
+    meant = f"did you mean {' or '.join(one + ending for one in close)}? " if close else ""
     raise ModelError(
-        f"there is no model folder {model}, and no model is called so; {meant}`edgespec models` "
-        "lists the names"
+        f"there is no model folder or file {model}, and no model is called so; {meant}"
+        "`edgespec models` lists the names"
     )
 
 
 def known_name(model: str) -> str:
-    """The short name of a resolved model; "" if it has none, as a folder."""
+    """The short name of a resolved model, whatever its form; "" if it has none, as a folder."""
     if not model or Path(model).is_dir():
         return ""
     return next(
@@ -49,7 +55,8 @@ def known_name(model: str) -> str:
 
 def spoken(model: str) -> str:
     """A resolved model as a user would name it: by its short name, if it has one."""
-    return known_name(model) or model
+    name = known_name(model)
+    return f"{name}{GGUF}" if name and model == MODELS[name].gguf else name or model
 
 
 def packaged(known: KnownModel) -> str:
@@ -66,7 +73,9 @@ def weights_at_hand(model: str) -> Callable[[str], str]:
     known = MODELS.get(known_name(model))
 
     def find(weights: str) -> str:
-        source = "independent" if weights == "draft" else weights
-        return resolved(known.draft_of(source)) if known else ""
+        name = known.draft_of("independent" if weights == "draft" else weights) if known else ""
+        small = MODELS.get(name)
+        # Beside a GGUF file one too: their tokenizers are made in the same way.
+        return small.gguf if small and small.gguf and model.endswith(GGUF) else resolved(name)
 
     return find

@@ -191,9 +191,9 @@ def require_model(model: str | Path) -> None:
             "ORGANISATION/NAME/FILE.gguf of the Hugging Face Hub"
         )
     raise ModelError(
-        f"there is no model folder {model}; give a folder with config.json, a tokenizer and "
-        "*.safetensors files, such as `hf download MODEL --local-dir DIR` makes, a GGUF file, or "
-        "the ORGANISATION/NAME of a model on the Hugging Face Hub"
+        f"there is no model folder {model}; give a name of `edgespec models`, the "
+        "ORGANISATION/NAME of a model on the Hugging Face Hub, a GGUF file, or a folder with "
+        "config.json, a tokenizer and *.safetensors files"
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.errors import ModelError
-from edgespec.model.hub import TOKENIZER_FILES, HubFiles
+from edgespec.model.hub import TOKENIZER_FILES, HubFiles, is_hub_id, model_files
 
 _CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
 _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -37,6 +37,23 @@ def split_file(model: str) -> tuple[str, str]:
     return ("/".join(parts[:2]), parts[2] if len(parts) == 3 else "")
 
 
+def place_of(model: str) -> Path:
+    """Where a model of the hub lies, once it is here: its folder, or its file."""
+    from huggingface_hub import try_to_load_from_cache
+
+    repository, name = split_file(model)
+    file = try_to_load_from_cache(repository, name or _CONFIG)
+    assert isinstance(file, str), "it was downloaded"
+    return Path(file) if name else Path(file).parent
+
+
+def model_of(folder: Path) -> str:
+    """The hub id whose revision a folder of the cache holds; of others the folder's name."""
+    if folder.parent.name != "snapshots":
+        return folder.name
+    return folder.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+
+
 def cached() -> dict[str, int]:
     """Bytes of every model in the hub's cache, by its hub id; those of one part are among them."""
     from huggingface_hub import constants, scan_cache_dir
@@ -50,12 +67,16 @@ def cached() -> dict[str, int]:
 
 
 def download(model: str, is_head: bool, say: Callable[[str], None]) -> Path:
-    """Get all that a hub id has for edgespec: configuration, tokenizer, weights; return its folder.
+    """Get a file of the hub, or all that a hub id has for edgespec, and return where it is.
 
     What is here already is not fetched again, and a file that was cut off goes on where it stopped.
     `is_head`: draft weights of one layer, whose file may be a pickled one and has no tokenizer.
     Raises ModelError if the hub does not give it, or edgespec does not run it.
     """
+    if split_file(model)[1]:
+        say(model)
+        model_files(model).file(_CONFIG)
+        return place_of(model)
     files = HubFiles(model)
     if not is_head:
         _check(files)
@@ -67,6 +88,11 @@ def download(model: str, is_head: bool, say: Callable[[str], None]) -> Path:
             say(f"{model}: {name}, file {number} of {len(names)}")
         files.file(name)
     return files.folder
+
+
+def local_weights(model: str, say: Callable[[str], None]) -> Path:
+    """A folder with the whole model: that of this name, or a hub id's, downloaded if need be."""
+    return download(model, False, say) if is_hub_id(model) else Path(model)
 
 
 def _check(files: HubFiles) -> None:

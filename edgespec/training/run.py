@@ -13,6 +13,7 @@ from edgespec.drafting.eagle.format import write_head
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.ppd.format import PPDTokens, write_ppd_tokens
 from edgespec.model.device import best_device
+from edgespec.model.hub_cache import model_of
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.corpus import TrainingPlan, prepared
 from edgespec.training.eagle import EagleTrainer, Student, chosen_vocabulary
@@ -76,7 +77,7 @@ def train_ppd(plan: PPDPlan, say: Callable[[str], None], dtype: torch.dtype) -> 
     say("measuring on held-out text")
     measured = ppd_agreement(vectors, teacher, checked)
     tokens = PPDTokens(plan.depth, plan.copies, vectors.table.detach())
-    write_ppd_tokens(plan.out, tokens, plan.base.name)
+    write_ppd_tokens(plan.out, tokens, model_of(plan.base))
     shape = {"depth": plan.depth, "copies": plan.copies, "chains": plan.chains}
     return _figures(plan, measured, "ppd", shape)
 
@@ -95,7 +96,7 @@ def _figures(
     """The figures of a run, as training.json, which is written, and --json have them."""
     figures = {
         "kind": kind,
-        "base": plan.base.name,
+        "base": model_of(plan.base),
         **shape,
         "settings": asdict(plan.settings),
         "row_length": plan.row_length,

@@ -144,7 +144,7 @@ def test_a_model_that_is_no_folder_is_told_where_it_comes_from(here: Here) -> No
     assert done.code == 0, done
     assert "models/llama is not here: the coordinator takes it from the hub" in done.err
     assert "models/llama was not downloaded yet, and the hub cannot be reached now" in done.err
-    assert "`hf download models/llama`" in done.err
+    assert "or for `edgespec pull`" in done.err
 
 
 @pytest.mark.parametrize("what", ["model", "draft"])

@@ -160,7 +160,7 @@ def test_kinds_of_devices_are_no_names(here: Here, folder: Path, quick: None) ->
         (("--stages", "9"), "9 stages for a model of 8 layers"),
         (("--stages", "2", "--layers", "4,5"), "no split of 8 layers"),
         (("--stages", "2", "--model", "/none"), "there is no model folder /none"),
-        (("--stages", "2", "--draft", "nowhere"), "there is no model folder nowhere"),
+        (("--stages", "2", "--draft", "nowhere"), "there is no model folder or file nowhere"),
         (("--stages", "2", "--draft", "hybrid:ngram"), "two or more different members"),
         (("--stages", "2", "--quant", "int3"), "unknown quantisation 'int3'"),
         (("--stages", "2", "--dtype", "int8"), "unknown dtype 'int8'"),

@@ -93,7 +93,7 @@ def test_every_source_that_takes_room_is_planned(
     [
         ("ppd:{}", "plan does not reckon with ppd"),
         ("hybrid:eagle:{}+eagle3:{}", "plan reckons with one draft that has weights"),
-        ("eagle3:nothing", "there is no model folder nothing"),
+        ("eagle3:nothing", "there is no model folder or file nothing"),
         ("eagle3", "Give eagle3:FOLDER"),
     ],
 )
@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused_in_numbers(here: Here, folder: str) -> Non
     [
         (
             ("--model", "nothing", "--devices", NANO),
-            "there is no model folder nothing, and no model is called so",
+            "there is no model folder or file nothing, and no model is called so",
         ),
         (("--model", "llama-2-7b", "--devices", NANO), "1 devices; a plan needs 2 to 17"),
         (

@@ -45,10 +45,27 @@ def test_an_installed_package_holds_its_file(
 
 def test_an_unknown_name_gets_suggestions() -> None:
     for typed, meant in {"llama3.1:8b": "llama-3.1-8b", "tinyllama": "tinyllama-1.1b"}.items():
-        with pytest.raises(ModelError, match=rf"no model folder {typed}, .*did you mean .*{meant}"):
+        with pytest.raises(
+            ModelError, match=rf"no model folder or file {typed}, .*did you mean .*{meant}"
+        ):
             resolved(typed)
-    with pytest.raises(ModelError, match=r"is called so; `edgespec models` lists the names"):
-        resolved("0")
+    for typed in ("0", "0.gguf"):
+        with pytest.raises(ModelError, match=r"is called so; `edgespec models` lists the names"):
+            resolved(typed)
+
+
+def test_a_name_with_gguf_stands_for_the_packed_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = MODELS["llama-3.1-8b"].gguf
+    assert resolved("Llama-3.1-8B.gguf") == file
+    assert (known_name(file), spoken(file)) == ("llama-3.1-8b", "llama-3.1-8b.gguf")
+    assert str(chosen_draft("independent", file)) == MODELS["llama-3.2-1b"].gguf
+    (tmp_path / "llama-3.1-8b.gguf").touch()  # what is here comes first
+    assert resolved("llama-3.1-8b.gguf") == "llama-3.1-8b.gguf"
+    with pytest.raises(ModelError, match=r"or file phi-4.gguf, "):
+        resolved("phi-4.gguf")
 
 
 def test_a_draft_is_found_by_its_name_and_by_that_of_its_base() -> None:

@@ -84,7 +84,7 @@ def test_block_files_say_how_they_are_quantised_and_cut(tmp_path: Path) -> None:
         (("llama-2-7b", "int5", "", "none"), "unknown quantisation 'int5'"),
         (
             ("llama-2-7b", "auto", "nothing", "none"),
-            "no model folder nothing, .*or name a draft source",
+            "no model folder or file nothing, .*or name a draft source",
         ),
         (("llama-2-7b", "auto", bundled("draft"), "int5"), "unknown quantisation 'int5'"),
     ],
