@@ -66,6 +66,19 @@ def test_a_layer_multiplies_by_the_weight() -> None:
                         assert relative_error(layer(x[:1]), expected[:1]) < bound
 
 
+def test_scales_that_a_kernel_wants_in_bfloat16_cost_a_quarter_percent_at_most() -> None:
+    for name, form in FORMS.items():
+        one = sample(form, 130, 512)
+        held = linear_from(one.packed, None, one.shape, one.form, torch.bfloat16, "cpu")
+        wide = held
+        if form.kind == "int4":
+            wide = linear_from(one.packed, None, one.shape, one.form, torch.float64, "cpu")
+            wide.scales = held.scales.double()
+        wide.dtype = torch.float64  # so that nothing but the scales is rounded
+        with case(name):
+            assert relative_error(wide.whole_weight(), one.weight) < 0.0025
+
+
 def test_the_memory_of_a_layer_is_known_before() -> None:
     samples = [sample(form, 256, 512) for form in FORMS.values()]
     weight = torch.randn(256, 512)
