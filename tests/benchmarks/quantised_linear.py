@@ -1,29 +1,37 @@
 """Time of one Llama-2-7B layer's matrices under each quantisation, by rows, as tables.
 
     python tests/benchmarks/quantised_linear.py [--repeats 7] [--dtypes bfloat16 float32]
+        [--forms]
 
 Milliseconds for all seven products of a layer (4096 x 4096 four times, 11008 x 4096 twice, 4096 x
 11008), each matrix in memory of its own: medians, all ways taken in turn, one CPU thread. `limit`
 is what reading the stored bytes alone would take, at the rate at which this run reads a large
 buffer. The best of a column is marked. Where CUDA is at hand there are tables for it too.
-`bitsandbytes` is that library's own product (as its layers do it) on what nf4 stores.
+`bitsandbytes` is that library's own product (as its layers do it) on what nf4 stores. `--forms`
+measures the forms that files come in (made-up codes) in place of what weights are rounded to.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from edgespec.config import QUANTISATIONS
+from edgespec.config import FILE, QUANTISATIONS
 from edgespec.model.quantised.linear import linear_from, pack
+from edgespec.model.quantised.made_up import made_up
 from edgespec.model.quantised.nf4 import library
 from edgespec.model.quantised.selftest import usable
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from support.packed_forms import FORMS
 
 SHAPES = [torch.Size((4096, 4096))] * 4 + [torch.Size((11008, 4096))] * 2
 SHAPES += [torch.Size((4096, 11008))]
@@ -83,8 +91,12 @@ def plain_way(dtype: torch.dtype, device: str) -> Way:
 
 def quantised_way(name: str, dtype: torch.dtype, device: str) -> Way:
     """What a block does."""
-    quantisation = QUANTISATIONS[name]
-    packed = {shape: pack(weight, quantisation) for shape, weight in weights().items()}
+    if name in QUANTISATIONS:
+        quantisation = QUANTISATIONS[name]
+        packed = {shape: pack(weight, quantisation) for shape, weight in weights().items()}
+    else:
+        quantisation = FORMS[name]
+        packed = {shape: made_up(quantisation, shape) for shape in set(SHAPES)}
     layers: list[nn.Module] = []
     for shape in SHAPES:
         own = {part: tensor.clone() for part, tensor in packed[shape].items()}
@@ -121,13 +133,13 @@ def read_rate(device: str) -> float:
     return _BUFFER / min(times)
 
 
-def table(dtype_name: str, device: str, repeats: int) -> None:
+def table(dtype_name: str, device: str, repeats: int, kinds: Sequence[str]) -> None:
     """Measure and print."""
     dtype = DTYPES[dtype_name]
     rate = read_rate(device)
     ways = [plain_way(dtype, device)]
-    for name in KINDS:
-        reason = usable(QUANTISATIONS[name], dtype_name, device)
+    for name in kinds:
+        reason = usable(QUANTISATIONS.get(name, FILE), dtype_name, device)
         if reason:
             print(f"{name} is left out: {reason}")
             continue
@@ -158,12 +170,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
+    parser.add_argument("--forms", action="store_true")
     options = parser.parse_args()
+    kinds = list(FORMS) if options.forms else KINDS
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
     for device in ["cpu"] + ["cuda"] * torch.cuda.is_available():
         for dtype in options.dtypes:
-            table(dtype, device, options.repeats)
+            table(dtype, device, options.repeats, kinds)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from edgespec.config import FILE, NAMED, Quantisation
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.block import compute_dtype
 from edgespec.model.quantised.kernels import complaint
-from edgespec.model.quantised.linear import dequantised, linear_from, pack, stored_parts
+from edgespec.model.quantised.linear import dequantised, linear_from, pack
+from edgespec.model.quantised.made_up import made_up
 from edgespec.model.quantised.rounding import Packed
 
 _SHAPE = torch.Size((200, 256))  # not whole tiles of rows; columns that every group divides
@@ -65,7 +66,7 @@ def tried(quantisation: Quantisation, dtype: str, device: str) -> str:
     if quantisation.kind == "none":
         return ""
     if quantisation == FILE:
-        found = (_complaint(one, _made_up(one), dtype, device) for one in _FILE_FORMS)
+        found = (_complaint(one, made_up(one, _SHAPE), dtype, device) for one in _FILE_FORMS)
         return next(filter(None, found), "")
     weight = torch.randn(_SHAPE, generator=torch.Generator().manual_seed(2)) / 16
     try:
@@ -92,21 +93,6 @@ def _complaint(form: Quantisation, packed: Packed, dtype: str, device: str) -> s
     except Exception as error:  # what a library raises that does not fit this machine
         return f"it failed while it was set up: {error}"
     return complaint(layer, exact, compute, place)
-
-
-def _made_up(form: Quantisation) -> Packed:
-    """A matrix in a form that files have, of codes and scales drawn by chance."""
-    generator = torch.Generator().manual_seed(3)
-    packed = {}
-    for name, (shape, dtype) in stored_parts(form, _SHAPE).items():
-        if dtype.is_floating_point:
-            packed[name] = ((torch.rand(shape, generator=generator) + 0.1) / 64).to(dtype)
-        else:
-            least, most = (-100, 101) if name == "codes" else (0, 256 if name == "tiles" else 16)
-            packed[name] = torch.randint(least, most, shape, generator=generator).to(dtype)
-    if form.ordered:
-        packed["order"] = torch.randperm(_SHAPE[1], generator=generator).to(torch.int32)
-    return packed
 
 
 def _tried_apart(quantisation: Quantisation, dtype: str, device: str) -> str:
