@@ -166,7 +166,7 @@ def _build(
     )
     assignment = LayerAssignment(model.layers, like, config.layers, planned)
     can_replan = model.can_be_cut_anew and costs is None  # an emulated ring is what was asked for
-    needs = needs_of(config, model.tokenizer, context_length) if can_replan else None
+    needs = needs_of(config, context_length) if can_replan else None
     home = Connect("", transport.data_port, cluster.identity.own.public)
     pace = None if costs is None else lambda _: coordinator_pace(costs, draft)
     node = CoordinatorNode(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from edgespec.config import CoordinatorConfig
-from edgespec.daemon.planning import model_to_plan
+from edgespec.daemon.planning import stored_model
 from edgespec.errors import ConfigError
 from edgespec.planning.memory import Needs
 from edgespec.planning.partition import blocks_of, fitted_split
@@ -77,13 +76,13 @@ def _most_layers(needs: Needs, layers: int, join: Join, first: bool) -> int:
     )
 
 
-def needs_of(config: CoordinatorConfig, tokenizer: Path, context: int) -> Needs | None:
-    """Memory needs of stages, from the config.json in the tokenizer's folder.
+def needs_of(config: CoordinatorConfig, context: int) -> Needs | None:
+    """Memory needs of stages, from the model's config.json.
 
     None if the planner does not support the model.
     """
     try:
-        asked = model_to_plan(str(tokenizer), config.quantisation.name, "", "none")
+        asked = stored_model(config.model, config.quantisation.name)
     except ConfigError as problem:
         log.info("the ring cannot be shared out anew when a device is lost: %s", problem)
         return None

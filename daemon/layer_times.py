@@ -6,20 +6,20 @@ import copy
 import gc
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+from transformers import LlamaConfig, PretrainedConfig
 
-from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.config import FILE, QUANTISATIONS, Quantisation
+from edgespec.daemon.random_layers import RandomLayers, in_layer
 from edgespec.daemon.timing import Sample, timed
 from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
-from edgespec.model.quantised.linear import pack, stored_parts
+from edgespec.model.inventory import block_inventory
+from edgespec.model.source import TensorSource
 from edgespec.model.sources import open_source
 from edgespec.model.tree_attention import tree_mask
 from edgespec.planning.cost_model import ARCHITECTURES
@@ -43,10 +43,14 @@ _SPARE = 4  # layers in 16 bit that making one may need beside the finished ones
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The layer that is measured: a model's name and configuration."""
+    """The layer that is measured: a model's name and configuration.
+
+    `forms`: of a model whose file is packed, the form of each matrix of a layer, by its name there.
+    """
 
     name: str
     config: PretrainedConfig
+    forms: Mapping[str, Quantisation] = field(default_factory=dict)
 
     @property
     def kv_bytes(self) -> int:
@@ -112,7 +116,7 @@ def misfits(shape: Shape, names: Sequence[str]) -> dict[str, str]:
     reasons = {}
     for name in names:
         try:
-            _ = RandomLayers(shape.config, Quantisation.parse(name)).size
+            _ = RandomLayers(shape.config, Quantisation.parse(name), shape.forms).size
         except ModelError as problem:
             reasons[name] = str(problem)
     return reasons
@@ -137,7 +141,7 @@ def measure_layer(
     Raises ModelError for a layer that edgespec cannot run.
     """
     depth = depth_on(device)
-    source = RandomLayers(_deeper(shape.config, depth), quantisation)
+    source = RandomLayers(_deeper(shape.config, depth), quantisation, shape.forms)
     weights, stored = source.size
 
     def block(of: RandomLayers, layers: int) -> Block:
@@ -151,7 +155,8 @@ def measure_layer(
     for _ in range(min(wanted, _MOST_COPIES, room // (stored * depth)) - 1):
         blocks.append(block(source, depth))
         _passes(blocks[-1:], 1, 0)()  # the first pass may still prepare something
-    tiny = RandomLayers(_deeper(_shrunk(shape.config), max(TINY)), quantisation)
+    tiny_forms = {name: _narrow(form) for name, form in shape.forms.items()}
+    tiny = RandomLayers(_deeper(_shrunk(shape.config), max(TINY)), quantisation, tiny_forms)
     tiny_times = timed(
         {layers: _passes([block(tiny, layers)], 1, 0) for layers in TINY},
         max(_TINY_SECONDS, _TINY_SHARE * seconds()),
@@ -188,68 +193,10 @@ def settled(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class RandomLayers:
-    """A TensorSource (see model.source) of random weights: equal matrices are drawn once."""
-
-    path = Path("random weights")
-    mapped = False
-
-    def __init__(self, config: PretrainedConfig, quantisation: Quantisation) -> None:
-        """Layers of this configuration. Raises ModelError for one that no profile describes."""
-        self.config = config
-        self.quantisation = quantisation
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        self._shapes = {name: weight.shape for name, weight in model.named_parameters()}
-        if any(".experts." in name for name in self._shapes):
-            raise ModelError(
-                "a mixture of experts does not read all its weights in a pass, so its times are "
-                "no times a byte; measure with a dense model, or without --model"
-            )
-        self._linear = [
-            module.weight.shape
-            for module in model.model.layers[0].modules()
-            if isinstance(module, nn.Linear)
-        ]
-        self._plain: dict[torch.Size, torch.Tensor] = {}
-        self._packed: dict[torch.Size, dict[str, torch.Tensor]] = {}
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self._shapes)
-
-    @property
-    def layers(self) -> int:
-        return int(self.config.num_hidden_layers)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(weights, bytes as packed) of the matrices of one layer."""
-        weights = sum(shape.numel() for shape in self._linear)
-        if self.quantisation.kind == "none":
-            return weights, 2 * weights
-        stored = [stored_parts(self.quantisation, shape) for shape in self._linear]
-        parts = itertools.chain.from_iterable(of.values() for of in stored)
-        return weights, sum(shape.numel() * dtype.itemsize for shape, dtype in parts)
-
-    def form(self, name: str) -> Quantisation:
-        return self.quantisation
-
-    def tensor(self, name: str) -> torch.Tensor:
-        shape = self._shapes[name]
-        if shape not in self._plain:
-            self._plain[shape] = _random(shape)
-        return self._plain[shape]
-
-    def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
-        """A random matrix in packed form; each call allocates."""
-        if shape not in self._packed:
-            self._packed[shape] = pack(_random(shape), self.quantisation)
-        return {part: tensor.clone() for part, tensor in self._packed[shape].items()}
-
-
-def _random(shape: torch.Size) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16) * 0.02
+def _narrow(form: Quantisation) -> Quantisation:
+    """The same kind of form for matrices of _TINY_WIDTH columns."""
+    divides = form.group and _TINY_WIDTH % form.group == 0
+    return replace(form, double=False, group=form.group if divides or not form.group else 32)
 
 
 def _passes(
@@ -302,9 +249,9 @@ def _deeper(config: PretrainedConfig, layers: int) -> PretrainedConfig:
     """The configuration with room for a block of so many layers that is not at an end."""
     config = copy.deepcopy(config)
     config.num_hidden_layers = layers + 2
-    for field in ("layer_types", "no_rope_layers"):
-        if kinds := getattr(config, field, None):
-            setattr(config, field, list(itertools.islice(itertools.cycle(kinds), layers + 2)))
+    for name in ("layer_types", "no_rope_layers"):
+        if kinds := getattr(config, name, None):
+            setattr(config, name, list(itertools.islice(itertools.cycle(kinds), layers + 2)))
     return config
 
 
@@ -314,9 +261,9 @@ def _shrunk(config: PretrainedConfig) -> PretrainedConfig:
     grouped = config.num_key_value_heads < config.num_attention_heads
     config.head_dim = head_dim(config)
     config.hidden_size = config.intermediate_size = _TINY_WIDTH
-    for field in ("moe_intermediate_size", "shared_intermediate_size"):
-        if hasattr(config, field):
-            setattr(config, field, _TINY_WIDTH)
+    for name in ("moe_intermediate_size", "shared_intermediate_size"):
+        if hasattr(config, name):
+            setattr(config, name, _TINY_WIDTH)
     # As many heads as make columns that every quantisation's groups divide.
     heads = max(2, math.lcm(_TINY_WIDTH, config.head_dim) // config.head_dim)
     config.num_attention_heads = heads
@@ -330,11 +277,18 @@ def _needed(shape: Shape, depth: int) -> int:
     return (depth + _SPARE) * stored
 
 
-def shape_of(config: PretrainedConfig, name: str) -> Shape:
-    """A layer of this model. Raises ConfigError for a model that no layer can be cut out of."""
-    if not getattr(config, "num_key_value_heads", None):
+def shape_of(source: TensorSource, name: str) -> Shape:
+    """A layer of this model; of a packed one that in the middle, where mixed files take fewer bits.
+
+    Raises ConfigError for a model that no layer can be cut out of.
+    """
+    if not getattr(source.config, "num_key_value_heads", None):
         raise ConfigError(f"{name} is no decoder whose layers edgespec runs")
-    return Shape(name, config)
+    if source.quantisation != FILE:
+        return Shape(name, source.config)
+    middle = source.layers // 2
+    needed = block_inventory(source, middle, middle + 1)
+    return Shape(name, source.config, {in_layer(one.name): one.form for one in needed})
 
 
 def _free(device: torch.device) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from edgespec import __version__
-from edgespec.config import Address, Quantisation
+from edgespec.config import FILE, Address, Quantisation
 from edgespec.daemon.bandwidths import Rate, disk_rate, gather_rate, memory_rate
 from edgespec.daemon.device import (
     board_facts,
@@ -38,6 +38,7 @@ from edgespec.daemon.layer_times import (
     shape_of,
 )
 from edgespec.daemon.memory import Available, available_memory
+from edgespec.daemon.precision import quantisation_for
 from edgespec.daemon.profile_figures import (
     SIXTEEN_BIT,
     ProfileFigures,
@@ -176,7 +177,8 @@ def measure(
     depth = depth_on(session.device)
     room = session.room.bytes
     if request.model:
-        shape = shape_of(open_source(request.model).config, Path(request.model).name)
+        source = open_source(request.model, quantisation_for(request.model))
+        shape = shape_of(source, Path(request.model).name)
         check_room(shape, room, depth)
     else:
         shape = default_shape(room, depth)
@@ -184,6 +186,8 @@ def measure(
     usable = [name for name in usable if name not in unusable]
     if not any(is_four_bit(name) for name in usable):
         raise ModelError(f"no 4-bit quantisation fits {shape.name}: {'; '.join(unusable.values())}")
+    if shape.forms:
+        usable.append(FILE.name)
     latency, bandwidth = _link(session)
     say("reading memory")
     memory = session.rate(memory_rate)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, structs
 
-from edgespec.config import Quantisation
+from edgespec.config import FILE, Quantisation
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.model_names import known_name
 from edgespec.daemon.precision import AUTO, four_bit_for, quantisation_for
@@ -17,7 +18,7 @@ from edgespec.daemon.settings import chosen_draft
 from edgespec.drafting.choice import HYBRID, DraftChoice, parse_draft
 from edgespec.errors import ConfigError
 from edgespec.model.hub import model_files, require_model
-from edgespec.model.manifest import manifest_of
+from edgespec.model.manifest import Manifest, manifest_of
 from edgespec.planning.architecture import architecture_of, longest_context
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import (
@@ -77,8 +78,8 @@ def model_to_plan(model: str, quant: str, draft: str, draft_quant: str) -> Model
 
 def _base(model: str, quant: str) -> ModelToPlan:
     known = MODELS.get(known_name(model))
-    if known is None:
-        return _described_by_files(model, quant)
+    if known is None or Path(model).exists():
+        return stored_model(model, quant)
     quantisation = four_bit_for(known.sizes) if quant == AUTO else Quantisation.parse(quant)
     planned = PlannedModel(known_name(model), known.sizes, quantisation)
     return ModelToPlan(planned, known.context, ())
@@ -158,7 +159,12 @@ QUESTIONS = (
 # --- models -------------------------------------------------------------------------------------
 
 
-def _described_by_files(model: str, quant: str) -> ModelToPlan:
+def stored_model(model: str, quant: str) -> ModelToPlan:
+    """A model whose files are here: a folder, a file, or a hub id that was downloaded.
+
+    Of a packed model also the forms of its matrices are looked up, which imports torch. Raises
+    ConfigError, ModelError.
+    """
     config, where = _config(model)
     of = architecture_of(config, where)
     made = manifest_of(model)
@@ -168,9 +174,37 @@ def _described_by_files(model: str, quant: str) -> ModelToPlan:
             "out, or give the folder of the original model"
         )
     quantisation = quantisation_for(model, quant)
+    packed = _file_bytes(model, made) if quantisation == FILE else 0
+    name = known_name(model) or Path(model).resolve().name
+    planned = PlannedModel(name, of, quantisation, file_bytes=packed)
     split = made.layers_of_stages if made else ()
-    planned = PlannedModel(Path(model).resolve().name, of, quantisation)
     return ModelToPlan(planned, longest_context(config, where), split)
+
+
+def _file_bytes(model: str, made: Manifest | None) -> int:
+    """Bytes of the largest layer, each matrix held in the form that its file has."""
+    import torch
+
+    from edgespec.model.block_file import BlockFile
+    from edgespec.model.inventory import block_inventory
+    from edgespec.model.loader import open_config
+    from edgespec.model.quantised.linear import held_bytes
+    from edgespec.model.sources import open_source
+
+    if made is None:
+        source = open_source(model, FILE)
+        needed = block_inventory(source, 0, source.layers)
+    else:
+        config = open_config(Path(model) / "config.json")
+        needed = []
+        for block in made.blocks:
+            file = BlockFile(Path(model) / block.name, config, FILE)
+            needed += block_inventory(file, block.first, block.end)
+    layers = Counter[int]()
+    for one in needed:
+        layers[one.layer] += held_bytes(one.form, one.shape, torch.bfloat16)
+    del layers[-1]  # embedding and final norm
+    return max(layers.values())
 
 
 def _names(choice: DraftChoice) -> str:

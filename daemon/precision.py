@@ -21,15 +21,20 @@ SMALL_BYTES = 100_000_000
 NARROW = 2048
 """Below this hidden size groups of 32 columns are taken: small models lose more by rounding."""
 
-_BITS = {"int8": "8-bit", "int4": "4-bit", "nf4": "4-bit"}
+_HELD = {
+    "file": "blocks as the model's files pack them",
+    "int8": "8-bit blocks",
+    "int4": "4-bit blocks",
+    "nf4": "4-bit blocks",
+}
 
 
 def quantisation_for(model: str, quant: str = AUTO) -> Quantisation:
     """The quantisation of this name, or for "auto" the one that suits the model.
 
-    `model`: a folder or a hub id, of which no weights are read. What is packed already stays as it
-    is; of the others small ones stay, and large ones take 4 bits a weight. Raises ConfigError for
-    an unknown name, ModelError for a model that the hub does not give.
+    `model`: see hub.model_files; no weights are read. What is packed already stays as it is; of the
+    others small ones stay, and large ones take 4 bits a weight. Raises ConfigError for an unknown
+    name, ModelError for a model that the hub does not give or a GGUF file that cannot be used.
     """
     if quant != AUTO:
         return Quantisation.parse(quant)
@@ -38,10 +43,12 @@ def quantisation_for(model: str, quant: str = AUTO) -> Quantisation:
         return made.quantisation
     try:
         file = model_files(model).file("config.json")
-        config = json.loads(file.read_text(encoding="utf-8"))
-        of = architecture_of(config if isinstance(config, dict) else {}, str(file))
     except NotHereYet:
         return QUANTISATIONS["int4"]  # the hub's models are large, with few exceptions
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        config = config if isinstance(config, dict) else {}
+        of = architecture_of(config, str(file))
     except (OSError, ValueError, ConfigError):
         # The loader says what is wrong with the model, if anything is.
         return QUANTISATIONS["none" if _stored_bytes(Path(model)) < SMALL_BYTES else "int4"]
@@ -71,8 +78,8 @@ def precision_text(quantisation: Quantisation, dtype: str) -> str:
     """One line for the user: what blocks are held and computed in; "" if nothing is packed."""
     if quantisation.kind == "none":
         return ""
-    text = f"{_BITS[quantisation.kind]} blocks ({quantisation.name}), computed in {dtype}"
-    if quantisation.kind == "int4" and dtype == "float32":
+    text = f"{_HELD[quantisation.kind]} ({quantisation.name}), computed in {dtype}"
+    if quantisation.kind in ("int4", "file") and dtype == "float32":
         return (
             f"{text}: several times slower than in bfloat16, which 4-bit kernels are made for; "
             "leave --dtype out"

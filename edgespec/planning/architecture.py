@@ -119,18 +119,16 @@ def matrix_bytes(rows: int, columns: int, quantisation: Quantisation) -> int:
     """Bytes of a matrix [rows, columns] as a block holds it, scales included.
 
     none: 16 bits a weight. int8: 8, and 16 a row. int4: 4, and a scale and a zero of 16 bits each
-    for every `group` columns of a row; int8 with groups: the same beside 8. nf4: 4, and a scale of
-    32 bits for every `group` weights; with `double` these scales take 8 bits, and one of 32 for 256
-    of them, beside their mean.
+    for every `group` columns of a row. nf4: 4, and a scale of 32 bits for every `group` weights;
+    with `double` these scales take 8 bits, and one of 32 for 256 of them, beside their mean.
     """
     weights = rows * columns
     if quantisation.kind == "none":
         return 2 * weights
-    if quantisation.kind == "int8" and not quantisation.group:
+    if quantisation.kind == "int8":
         return weights + 2 * rows
-    if quantisation.kind in ("int4", "int8"):
-        codes = weights if quantisation.kind == "int8" else -(-weights // 2)
-        return codes + 4 * rows * -(-columns // quantisation.group)
+    if quantisation.kind == "int4":
+        return -(-weights // 2) + 4 * rows * -(-columns // quantisation.group)
     scales = -(-weights // quantisation.group)
     if quantisation.double:
         return -(-weights // 2) + scales + 4 * -(-scales // 256) + 4

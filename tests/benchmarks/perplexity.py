@@ -1,84 +1,61 @@
-"""Perplexity of the bundled base model under each quantisation, on held-out text, as a table.
+"""Perplexity of a model under each quantisation, on text that is given, as a table.
 
-    python tests/benchmarks/perplexity.py
+    python tests/benchmarks/perplexity.py [--model MODEL] [--texts FILE.jsonl] [--tokens N]
 
-Every question and answer of edgespec/bench/prompts/gsm8k-test-40.jsonl, which the model was not
-trained on, is one sequence; each token is predicted from those before it. float32, on the CPU.
+Without options: the bundled base model, and every question and answer of
+edgespec/bench/prompts/gsm8k-test-40.jsonl, which it was not trained on. Each text is one sequence;
+each token is predicted from those before it. One thread of the CPU. `loss` is against `none` in
+the first of --dtypes: the weights as the model has them, or as its file's codes stand for them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import re
-from importlib import resources
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
-import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
-from edgespec.config import QUANTISATIONS
+from edgespec.config import NAMED
 from edgespec.daemon.bundled_models import bundled
 from edgespec.errors import ModelError
-from edgespec.model.block import Block
-from edgespec.model.ends import OutputHead
-from edgespec.model.loader import Checkpoint
-from edgespec.model.quantised.source import QuantisingSource
-from edgespec.model.source import TensorSource
-from edgespec.model.tokenizer import Tokenizer
-from edgespec.model.tree_attention import tree_mask
+from edgespec.model.sources import open_source
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from support.perplexities import perplexity, sequences, texts_of
 
 
-def sequences(checkpoint: Checkpoint) -> list[list[int]]:
-    """The held-out texts as token ids, cut to what the model can read at once."""
-    tokenizer = Tokenizer(checkpoint.path)
-    longest = int(checkpoint.config.max_position_embeddings)
-    lines = (resources.files("edgespec") / "bench/prompts/gsm8k-test-40.jsonl").read_text("utf-8")
-    records = [json.loads(line) for line in lines.splitlines()]
-    # The model was trained on answers without the calculator's notes, which stand in << >>.
-    texts = [
-        f"Question: {record['question']}\nAnswer: {re.sub('<<.*?>>', '', record['answer'])}"
-        for record in records
-    ]
-    return [tokenizer.encode(text)[:longest] for text in texts]
-
-
-def perplexity(source: TensorSource, head: OutputHead, texts: list[list[int]]) -> float:
-    """exp of the mean cross-entropy of every token behind the first of its text."""
-    block = Block(source, 0, source.layers)
-    loss, count = 0.0, 0
-    for text in texts:
-        tokens, length = torch.tensor(text), len(text)
-        mask = tree_mask(0, np.tri(length, dtype=np.bool_))
-        hidden = block.forward(tokens, torch.arange(length), block.new_cache(length), mask)
-        assert hidden is not None
-        logits = torch.from_numpy(head.logits(hidden[:-1])).double()
-        loss += float(cross_entropy(logits, tokens[1:], reduction="sum"))
-        count += length - 1
-    return math.exp(loss / count)
+def measured(model: str, dtypes: list[str], texts: list[list[int]]) -> Iterator[list[str]]:
+    """Lines of the table."""
+    plain = 0.0
+    for name, quantisation in NAMED.items():
+        cells = [name]
+        try:
+            for dtype in dtypes:
+                found = perplexity(open_source(model, quantisation), dtype, texts)
+                plain = plain or found
+                cells += [f"{found:.4f}", f"{found / plain - 1:.2%}"]
+        except ModelError as error:
+            cells.append(str(error))
+        yield cells
 
 
 def main() -> None:
     """Print the table."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=bundled("base"), help="a folder, file or hub id")
+    parser.add_argument("--texts", type=Path, help="JSON lines with question and answer")
+    parser.add_argument("--tokens", type=int, default=0, help="at least so many; 0: all texts")
+    parser.add_argument("--dtypes", nargs="+", default=["float32"])
+    asked = parser.parse_args()
     torch.set_num_threads(1)
-    checkpoint = Checkpoint(bundled("base"))
-    texts, head = sequences(checkpoint), OutputHead(checkpoint)
-    plain = perplexity(checkpoint, head, texts)
-    predicted = sum(len(text) - 1 for text in texts)
-    print(f"{predicted} tokens of {len(texts)} texts")
-    print(f"{'quantisation':<12} {'perplexity':>10} {'loss':>8}")
-    print(f"{'none':<12} {plain:>10.4f} {0:>8.2%}")
-    for name, quantisation in QUANTISATIONS.items():
-        if quantisation.kind == "none":
-            continue
-        try:
-            found = perplexity(QuantisingSource(checkpoint, quantisation), head, texts)
-        except ModelError as error:
-            print(f"{name:<12} {error}")
-            continue
-        print(f"{name:<12} {found:>10.4f} {found / plain - 1:>8.2%}", flush=True)
+    longest = int(open_source(asked.model).config.max_position_embeddings)
+    texts = sequences(asked.model, texts_of(asked.texts), longest, asked.tokens)
+    print(f"{sum(len(text) - 1 for text in texts)} tokens of {len(texts)} texts")
+    print("quantisation", *(f"{dtype}\tloss" for dtype in asked.dtypes), sep="\t")
+    for cells in measured(asked.model, asked.dtypes, texts):
+        print(*cells, sep="\t", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.layer_assignment import LayerAssignment, needs_of
@@ -17,7 +15,7 @@ LAYERS = 8
 def needs() -> Needs:
     """What the bundled model needs."""
     config = CoordinatorConfig(bundled("base"), "", 3, "float32", Address("127.0.0.1", 0))
-    found = needs_of(config, Path(bundled("base")), 1024)
+    found = needs_of(config, 1024)
     assert found is not None
     return found
 

@@ -12,16 +12,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.cases import case
 from support.checkpoints import write_checkpoint
 from support.keys import OWNER_IDENTITY
+from support.packed_forms import FORMS
+from torch import nn
 from transformers import AutoConfig
 
-from edgespec.config import Address, Quantisation
+from edgespec.config import FILE, QUANTISATIONS, Address, Quantisation
 from edgespec.daemon import bandwidths, device, measure, timing
 from edgespec.daemon.bandwidths import disk_rate
 from edgespec.daemon.layer_times import (
     LayerTimes,
-    RandomLayers,
     Shape,
     check_room,
     default_shape,
@@ -37,8 +39,11 @@ from edgespec.daemon.profile_figures import (
     doubts,
     fit,
 )
+from edgespec.daemon.random_layers import RandomLayers
 from edgespec.daemon.timing import LEAST_RUNS, Sample, round_trips, shown, timed
 from edgespec.errors import CapacityError, ConfigError, ModelError
+from edgespec.model.block import Block
+from edgespec.model.quantised.slices import SlicedLinear
 from edgespec.planning.profile import ROWS, Profile
 
 CPU = torch.device("cpu")
@@ -273,6 +278,26 @@ def test_random_layers_give_every_block_memory_of_its_own(tmp_path: Path) -> Non
     for part, tensor in one.items():
         assert torch.equal(tensor, other[part])
         assert tensor.data_ptr() != other[part].data_ptr()
+
+
+def test_a_packed_model_is_timed_in_the_forms_of_its_matrices(tmp_path: Path) -> None:
+    shape = small(tmp_path)
+    weights = [
+        name.removeprefix("model.layers.0.")
+        for name in RandomLayers(shape.config, FILE).names
+        if ".0." in name and "norm" not in name
+    ]
+    for name, form in FORMS.items():
+        fits = replace(form, group=min(form.group, 64), double=False)
+        mixed = {one: QUANTISATIONS["none"] if "v_proj" in one else fits for one in weights}
+        source = RandomLayers(shape.config, FILE, mixed)
+        with case(name):
+            count, stored = source.size
+            assert (4 if form.kind == "int4" else 8) < 8 * stored / count < 12
+            block = Block(source, 1, 2, "bfloat16")  # every matrix comes in its form
+            held = [type(module) for layer in block._layers for module in layer.modules()]
+            assert held.count(nn.Linear) == 1
+            assert sum(issubclass(kind, SlicedLinear) for kind in held) == 6
 
 
 def test_a_mixture_of_experts_is_refused() -> None:

@@ -1,0 +1,114 @@
+"""Random layers: a source of made-up matrices in any form, to measure how long they take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from edgespec.config import FILE, QUANTISATIONS, Quantisation
+from edgespec.errors import ModelError
+from edgespec.model.quantised.linear import held_bytes, pack, stored_parts
+
+
+class RandomLayers:
+    """A TensorSource (see model.source) of random weights: equal matrices are drawn once."""
+
+    path = Path("random weights")
+    mapped = False
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        quantisation: Quantisation,
+        forms: Mapping[str, Quantisation] = MappingProxyType({}),
+    ) -> None:
+        """Layers of this configuration; `forms` as in Shape, for the quantisation "file".
+
+        Raises ModelError for one that no profile describes.
+        """
+        self.config = config
+        self.quantisation = quantisation
+        self._forms = forms
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        self._shapes = {name: weight.shape for name, weight in model.named_parameters()}
+        if any(".experts." in name for name in self._shapes):
+            raise ModelError(
+                "a mixture of experts does not read all its weights in a pass, so its times are "
+                "no times a byte; measure with a dense model, or without --model"
+            )
+        self._linear = {
+            f"{name}.weight": module.weight.shape
+            for name, module in model.model.layers[0].named_modules()
+            if isinstance(module, nn.Linear)
+        }
+        self._plain: dict[torch.Size, torch.Tensor] = {}
+        self._packed: dict[tuple[torch.Size, Quantisation], dict[str, torch.Tensor]] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._shapes)
+
+    @property
+    def layers(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(weights, bytes as packed) of the matrices of one layer."""
+        weights = sum(shape.numel() for shape in self._linear.values())
+        return weights, sum(
+            _packed_bytes(shape, self.form(name)) for name, shape in self._linear.items()
+        )
+
+    def form(self, name: str) -> Quantisation:
+        if self.quantisation != FILE:
+            return self.quantisation
+        return self._forms[in_layer(name)]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        shape = self._shapes[name]
+        if shape not in self._plain:
+            self._plain[shape] = _random(shape)
+        return self._plain[shape]
+
+    def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
+        """A random matrix in packed form; each call allocates."""
+        form = self.form(name)
+        if (shape, form) not in self._packed:
+            self._packed[shape, form] = _packed(shape, form)
+        return {part: tensor.clone() for part, tensor in self._packed[shape, form].items()}
+
+
+def in_layer(name: str) -> str:
+    """A tensor's name within its layer: without "model.layers.N."."""
+    return re.sub(r"^model\.layers\.\d+\.", "", name)
+
+
+def _packed_bytes(shape: torch.Size, form: Quantisation) -> int:
+    """As planning counts it: a file's forms are held otherwise than they are stored."""
+    if form.kind == "none" or form.name not in QUANTISATIONS:
+        return held_bytes(form, shape, torch.bfloat16)
+    return sum(part.numel() * dtype.itemsize for part, dtype in stored_parts(form, shape).values())
+
+
+def _packed(shape: torch.Size, form: Quantisation) -> dict[str, torch.Tensor]:
+    """A random matrix; of a form that only files have, random parts: nothing rounds to it."""
+    if form.name in QUANTISATIONS:
+        return pack(_random(shape), form)
+    return {
+        name: torch.randperm(*size, dtype=dtype)
+        if name == "order"
+        else (torch.rand(size) * (0.01 if dtype.is_floating_point else 16)).to(dtype)
+        for name, (size, dtype) in stored_parts(form, shape).items()
+    }
+
+
+def _random(shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16) * 0.02
