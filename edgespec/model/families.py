@@ -60,6 +60,8 @@ _RECURRENT = re.compile(
     "nemotron_h|olmo_hybrid|qwen3_5|qwen3_next|qwen4_exp|recurrent_gemma|rwkv|xlstm|zamba"
 )
 """How model types begin whose layers keep a state in place of keys, all of them or some."""
+_UNEVEN = re.compile("gemma(4|3n)")
+"""The same of those whose layers take more from others than rows, or have keys of two shapes."""
 _STATES = {"linear_attention", "mamba", "conv", "hybrid"}  # of `layer_types`
 
 
@@ -100,7 +102,7 @@ def has_windows(config: PretrainedConfig) -> bool:
 def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Raise ModelError if a config.json, as read, is not of a model type and packing that run."""
     kind = settings.get("model_type")
-    _check_states(folder, kind, settings)
+    _check_kind(folder, kind, settings)
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ModelError(
             f"the model in {folder} is of type {kind!r}, which edgespec does not run; it runs "
@@ -148,23 +150,26 @@ def check_config(folder: Path, settings: dict[str, Any], config: PretrainedConfi
         )
 
 
-def _check_states(folder: Path, kind: object, settings: dict[str, Any]) -> None:
-    """Refuse layers with a recurrent state: a tree's branches and what is pruned are rows."""
+def _check_kind(folder: Path, kind: object, settings: dict[str, Any]) -> None:
+    """Refuse what rows alone cannot carry from layer to layer, and prune."""
+    named = kind if isinstance(kind, str) else ""
     inner = settings.get("text_config")
     listed = (inner if isinstance(inner, dict) else settings).get("layer_types")
     states = isinstance(listed, list) and not _STATES.isdisjoint(map(str, listed))
-    if not states and not (isinstance(kind, str) and _RECURRENT.match(kind)):
-        return
-    instead = "a Llama, Qwen 3 or Mistral model"
-    if str(kind).startswith("qwen"):
-        instead = "Qwen 3 (qwen3, qwen3_moe)"
-    elif str(kind).startswith("granite"):
-        instead = "a Granite 4 without -h- in its name, or Granite 4.1"
-    raise ModelError(
-        f"the model in {folder} is of type {kind!r} with layers of linear attention, convolution "
-        "or another recurrent state, from which no single guess can be pruned as its keys can; "
-        f"use a model whose layers all have full or sliding attention, such as {instead}"
-    )
+    if _UNEVEN.match(named):
+        raise ModelError(
+            f"the model in {folder} is of type {kind!r}, whose layers have keys of different "
+            "shapes, or take keys and token embeddings that are on other stages; use Gemma 3"
+        )
+    if states or _RECURRENT.match(named):
+        instead = "Qwen 3 (qwen3, qwen3_moe)" if named.startswith("qwen") else "Qwen 3 or Mistral"
+        if named.startswith("granite"):
+            instead = "a Granite 4 without -h- in its name"
+        raise ModelError(
+            f"the model in {folder} is of type {kind!r} with layers of linear attention, "
+            "convolution or another recurrent state, from which no single guess can be pruned as "
+            f"its keys can; use a model whose layers all have attention, such as {instead}"
+        )
 
 
 def _check_angles(folder: Path, family: Family, config: PretrainedConfig) -> None:

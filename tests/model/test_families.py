@@ -484,7 +484,8 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ),
         ("qwen3", {"model_type": "qwen3_next"}, r"recurrent state.*such as Qwen 3 \(qwen3"),
         ("qwen3", QWEN35, r"'qwen3_6'.*linear attention.*such as Qwen 3 \(qwen3"),
-        ("qwen3", {"model_type": "nemotron_h"}, "no single guess can be pruned.*Llama"),
+        ("qwen3", {"model_type": "nemotron_h"}, "no single guess can be pruned.*Mistral"),
+        ("gemma3_text", {"model_type": "gemma4"}, "keys of different shapes.*use Gemma 3$"),
         (
             "granitemoehybrid",
             {"layer_types": ["mamba", "attention"] * 2},
