@@ -24,11 +24,11 @@ def open_source(model: str | Path, quantisation: Quantisation = PLAIN) -> Tensor
     used, saying where and what to do.
     """
     files = model_files(model)
+    held = FILE if quantisation == FILE else PLAIN
     if isinstance(files, GgufFiles):
-        return quantising(GgufCheckpoint(files), quantisation)
+        return quantising(GgufCheckpoint(files, held), quantisation)
     checkpoint = Checkpoint(model)
     packing = packing_of(checkpoint.path, checkpoint.config.to_dict())
     if packing is None:
         return quantising(checkpoint, quantisation)
-    held = FILE if quantisation == FILE else PLAIN
     return quantising(PackedCheckpoint(checkpoint, packing, held), quantisation)

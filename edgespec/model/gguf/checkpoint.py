@@ -8,28 +8,31 @@ from pathlib import Path
 
 import torch
 
-from edgespec.config import Quantisation
+from edgespec.config import FILE, Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.gguf.architectures import Place, places
+from edgespec.model.gguf.codes import Rows, form_of, stored_form
 from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.gguf.unpacking import PLAIN, numbers_of
 from edgespec.model.loader import open_config
+from edgespec.model.source import check_shape
 
 _CHUNK = 1 << 22  # bytes of numbers in float32 that are unpacked at a time
 
 
 class GgufCheckpoint:
-    """The model in a GGUF file: its configuration, and its tensors, dequantised, on request.
+    """The model in a GGUF file: its configuration, and its tensors, in their codes or dequantised.
 
     Opening it reads the header, no weights. Raises ModelError for a file that cannot be used.
     """
 
-    quantisation = Quantisation()
     mapped = True
     """What `tensor` returns is memory of its own, and may be kept."""
 
-    def __init__(self, files: GgufFiles) -> None:
+    def __init__(self, files: GgufFiles, quantisation: Quantisation) -> None:
+        """`quantisation`: FILE, or "none" for the values that codes stand for."""
         self.path: Path = files.path
+        self.quantisation = quantisation
         self.config = open_config(files.file("config.json"), files.path)
         self.layers = int(self.config.num_hidden_layers)
         self._opened = files.opened
@@ -44,7 +47,9 @@ class GgufCheckpoint:
         return frozenset(self._places)
 
     def form(self, name: str) -> Quantisation:
-        return self.quantisation
+        if self.quantisation != FILE:
+            return self.quantisation
+        return form_of(self._place(name).stored.type)
 
     def tensor(self, name: str) -> torch.Tensor:
         """See TensorSource: float32 where it is packed, else as it is stored."""
@@ -60,8 +65,11 @@ class GgufCheckpoint:
         return made.sub_(place.less) if place.less else made
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
-        """Raises ModelError: its tensors are plain."""
-        raise ModelError(f"{name!r} in {self.path} is not packed")
+        place = self._place(name)
+        if self.form(name).kind == "none":
+            raise ModelError(f"{name!r} in {self.path} is not packed")
+        check_shape(self, name, torch.Size(place.shape), shape)
+        return stored_form(place.stored.type, shape, _chunks(self.path, name, place))
 
     def _place(self, name: str) -> Place:
         if name not in self._places:
@@ -72,9 +80,7 @@ class GgufCheckpoint:
         return self._places[name]
 
 
-def _chunks(
-    path: Path, name: str, place: Place
-) -> Iterator[tuple[torch.Tensor | slice, torch.Tensor]]:
+def _chunks(path: Path, name: str, place: Place) -> Iterator[tuple[Rows, torch.Tensor]]:
     """Some rows at a time: where they belong among the tensor's, and their bytes [n, row bytes]."""
     stored = place.stored
     count = torch.Size(place.shape[:-1]).numel()

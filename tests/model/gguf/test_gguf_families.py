@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from support.ggufs import all_as, write_gguf_family
 from support.pipelines import CUTS, TOLERANCE, Pipeline, difference, random_tokens
 from support.tiers import tiered
 
+from edgespec.config import FILE
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
+from edgespec.model.quantised.linear import dequantised
 from edgespec.model.sources import open_source
 
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
@@ -60,9 +63,27 @@ def test_every_type(tmp_path: Path, kind: str) -> None:
     assert_same(*write_gguf_family(tmp_path, "llama", mixed if kind == "mixed" else all_as(kind)))
 
 
-def test_the_k_types(tmp_path: Path) -> None:
-    def mixed(name: str, shape: tuple[int, ...]) -> str:
-        return K_TYPES[sum(map(ord, name)) % 3] if len(shape) > 1 else "F32"
-
-    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 4}
-    assert_same(*write_gguf_family(tmp_path, "llama", mixed, **sizes))
+def test_codes_are_copied(tmp_path: Path) -> None:
+    """A file of all packed types: dequantised as gguf does it, and the same values by its codes."""
+    types = [kind for kind in TYPES if kind.startswith("Q")] + K_TYPES
+    chosen = itertools.cycle(types)
+    sizes = {"hidden_size": 256, "intermediate_size": 256}
+    file, twin = write_gguf_family(
+        tmp_path, "llama", lambda name, shape: next(chosen) if len(shape) > 1 else "F32", **sizes
+    )
+    assert_same(file, twin)
+    source, values = open_source(file, FILE), Checkpoint(twin)
+    matrices = sorted(name for name in source.names if "proj" in name)
+    seen = set()
+    for name in matrices:
+        with case(name):
+            form, exact = source.form(name), values.tensor(name)
+            seen.add(form)
+            got = dequantised(source.packed(name, exact.shape), exact.shape, form, torch.float64)
+            # gguf itself rounds to float32 at every step.
+            assert torch.allclose(got, exact.double(), rtol=1e-6, atol=1e-8)
+    assert len(seen) == len(types) - 1  # Q8_0 and Q5_0 are of one form
+    pipeline = Pipeline(file, CUTS[2], model=reference(twin), source=source)
+    rows = pipeline.prefill(random_tokens(1, 9))
+    theirs = plain_hidden(pipeline.model, random_tokens(1, 9))
+    assert difference(rows, theirs) < TOLERANCE
