@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig
 
 from edgespec.config import Quantisation
@@ -68,7 +69,7 @@ class Checkpoint:
 
     def tensor(self, name: str) -> torch.Tensor:
         """See TensorSource; it is a view of the mapped file: copy it to keep it."""
-        tensor = self.stored(name)
+        tensor = self.stored([name])[name]
         if tensor.dtype not in _FLOATS:
             raise ModelError(
                 f"{name!r} in {self.path} is stored as {tensor.dtype}, which is already quantised; "
@@ -76,22 +77,27 @@ class Checkpoint:
             )
         return tensor
 
-    def stored(self, name: str) -> torch.Tensor:
-        """A tensor of any dtype, as `tensor` gives it."""
-        if name not in self._places:
-            raise ModelError(
-                f"the model in {self.path} has no tensor {name!r}: its files and its config.json "
-                "do not belong together; download the model again"
-            )
-        place = self._places[name]
-        file = self._files.file(place.file)
-        try:
-            tensor = place.read(str(file))
-        except (OSError, SafetensorError, ValueError) as error:
-            raise ModelError(
-                f"cannot read {name!r} from {file} ({error}); download the model again"
-            ) from error
-        return tensor
+    def stored(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Tensors of any dtype, as `tensor` gives them; a file that has several is opened once."""
+        opened: dict[str, Any] = {}
+        tensors = {}
+        for name in names:
+            if name not in self._places:
+                raise ModelError(
+                    f"the model in {self.path} has no tensor {name!r}: its files and its "
+                    "config.json do not belong together; download the model again"
+                )
+            place = self._places[name]
+            file = self._files.file(place.file)
+            try:
+                if place.file not in opened:
+                    opened[place.file] = safe_open(str(file), framework="pt", device="cpu")
+                tensors[name] = place.read(opened[place.file])
+            except (OSError, SafetensorError, ValueError) as error:
+                raise ModelError(
+                    f"cannot read {name!r} from {file} ({error}); download the model again"
+                ) from error
+        return tensors
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
         """Raises ModelError: all tensors of a checkpoint are plain."""

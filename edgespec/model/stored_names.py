@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import PretrainedConfig
 
 TEXT_PART = {
@@ -33,20 +33,19 @@ class TensorPlace:
     first: int = 0
     every: int = 1
 
-    def read(self, file: str) -> torch.Tensor:
-        """The tensor, a view of the mapped file unless it is an expert's.
+    def read(self, tensors: Any) -> torch.Tensor:
+        """The tensor of the opened `file`, a view of what is mapped unless it is an expert's.
 
         Raises what safetensors does, and ValueError for another number of experts.
         """
-        with safe_open(file, framework="pt", device="cpu") as tensors:
-            if not self.experts:
-                whole: torch.Tensor = tensors.get_tensor(self.name)
-                return whole
-            fused = tensors.get_slice(self.name)
-            held = fused.get_shape()[0]
-            if held != self.experts:
-                raise ValueError(f"it holds {held} experts, config.json says {self.experts}")
-            one: torch.Tensor = fused[self.expert][..., self.first :: self.every]
+        if not self.experts:
+            whole: torch.Tensor = tensors.get_tensor(self.name)
+            return whole
+        fused = tensors.get_slice(self.name)
+        held = fused.get_shape()[0]
+        if held != self.experts:
+            raise ValueError(f"it holds {held} experts, config.json says {self.experts}")
+        one: torch.Tensor = fused[self.expert][..., self.first :: self.every]
         return (one.mT if one.dim() > 1 else one).contiguous()
 
 

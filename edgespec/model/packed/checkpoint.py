@@ -18,6 +18,7 @@ from edgespec.model.packed.gptq import Gptq
 from edgespec.model.packed.matrix import Dialect, PackedMatrix
 from edgespec.model.packed.settings import Packing
 from edgespec.model.quantised.linear import dequantised
+from edgespec.model.quantised.rounding import Packed
 from edgespec.model.source import check_shape
 
 _DIALECTS: dict[str, Any] = {
@@ -73,13 +74,16 @@ class PackedCheckpoint:
         if name not in self._packed:
             return self._files.tensor(name)
         matrix = self._matrix(name)
-        return dequantised(matrix.pack(), matrix.shape, matrix.form, torch.float32)
+        return dequantised(self._pack(name, matrix), matrix.shape, matrix.form, torch.float32)
 
-    def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
+    def packed(self, name: str, shape: torch.Size) -> Packed:
         if name not in self._packed:
             return self._files.packed(name, shape)  # raises
         matrix = self._matrix(name)
         check_shape(self, name, matrix.shape, shape)
+        return self._pack(name, matrix)
+
+    def _pack(self, name: str, matrix: PackedMatrix) -> Packed:
         try:
             return matrix.pack()
         except ModelError as error:
@@ -87,9 +91,11 @@ class PackedCheckpoint:
 
     def _matrix(self, name: str) -> PackedMatrix:
         module = name.removesuffix("weight")
-        names = [part for part in self._dialect.parts if module + part in self._files.names]
+        names = self._files.names
+        held = [part for part in self._dialect.parts if module + part in names]
+        stored = self._files.stored([module + part for part in held])
         try:
-            return self._dialect.matrix({part: self._files.stored(module + part) for part in names})
+            return self._dialect.matrix({part: stored[module + part] for part in held})
         except ModelError as error:
             raise self._named(name, error) from error
 
