@@ -86,24 +86,30 @@ class NibblesLinear(SlicedLinear):
         return max(1, super().slice_rows(device) // tile) * tile
 
     def slice_product(self, rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        return rows @ self._columns(first, end)[:, : end - first]
+        """By scaled codes, and the zeros by themselves, as of these there are fewer."""
+        scaled, zero = self._slice(first, end)
+        sums = rows.view(rows.shape[0], -1, self.group).sum(2)
+        return (rows @ scaled.view(self.in_features, -1) + sums @ zero)[:, : end - first]
 
     def weight_rows(self, first: int, end: int) -> torch.Tensor:
-        return self._columns(first, end).T[: end - first]
+        """code * scale + zero."""
+        scaled, zero = self._slice(first, end)
+        return scaled.add_(zero.unsqueeze(1)).view(self.in_features, -1).T[: end - first]
 
-    def _columns(self, first: int, end: int) -> torch.Tensor:
-        """Some whole tiles of W transposed, [in, rows]."""
+    def _slice(self, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes * scale [groups, group, rows] and zeros [groups, rows] of some whole tiles."""
         half = self.tiles.shape[2]
         tiles = self.tiles[first // (2 * half) : -(-end // (2 * half))]
         groups = self.in_features // self.group
-        high, low = tiles.view(-1, groups, 2, self.group, half).permute(2, 1, 3, 0, 4).contiguous()
+        split = tiles.view(-1, groups, 2, self.group, half)
+        high, low = split.permute(2, 1, 3, 0, 4).contiguous()
         # Of a byte the low nibble is of a row in the tile's first half, the high one in its second.
-        codes = torch.stack(((high << 4) | (low & 15), (high & 240) | (low >> 4)), dim=3)
-        steps = codes.view(groups, self.group, -1).to(self.dtype).sub_(128)
-        pairs = self.scales[:, first : first + steps.shape[2]].to(self.dtype)
-        scale, zero = pairs.permute(2, 0, 1).unsqueeze(2)
-        added = zero * (_HIGH + 1) - scale * (_HIGH // 2)
-        return steps.mul_(scale).add_(added).view(self.in_features, -1)
+        shifted = torch.stack(((high << 4) | (low & 15), (high & 240) | (low >> 4)), dim=3)
+        codes = shifted.bitwise_xor_(128).view(torch.int8).view(groups, self.group, -1)
+        pairs = self.scales[:, first : first + codes.shape[2]].to(self.dtype)
+        scale, zero = pairs.permute(2, 0, 1)
+        scaled = codes.to(self.dtype).mul_(scale.unsqueeze(1))
+        return scaled, zero * (_HIGH + 1) - scale * (_HIGH // 2)
 
 
 def _nibbles(codes: torch.Tensor, group: int) -> torch.Tensor:
