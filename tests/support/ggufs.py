@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 from safetensors.torch import save_file
-from support.checkpoints import write_family
+from support.checkpoints import write_family, write_tokenizer
 
 from edgespec.model.loader import Checkpoint
 
@@ -203,3 +203,28 @@ def llama3_divisors(rope: Mapping[str, Any], head: int) -> np.ndarray:
     plain = rope["rope_theta"] ** -(torch.arange(0, head, 2, dtype=torch.float32) / head)
     divisors: np.ndarray = (plain / frequencies).numpy()
     return divisors
+
+
+def tokenizer_values(root: Path, style: str = "bytes", **more: Any) -> dict[str, Any]:
+    """The keys that llama.cpp's converter writes for one of `write_tokenizer`'s tokenizers."""
+    folder = write_tokenizer(root / f"tokenizer-{style}", style=style)
+    inner = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = inner["model"]["vocab"] | {one["content"]: one["id"] for one in inner["added_tokens"]}
+    special = {one["id"] for one in inner["added_tokens"] if one["special"]}
+    added = {one["id"] for one in inner["added_tokens"]} - special
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    kinds = [3 if id_ in special else 4 if id_ in added else 1 for id_ in range(len(tokens))]
+    values: dict[str, Any] = {
+        "tokens": tokens,
+        "token_type": kinds,
+        "bos_token_id": vocab["<s>"],
+        "eos_token_id": vocab["</s>"],
+        "add_bos_token": True,
+    }
+    if style == "bytes":
+        merges = [" ".join(pair) for pair in inner["model"]["merges"]]
+        values |= {"model": "gpt2", "pre": "gpt-2", "merges": merges}
+    else:
+        scores = [-float(index) for index in range(len(tokens))]
+        values |= {"model": "llama", "scores": scores, "unknown_token_id": vocab["<unk>"]}
+    return {f"tokenizer.ggml.{key}": value for key, value in (values | more).items()}

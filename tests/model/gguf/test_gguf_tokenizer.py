@@ -1,0 +1,102 @@
+"""Tokenizers made from GGUF files against those that the files were made from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.cases import case
+from support.checkpoints import CORPUS, write_checkpoint
+from support.ggufs import all_as, tokenizer_values, write_gguf
+from support.smollm2 import smollm2_file, tokenizer
+
+from edgespec.errors import ModelError
+from edgespec.model.gguf.reader import open_gguf
+from edgespec.model.gguf.vocabulary import tokenizer_files
+from edgespec.model.hub import local_folder
+from edgespec.model.tokenizer import Tokenizer
+
+TEXTS = [*CORPUS[:3], "", "  two  blanks ", "a<s>b</s>", "<|tool|> 12345\n\n\tx", "don't WE'LL"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def file_with(tmp_path: Path, **more: object) -> Path:
+    """A GGUF file with a tokenizer, of a model that is as small as can be."""
+    style = str(more.pop("style", "bytes"))
+    folder = write_checkpoint(tmp_path / "model", num_hidden_layers=1)
+    file = tmp_path / f"{style}.gguf"
+    values = {f"tokenizer.{key.replace('__', '.')}": value for key, value in more.items()}
+    write_gguf(folder, file, all_as("F16"), tokenizer_values(tmp_path, style) | values)
+    return file
+
+
+@pytest.mark.parametrize("style", ["bytes", "fallback"])
+def test_it_reads_and_writes_as_the_original_does(tmp_path: Path, style: str) -> None:
+    ours = Tokenizer(local_folder(file_with(tmp_path, style=style)))
+    theirs = Tokenizer(tmp_path / f"tokenizer-{style}")
+    for text in TEXTS:
+        with case(text):
+            assert ours.encode(text) == theirs.encode(text)
+            assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+    assert ours.eos_ids == theirs.eos_ids
+
+
+def test_templates_ends_and_opening_tokens_are_the_files_own(tmp_path: Path) -> None:
+    template = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
+    file = file_with(
+        tmp_path, chat_template=template, ggml__eot_token_id=7, ggml__add_bos_token=False
+    )
+    folder = local_folder(file)
+    made = Tokenizer(folder)
+    assert made.eos_ids == {1, 7}
+    assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [1, 7]}
+    assert made.encode("") == []
+    chat = made.encode_chat([{"role": "user", "content": "fox"}])
+    assert (chat[0], chat[-1]) == (0, 1)
+    assert made.decode(chat) == "fox"
+
+
+def test_what_is_not_known_is_named(tmp_path: Path) -> None:
+    changes = {
+        "of kind 'bert'": {"model": "bert"},
+        "cuts text as 'martian'": {"pre": "martian"},
+        "merge that is no pair": {"merges": ["a b c"]},
+        "eos_token_id is 99999": {"eos_token_id": 99999},
+        "lists no tokens": {"tokens": ["", 3][:0] or [0]},
+        "type for some tokens": {"token_type": [1, 1]},
+        "cannot be used": {"merges": ["zz~ yy~"]},
+    }
+    folder = write_checkpoint(tmp_path / "model", num_hidden_layers=1)
+    for number, (message, change) in enumerate(changes.items()):
+        with case(message):
+            file = tmp_path / f"{number}.gguf"
+            write_gguf(folder, file, all_as("F16"), tokenizer_values(tmp_path, **change))
+            with pytest.raises(ModelError, match=message):
+                tokenizer_files(open_gguf(file))
+
+
+def test_smollm2_is_read_as_its_own_tokenizer_reads() -> None:
+    """The ids are those that are published of the model's own tokenizer.json for these texts."""
+    smollm2_file()
+    published = {
+        "Hello, we can use": [19556, 28, 392, 416, 722],
+        "The capital of France is": [504, 3575, 282, 4649, 314],
+        "\n": [198],
+        "Hello world! 123": [19556, 905, 17, 216, 33, 34, 35],
+        "Café déjà vu.": [51, 1939, 2756, 32564, 90, 16739, 386, 101, 30],
+        "  multiple   spaces": [216, 2701, 256, 5600],
+    }
+    for text, ids in published.items():
+        assert tokenizer().encode(text) == ids
+        assert tokenizer().decode(ids) == text
+    assert tokenizer().eos_ids == {2}
+    chat = tokenizer().encode_chat([{"role": "user", "content": "Hi"}])
+    text = tokenizer().decode(chat)
+    assert (chat[0], chat[-1]) == (1, 198)
+    assert "named SmolLM, trained by Hugging Face" in text
+    assert text.endswith("user\nHi\nassistant\n")
