@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints import write_checkpoint
+from support.tiers import thorough
 from support.torch_rings import BASE, DRAFT, generated
 from support.work import half
 
@@ -41,9 +42,9 @@ SHORT = replace(SETUP, prompts=SETUP.prompts[:1], max_new_tokens=6)
 
 
 @lru_cache
-def all_of_it() -> str:
+def all_of_it(policies: tuple[str, ...] = ("all",)) -> str:
     """The JSON of all policies on the two prompts, in this process."""
-    return json.dumps(as_json(simulate(SETUP, ["all"]), SETUP.settings()))
+    return json.dumps(as_json(simulate(SETUP, list(policies)), SETUP.settings()))
 
 
 @pytest.mark.thorough
@@ -66,8 +67,11 @@ def test_the_tokens_are_those_of_transformers() -> None:
     assert played.tokens == expected
 
 
-def test_figures_fit_together() -> None:
-    for run in json.loads(all_of_it())["runs"]:
+@pytest.mark.parametrize(
+    "policies", [("autoregressive", "flowspec"), thorough(("all",))], ids=["two", "all"]
+)
+def test_figures_fit_together(policies: tuple[str, ...]) -> None:
+    for run in json.loads(all_of_it(policies))["runs"]:
         assert (run["prompts"], run["stages"], run["new_tokens"]) == (2, 2, 24)
         assert run["tokens_per_second"] == run["new_tokens"] / run["virtual_seconds"]
         assert run["tokens_per_second"] < run["decode_tokens_per_second"]

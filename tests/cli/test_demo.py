@@ -34,17 +34,22 @@ def all_gone(processes: list[psutil.Process]) -> Callable[[], bool]:
     return lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 
 
+@pytest.fixture(scope="module", params=tiered([1, 2], [1]))
+def stages(request: pytest.FixtureRequest) -> int:
+    """Each is a process that reads torch."""
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def answered() -> Done:
+def answered(stages: int) -> Done:
     """A demo to its end."""
-    done = run(
-        "demo", "--compare", "--json", "--verbose", "--stages", "2", "--max-new-tokens", "16"
-    )
+    how = ("--compare", "--json", "--verbose", "--max-new-tokens", "16")
+    done = run("demo", "--stages", str(stages), *how)
     assert done.code == 0, done.err
     return done
 
 
-def test_json_is_one_object_and_nothing_else(answered: Done) -> None:
+def test_json_is_one_object_and_nothing_else(answered: Done, stages: int) -> None:
     done = answered
     assert done.out.count("\n") == 1
     answer = json.loads(done.out)
@@ -53,7 +58,11 @@ def test_json_is_one_object_and_nothing_else(answered: Done) -> None:
     assert set(wanted.split()) <= set(answer)
     tokenizer = Tokenizer.from_file(str(Path(bundled("base")) / "tokenizer.json"))
     assert answer["text"] == tokenizer.decode(answer["token_ids"])
-    assert (answer["stages"], answer["policy"], answer["draft"]) == (2, "adaptive", "independent")
+    assert (answer["stages"], answer["policy"], answer["draft"]) == (
+        stages,
+        "adaptive",
+        "independent",
+    )
     assert "coordinator: process" in done.err
     assert "> Tom has 3 boxes" in done.err
 

@@ -134,13 +134,10 @@ def play_to_an_end(fake: FakeRing, end: Callable[[FakeRing], None], policy: str)
 ENDS = [cancel, fault, peer_gone, ring_ended]
 
 
-QUICK_ENDS = [*((end, "flowspec") for end in ENDS), (cancel, "adaptive")]
-
-
 @pytest.mark.parametrize(
     ("end", "policy"),
     [
-        (end, policy) if (end, policy) in QUICK_ENDS else thorough(end, policy)
+        (end, policy) if policy == "flowspec" else thorough(end, policy)
         for policy in POLICY_NAMES
         for end in ENDS
     ],

@@ -7,7 +7,7 @@ from functools import cache, reduce
 from typing import Any, TypeVar
 
 import pytest
-from support.tiers import tiered
+from support.tiers import thorough, tiered
 from support.torch_rings import BASE, generated, prompts, request, torch_ring
 
 from edgespec.drafting.choice import HYBRID, SOURCES
@@ -30,7 +30,6 @@ matrix = [
 ]
 few = [  # test_exactness.py has the independent draft
     pytest.mark.parametrize("draft", [d for d in DRAFTS if d not in ("independent", "easyspec")]),
-    pytest.mark.parametrize("policy", tiered(["adaptive", "flowspec"], ["flowspec"])),
 ]
 
 
@@ -40,8 +39,11 @@ def marked(marks: list[pytest.MarkDecorator]) -> Callable[[Test], Test]:
 
 
 @marked(few)
-def test_greedy_is_what_transformers_generates(policy: str, draft: str) -> None:
-    _greedy(3, policy, draft, 2)
+@pytest.mark.parametrize(
+    ("policy", "count"), [("flowspec", 1), thorough("flowspec", 2), thorough("adaptive", 2)]
+)
+def test_greedy_is_what_transformers_generates(policy: str, draft: str, count: int) -> None:
+    _greedy(3, policy, draft, count)
 
 
 @marked(matrix)
@@ -68,6 +70,7 @@ def _greedy(stages: int, policy: str, draft: str, count: int) -> None:
 
 
 @marked(few)
+@pytest.mark.parametrize("policy", tiered(["adaptive", "flowspec"], ["flowspec"]))
 def test_sampled_tokens_depend_on_seed_and_prompt_alone(policy: str, draft: str) -> None:
     _sampled(3, policy, draft, "code-3", 1.0, 5)
 

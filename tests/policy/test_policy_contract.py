@@ -98,10 +98,14 @@ def test_the_contract_holds_and_every_answer_ends(policy: Policy, seeds: range) 
             game.play()
 
 
-@SOME_OR_MORE
+@pytest.mark.parametrize(
+    "seeds",
+    [range(2), pytest.param(range(2, 16), marks=pytest.mark.thorough)],
+    ids=["some", "more"],
+)
 def test_asking_again_changes_nothing_but_what_is_of_use(policy: Policy, seeds: range) -> None:
     """Asked once more without any event, a policy may go on, but not for ever."""
-    for _, game in rounds(policy, seeds[:12]):
+    for _, game in rounds(policy, seeds):
         for _ in range(200):
             while game.decide():
                 pass

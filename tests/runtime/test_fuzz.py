@@ -24,6 +24,7 @@ from support.keys import OWN
 from support.nodes import HOST, NodeRing, until
 from support.rings import submit
 from support.sockets import DEVICE, BareSockets
+from support.tiers import thorough
 
 from edgespec.config import Address, Timing
 from edgespec.errors import ModelError, RequestFailed
@@ -258,12 +259,23 @@ def assert_quiet(lines: Lines, seconds: float) -> None:
         assert count <= seconds + PER_KIND, (kind, count)
 
 
+FEW = ("raw 1", "unknown", "stage", "client")
+"""One of each sort: bytes, a key that counts nowhere, and insiders. Each is a process."""
+
+
+@pytest.mark.parametrize(
+    ("kinds", "seconds"), [(FEW, 1.5), thorough(tuple(ATTACKERS), 2.5)], ids=["few", "all"]
+)
 def test_an_answer_under_attack_is_the_right_one(
-    tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+    kinds: tuple[str, ...],
+    seconds: float,
+    tmp_path: Path,
+    lines: Lines,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(access, "HANDSHAKE_MS", 1_000)  # so that all strangers are gone early
     with scene(tmp_path) as made:
-        check(made, lines, ATTACKERS, 2.5)
+        check(made, lines, {kind: ATTACKERS[kind] for kind in kinds}, seconds)
 
 
 def test_who_listens_sends_no_pings(tmp_path: Path) -> None:

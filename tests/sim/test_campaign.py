@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs, to_builtins
-from support.tiers import tiered
+from support.tiers import thorough, tiered
 from support.worlds import CALM, CALM_ASK
 
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -43,9 +43,11 @@ SLOW_RUNS = 10_000
 SLOW_CHUNK = 1_000
 
 
-@pytest.mark.parametrize("first", tiered(range(0, RUNS, CHUNK), [0]))
-def test_random_scenarios_keep_every_promise(first: int, tmp_path: Path) -> None:
-    assert run_campaign(range(first, first + CHUNK), tmp_path) == CHUNK
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 20), *(thorough(first, CHUNK) for first in range(0, RUNS, CHUNK))]
+)
+def test_random_scenarios_keep_every_promise(first: int, count: int, tmp_path: Path) -> None:
+    assert run_campaign(range(first, first + count), tmp_path) == count
 
 
 class Prompted(Oracle):

@@ -12,6 +12,7 @@ import msgpack
 import psutil
 import pytest
 from support.fuzz import BOMBS, Frames, Fuzzer, packed, survives
+from support.tiers import tiered
 
 from edgespec.errors import RemoteProtocolError
 from edgespec.wire.codec import DEFAULT_LIMITS, MAGIC, VERSION, decode, encode
@@ -56,8 +57,9 @@ def check(count: int) -> None:
     assert count / 100 < good < count / 2
 
 
-def test_fuzzed_frames_are_messages_or_the_one_error() -> None:
-    check(30_000)
+@pytest.mark.parametrize("count", tiered([8_000, 30_000], [8_000]))
+def test_fuzzed_frames_are_messages_or_the_one_error(count: int) -> None:
+    check(count)
 
 
 @pytest.mark.slow
@@ -108,9 +110,10 @@ def memory_for(frames: Frames) -> tuple[int, str]:
     return peak, ""
 
 
-def test_fuzzed_frames_take_little_memory() -> None:
+@pytest.mark.parametrize("count", tiered([500, 2_000], [500]))
+def test_fuzzed_frames_take_little_memory(count: int) -> None:
     fuzzer = Fuzzer(SEED + 1)
-    assert max(memory_for(fuzzer.frames())[0] for _ in range(2_000)) < 2 << 20
+    assert max(memory_for(fuzzer.frames())[0] for _ in range(count)) < 2 << 20
 
 
 @pytest.mark.parametrize("leaf", [b"\x90", b"\xa2ab", b"\xce\xff\xff\xff\xff", b"\xc0"])
