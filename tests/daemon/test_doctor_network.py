@@ -342,6 +342,7 @@ def test_a_slow_coordinator_does_not_hold_it_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_network, "_TRIPS", 100_000)  # it would take hours
+    monkeypatch.setattr(doctor_network, "TRIPS_S", 0.5)
     with serving(lag=0.3) as address:
         found = findings(device(tmp_path / "device"), address)
     assert found["link"].state == WARNING

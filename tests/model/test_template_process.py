@@ -96,7 +96,7 @@ def test_what_has_no_end_ends_in_one_clear_error_and_the_next_is_rendered(
 ) -> None:
     with rendering(if_user(what), seconds=10.0) as made:
         made.render(talk("hello"))
-        made._seconds = 1.0 if what == LOOPS else 60.0
+        made._seconds = 0.5 if what == LOOPS else 60.0
         with pytest.raises(ConfigError, match=words) as caught:
             made.render(talk("x"))
         assert "\n" not in str(caught.value)

@@ -256,7 +256,7 @@ def test_a_client_that_is_gone_is_freed(where: str) -> None:
                         break
                 assert len(ring.machine._requests) == 1
         for block in ring.blocks:
-            block.delay = 1.0  # the whole answer would take minutes: nobody computes it
+            block.delay = 0.5  # the whole answer would take minutes: nobody computes it
         ring.assert_free()
         for block in ring.blocks:
             block.delay = 0.0

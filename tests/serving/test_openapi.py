@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given
@@ -11,10 +13,21 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from support.nodes import NodeRing
 from support.tiers import examples
 
 from edgespec.serving.openapi import openapi
 from edgespec.serving.schema import ChatRequest, TextRequest
+from edgespec.sim.toy import VOCABULARY
+
+
+@pytest.fixture(scope="module")
+def toy_ring() -> Iterator[NodeRing]:
+    """One whose answers end by themselves after some tokens: most requests give no limit."""
+    with NodeRing(2, eos_ids=range(0, VOCABULARY, 8)) as ring:
+        ring.await_up()
+        yield ring
+
 
 OPERATIONS = (
     ("GET", "/v1/models"),

@@ -10,8 +10,10 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
+import typer.main
 
 from edgespec.cli.main import main
 
@@ -37,10 +39,15 @@ class Done:
             assert word in text, self.err
 
 
+_built = cache(typer.main.get_command)
+"""Making the commands of their functions takes longer than most of them run; they keep nothing."""
+
+
 def run_here(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
 ) -> Done:
     """Run a command in this process."""
+    monkeypatch.setattr(typer.main, "get_command", _built)
     monkeypatch.setattr(sys, "argv", ["edgespec", *arguments])
     monkeypatch.setattr(os, "_exit", sys.exit)  # how a daemon ends its process
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
