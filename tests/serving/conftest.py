@@ -12,6 +12,16 @@ from support.nodes import NodeRing
 from edgespec.runtime.access_policy import CLIENT
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every server here speaks plain HTTP: a client would read the system's certificates for
+    longer than most requests take."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SSL_CERT_FILE", raising=False)
+        patch.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("certificates")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def toy_ring() -> Iterator[NodeRing]:
     """A ring of two fake stages, which is up."""

@@ -11,15 +11,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
-import openai
 import psutil
 import pytest
 import torch
 from support.nodes import until
 from support.real_apis import real_api
 from support.torch_rings import CONTEXT, generated, prompts, tokenizer, transformers_model
+
+if TYPE_CHECKING:
+    import openai
 
 MESSAGES: list[dict[str, str]] = [{"role": "user", "content": "What is three plus four?"}]
 PROMPT = next(iter(prompts().values()))
@@ -42,6 +45,8 @@ def url(served: tuple[str, int]) -> str:
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
     """The official client."""
+    import openai  # here and below: the collection of all tests does without it
+
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as made:
         yield made
 
@@ -94,6 +99,8 @@ def test_the_openai_client_chats(client: openai.OpenAI) -> None:
 
 @pytest.mark.thorough
 def test_the_async_client_has_several_answers_at_once(url: str) -> None:
+    import openai
+
     async def work() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
             asked = [
@@ -166,6 +173,8 @@ def test_log_probs_are_those_of_transformers(client: openai.OpenAI) -> None:
 
 @pytest.mark.thorough
 def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.NotFoundError, match="there is no model"):
         client.completions.create(model="gpt-4o", prompt="x")
     with pytest.raises(openai.BadRequestError) as caught:
