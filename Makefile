@@ -15,7 +15,7 @@ SHELL := /bin/bash
 PYTHON ?=
 TORCH ?= auto
 PIP_FLAGS ?=
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 STAGES ?= 3
 PROMPT ?= A farmer has 12 hens. Each hen lays 5 eggs a week. He eats 10 eggs and sells the rest \
 for 2 dollars each. How many dollars does he make in a week?
@@ -52,7 +52,9 @@ $(DEMO_STAMP): setup.cfg pyproject.toml constraints.txt
 demo: $(or $(wildcard $(STAMP)),$(DEMO_STAMP))
 	@$(BIN)/edgespec demo --stages $(STAGES) --prompt "$$PROMPT"
 
-PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadscope
+# One more than the cores that the tests are meant for, as some of them wait; what a file's tests
+# share is made once.
+PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 test: $(STAMP)
 	@$(PYTEST) -m "not slow and not thorough"
