@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.quantised.linear import held_bytes, pack, stored_parts
+from edgespec.model.quantised.made_up import made_up
 
 
 class RandomLayers:
@@ -99,15 +100,8 @@ def _packed_bytes(shape: torch.Size, form: Quantisation) -> int:
 
 
 def _packed(shape: torch.Size, form: Quantisation) -> dict[str, torch.Tensor]:
-    """A random matrix; of a form that only files have, random parts: nothing rounds to it."""
-    if form.name in QUANTISATIONS:
-        return pack(_random(shape), form)
-    return {
-        name: torch.randperm(*size, dtype=dtype)
-        if name == "order"
-        else (torch.rand(size) * (0.01 if dtype.is_floating_point else 16)).to(dtype)
-        for name, (size, dtype) in stored_parts(form, shape).items()
-    }
+    """A random matrix; nothing rounds to a form that only files have."""
+    return pack(_random(shape), form) if form.name in QUANTISATIONS else made_up(form, shape)
 
 
 def _random(shape: torch.Size) -> torch.Tensor:

@@ -10,7 +10,7 @@ from edgespec.model.quantised.rounding import Packed
 
 
 def made_up(form: Quantisation, shape: torch.Size, seed: int = 0) -> Packed:
-    """The stored form of a weight [out, in] of "int4" or "int8" that is nobody's.
+    """The stored form of a weight [out, in] that is nobody's.
 
     Raises ModelError if the shape does not fit the form.
     """
@@ -22,6 +22,7 @@ def made_up(form: Quantisation, shape: torch.Size, seed: int = 0) -> Packed:
         elif name == "order":
             packed[name] = torch.randperm(shape[1], generator=generator).to(dtype)
         else:
-            least, most = {"codes": (-100, 101), "tiles": (0, 256)}.get(name, (0, 16))
+            all_of = torch.iinfo(dtype) if name in ("codes", "tiles") else None
+            least, most = (all_of.min, all_of.max + 1) if all_of else (0, 16)
             packed[name] = torch.randint(least, most, size, generator=generator, dtype=dtype)
     return packed
