@@ -12,6 +12,7 @@ from typing import Protocol
 from edgespec.errors import ModelError
 from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.gguf.reader import part_names
+from edgespec.model.hub_download import fetch
 
 TOKENIZER_FILES = (
     "generation_config.json",
@@ -84,17 +85,13 @@ class HubFiles:
         self.path = Path(hub_id)
         self._id = hub_id
         with _explained(self._id, "config.json"):
-            from huggingface_hub import hf_hub_download
-
-            config = Path(hf_hub_download(hub_id, "config.json"))
+            config = fetch(hub_id, "config.json")
         self.folder = config.parent
         self.commit = config.parent.name  # huggingface_hub names a revision's folder by its commit
 
     def file(self, name: str) -> Path:
         with _explained(self._id, name):
-            from huggingface_hub import hf_hub_download
-
-            return Path(hf_hub_download(self._id, name, revision=self.commit))
+            return fetch(self._id, name, self.commit)
 
     def optional(self, name: str) -> Path | None:
         """The cache knows absent files too: what was asked for once is known without a network."""
@@ -133,6 +130,8 @@ def _explained(hub_id: str, name: str) -> Iterator[None]:
     """Turn what huggingface_hub raises into a ModelError that says what to do."""
     try:
         yield
+    except ModelError:
+        raise
     except Exception as error:  # its network library's errors are not part of its promises
         raise _refusal(hub_id, name, error) from error
 
@@ -199,11 +198,9 @@ def require_model(model: str | Path) -> None:
 
 def _hub_gguf(hub_id: str, name: str) -> Path:
     """A GGUF file of the hub, with all parts where it is one of several; downloaded if need be."""
-    from huggingface_hub import hf_hub_download
-
     parts = [Path(name).with_name(part.name) for part in part_names(Path(name))]
     with _explained(hub_id, name):
-        files = [Path(hf_hub_download(hub_id, part.as_posix())) for part in parts]
+        files = [fetch(hub_id, part.as_posix()) for part in parts]
         return files[0]
 
 

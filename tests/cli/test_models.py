@@ -141,12 +141,21 @@ def test_pull_downloads_what_is_missing_and_says_where(hub: Hub, tmp_path: Path)
     place = tmp_path / "hub" / "models--org--many" / "snapshots" / COMMIT
     assert f"org/many: {place}" in out
     assert "next: edgespec init --model org/many --draft eagle3:org/head --stages N" in out
-    # Again, with one file gone: that one is fetched, and no other.
-    name = sorted(weights)[0]
-    (place / name).resolve().unlink()
-    (place / name).unlink()
-    ((code, _, err),) = hub.run(tmp_path, PULL, "org/many")
-    assert (code, hub.fetched()) == (0, [name]), err
+    # Again, with two files cut off, one of them damaged: that one is refused, and fetched anew.
+    cut = {}
+    for name in sorted(weights)[:2]:
+        blob = (place / name).resolve()
+        cut[place / name] = blob.read_bytes()
+        part = blob.with_name(f"{blob.name}.edgespec-part")
+        part.write_bytes(cut[place / name][:1000] if len(cut) == 2 else bytes(1000))
+        blob.unlink()
+        (place / name).unlink()
+    damaged, done = hub.run(tmp_path, PULL, "org/many", "org/many")
+    first, second = (path.name for path in cut)
+    assert (damaged[0], f"{first} did not arrive as it is" in damaged[2]) == (2, True), damaged
+    assert (done[0], hub.fetched()) == (0, [first, first, second]), done
+    assert hub.ranges == ["bytes=1000-", "bytes=1000-"]
+    assert all(path.read_bytes() == content for path, content in cut.items())
 
 
 @pytest.mark.thorough

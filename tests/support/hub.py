@@ -34,6 +34,8 @@ class Hub:
     def __init__(self, models: dict[str, Path], gated: tuple[str, ...] = ()) -> None:
         self.models, self.gated = models, gated
         self.log: list[tuple[str, str]] = []
+        self.ranges: list[str] = []
+        """The parts of files that were asked for."""
         self.broken = False
         """Whether every answer is an error."""
 
@@ -72,7 +74,7 @@ class Hub:
         if parts[3] not in ("main", COMMIT) or not file.is_file():
             return 404, {**headers, "X-Error-Code": "EntryNotFound"}, b""
         content = file.read_bytes()
-        return 200, {**headers, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}, content
+        return 200, {**headers, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}, content
 
     def run(self, home: Path, code: str, *arguments: str, offline: bool = False) -> Any:
         """What Python code prints as JSON that has this hub and keeps downloads in `home`."""
@@ -95,6 +97,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self) -> None:
         status, headers, content = self.hub.answer(self.command, self.path.partition("?")[0])
+        if status == 200 and (part := self.headers.get("Range")):
+            self.hub.ranges.append(part)
+            start = int(part.removeprefix("bytes=").removesuffix("-"))
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            status, content = 206, content[start:]
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
