@@ -13,6 +13,7 @@ from edgespec.drafting.eagle.format import write_head
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.ppd.format import PPDTokens, write_ppd_tokens
 from edgespec.model.device import best_device
+from edgespec.model.hub import local_folder
 from edgespec.model.hub_cache import model_of
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.corpus import TrainingPlan, prepared
@@ -87,7 +88,7 @@ def _loaded(
 ) -> tuple[Teacher, Tokenizer]:
     torch.manual_seed(plan.settings.seed)
     say("loading the base")
-    return Teacher(plan.base, best_device(), dtype), Tokenizer(plan.base)
+    return Teacher(plan.base, best_device(), dtype), Tokenizer(local_folder(plan.base))
 
 
 def _figures(

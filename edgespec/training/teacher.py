@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.functional import embedding
-from transformers import AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from edgespec.errors import ModelError
 from edgespec.model.families import FAMILIES, embedding_scale, has_windows, logits_from
-from edgespec.model.loader import open_config
+from edgespec.model.loader import Checkpoint
+from edgespec.model.source import TensorSource
+from edgespec.model.sources import open_source
 from edgespec.model.stored_names import TEXT_PART
 from edgespec.training.texts import TextRows
 
@@ -28,19 +30,13 @@ class Lesson(NamedTuple):
 class Teacher:
     """The base model as transformers runs it, without gradients."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, base: str | Path, device: torch.device, dtype: torch.dtype) -> None:
         """Load it. Raises ModelError for a model that edgespec does not run."""
-        self.config = open_config(folder / "config.json")
+        source = open_source(base)
+        self.config = source.config
         self._family = FAMILIES[self.config.model_type]
         self.device = device
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=copy.deepcopy(self.config),
-            key_mapping=TEXT_PART,
-            dtype=dtype,
-            local_files_only=True,
-        )
-        self._model = model.to(device).eval().requires_grad_(False)
+        self._model = _whole(source, dtype).to(device).eval().requires_grad_(False)
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -128,3 +124,19 @@ class Teacher:
         ended = tokens[:, begin:] == end
         ends = torch.where(ended.any(1), ended.int().argmax(1) + begin + 1, length)
         return TextRows(tokens, torch.full((count,), begin - 1), ends)
+
+
+def _whole(source: TensorSource, dtype: torch.dtype) -> PreTrainedModel:
+    """transformers' own model. What is packed is loaded by its values."""
+    config = copy.deepcopy(source.config)
+    model: PreTrainedModel
+    if isinstance(source, Checkpoint):
+        model = AutoModelForCausalLM.from_pretrained(
+            source.path, config=config, key_mapping=TEXT_PART, dtype=dtype, local_files_only=True
+        )
+        return model
+    config.quantization_config = None  # else transformers looks for the program that packed it
+    values = {name: source.tensor(name) for name in source.names}
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model = kind.from_pretrained(None, config=config, state_dict=values, dtype=dtype)
+    return model

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.checkpoints import CORPUS, write_checkpoint, write_family, write_tokenizer
+from support.packed_folders import gptq, write_packed
 
 from edgespec.drafting.ppd.format import read_ppd_tokens
 from edgespec.errors import ModelError
@@ -64,6 +65,13 @@ def test_a_base_with_windows_or_sinks_is_refused(tmp_path: Path) -> None:
         teacher = Teacher(write_family(tmp_path / name, name), CPU, torch.float32)
         with pytest.raises(ModelError, match=f"'{name}' with sliding windows"):
             teacher.require_vectors()
+
+
+def test_a_packed_base_teaches_what_its_values_teach(base: Path, tmp_path: Path) -> None:
+    exact = write_packed(base, tmp_path / "m", gptq(16, act_order=True))
+    packed, plain = (Teacher(one, CPU, torch.float64) for one in (tmp_path / "m", exact))
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    assert torch.equal(packed.read(tokens, ()).hidden, plain.read(tokens, ()).hidden)
 
 
 def test_a_base_that_scales_is_read_as_a_block_computes_it(tmp_path: Path) -> None:
