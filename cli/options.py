@@ -100,8 +100,8 @@ Quant = Annotated[
     str,
     typer.Option(
         help="How the stages hold the layers' matrices: none, int8, int4, int4-g32, int4-g128, "
-        "nf4 or nf4-dq. auto: as the model's files pack them; else 4 bits a weight, or none for "
-        "a model below 100 MB."
+        "nf4, nf4-dq, or file, as the files of a packed model have them. auto: file for such a "
+        "one; else 4 bits a weight, or none for a model below 100 MB."
     ),
 ]
 DraftQuant = Annotated[

@@ -6,9 +6,10 @@ import ctypes
 import json
 from pathlib import Path
 
-from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.config import FILE, QUANTISATIONS, Quantisation
 from edgespec.errors import ConfigError
-from edgespec.model.hub import NotHereYet, model_files
+from edgespec.model.gguf.files import GgufFiles
+from edgespec.model.hub import ModelFiles, NotHereYet, model_files
 from edgespec.model.manifest import manifest_of
 from edgespec.planning.architecture import Architecture, architecture_of
 
@@ -42,12 +43,15 @@ def quantisation_for(model: str, quant: str = AUTO) -> Quantisation:
     if made is not None:
         return made.quantisation
     try:
-        file = model_files(model).file("config.json")
+        files = model_files(model)
+        file = files.file("config.json")
     except NotHereYet:
         return QUANTISATIONS["int4"]  # the hub's models are large, with few exceptions
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         config = config if isinstance(config, dict) else {}
+        if _is_packed(files, config):
+            return FILE
         of = architecture_of(config, str(file))
     except (OSError, ValueError, ConfigError):
         # The loader says what is wrong with the model, if anything is.
@@ -100,6 +104,12 @@ def four_bit_for(of: Architecture) -> Quantisation:
         if all(count % QUANTISATIONS[name].group == 0 for count in columns):
             return QUANTISATIONS[name]
     return QUANTISATIONS["int8"]
+
+
+def _is_packed(files: ModelFiles, config: dict[str, object]) -> bool:
+    if isinstance(files, GgufFiles):
+        return not all(tensor.type.plain for tensor in files.opened.tensors.values())
+    return "quantization_config" in config
 
 
 def _stored_bytes(folder: Path) -> int:

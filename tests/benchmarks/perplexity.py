@@ -1,11 +1,11 @@
 """Perplexity of a model under each quantisation, on text that is given, as a table.
 
-    python tests/benchmarks/perplexity.py [--model MODEL] [--texts FILE.jsonl] [--tokens N]
+    python tests/benchmarks/perplexity.py [--model MODEL] [--texts FILE.jsonl] [--tokens N] ...
 
 Without options: the bundled base model, and every question and answer of
 edgespec/bench/prompts/gsm8k-test-40.jsonl, which it was not trained on. Each text is one sequence;
-each token is predicted from those before it. One thread of the CPU. `loss` is against `none` in
-the first of --dtypes: the weights as the model has them, or as its file's codes stand for them.
+each token is predicted from those before it. One thread of the CPU. `loss` is against the first
+figure: with `none`, the weights as the model has them, or as its file's codes stand for them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from support.perplexities import perplexity, sequences, texts_of
 
 
-def measured(model: str, dtypes: list[str], texts: list[list[int]]) -> Iterator[list[str]]:
+def measured(
+    model: str, names: list[str], dtypes: list[str], texts: list[list[int]]
+) -> Iterator[list[str]]:
     """Lines of the table."""
     plain = 0.0
-    for name, quantisation in NAMED.items():
+    for name in names:
         cells = [name]
         try:
             for dtype in dtypes:
-                found = perplexity(open_source(model, quantisation), dtype, texts)
+                found = perplexity(open_source(model, NAMED[name]), dtype, texts)
                 plain = plain or found
                 cells += [f"{found:.4f}", f"{found / plain - 1:.2%}"]
         except ModelError as error:
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--model", default=bundled("base"), help="a folder, file or hub id")
     parser.add_argument("--texts", type=Path, help="JSON lines with question and answer")
     parser.add_argument("--tokens", type=int, default=0, help="at least so many; 0: all texts")
+    parser.add_argument("--quant", nargs="+", choices=list(NAMED), default=list(NAMED))
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -54,7 +57,7 @@ def main() -> None:
     texts = sequences(asked.model, texts_of(asked.texts), longest, asked.tokens)
     print(f"{sum(len(text) - 1 for text in texts)} tokens of {len(texts)} texts")
     print("quantisation", *(f"{dtype}\tloss" for dtype in asked.dtypes), sep="\t")
-    for cells in measured(asked.model, asked.dtypes, texts):
+    for cells in measured(asked.model, asked.quant, asked.dtypes, texts):
         print(*cells, sep="\t", flush=True)
 
 

@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.checkpoints import write_checkpoint
+from support.ggufs import tokenizer_values, write_gguf
 
 from edgespec.bench.simulated import Setup, play
 from edgespec.bench.workloads import Prompt, default_prompts
-from edgespec.config import QUANTISATIONS
+from edgespec.config import FILE, QUANTISATIONS
 from edgespec.daemon import planning
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.planning import (
@@ -24,6 +26,7 @@ from edgespec.daemon.planning import (
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import ConfigError
 from edgespec.model.manifest import MANIFEST, BlockEntry, Manifest
+from edgespec.model.sharding import Sharding
 from edgespec.planning.cost_model import COST_MODELS
 from edgespec.planning.plan import Plan, plan
 from edgespec.planning.problem import Problem
@@ -75,6 +78,33 @@ def test_block_files_say_how_they_are_quantised_and_cut(tmp_path: Path) -> None:
         assert (asked.model.quantisation.name, asked.split) == ("nf4", (5, 3))
     with pytest.raises(ConfigError, match="holds block files in nf4, not int4"):
         model_to_plan(str(tmp_path), "int4", "", "none")
+
+
+def test_layers_of_a_packed_file_count_as_the_largest_is_held(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 4}
+    folder = write_checkpoint(tmp_path / "plain", num_hidden_layers=2, **sizes)
+    weights, norms = 4 * 64 * 64 + 3 * 64 * 128, 2 * 64 * 2
+    wide = 64 * 128
+    four, eight = 4 + 32 / 32, 8 + 32 / 32  # bits, a scale and a zero for each 32 columns
+
+    def types(name: str, shape: tuple[int, ...]) -> str:
+        if len(shape) < 2:
+            return "F32"
+        return "Q8_0" if name == "model.layers.1.mlp.down_proj.weight" else "Q4_0"
+
+    file = tmp_path / "mixed.gguf"
+    write_gguf(folder, file, types, tokenizer_values(tmp_path))
+    asked = model_to_plan(str(file), "auto", "", "none").model
+    assert asked.quantisation == FILE
+    assert asked.file_bytes == norms + ((weights - wide) * four + wide * eight) / 8
+    costs = asked.costs
+    assert (costs.layer_bytes, costs.bits, costs.quantisation) == (asked.file_bytes, 4, "file")
+    rounded = model_to_plan(str(file), "int4-g32", "", "none").model.costs
+    assert rounded.layer_bytes == weights * four / 8
+    sharded = tmp_path / "sharded"
+    Sharding(str(file), FILE).into(sharded, ((0, 1), (1, 2)), lambda what, done, layers: None)
+    again = model_to_plan(str(sharded), "auto", "", "none")
+    assert (again.model.file_bytes, again.split) == (asked.file_bytes, (1, 1))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 from support.cases import case
+from support.checkpoints import write_checkpoint
+from support.ggufs import all_as, write_gguf
 
-from edgespec.config import QUANTISATIONS
+from edgespec.config import FILE, QUANTISATIONS
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.precision import dtype_for, four_bit_for, precision_text, quantisation_for
 from edgespec.planning.cost_model import ARCHITECTURES
@@ -52,6 +54,18 @@ def test_a_model_is_packed_by_its_size_and_shapes(tmp_path: Path) -> None:
         weights.truncate(10**9)  # of a family whose sizes are not known
     assert named(tmp_path, {**SMALL, "model_type": "mamba"}) == "int4"
     assert {four_bit_for(of).name for of in ARCHITECTURES.values() if of.hidden >= 2048} == {"int4"}
+
+
+def test_what_is_packed_stays_as_its_files_have_it(tmp_path: Path) -> None:
+    assert named(tmp_path, {**SMALL, "quantization_config": {"quant_method": "gptq"}}) == "file"
+    plain = write_checkpoint(tmp_path / "plain", num_hidden_layers=1, intermediate_size=64)
+    for kind, expected in (("Q8_0", "file"), ("F16", "none")):
+        write_gguf(plain, tmp_path / f"{kind}.gguf", all_as(kind))
+        assert quantisation_for(str(tmp_path / f"{kind}.gguf")).name == expected
+    assert precision_text(FILE, "bfloat16").startswith(
+        "blocks as the model's files pack them (file), computed in bfloat16"
+    )
+    assert "several times slower" in precision_text(FILE, "float32")
 
 
 def test_packed_blocks_are_computed_in_16_bit_and_a_slow_choice_is_said() -> None:
