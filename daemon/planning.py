@@ -235,7 +235,8 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     known = MODELS.get(known_name(one.folder))
     of = known.sizes if known else architecture_of(*_config(one.folder))
     name = known_name(one.folder) or Path(one.folder).resolve().name
-    return draft_costs_of(name, of, quantisation)
+    packed = _file_bytes(one.folder, None) if quantisation == FILE else 0
+    return draft_costs_of(name, of, quantisation, packed)
 
 
 _HEADS = {"eagle": eagle_costs, "eagle3": eagle3_costs}

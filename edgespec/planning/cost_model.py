@@ -142,18 +142,20 @@ def bits_of(quantisation: Quantisation) -> int:
     return {"none": 16, "int8": 8}.get(quantisation.kind, 4)
 
 
-def draft_costs_of(name: str, of: Architecture, quantisation: Quantisation) -> DraftCosts:
-    """The costs of any model as the draft.
+def draft_costs_of(
+    name: str, of: Architecture, quantisation: Quantisation, file_bytes: int = 0
+) -> DraftCosts:
+    """The costs of any model as the draft; `file_bytes` as for `cost_model_of`.
 
     A mixture is charged for the experts of one row only, as most passes have few rows.
     """
-    mlp = of.mlp_bytes(quantisation) * (of.active if of.experts else 1) // max(1, of.experts)
-    unused = of.mlp_bytes(quantisation) - mlp
+    whole = cost_model_of(name, of, quantisation, file_bytes=file_bytes)
+    unused = whole.expert_bytes - whole.expert_bytes * of.active // max(1, of.experts)
     return DraftCosts(
         name=name,
         layers=of.layers,
-        layer_bytes=of.attention_bytes(quantisation) + mlp,
-        bits=bits_of(quantisation),
+        layer_bytes=whole.layer_bytes - unused,
+        bits=whole.bits,
         head_bytes=of.head_bytes,
         kv_bytes=of.kv_bytes,
         ends_bytes=(1 if of.tied else 2) * of.head_bytes + of.layers * unused,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from edgespec.config import QUANTISATIONS
+from edgespec.config import FILE, QUANTISATIONS
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.planning.architecture import Architecture
@@ -164,6 +164,9 @@ def test_a_mixture_is_held_whole_and_charged_for_the_experts_in_use() -> None:
     assert times == sorted(times)
     draft = draft_costs_of("mixture", of, QUANTISATIONS["none"])
     assert draft.held_bytes == 2 * (4 * of.layer_weights + of.head_bytes)
+    packed = draft_costs_of("mixture", of, FILE, 10**9)
+    assert packed.held_bytes == 4 * 10**9 + 2 * of.head_bytes
+    assert packed.layer_bytes < 0.2 * 10**9  # 8 of 128 experts, and attention
 
 
 def test_eight_bits_read_as_many_bytes_and_compute_twice_the_rows() -> None:
