@@ -45,7 +45,10 @@ class _PolicyOption:
 class SamplingOptions:
     """Options of sampling and length, which bench and simulate have too."""
 
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128
+    max_new_tokens: Annotated[
+        int,
+        typer.Option(help="Tokens to generate at most; fewer if the context has no room for them."),
+    ] = 128
     temperature: Annotated[
         float,
         typer.Option(
@@ -141,8 +144,8 @@ def _conversation(messages: list[dict[str, str]]) -> str:
 
 def _check_prompt(prompt: str) -> None:
     _check_text("prompt", prompt)
-    if not prompt:
-        raise ConfigError("the prompt is empty; give at least one character")
+    if not prompt.strip():
+        raise ConfigError("the prompt is empty; give at least one character that is no space")
 
 
 def _check_text(what: str, text: str) -> None:

@@ -18,6 +18,7 @@ from edgespec.daemon.settings import chosen_draft
 from edgespec.drafting.choice import HYBRID, DraftChoice, parse_draft
 from edgespec.errors import ConfigError
 from edgespec.model.hub import model_files, require_model
+from edgespec.model.hub_cache import is_here
 from edgespec.model.manifest import Manifest, manifest_of
 from edgespec.planning.architecture import architecture_of, longest_context
 from edgespec.planning.catalogue import MODELS
@@ -36,6 +37,9 @@ from edgespec.planning.profile import Figure, Profile, RowTable
 from edgespec.schema import FileStruct, Text, as_type, parse_json
 
 DEFAULT_CONTEXT = 4096
+
+GGUF_BITS = 6
+"""Of a weight as held, in the largest layers of a Q4_K_M file that is not here to be looked at."""
 
 
 class _DeviceEntry(FileStruct, frozen=True):
@@ -78,10 +82,14 @@ def model_to_plan(model: str, quant: str, draft: str, draft_quant: str) -> Model
 
 def _base(model: str, quant: str) -> ModelToPlan:
     known = MODELS.get(known_name(model))
-    if known is None or Path(model).exists():
+    packed = known is not None and model == known.gguf
+    if known is None or Path(model).exists() or (packed and is_here(model)):
         return stored_model(model, quant)
-    quantisation = four_bit_for(known.sizes) if quant == AUTO else Quantisation.parse(quant)
-    planned = PlannedModel(known_name(model), known.sizes, quantisation)
+    usual = FILE if packed else four_bit_for(known.sizes)
+    quantisation = usual if quant == AUTO else Quantisation.parse(quant)
+    held = known.sizes.layer_weights * (9 if "Q8_0" in model else GGUF_BITS) // 8
+    file_bytes = held if quantisation == FILE else 0
+    planned = PlannedModel(known_name(model), known.sizes, quantisation, file_bytes=file_bytes)
     return ModelToPlan(planned, known.context, ())
 
 

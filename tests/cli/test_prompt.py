@@ -288,6 +288,7 @@ def test_a_coordinator_that_ends_is_an_error_of_the_prompt() -> None:
 
 WRONG: dict[str, tuple[list[str], str]] = {
     "empty prompt": ([""], "the prompt is empty"),
+    "only spaces": ([" \n "], "the prompt is empty"),
     "temperature": (["x", "--temperature", "-1"], "temperature is -1.0; it must be"),
     "temperature of no API": (["x", "--temperature", "2.1"], "a number from 0 to 2"),
     "temperature nan": (["x", "--temperature", "nan"], "temperature is nan"),
@@ -340,7 +341,6 @@ def test_wrong_input_is_one_clear_error(
     ("arguments", "words"),
     [
         (["x" * 400], "the prompt has 400 tokens and the model's context is 400"),
-        (["   "], "the prompt has no tokens"),
     ],
 )
 def test_what_only_the_coordinator_can_tell_is_an_error_too(

@@ -27,6 +27,7 @@ from edgespec.daemon.profiles import profile_named
 from edgespec.errors import ConfigError
 from edgespec.model.manifest import MANIFEST, BlockEntry, Manifest
 from edgespec.model.sharding import Sharding
+from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import COST_MODELS
 from edgespec.planning.plan import Plan, plan
 from edgespec.planning.problem import Problem
@@ -64,6 +65,14 @@ def test_a_cost_model_has_its_published_draft() -> None:
     assert chosen_context(asked, 0) == 4096
     quantised = model_to_plan("llama-2-7b", "auto", bundled("draft"), "int4").model.draft
     assert (quantised.name, quantised.bits) == ("draft", 4)
+
+
+def test_a_packed_file_that_is_not_here_is_planned_as_packed() -> None:
+    packed = model_to_plan(MODELS["qwen3-8b"].gguf, "auto", "none", "none").model
+    usual = model_to_plan(MODELS["qwen3-8b"].hub, "auto", "none", "none").model
+    assert (packed.name, packed.quantisation.name) == ("qwen3-8b", "file")
+    assert usual.quantisation.name == "int4"
+    assert usual.costs.layer_bytes < packed.costs.layer_bytes < 2 * usual.costs.layer_bytes
 
 
 def test_block_files_say_how_they_are_quantised_and_cut(tmp_path: Path) -> None:
