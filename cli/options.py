@@ -86,7 +86,8 @@ VERBOSE = typer.Option(
 MODEL = typer.Option(
     "",
     help="The base model: a name of `edgespec models`, a hub id (ORG/NAME), a folder in Hugging "
-    "Face format, or one that `edgespec shard` made. Default: the bundled demo model.",
+    "Face format, or one that `edgespec shard` made. Default: the bundled toy model; for demo "
+    "smollm2-135m, where `make` has installed it.",
     callback=check_model,
 )
 DRAFT = typer.Option(

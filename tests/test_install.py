@@ -97,6 +97,8 @@ def test_wheel_and_sdist_are_complete_install_and_answer(tmp_path: Path) -> None
     assert Path(where).is_relative_to(home)
     assert run(tmp_path, command, "--version") == f"edgespec {edgespec.__version__}\n"
 
-    answer = json.loads(run(tmp_path, command, "demo", "--max-new-tokens", "8", "--json"))
+    toy = str(Path(where.strip()).parent / "models" / "base")
+    demo = (command, "demo", "--model", toy, "--max-new-tokens", "8", "--json")
+    answer = json.loads(run(tmp_path, *demo))
     assert (answer["new_tokens"], answer["stages"]) == (8, 3)
     assert answer["text"]

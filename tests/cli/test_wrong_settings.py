@@ -24,6 +24,7 @@ def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return lambda *arguments: run_here(capfd, monkeypatch, *arguments)
 
 
+TOY_DEMO = ["demo", "--model", bundled("base")]
 SERVE = ["serve", "--port", "0"]
 
 WRONG: dict[str, tuple[list[str], str]] = {
@@ -73,7 +74,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no address": (["join", "--stage", "1", "--coordinator", "a:b"], "is no HOST:PORT"),
     "no wait": (["join", "--stage", "1", "--coordinator", "a:1", "--wait", "nan"], "wait is nan"),
     "demo without stages": (["demo", "--stages", "-1"], "-1 stages"),
-    "demo with too many": (["demo", "--stages", "9"], "9 stages for a model of 8 layers"),
+    "demo with too many": ([*TOY_DEMO, "--stages", "9"], "9 stages for a model of 8 layers"),
     "demo without a model": (["demo", "--model", "/none"], "there is no model folder /none"),
     "demo of nothing": (["demo", "--prompt", ""], "the prompt is empty"),
     "demo by magic": (["demo", "--policy", "magic"], "unknown policy 'magic'"),
