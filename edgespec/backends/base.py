@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from edgespec.machines.effects import RunBlock
-from edgespec.tree.ledger import IntArray
+from edgespec.tree.ledger import IntArray, Rows
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
@@ -48,9 +48,10 @@ class Head(Protocol):
     """The base model's output head, on the coordinator."""
 
     def choose(
-        self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
+        self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1
     ) -> tuple[Choice, TopLogprobs | None]:
-        """Sample the token after every hidden row [R, H]; `positions` are the new tokens'.
+        """Sample the tokens after rows, whose hidden rows are [R, H], along the path that they lead
+        down from the first one (see decoding.effects.RunHead).
 
         With `top` of at least 0, also so many of the likeliest tokens, and log-probabilities.
         """

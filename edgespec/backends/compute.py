@@ -27,6 +27,10 @@ COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, Draft, RunHead)
 COMPUTE = STAGE_COMPUTE + COORDINATOR_COMPUTE
 """Effects that go to the worker, in order; all others go to the sockets."""
 
+FIRST = (RunHead,)
+"""Of these, what the worker does before anything else that waits: the ring waits for a head, and it
+depends on no draft."""
+
 
 class StageCompute:
     """A stage's worker: its block of layers."""
@@ -65,7 +69,7 @@ class CoordinatorCompute:
     def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
         """Carry out one effect."""
         if isinstance(effect, RunHead):
-            wanted = effect.hidden, effect.positions, effect.sampling, effect.top
+            wanted = effect.hidden, effect.rows, effect.sampling, effect.top
             return HeadDone(effect.job, effect.request, *self._head.choose(*wanted))
         if self._draft is None:
             raise TypeError(f"{type(effect).__name__} without a draft source")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
@@ -16,7 +17,7 @@ from edgespec.model.tensors import from_torch, to_torch
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.types.tensor import Tensor
-from edgespec.verify.sampling import Choice, Sampling, choose
+from edgespec.verify.sampling import Choice, Logits, Sampling, choose_along
 from edgespec.verify.top_logprobs import TopLogprobs, top_logprobs
 
 
@@ -129,17 +130,25 @@ class TorchHead:
         self._head = head
 
     def choose(
-        self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
+        self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1
     ) -> tuple[Choice, TopLogprobs | None]:
         head = self._head
-        if hidden.shape != (len(positions), head.hidden_size) or (
+        if hidden.shape != (len(rows), head.hidden_size) or (
             f"torch.{hidden.dtype}" != str(head.dtype)
         ):
             raise RemoteProtocolError(
-                f"the head takes hidden rows of {head.dtype}{[len(positions), head.hidden_size]}, "
+                f"the head takes hidden rows of {head.dtype}{[len(rows), head.hidden_size]}, "
                 f"the last stage sent {hidden.dtype}{list(hidden.shape)}; give all stages the same "
                 "model and dtype"
             )
         logits = head.logits(to_torch(hidden, head.device))
-        choice = choose(logits, positions, sampling)
-        return choice, top_logprobs(logits, choice.tokens, top) if top >= 0 else None
+
+        def row(number: int) -> Logits:  # no other row leaves the head's device
+            array: Logits = logits[number].cpu().numpy()
+            return array
+
+        choice = choose_along(row, rows, sampling)
+        if top < 0:
+            return choice, None
+        some = np.stack([row(number) for number in choice.rows.tolist()])
+        return choice, top_logprobs(some, choice.tokens, top)

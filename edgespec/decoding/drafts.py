@@ -53,7 +53,7 @@ def ask(request: Request, plan: Plan, now: float) -> Draft:
     elif request.hidden is None:
         reads = len(context) - request.prefix.reused_rows
     root = request.tree.root if request.tree else -1
-    shares = bool(request.head_jobs)
+    shares = request.head_job is not None
     job = DraftJob(request.next_job(), plan, root, len(context), now, reads, shares)
     request.draft = job
     return Draft(job.job, request.number, plan, context, paths, features)

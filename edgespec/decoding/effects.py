@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgespec.machines.effects import Effect
 from edgespec.policy.base import Plan
-from edgespec.tree.ledger import IntArray
+from edgespec.tree.ledger import IntArray, Rows
 from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
@@ -121,15 +121,16 @@ class Draft(Effect):
 
 @dataclass(frozen=True, slots=True)
 class RunHead(Effect):
-    """Sample the token after each hidden row [R, H]; comes back as HeadDone.
+    """Walk `rows` from the first one: sample the token after it, then after the row below it that
+    stands for that token, and so on; comes back as HeadDone.
 
-    `positions` int64 [R] are the positions of the tokens to be sampled. `top`: how many of the
-    likeliest tokens are wanted beside them, -1 for none and no log-probabilities either.
+    `hidden`: their hidden rows [R, H]. `top`: how many of the likeliest tokens are wanted beside
+    those sampled, -1 for none and no log-probabilities either.
     """
 
     job: int
     request: int
     hidden: Tensor
-    positions: IntArray
+    rows: Rows
     sampling: Sampling
     top: int = -1

@@ -31,7 +31,7 @@ class PromptEncoded(Event):
 
 @dataclass(frozen=True, slots=True)
 class HeadDone(Event):
-    """RunHead ended: the token after each row, and what else was asked for."""
+    """RunHead ended: the tokens after the rows on the path, and what else was asked for of them."""
 
     job: int
     request: int

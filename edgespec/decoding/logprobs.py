@@ -20,7 +20,7 @@ class HeadLog:
         self._logprobs: dict[int, tuple[int, float, list[int], list[float]]] = {}
 
     def add(self, ids: Sequence[int], choice: Choice, others: TopLogprobs | None) -> None:
-        """The tokens after rows `ids` were sampled."""
+        """The tokens after rows `ids` were sampled, those of the path."""
         self._margins.update(zip(ids, choice.margins.tolist(), strict=True))
         if others is not None:
             own = choice.tokens.tolist(), others.log_probs.tolist()

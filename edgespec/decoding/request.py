@@ -36,7 +36,7 @@ from edgespec.planning.memory import SPECULATIVE_ROWS
 from edgespec.policy.base import Policy, RequestView, Send
 from edgespec.policy.estimates import RingEstimates
 from edgespec.tree.draft_tree import Advance, DraftTree
-from edgespec.tree.ledger import IntArray, Rows
+from edgespec.tree.ledger import Rows
 from edgespec.types.features import NO_NEEDS, DraftNeeds, PPDTable
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Submit, Tokens
@@ -107,7 +107,7 @@ class Request:
         self.in_flight = 0  # segments on the ring or, back from it, in `results`
         self.results: deque[Landed] = deque()
         self.rows_before = 0  # rows of the segment sent last, if no miss has made it worthless
-        self.head_jobs: dict[int, tuple[int, ...]] = {}  # the rows that each samples after
+        self.head_job: RunHead | None = None
         self.draft: DraftJob | None = None
         self.grown: DraftJob | None = None
         self.exhausted = False
@@ -129,7 +129,8 @@ class Request:
                 effects = self._take_guesses(event, now)
             case MessageArrived(_, Credit()) if self.policy.waits_for_credit:
                 effects = self._next_work(now)
-        while self.results and not self._is_in_step and not self.answer.finish_reason:
+        # One result after the other: what the one before it prunes need not go to the head.
+        while self.results and not self._must_wait and not self.answer.finish_reason:
             effects += self._take_rows(self.results.popleft(), now)
         return effects
 
@@ -150,17 +151,19 @@ class Request:
             self.ppd_rows.arrived(flight.wanted, part.ids, segment.hidden)
             self.ppd_rows.settle(self.tree)
         live = np.flatnonzero([i in self.tree for i in part.ids.tolist()])
-        if not len(live) or segment.hidden is None:
+        if segment.hidden is None:
             return self._walk(now)
-        if self.hidden is not None:
+        if self.hidden is not None and len(live):
             self.hidden.arrived(segment, live)
-        return [self._sample(segment, live)]
+        rows = self.tree.unverified(part.ids[live].tolist())
+        return [self._sample(segment, rows)] if len(rows) else self._walk(now)
 
     def _take_tokens(self, done: HeadDone, now: float) -> list[Effect]:
-        """The target tokens after some rows are known: walk the tree along them."""
-        ids = self.head_jobs.pop(done.job, None)
-        if ids is None:
+        """The target tokens after the rows of a path are known: walk the tree along them."""
+        if self.head_job is None or self.head_job.job != done.job:
             raise LocalProtocolError(f"head job {done.job} ended but was not running")
+        ids = self.head_job.rows.ids[done.choice.rows].tolist()
+        self.head_job = None
         self._head_log.add(ids, done.choice, done.top_logprobs)
         assert self.tree is not None
         self.tree.record(ids, done.choice.tokens.tolist())
@@ -177,7 +180,7 @@ class Request:
         """Walk the tree as far as target tokens are known; emit what is committed, prune the rest
         here and on every stage."""
         assert self.tree is not None
-        if (self.in_flight or self.head_jobs) and not self.policy.verifies_each_result:
+        if (self.in_flight or self.head_job) and not self.policy.verifies_each_result:
             return []
         step = self.tree.advance()
         self._on_walk(self, step)
@@ -223,7 +226,7 @@ class Request:
             tree=self.tree,
             stages=self.flights.clock.stages,
             in_flight=self.in_flight,
-            verifying=len(self.head_jobs),
+            verifying=int(self.head_job is not None),
             drafting=self.draft is not None,
             drafted_root=self.grown.root if self.grown else None,
             exhausted=self.exhausted,
@@ -234,22 +237,23 @@ class Request:
         )
 
     @property
-    def _is_in_step(self) -> bool:
-        """Whether the policy wants the draft and the head to be done before the next result."""
-        busy = self.draft is not None or bool(self.head_jobs)
-        return self.policy.drafts_in_step and not self.opening and busy
+    def _must_wait(self) -> bool:
+        """Whether the next result has to: for the head, or for a draft if the policy wants that."""
+        in_step = self.policy.drafts_in_step and not self.opening
+        return self.head_job is not None or (in_step and self.draft is not None)
 
     # --- what a step leaves -------------------------------------------------------------------
 
-    def _sample(self, segment: Segment, index: IntArray) -> RunHead:
-        """Have the tokens after these rows of a result sampled."""
+    def _sample(self, segment: Segment, rows: Rows) -> RunHead:
+        """Have the tokens after these rows of a result sampled, along the path that they lead down
+        from the first."""
         assert segment.hidden is not None
         if self.draft is not None:
             self.draft.shares = True
+        hidden = segment.hidden.take(np.flatnonzero(np.isin(segment.parts[0].ids, rows.ids)))
         job = self.next_job()
-        self.head_jobs[job] = tuple(segment.parts[0].ids[index].tolist())
-        hidden, positions = segment.hidden.take(index), segment.parts[0].positions[index] + 1
-        return RunHead(job, self.number, hidden, positions, self.sampling, self.top)
+        self.head_job = RunHead(job, self.number, hidden, rows, self.sampling, self.top)
+        return self.head_job
 
     def _learn(self, step: Advance, tree: DraftTree) -> None:
         """Learn from a walk what guesses are worth."""
@@ -346,9 +350,9 @@ class Request:
     def _take_prefix_rows(self, segment: Segment, now: float) -> list[Effect]:
         if self.hidden is not None:
             self.hidden.arrived(segment, np.arange(segment.rows))
-        last = np.flatnonzero(segment.parts[0].ids == len(self.prefix) - 1)
-        effects: list[Effect] = [self._sample(segment, last)] if len(last) else []
-        effects += self.send_prefix()
+        effects = self.send_prefix()
+        if self.tree is not None and self.tree.root in segment.parts[0].ids:
+            effects.insert(0, self._sample(segment, self.tree.unverified([self.tree.root])))
         if self.hidden is not None and self.draft is None:
             # What the draft reads now it need not read before its first guess.
             effects.append(self.read_ahead(now))

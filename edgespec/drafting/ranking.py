@@ -11,9 +11,10 @@ import torch
 
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.feedback import Feedback
+from edgespec.drafting.guess_scores import DEFAULT_DRAFT_TEMPERATURE, best_guesses
 from edgespec.tree.drafted import Children, Floats
 from edgespec.tree.ledger import IntArray
-from edgespec.verify.sampling import DEFAULT_DRAFT_TEMPERATURE, Logits, Sampling, guess_log_scores
+from edgespec.verify.sampling import Sampling
 
 DRAFT_TEMPERATURES: Floats = DEFAULT_DRAFT_TEMPERATURE * 2.0 ** (np.arange(-8, 9) / 4)
 """Candidates: quarters of an octave around the default, which lies in the middle."""
@@ -27,7 +28,7 @@ class DraftTemperature:
     """One model's, for one way of sampling at a temperature above 0.
 
     Guesses are scored by the log-softmax of (logits + temperature * noise) / draft temperature (see
-    verify.sampling.guess_log_scores). The order inside a row does not depend on it, the weight of
+    drafting.guess_scores). The order inside a row does not depend on it, the weight of
     one row's guesses against another's does. It is chosen by the log-loss of the tokens taken,
     given that they were among the guesses returned: the same for any constant added to a row.
     """
@@ -87,25 +88,21 @@ class Ranking:
         self,
         request: int,
         paths: Sequence[TokenPath],
-        logits: Logits,
+        logits: torch.Tensor,
         positions: IntArray,
         width: int,
         token_ids: IntArray | None = None,
     ) -> Children:
         """The `width` best children of each path.
 
-        `logits` [R, V], any float dtype: what the model says after each path. `positions` int64
+        `logits` [R, V], float32 or float64: what the model says after each path. `positions` int64
         [R]: of the tokens to be guessed. `token_ids` int64 [V]: the token of each column, for
         models with a vocabulary of their own; left out, column v is token v.
         """
         state = self._requests[request]
-        found = guess_log_scores(
-            logits, positions, state.sampling, state.draft_temperature, token_ids=token_ids
+        rows, columns, scores = best_guesses(
+            logits, positions, state.sampling, width, state.draft_temperature, token_ids
         )
-        # A log score is never above 0, up to rounding: a child must not outrank its parent.
-        found = np.minimum(found, 0.0)
-        rows, columns = best_columns(found, width)
-        scores = found[rows, columns]
         tokens = columns if token_ids is None else token_ids[columns]
         if state.draft_temperature is not None:
             ends = np.searchsorted(rows, np.arange(1, len(paths)))
@@ -117,23 +114,3 @@ class Ranking:
     def close(self, request: int) -> None:
         """Forget a request; unknown ones are ignored."""
         self._requests.pop(request, None)
-
-
-def best_columns(scores: Floats, width: int) -> tuple[IntArray, IntArray]:
-    """The `width` best finite columns of each row of `scores` [R, V], best first.
-
-    Returns row and column indices, rows in order. Ties go to the lower column: logits of few bits
-    often tie, and a plain top-k then takes any of them.
-    """
-    width = min(width, scores.shape[1])
-    limits = torch.topk(torch.from_numpy(scores), width, dim=1, sorted=False).values.numpy()
-    # Flat, as numpy takes 20 times longer to find the few marks of a wide array by row and column.
-    marks = np.flatnonzero(scores >= limits.min(axis=1, keepdims=True))
-    rows, columns = np.divmod(marks, scores.shape[1])
-    values = scores[rows, columns]
-    order = np.lexsort((columns, -values, rows))
-    rows, columns, values = rows[order], columns[order], values[order]
-    # Rank within its row: how far it lies after the first entry of that row.
-    rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    kept = (rank < width) & np.isfinite(values)
-    return rows[kept], columns[kept]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch.nn.functional import embedding, linear
 
@@ -42,14 +41,13 @@ class OutputHead:
         self.weight = load_parameter(source, name, shape, self.dtype, device)
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> np.ndarray:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, vocab_size] of hidden rows [R, hidden_size] that went through the final norm.
 
-        float64 if the head computes in it, else float32 (numpy has no bfloat16).
+        On its device; float64 if the head computes in it, else float32.
         """
-        logits = logits_from(self._config, linear(hidden, self.weight)).cpu()
-        array: np.ndarray = (logits if self.dtype == torch.float64 else logits.float()).numpy()
-        return array
+        logits = logits_from(self._config, linear(hidden, self.weight))
+        return logits if self.dtype == torch.float64 else logits.float()
 
 
 class InputEmbedding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import queue
 import socket
@@ -11,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from edgespec.backends.compute import FIRST
 from edgespec.errors import EdgespecError
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import ComputeFailed, Event
@@ -27,7 +29,10 @@ class Worker:
 
     def __init__(self, perform: Perform, name: str = "edgespec-worker") -> None:
         self.perform = perform
-        self._effects: queue.SimpleQueue[tuple[float, Effect | None]] = queue.SimpleQueue()
+        # Lane, number, when its cause happened, the effect (None: end).
+        self._effects: queue.PriorityQueue[tuple[int, int, float, Effect | None]]
+        self._effects = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._events: deque[tuple[float, Event]] = deque()
         self._aborted: int | None = None
         self._stopping = False
@@ -44,8 +49,11 @@ class Worker:
         self._thread.start()
 
     def submit(self, effect: Effect, at: float | None = None) -> None:
-        """Carry out an effect after those before it; `at`: when its cause happened, if not now."""
-        self._effects.put((time.monotonic() if at is None else at, effect))
+        """Carry out an effect after those before it, a head before all but heads; `at`: when its
+        cause happened, if not now."""
+        lane = 0 if isinstance(effect, FIRST) else 1
+        at = time.monotonic() if at is None else at
+        self._effects.put((lane, next(self._numbers), at, effect))
 
     def abort(self, job: int) -> None:
         """Let the block of `job` stop between two layers; the latest call counts.
@@ -72,7 +80,7 @@ class Worker:
         Waiting effects are dropped.
         """
         self._stopping = True
-        self._effects.put((0.0, None))
+        self._effects.put((0, next(self._numbers), 0.0, None))
         if self._thread.is_alive():
             self._thread.join(timeout)
         elif self._thread.ident is None:  # it never ran
@@ -82,7 +90,7 @@ class Worker:
     def _run(self) -> None:
         with self._bell:
             while not self._stopping:
-                self.asked_at, effect = self._effects.get()
+                _, _, self.asked_at, effect = self._effects.get()
                 if effect is None or self._stopping:
                     break
                 event = self._carry_out(effect)

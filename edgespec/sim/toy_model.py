@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
-from edgespec.tree.ledger import IntArray
+from edgespec.tree.ledger import IntArray, Rows
 from edgespec.types.tensor import Tensor
-from edgespec.verify.sampling import Choice, Sampling
+from edgespec.verify.sampling import Choice, Sampling, path_of
 from edgespec.verify.top_logprobs import TopLogprobs
 
 UintArray = npt.NDArray[np.uint64]
@@ -138,16 +138,17 @@ class FakeHead:
         self._vocabulary = vocabulary
 
     def choose(
-        self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
+        self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1
     ) -> tuple[Choice, TopLogprobs | None]:
-        """The token after every row; a seed changes all of them. It is committed of each."""
-        rows = np.frombuffer(hidden.data, np.uint64)
-        tokens = _token_behind(rows, positions, self._vocabulary, sampling.seed)
-        choice = Choice(tokens, np.ones(len(tokens)), np.zeros(len(tokens)))
+        """The tokens along the path; a seed changes all of them. Each is certain."""
+        numbers = np.frombuffer(hidden.data, np.uint64)
+        behind = _token_behind(numbers, rows.positions + 1, self._vocabulary, sampling.seed)
+        path = path_of(lambda row: int(behind[row]), rows)
+        choice = Choice(path, behind[path], np.ones(len(path)))
         if top < 0:
             return choice, None
-        best = np.broadcast_to(tokens[:, None], (len(tokens), min(top, 1)))
-        return choice, TopLogprobs(np.zeros(len(tokens)), best, np.zeros(best.shape))
+        best = np.broadcast_to(choice.tokens[:, None], (len(path), min(top, 1)))
+        return choice, TopLogprobs(np.zeros(len(path)), best, np.zeros(best.shape))
 
 
 def toy_next(context: Sequence[int], stages: int, vocabulary: int, seed: int) -> int:

@@ -1,4 +1,4 @@
-"""Worker: one node's compute in virtual time, one effect at a time, first in, first out."""
+"""Worker: one node's compute in virtual time, one effect at a time, heads first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgespec.backends.compute import FIRST
 from edgespec.backends.emulated import Perform
 from edgespec.errors import EdgespecError
 from edgespec.machines.effects import Effect, RunBlock
@@ -83,8 +84,11 @@ class VirtualWorker:
         return self._running is None and not self._queue
 
     def add(self, effect: Effect) -> None:
-        """Carry out this effect after all others."""
-        self._queue.append(effect)
+        """Carry out this effect after all others; a head only after other heads."""
+        if isinstance(effect, FIRST):
+            self._queue.insert(sum(isinstance(waits, FIRST) for waits in self._queue), effect)
+        else:
+            self._queue.append(effect)
         if self._running is None:
             self._start()
 
@@ -157,7 +161,7 @@ def _span(node: int, running: _RunningEffect, now: float) -> Span:
         getattr(effect, "job", NO_JOB),
         running.start,
         now,
-        len(ids) or len(getattr(effect, "positions", ())),
+        len(getattr(effect, "rows", ())),
         ids,
         running.stopped,
     )

@@ -283,12 +283,7 @@ class DraftTree:
         nodes = [self._nodes[i] for i in ids]
         for node in nodes:
             node.sent = True
-        return Rows(
-            np.array([n.id for n in nodes], np.int64),
-            np.array([n.parent for n in nodes], np.int64),
-            np.array([n.token for n in nodes], np.int64),
-            np.array([n.position for n in nodes], np.int64),
-        )
+        return _rows_of(nodes)
 
     # --- verifying ----------------------------------------------------------------------------
 
@@ -297,6 +292,21 @@ class DraftTree:
         for node_id, target_token in zip(ids, target_tokens, strict=True):
             if node_id in self._nodes:
                 self._nodes[node_id].target_token = target_token
+
+    def unverified(self, ids: Iterable[int]) -> Rows:
+        """The rows of some nodes, parents first: of the one that the walk along known target tokens
+        ends at, and of those below it. No other's target token can matter any more, or yet."""
+        node = self._nodes[self.root]
+        while node.target_token is not None:
+            child = node.children.get(node.target_token)
+            if child is None:
+                return Rows.none()
+            node = self._nodes[child]
+        found: dict[int, TreeNode] = {}
+        for node_id in ids:
+            if node_id == node.id or self._nodes[node_id].parent in found:
+                found[node_id] = self._nodes[node_id]
+        return _rows_of(list(found.values()))
 
     def advance(self) -> Advance:
         """Walk from the root along target tokens as far as they are known, and prune what is left
@@ -345,3 +355,12 @@ class DraftTree:
             kept[node.id] = node
             stack.extend(self._nodes[c] for c in node.children.values())
         self._nodes = kept
+
+
+def _rows_of(nodes: Sequence[TreeNode]) -> Rows:
+    return Rows(
+        np.array([n.id for n in nodes], np.int64),
+        np.array([n.parent for n in nodes], np.int64),
+        np.array([n.token for n in nodes], np.int64),
+        np.array([n.position for n in nodes], np.int64),
+    )

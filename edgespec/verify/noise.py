@@ -28,14 +28,21 @@ logarithms do.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numpy.typing import NDArray
+
+KEPT_ROWS = 16
+"""Positions whose noise is kept: a tree of guesses is hardly deeper, and at 150,000 tokens one
+takes 1.2 MB."""
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _POSITION_STEP = 0xD1342543DE82EF95
+_CHUNK = 1 << 14  # tokens worked on at once: the arrays between the steps stay in the cache
 
 Keys = NDArray[np.uint64]
 Integers = NDArray[np.int64] | NDArray[np.uint64]
@@ -120,3 +127,25 @@ def gumbel(seed: int, position: int | Integers, tokens: int | Integers) -> NDArr
     if positions or tokens are not integers.
     """
     return gumbel_from_keys(position_keys(seed, position), tokens)
+
+
+def gumbel_row(seed: int, position: int, width: int) -> NDArray[np.float64]:
+    """Standard Gumbel noise for `seed` at `position`, float64 [width], one for each token below
+    `width`; read-only.
+
+    All rows at a position share it, the draft's guesses and the base's choice alike, so it is made
+    once.
+    """
+    return _whole_chunks(seed, position, -(-width // _CHUNK))[:width]
+
+
+@functools.lru_cache(maxsize=KEPT_ROWS)
+def _whole_chunks(seed: int, position: int, chunks: int) -> NDArray[np.float64]:
+    """In whole chunks, so that a draft whose vocabulary is padded otherwise shares them."""
+    keys = position_keys(seed, position)
+    row = np.empty(chunks * _CHUNK, np.float64)
+    for start in range(0, len(row), _CHUNK):
+        end = start + _CHUNK
+        row[start:end] = gumbel_from_keys(keys, np.arange(start, end))
+    row.flags.writeable = False
+    return row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,18 +11,17 @@ from numpy.typing import NDArray
 
 from edgespec.config import MAX_TEMPERATURE
 from edgespec.errors import ConfigError, EdgespecError
-from edgespec.verify.noise import gumbel_from_keys, position_keys
+from edgespec.tree.ledger import Rows
+from edgespec.verify.noise import gumbel_from_keys, gumbel_row, position_keys
 
 Floats = NDArray[np.float64]
 Logits = NDArray[np.floating]
 Tokens = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-DEFAULT_DRAFT_TEMPERATURE = 0.6
-_BLOCK = 1 << 18  # elements worked on at once: a few float64 arrays of this size stay in the cache
+_WIDE = 1 << 12  # from so many tokens on, a position's noise is worth keeping
+_BLOCK = 1 << 17  # elements worked on at once: a few float64 arrays of this size stay in the cache
 _FIRST_NUCLEUS = 512  # top-p first looks among so many tokens, then among 16 times more, then all
-_OUTSIDE = 2.0  # a draft's guess outside its own filters loses this often what it lies below them
-_REACH = 3.0  # nats below its filters' edge, past which no noise would bring a guess back
 
 
 class BadLogits(EdgespecError):
@@ -89,19 +89,48 @@ def _check(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """The tokens taken, one a row.
+    """The tokens taken, one for each row that was looked at.
 
+    rows: int64 [R], which rows these were.
     tokens: int64 [R].
     margins: float64 [R], how far the chosen token's score lies above the runner-up's: logits when
         greedy, nats of perturbed log-probability otherwise; +inf where it had no rival. A margin
         near the model's rounding error marks a near-tie that another batch shape might flip.
-    log_probs: float64 [R], natural log-probability of the token: under the filtered distribution it
-        was drawn from, or when greedy under the plain softmax of the logits.
     """
 
+    rows: Tokens
     tokens: Tokens
     margins: Floats
-    log_probs: Floats
+
+
+def choose_along(logits: Callable[[int], Logits], rows: Rows, sampling: Sampling) -> Choice:
+    """Take the token after row 0, then after the row below it that stands for that token, and so
+    on, until no row does: what verification of a draft tree needs, and no more.
+
+    `logits(i)`: any float dtype, [V], of row i; asked for rows on the path alone.
+
+    Raises as `choose` does.
+    """
+    found: list[Choice] = []
+
+    def target(row: int) -> int:
+        found.append(choose(logits(row)[None], rows.positions[row : row + 1] + 1, sampling))
+        return int(found[-1].tokens[0])
+
+    path = path_of(target, rows)
+    taken = np.concatenate([one.tokens for one in found])
+    return Choice(path, taken, np.concatenate([one.margins for one in found]))
+
+
+def path_of(target: Callable[[int], int], rows: Rows) -> Tokens:
+    """Numbers, int64 [N], of the rows from the first down to where none stands for the token that
+    is taken; `target(i)` is the token taken after row i."""
+    pairs = zip(rows.parents.tolist(), rows.tokens.tolist(), strict=True)
+    below = {pair: row for row, pair in enumerate(pairs) if row}
+    ids, path = rows.ids.tolist(), [0]
+    while (row := below.get((ids[path[-1]], target(path[-1])))) is not None:
+        path.append(row)
+    return np.array(path)
 
 
 def choose(logits: Logits, positions: Tokens, sampling: Sampling) -> Choice:
@@ -120,98 +149,57 @@ def choose(logits: Logits, positions: Tokens, sampling: Sampling) -> Choice:
     negative position; TypeError for positions that are not integers.
     """
     rows, row_positions = _checked_rows(logits, positions)
-    count = rows.shape[0]
-    tokens = np.empty(count, dtype=np.int64)
-    margins = np.empty(count, dtype=np.float64)
-    log_probs = np.empty(count, dtype=np.float64)
+    tokens = np.empty(len(rows), dtype=np.int64)
+    margins = np.empty(len(rows), dtype=np.float64)
     for part in _blocks(rows.shape):
         if sampling.greedy:
-            scores = _shifted(rows[part], part.start)
-            chances = -np.log(np.exp(scores).sum(axis=-1))  # the largest score is 0
-            tokens[part], margins[part] = _best(scores)
-            log_probs[part] = chances
-        else:
-            log_p = _distribution(rows[part], sampling, part.start)
-            keys = position_keys(sampling.seed, row_positions[part])
-            if sampling.filtered:
-                kept = np.nonzero(np.isfinite(log_p))
-                scores = np.full(log_p.shape, -np.inf)
-                scores[kept] = log_p[kept] + gumbel_from_keys(keys[kept[0]], kept[1])
-            else:
-                scores = log_p + gumbel_from_keys(keys[:, None], np.arange(rows.shape[1]))
-            tokens[part], margins[part] = _best(scores)
-            log_probs[part] = np.take_along_axis(log_p, tokens[part][:, None], axis=-1)[:, 0]
-    return Choice(tokens, margins, log_probs)
-
-
-def guess_log_scores(
-    logits: Logits,
-    positions: Tokens,
-    sampling: Sampling,
-    draft_temperature: float | None = None,
-    *,
-    token_ids: Tokens | None = None,
-) -> Floats:
-    """How likely a draft should think each token to be the one that `choose` will take.
-
-    `logits`: the draft's, any float dtype, [R, V]. `positions`: integers [R], the absolute index of
-    the token being guessed. `token_ids`: int64 [V], the base's token id of each column, for drafts
-    with a vocabulary of their own; left out, column v is token v. Returns natural-log scores,
-    float64 [R, V]; each row is a log-softmax, so scores add up along a path of the draft tree.
-
-    At temperature 0 this is the log-softmax of the logits (EAGLE-2's confidence). Otherwise it is
-    the log-softmax of ``(logits + temperature * g) / draft_temperature`` with the same noise g as
-    the base will use, so that rank 1 is the draft's own choice under that noise. Tokens outside the
-    draft's own top-k, top-p or min-p set stay possible, but lose twice more what they lie below its
-    edge. Whatever is guessed, the base's choice stays exact.
-
-    `draft_temperature` is about 0.65 times the standard error of the draft's logits; it changes the
-    weight of one row's guesses against another's, never the order inside a row. Left out, it is
-    DEFAULT_DRAFT_TEMPERATURE, and 1 at temperature 0; a given one applies at any temperature.
-
-    Raises as `choose` does, and ValueError for a draft_temperature that is not above 0 and
-    finite or token_ids of a wrong shape.
-    """
-    # Measured by the log-loss and the rank of the token taken, on synthetic pairs (draft = base +
-    # Gaussian errors of 0.4, 0.8 or 1.4 in the logits, and the reverse; V = 2048 and 32,000; total
-    # variation 0.1 to 0.5) and on an early demo pair:
-    # - in units of logits the best draft temperature hardly depends on temperature (0 to 1.7): 0.3,
-    #   0.6 and 0.8 for the three errors; demo pair 0.6 (with filters 0.7 to 0.8).
-    # - filters on, tokens taken that were the best guess / in the best 4 / 8: filters ignored
-    #   .614/.898/.952, tokens outside ruled out .675/.900/.935, held against them as here
-    #   .670/.913/.951; demo pair .366/.740/.870, .437/.763/.836 and .431/.793/.893.
-    # - noise for only the likeliest 1024 of 32,000 tokens: .675 in place of .767 for the best guess
-    #   on flat rows at temperature 1. So all get theirs (under 1 ms a row of 150,000 tokens), but
-    #   for those that the filters leave no hope.
-    rows, row_positions = _checked_rows(logits, positions)
-    width = rows.shape[1]
-    ids = np.arange(width) if token_ids is None else np.asarray(token_ids)
-    if ids.shape != (width,):
-        raise ValueError(f"token_ids must have shape [{width}], not {list(ids.shape)}")
-    if draft_temperature is None:
-        draft_temperature = 1.0 if sampling.greedy else DEFAULT_DRAFT_TEMPERATURE
-    elif not 0 < draft_temperature < math.inf:
-        raise ValueError(f"draft_temperature must be above 0 and finite, not {draft_temperature!r}")
-    result = np.empty(rows.shape, dtype=np.float64)
-    for part in _blocks(rows.shape):
+            tokens[part], margins[part] = _best(_checked(rows[part], part.start))
+            continue
         scores = _shifted(rows[part], part.start)
-        if not sampling.greedy:
-            keys = position_keys(sampling.seed, row_positions[part])
-            heat = sampling.temperature
-            if sampling.filtered:
-                inside = np.isfinite(_distribution(rows[part], sampling, part.start))
-                edge = np.where(inside, scores, np.inf).min(axis=-1, keepdims=True)
-                near = np.nonzero(scores >= edge - _REACH * heat)
-                scores += _OUTSIDE * np.minimum(scores - edge, 0.0)
-                scores[near] += heat * gumbel_from_keys(keys[near[0]], ids[near[1]])
-            else:
-                scores += heat * gumbel_from_keys(keys[:, None], ids)
-            scores -= scores.max(axis=-1, keepdims=True)
-        with np.errstate(over="ignore"):
-            scores /= draft_temperature
-        scores -= np.log(np.exp(scores).sum(axis=-1, keepdims=True))
-        result[part] = scores
-    return result
+        _cool(scores, sampling)
+        # P is not normalised: that moves all scores of a row by the same number.
+        if sampling.filtered:
+            chosen = _best_of_few(scores, sampling, row_positions[part])
+        else:
+            chosen = _best(_add_noise(scores, sampling.seed, row_positions[part]))
+        tokens[part], margins[part] = chosen
+    return Choice(np.arange(len(rows)), tokens, margins)
+
+
+def _add_noise(scores: Floats, seed: int, positions: Tokens) -> Floats:
+    """Each score with the noise of its position and token, in place."""
+    width = scores.shape[1]
+    if width < _WIDE:
+        scores += gumbel_from_keys(position_keys(seed, positions)[:, None], np.arange(width))
+        return scores
+    for row, position in zip(scores, positions.tolist(), strict=True):
+        row += gumbel_row(seed, position, width)
+    return scores
+
+
+def _best_of_few(scores: Floats, sampling: Sampling, positions: Tokens) -> tuple[Tokens, Floats]:
+    """Column and margin of each row's best token after filters and noise."""
+    rows, columns = _kept(scores, sampling)
+    noisy = scores[rows, columns]
+    noisy += gumbel_from_keys(position_keys(sampling.seed, positions)[rows], columns)
+    starts = np.searchsorted(rows, np.arange(len(scores)))
+    best = np.maximum.reduceat(noisy, starts)
+    at = np.flatnonzero(noisy == best[rows])
+    at = at[np.searchsorted(rows[at], np.arange(len(scores)))]  # the lowest column on a tie
+    noisy[at] = -np.inf
+    return columns[at], best - np.maximum.reduceat(noisy, starts)
+
+
+def bad_logits(tops: Logits, first: int = 0) -> BadLogits:
+    """What to raise for rows of which one has no finite maximum; `tops` [R] are their maxima, and
+    the first is row `first`."""
+    bad = int(np.flatnonzero(~np.isfinite(tops))[0])
+    value = float(tops[bad])
+    what = "nothing but -inf" if value == -math.inf else ("NaN" if value != value else "+inf")
+    return BadLogits(
+        f"row {first + bad} of the logits holds {what}: no token can be taken from it; "
+        "the model's weights or activations are damaged, or overflow its number format"
+    )
 
 
 def _checked_rows(logits: Logits, positions: Tokens) -> tuple[Logits, Tokens]:
@@ -238,85 +226,91 @@ def _blocks(shape: tuple[int, ...]) -> list[slice]:
     return [slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
 
 
+def _checked(rows: Logits, first: int) -> Logits:
+    """These rows, each of which has a finite maximum; `first` is for the message."""
+    top = rows.max(axis=-1)
+    if not np.isfinite(top).all():
+        raise bad_logits(top, first)
+    return rows
+
+
 def _shifted(rows: Logits, first: int) -> Floats:
     """The rows as new float64 with each row's maximum moved to 0; `first` is for the message."""
-    scores = rows.astype(np.float64)
-    top = scores.max(axis=-1, keepdims=True)
-    bad = np.nonzero(~np.isfinite(top[:, 0]))[0]
-    if bad.size:
-        value = float(top[bad[0], 0])
-        what = "nothing but -inf" if value == -math.inf else ("NaN" if value != value else "+inf")
-        raise BadLogits(
-            f"row {first + int(bad[0])} of the logits holds {what}: no token can be taken from it; "
-            "the model's weights or activations are damaged, or overflow its number format"
-        )
-    scores -= top
+    scores = _checked(rows, first).astype(np.float64)
+    scores -= scores.max(axis=-1, keepdims=True)
     return scores
 
 
-def _distribution(rows: Logits, sampling: Sampling, first: int) -> Floats:
-    """Filtered log-probabilities of the rows, for a temperature above 0."""
-    scores = _shifted(rows, first)
+def _cool(scores: Floats, sampling: Sampling) -> None:
+    """Divide by a temperature above 0, in place."""
     if sampling.temperature != 1:
         with np.errstate(over="ignore"):
             scores /= sampling.temperature  # a tiny temperature may give -inf: probability 0
-    pool = scores  # what top-p sorts
-    if 0 < sampling.top_k < scores.shape[1]:
-        inside = _largest(scores, sampling.top_k)
-        pool = scores[inside].reshape(-1, sampling.top_k)
-        scores[~inside] = -np.inf
-    if sampling.top_p < 1:
-        scores[~_nucleus(scores, sampling.top_p, pool)] = -np.inf
-    weights = np.exp(scores)
-    if sampling.min_p > 0:
-        outside = weights < sampling.min_p  # the most likely token has weight 1
-        scores[outside] = -np.inf
-        weights[outside] = 0.0
-    scores -= np.log(weights.sum(axis=-1, keepdims=True))
-    return scores
 
 
-def _largest(values: Floats, count: int) -> Mask:
-    """Marks exactly the `count` largest values of each row; equal ones by column, lowest first."""
-    limit = np.partition(values, values.shape[1] - count, axis=-1)[:, -count, None]
-    return _fill_ties(values, limit, np.full(values.shape[0], count))
+def _kept(scores: Floats, sampling: Sampling) -> tuple[Tokens, Tokens]:
+    """Row and column of the tokens that the filters leave of rows [R, V] whose largest score is 0.
 
-
-def _nucleus(scores: Floats, top_p: float, pool: Floats) -> Mask:
-    """Marks the shortest run of largest scores, in each row, that holds top_p of the probability.
-
-    `pool` holds each row's scores above -inf, and maybe some that are not.
+    In the order by score, then by column, every filter leaves a run from the beginning.
     """
-    width = pool.shape[1]
-    target = top_p * np.exp(pool).sum(axis=-1)
+    count, width = scores.shape
+    limits, counts = np.full((count, 1), -np.inf), np.full(count, width)
+    if 0 < sampling.top_k < width:
+        head = _largest(scores, sampling.top_k)
+        counts[:] = sampling.top_k
+        if sampling.top_p < 1:
+            weights = np.exp(head)
+            counts = _nucleus(np.cumsum(weights, axis=-1), sampling.top_p * weights.sum(axis=-1))
+        limits = np.take_along_axis(head, counts[:, None] - 1, axis=-1)
+    elif sampling.top_p < 1:
+        limits, counts = _wide_nucleus(scores, sampling.top_p)
+    if sampling.min_p > 0:  # with some room: the rule itself follows below
+        limits = np.maximum(limits, math.log(sampling.min_p) - 1e-9)
+    # Flat, as numpy takes 20 times longer to find the few marks of a wide array by row and column.
+    rows, columns = np.divmod(np.flatnonzero(scores >= limits), width)
+    values = scores[rows, columns]
+    kept = np.isfinite(values) & (np.exp(values) >= sampling.min_p)
+    found = np.bincount(rows, minlength=count)
+    for row in np.nonzero(found > counts)[0]:  # more tie with the last than there is room for
+        tied = np.flatnonzero((rows == row) & (values == limits[row]))
+        kept[tied[len(tied) - (found[row] - counts[row]) :]] = False
+    return rows[kept], columns[kept]
+
+
+def _largest(values: Floats, count: int) -> Floats:
+    """The `count` largest values of each row, in descending order."""
+    width = values.shape[1]
+    some = np.partition(values, width - count, axis=-1)[:, -count:] if count < width else values
+    return np.sort(some, axis=-1)[:, ::-1]
+
+
+def _wide_nucleus(scores: Floats, top_p: float) -> tuple[Floats, Tokens]:
+    """Of each whole row, the last score [R, 1] of the shortest run of largest ones that holds top_p
+    of the probability, and how many these are [R]."""
+    width = scores.shape[1]
+    target = top_p * np.exp(scores).sum(axis=-1)
     size = min(_FIRST_NUCLEUS, width)
     while True:
-        head = pool if size == width else np.partition(pool, width - size, axis=-1)[:, -size:]
-        head = np.sort(head, axis=-1)[:, ::-1]
+        head = _largest(scores, size)
         reached = np.cumsum(np.exp(head), axis=-1)
         if size == width or bool((reached[:, -1] >= target).all()):
-            break
+            counts = _nucleus(reached, target)
+            return np.take_along_axis(head, counts[:, None] - 1, axis=-1), counts
         size = min(size * 16, width)
+
+
+def _nucleus(reached: Floats, target: Floats) -> Tokens:
+    """How many scores it takes until their cumulative sums [R, n] reach a target [R]."""
     # A token is in when those before it fall short of the target, so the first always is.
-    counts = 1 + (reached[:, :-1] < target[:, None]).sum(axis=-1)
-    limit = np.take_along_axis(head, counts[:, None] - 1, axis=-1)
-    return _fill_ties(scores, limit, counts)
+    counts: Tokens = 1 + (reached[:, :-1] < target[:, None]).sum(axis=-1)
+    return counts
 
 
-def _fill_ties(values: Floats, limit: Floats, counts: NDArray[np.int64]) -> Mask:
-    """Marks values above `limit` [R, 1], then the first that equal it, `counts` [R] in all."""
-    keep = values >= limit
-    for row in np.nonzero(keep.sum(axis=-1) != counts)[0]:
-        tied = np.nonzero(values[row] == limit[row])[0]
-        above = int((values[row] > limit[row]).sum())
-        keep[row, tied[int(counts[row]) - above :]] = False
-    return keep
-
-
-def _best(scores: Floats) -> tuple[Tokens, Floats]:
-    """Column and margin of each row's largest score; overwrites that score."""
-    every = np.arange(scores.shape[0])
-    column = scores.argmax(axis=-1)
-    best = scores[every, column]
-    scores[every, column] = -np.inf
-    return column, best - scores.max(axis=-1)
+def _best(scores: Logits) -> tuple[Tokens, Floats]:
+    """Column and margin of each row's largest score."""
+    columns = scores.argmax(axis=-1)
+    margins = np.empty(len(scores))
+    for number, (row, column) in enumerate(zip(scores, columns.tolist(), strict=True)):
+        rival = max(row[:column].max(initial=-np.inf), row[column + 1 :].max(initial=-np.inf))
+        margins[number] = float(row[column]) - float(rival)
+    return columns, margins

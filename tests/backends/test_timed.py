@@ -41,7 +41,7 @@ def block(rows: int, committed: int, behind: int) -> RunBlock:
 
 def head(rows: int) -> RunHead:
     hidden = Tensor("float16", (rows, 4), bytes(rows * 8))
-    return RunHead(1, 1, hidden, np.arange(rows), Sampling())
+    return RunHead(1, 1, hidden, Rows(*[np.arange(rows)] * 4), Sampling())
 
 
 STAGE_EFFECTS: list[Effect] = [

@@ -168,12 +168,12 @@ def test_windows_caps_and_scales_reach_the_machines(tmp_path: Path) -> None:
     exact = plain_hidden(model, [*path, 7])[-1:]
     assert torch.allclose(to_torch(hidden), exact, rtol=0, atol=1e-5)
     choice, _ = TorchHead(OutputHead(checkpoint, "float64")).choose(
-        hidden, last.positions + 1, Sampling(temperature=1.0, seed=3)
+        hidden, last, Sampling(temperature=1.0, seed=3)
     )
     logits = plain_logits(model, [*path, 7]).numpy()[None]
     known = choose(logits, last.positions + 1, Sampling(temperature=1.0, seed=3))
     assert choice.tokens.tolist() == known.tokens.tolist()
-    assert np.allclose(choice.log_probs, known.log_probs, atol=1e-4)
+    assert np.allclose(choice.margins, known.margins, atol=1e-4)
 
 
 def test_a_stopped_job_returns_none_and_its_slots_can_be_dropped(
@@ -253,22 +253,27 @@ def test_the_head_chooses_as_one_machine_would(
     head = TorchHead(OutputHead(Checkpoint(folder), "float64"))
     tokens = [3, 1, 4, 1, 5, 9, 2, 6]
     hidden = from_torch(plain_hidden(model, tokens)[-3:])
-    choice, _ = head.choose(hidden, np.array([6, 7, 8]), sampling)
     logits = np.stack([plain_logits(model, tokens[: n + 1]).numpy() for n in (5, 6, 7)])
     exact = choose(logits, np.array([6, 7, 8]), sampling)
+    ids, below = np.array([5, 6, 7]), np.array([0, *exact.tokens[:2]])
+    choice, _ = head.choose(hidden, Rows(ids, ids - 1, below, ids), sampling)
     assert choice.tokens.tolist() == exact.tokens.tolist()
     assert np.allclose(choice.margins, exact.margins, atol=1e-4)
-    assert np.allclose(choice.log_probs, exact.log_probs, atol=1e-4)
+    below[2] = -1  # the last row stands for another token: it is not on the path
+    choice, _ = head.choose(hidden, Rows(ids, ids - 1, below, ids), sampling)
+    assert choice.rows.tolist() == [0, 1]
 
 
 def test_the_head_computes_in_bfloat16_too(folder: Path) -> None:
     head = TorchHead(OutputHead(Checkpoint(folder), "bfloat16"))
     hidden = from_torch(torch.randn(2, 32, dtype=torch.bfloat16))
-    assert len(head.choose(hidden, np.array([1, 2]), Sampling())[0].tokens) == 2
+    ids = np.array([1, 2])
+    rows = Rows(ids, ids - 1, np.array([0, -1]), ids)
+    assert len(head.choose(hidden, rows, Sampling())[0].tokens) == 1
     with pytest.raises(RemoteProtocolError, match="same model and dtype"):
-        head.choose(from_torch(torch.randn(2, 32)), np.array([1, 2]), Sampling())
+        head.choose(from_torch(torch.randn(2, 32)), rows, Sampling())
     with pytest.raises(RemoteProtocolError, match="same model and dtype"):
-        head.choose(hidden, np.array([1]), Sampling())
+        head.choose(hidden, rows.take(np.array([0])), Sampling())
 
 
 def test_the_classes_are_what_the_interfaces_say(folder: Path) -> None:

@@ -140,7 +140,7 @@ def back(segment: Segment) -> Segment:
 
 def choice(*tokens: int) -> Choice:
     """What the head says."""
-    return Choice(np.array(tokens), np.ones(len(tokens)), np.zeros(len(tokens)))
+    return Choice(np.arange(len(tokens)), np.array(tokens), np.ones(len(tokens)))
 
 
 def prepared(nodes: int) -> tuple[CoordinatorMachine, list[bytes], list[Segment]]:
@@ -200,7 +200,7 @@ def measure(nodes: int, repeats: int) -> tuple[dict[str, list[float]], list[int]
         with timed(STEPS[1]):
             effects = machine.handle(SegmentArrived(segment), 0.0)
         job = the(effects, RunHead)
-        target_tokens = choice(*[999 + SEGMENT_ROWS, *[1] * (len(segment.keep.ids) - 1)])
+        target_tokens = choice(999 + SEGMENT_ROWS, 1)
         with timed(STEPS[2]):
             effects = machine.handle(HeadDone(job.job, job.request, target_tokens), 0.0)
         walked = live(machine)
@@ -215,7 +215,8 @@ def measure(nodes: int, repeats: int) -> tuple[dict[str, list[float]], list[int]
         following = the(effects, SendRing).segment
         with timed(STEPS[5]):
             encode(following)
-        rows = Rows(following.ids, following.parents, following.tokens, following.positions)
+        sent = following.parts[0]
+        rows = Rows(sent.ids, sent.parents, sent.tokens, sent.positions)
         with timed(STEPS[6]):
             stage.append(rows)
     return spent, sizes

@@ -41,8 +41,9 @@ from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.guess_scores import best_guesses
 from edgespec.drafting.independent import GuessCache, IndependentGuesser
-from edgespec.drafting.ranking import Ranking, best_columns
+from edgespec.drafting.ranking import Ranking
 from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.machines.effects import (
     RunBlock,
@@ -52,10 +53,10 @@ from edgespec.planning.cost_model import cost_model_named
 from edgespec.sim.faults import SlowStage
 from edgespec.sim.world import CoordinatorParts
 from edgespec.tree.drafted import Children
-from edgespec.tree.ledger import IntArray
+from edgespec.tree.ledger import IntArray, Rows
 from edgespec.types.features import NO_FEATURES
 from edgespec.types.tensor import Tensor
-from edgespec.verify.sampling import Choice, Logits, Sampling, guess_log_scores
+from edgespec.verify.sampling import Choice, Sampling, path_of
 from edgespec.verify.top_logprobs import TopLogprobs
 
 NANO, NX = "jetson-orin-nano-8gb", "jetson-orin-nx-16gb"
@@ -177,14 +178,11 @@ class Script:
         hidden = draft._rows[0].hidden_behind(paths)
         logits = draft._head.logits(hidden)[:, : draft._vocab_size]
         positions = context + np.array([len(path) for path in paths])
-        scores = np.minimum(
-            guess_log_scores(logits, positions, self._sampling, draft_temperature), 0.0
+        rows, columns, scores = best_guesses(
+            logits, positions, self._sampling, MOST_CHILDREN, draft_temperature
         )
-        found = []
-        for row in scores:
-            _, columns = best_columns(row[None, :], MOST_CHILDREN)
-            found.append((columns, row[columns]))
-        return found
+        ends = np.searchsorted(rows, np.arange(1, len(paths)))
+        return list(zip(np.split(columns, ends), np.split(scores, ends), strict=True))
 
     def play(self, setup: Setup, policy: str, slow: int = 0) -> tuple[Played, Any]:
         """One policy on that ring; with it what it has learnt of it."""
@@ -213,12 +211,16 @@ class ScriptedHead:
         self.text = texts
 
     def choose(
-        self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
+        self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1
     ) -> tuple[Choice, TopLogprobs | None]:
         """See Head."""
-        tokens = [self._script.token(self.text, at) for at in positions.tolist()]
-        zeros = np.zeros(len(tokens))
-        return Choice(np.array(tokens, np.int64), zeros, zeros), None
+
+        def target(row: int) -> int:
+            return self._script.token(self.text, int(rows.positions[row]) + 1)
+
+        path = path_of(target, rows)
+        taken = np.array([target(row) for row in path.tolist()], np.int64)
+        return Choice(path, taken, np.zeros(len(path))), None
 
 
 class ScriptedBlock:
@@ -278,7 +280,7 @@ class ScriptedRanking(Ranking):
         self,
         request: int,
         paths: Sequence[TokenPath],
-        logits: Logits,
+        logits: torch.Tensor,
         positions: IntArray,
         width: int,
         token_ids: IntArray | None = None,

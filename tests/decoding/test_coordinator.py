@@ -59,10 +59,10 @@ def situation(fake: FakeRing, tag: int) -> str:
         if fake.coordinator._active != request.number:
             return "queued"
         if not request.answer.token_ids:
-            return "prefill at the head" if request.head_jobs else "prefill"
+            return "prefill at the head" if request.head_job else "prefill"
         waits = [
             "on the ring" if request.in_flight else "",
-            "at the head" if request.head_jobs else "",
+            "at the head" if request.head_job else "",
             "drafting" if request.draft else "",
         ]
         return ", ".join(filter(None, waits))

@@ -17,7 +17,7 @@ from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.toy import VOCABULARY, text_of
 from edgespec.sim.toy_model import FakeHead
-from edgespec.tree.ledger import IntArray
+from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
@@ -34,15 +34,14 @@ class TellingHead(FakeHead):
     """Says of every token something that follows from the token and its position."""
 
     def choose(
-        self, hidden: Tensor, positions: IntArray, sampling: Sampling, top: int = -1
+        self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1
     ) -> tuple[Choice, TopLogprobs | None]:
         """The toy's own tokens."""
-        choice, _ = super().choose(hidden, positions, sampling, -1)
+        choice, _ = super().choose(hidden, rows, sampling, -1)
         if top < 0:
             return choice, None
-        log_probs = np.array(
-            [told(t, int(p)) for t, p in zip(choice.tokens, positions, strict=True)]
-        )
+        pairs = zip(choice.tokens, rows.positions[choice.rows] + 1, strict=True)
+        log_probs = np.array([told(t, int(p)) for t, p in pairs])
         best = (choice.tokens[:, None] + np.arange(top)) % VOCABULARY
         return choice, TopLogprobs(log_probs, best, log_probs[:, None] - np.arange(top))
 

@@ -176,7 +176,7 @@ def test_what_is_late_of_the_lost_ring_changes_nothing() -> None:
         MessageArrived(b"stage", Fault(1, "late")),
         MessageArrived(b"stage", Fault(2, "late")),
         MessageArrived(b"stage", Credit(prompt.header.seq)),
-        HeadDone(job.job, job.request, Choice(np.array([9]), np.ones(1), np.zeros(1))),
+        HeadDone(job.job, job.request, Choice(np.array([0]), np.array([9]), np.ones(1))),
     )
     for event in late:
         wire.take(wire.machine.handle(event, 9.0))

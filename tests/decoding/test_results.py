@@ -170,7 +170,7 @@ def test_repeated_and_foreign_results_are_ignored() -> None:
 def test_a_head_job_that_nobody_started_is_our_bug() -> None:
     wire = Wire()
     wire.first_token("autoregressive")
-    choice = Choice(np.array([1]), np.ones(1), np.zeros(1))
+    choice = Choice(np.array([0]), np.array([1]), np.ones(1))
     before = repr({**vars(wire.machine), "_before": []})
     for event in (HeadDone(99, 1, choice), BlockDone(1, None)):
         with pytest.raises(LocalProtocolError):
@@ -241,7 +241,7 @@ def test_a_draft_that_gives_nothing_is_no_reason_to_stop() -> None:
         elif wire.segments:
             wire.back(wire.segments.pop(0))
         elif wire.heads:
-            wire.head(*[VOCABULARY + 1] * len(wire.heads[0].positions))
+            wire.head(VOCABULARY + 1)
         else:
             break
     assert isinstance(wire.replies[-1], Finished)

@@ -418,7 +418,7 @@ def test_a_cache_that_cannot_be_opened_or_moved_ends_the_request() -> None:
         BlockDone(0, None),
         ComputeFailed(99, REQUEST, "?"),
         RingUp(),
-        HeadDone(1, 1, Choice(numbers(1), np.ones(1), np.zeros(1))),
+        HeadDone(1, 1, Choice(numbers(0), numbers(1), np.ones(1))),
         MessageArrived(b"", Fault(REQUEST, "?")),
     ],
     ids=lambda e: type(e).__name__,

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import plain_logits, reference
+from support.distribution import guess_log_scores
 from support.passes import rows_of
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -22,7 +23,7 @@ from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError
 from edgespec.model.loader import Checkpoint
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
-from edgespec.verify.sampling import Sampling, guess_log_scores
+from edgespec.verify.sampling import Sampling
 
 pytestmark = pytest.mark.usefixtures("usual_draft_temperature")
 

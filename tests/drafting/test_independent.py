@@ -9,16 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import plain_logits, reference, write_checkpoint
+from support.distribution import guess_log_scores
 from support.passes import rows_of
 from transformers import PreTrainedModel
 
 from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.independent import IndependentGuesser
-from edgespec.drafting.ranking import best_columns
 from edgespec.errors import LocalProtocolError
 from edgespec.model.loader import Checkpoint
 from edgespec.tree.drafted import FROM_ROOT, DraftedTree
-from edgespec.verify.sampling import Sampling, guess_log_scores
+from edgespec.verify.sampling import Sampling
 
 pytestmark = pytest.mark.usefixtures("usual_draft_temperature")
 
@@ -266,22 +266,3 @@ def test_calls_out_of_order_are_our_own_bug(pair: Pair) -> None:
     for context in ([], [3], [3, 5]):
         with pytest.raises(LocalProtocolError, match="only grow"):
             pair.draft.refresh(1, context, 1, 1)
-
-
-@given(
-    rows=st.lists(
-        st.lists(st.sampled_from([0.0, -1.0, -2.5, -np.inf]), min_size=6, max_size=6),
-        min_size=1,
-        max_size=4,
-    ),
-    width=st.integers(1, 8),
-)
-def test_best_columns_breaks_ties_by_column(rows: list[list[float]], width: int) -> None:
-    expected = [
-        (row, column)
-        for row, values in enumerate(rows)
-        for column in sorted(range(6), key=lambda i: (-values[i], i))[:width]
-        if values[column] > -np.inf
-    ]
-    found = best_columns(np.array(rows), width)
-    assert list(zip(*(part.tolist() for part in found), strict=True)) == expected

@@ -186,7 +186,7 @@ def test_chains_say_what_transformers_says(depth: int, copies: int, policy: str)
     for anchored, logits, guesses in guesser.chains:
         assert anchored == whole[: len(anchored)]
         wanted = plain_logits(anchored, found, len(logits))
-        assert np.abs(logits - wanted).max() < 1e-9
+        assert np.abs(logits.numpy() - wanted).max() < 1e-9
         assert guesses.tokens.tolist()[:1] != [] or len(anchored) + 2 > len(whole)
     assert max(len(logits) for _, logits, _ in guesser.chains) == depth
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from edgespec.drafting.feedback import Feedback
+from edgespec.drafting.guess_scores import DEFAULT_DRAFT_TEMPERATURE
 from edgespec.drafting.ranking import DRAFT_TEMPERATURES, DraftTemperature, Ranking
-from edgespec.verify.sampling import DEFAULT_DRAFT_TEMPERATURE, Sampling
+from edgespec.verify.sampling import Sampling
 
 WARM = Sampling(temperature=1.0, seed=3)
 
@@ -37,7 +39,7 @@ def test_few_tokens_change_little() -> None:
 def test_a_request_keeps_the_temperature_that_it_began_with() -> None:
     ranking = Ranking()
     ranking.open(1, WARM)
-    logits = np.random.default_rng(2).normal(0, 2, (1, 50))
+    logits = torch.from_numpy(np.random.default_rng(2).normal(0, 2, (1, 50)))
     first = ranking.children(1, [()], logits, np.array([4]), 5)
     for step in range(200):  # never the best guess: the scores were too sharp
         found = ranking.children(1, [()], logits, np.array([4]), 5)

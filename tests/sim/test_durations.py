@@ -30,7 +30,7 @@ COSTS = ring_costs([NX, NX, NANO, NANO, NANO], cost_model_named("llama-2-7b"))
 IDS = np.arange(3, dtype=np.int64)
 BLOCK = run_block(1, 1, Rows(IDS, IDS - 1, IDS, IDS), None, 5, np.tri(3, dtype=np.bool_))
 HIDDEN = Tensor("uint64", (3, 1), bytes(24))
-HEAD = RunHead(1, 1, HIDDEN, IDS, Sampling())
+HEAD = RunHead(1, 1, HIDDEN, Rows(IDS, IDS, IDS, IDS), Sampling())
 
 
 def segment(hidden: Tensor | None) -> Segment:

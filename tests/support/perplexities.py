@@ -53,7 +53,7 @@ def perplexity(source: TensorSource, dtype: str, texts: list[list[int]]) -> floa
         mask = tree_mask(0, np.tri(length, dtype=np.bool_))
         hidden = block.forward(tokens, torch.arange(length), block.new_cache(length), mask)
         assert hidden is not None, "it is never stopped"
-        logits = torch.from_numpy(head.logits(hidden[:-1])).double()
+        logits = head.logits(hidden[:-1]).double()
         loss += float(cross_entropy(logits, tokens[1:], reduction="sum"))
         count += length - 1
     return math.exp(loss / count)

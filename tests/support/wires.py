@@ -95,7 +95,7 @@ class Wire:
     def head(self, *tokens: int) -> None:
         """The oldest head job ends."""
         job = self.heads.pop(0)
-        choice = Choice(np.array(tokens), np.ones(len(tokens)), np.zeros(len(tokens)))
+        choice = Choice(np.arange(len(tokens)), np.array(tokens), np.ones(len(tokens)))
         self.take(self.machine.handle(HeadDone(job.job, job.request, choice), self.now))
 
     def drafted(self, tree: DraftedTree) -> None:

@@ -200,14 +200,13 @@ class EagleGuesser(Guesser):
         assert self._lent is not None
         return self._lent.rows(tokens)
 
-    def _logits(self, out: torch.Tensor) -> np.ndarray:
+    def _logits(self, out: torch.Tensor) -> torch.Tensor:
         """Logits [R, vocab of the head], in float32 at least."""
         rows = self._head.outgoing(out)
         if self._matrix is None:
             return self._base.logits(rows)
-        logits = linear(rows, self._matrix).cpu()
-        array: np.ndarray = (logits if self._dtype == torch.float64 else logits.float()).numpy()
-        return array
+        logits = linear(rows, self._matrix)
+        return logits if self._dtype == torch.float64 else logits.float()
 
     def _try(self, state: _PairedRequest, features: torch.Tensor) -> None:
         """Keep the settings by which most next tokens are foreseen."""
@@ -215,7 +214,7 @@ class EagleGuesser(Guesser):
         made = [self._new_rows(rope) for rope in self._ropes]
         right: list[float] = []
         for rows in made:
-            best = self._logits(rows.read(features, pairs))[: len(known)].argmax(1)
+            best = self._logits(rows.read(features, pairs))[: len(known)].argmax(1).cpu().numpy()
             tokens = best if self._tokens is None else self._tokens[best]
             right.append(float((tokens == known[: len(tokens)]).mean()))
         best_of = int(np.argmax(right))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.ppd.format import PPDTokens
@@ -18,7 +19,7 @@ from edgespec.tree.drafted import Children
 from edgespec.tree.ledger import IntArray
 from edgespec.types.features import DraftNeeds, Features, PPDTable
 from edgespec.types.tensor import Tensor
-from edgespec.verify.sampling import Logits, Sampling
+from edgespec.verify.sampling import Sampling
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class _ChainLogits:
 
     length: int = 0
     first: int = 0
-    logits: Logits = field(default_factory=lambda: np.zeros((0, 0)))
+    logits: torch.Tensor = field(default_factory=lambda: torch.zeros((0, 0)))
 
 
 class PPDGuesser(Guesser):
@@ -85,7 +86,7 @@ class PPDGuesser(Guesser):
         self._requests.pop(request, None)
         self._ranking.close(request)
 
-    def _logits(self, rows: Tensor) -> Logits:
+    def _logits(self, rows: Tensor) -> torch.Tensor:
         """What a chain's rows say, [k, V], copies averaged."""
         head, copies = self._head, self._copies
         if rows.shape[1:] != (head.hidden_size,) or f"torch.{rows.dtype}" != str(head.dtype):
@@ -94,8 +95,7 @@ class PPDGuesser(Guesser):
                 f"sent {rows.dtype}{list(rows.shape)}; give all stages the same model and dtype"
             )
         logits = head.logits(to_torch(rows, head.device))
-        mean: Logits = logits.reshape(-1, copies, logits.shape[1]).mean(1)
-        return mean
+        return logits.reshape(-1, copies, logits.shape[1]).mean(1)
 
 
 def _for_all(found: Children, levels: Sequence[int], depths: IntArray) -> Children:
