@@ -109,7 +109,7 @@ def four_bit_for(of: Architecture) -> Quantisation:
 def _is_packed(files: ModelFiles, config: dict[str, object]) -> bool:
     if isinstance(files, GgufFiles):
         return not all(tensor.type.plain for tensor in files.opened.tensors.values())
-    return "quantization_config" in config
+    return bool(config.get("quantization_config"))  # some writers leave a null
 
 
 def _stored_bytes(folder: Path) -> int:

@@ -58,6 +58,7 @@ def test_a_model_is_packed_by_its_size_and_shapes(tmp_path: Path) -> None:
 
 def test_what_is_packed_stays_as_its_files_have_it(tmp_path: Path) -> None:
     assert named(tmp_path, {**SMALL, "quantization_config": {"quant_method": "gptq"}}) == "file"
+    assert named(tmp_path, {**SMALL, "quantization_config": None}) == "int4-g32"
     plain = write_checkpoint(tmp_path / "plain", num_hidden_layers=1, intermediate_size=64)
     for kind, expected in (("Q8_0", "file"), ("F16", "none")):
         write_gguf(plain, tmp_path / f"{kind}.gguf", all_as(kind))
