@@ -247,7 +247,7 @@ def test_a_client_that_leaves_cancels_through_the_ring(
     asked = f"{slow_url}/v1/completions"
     if stream:
         with httpx.stream("POST", asked, json=body) as reply:
-            assert "data: " in next(reply.iter_text())
+            assert any("data: " in piece for piece in reply.iter_text())  # behind comments
     else:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(asked, json=body, timeout=httpx.Timeout(5.0, read=0.5))
