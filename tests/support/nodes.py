@@ -88,19 +88,19 @@ class NodeThread:
             self.crash = problem
 
     def _gated_poll(self, timeout: float) -> object:
-        if not self._going_on.is_set():
+        while not self._going_on.is_set():
             self._stands.set()
             self._going_on.wait()
         return self._poll(min(timeout, LOOK_S))
 
     def freeze(self) -> None:
         """As SIGSTOP would."""
-        self._stands.clear()
         self._going_on.clear()
         assert self._stands.wait(PATIENCE_S)
 
     def thaw(self) -> None:
         """As SIGCONT would."""
+        self._stands.clear()
         self._going_on.set()
 
     def vanish(self) -> None:
