@@ -70,7 +70,7 @@ def demo(
     notes = Notes(verbose)
     ring = RingOptions(model, draft, stages, dtype, quant, draft_quant, layers)
     config = coordinator_config(
-        ring if model else _with_default_model(ring, notes),
+        ring if model else _with_default_model(ring, compare, notes),
         Address(LOOPBACK, 0),
         emulation,
         usual_stages=options.USUAL_STAGES,
@@ -89,11 +89,12 @@ def demo(
         raise typer.Exit(EXIT_CANCELLED)
 
 
-def _with_default_model(ring: RingOptions, notes: Notes) -> RingOptions:
+def _with_default_model(ring: RingOptions, compare: bool, notes: Notes) -> RingOptions:
     """The model that `make` installs. Where it is not, the bundled toys answer, which is said.
 
     So small a model has close calls that rounding to 16 bit turns: it computes in float32, with
-    the values that its file stands for, unless told otherwise. n-grams are the one draft for it.
+    the values that its file stands for, unless told otherwise. n-grams are the one draft for it;
+    they do not pay for short answers, and only a comparison takes them unasked.
     """
     known = MODELS[DEFAULT_MODEL]
     found = packaged(known)
@@ -107,7 +108,7 @@ def _with_default_model(ring: RingOptions, notes: Notes) -> RingOptions:
     return replace(
         ring,
         model=found,
-        draft=ring.draft or "ngram",
+        draft=ring.draft or ("ngram" if compare else ""),
         quant="none" if ring.quant == AUTO else ring.quant,
         dtype="float32" if ring.dtype == AUTO else ring.dtype,
     )
