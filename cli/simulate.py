@@ -24,13 +24,20 @@ from edgespec.cli.replays import show_replay
 from edgespec.cli.tables import show_table
 from edgespec.config import DTYPES, MOST_STAGES
 from edgespec.daemon.bundled_models import bundled
+from edgespec.daemon.planning import model_to_plan
+from edgespec.daemon.precision import AUTO
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft
-from edgespec.drafting.choice import DraftChoice
+from edgespec.drafting.choice import NONE, DraftChoice
 from edgespec.errors import ConfigError
 from edgespec.model.hub import require_model
-from edgespec.planning.cost_model import DEFAULT_COST_MODEL, CostModel, cost_model_named
+from edgespec.planning.cost_model import (
+    COST_MODELS,
+    DEFAULT_COST_MODEL,
+    CostModel,
+    cost_model_named,
+)
 from edgespec.planning.profile import Profile
 from edgespec.sim.campaign import replay as play_again
 from edgespec.sim.links import LinkSpec
@@ -46,7 +53,12 @@ def simulate(
         help="The devices, by name or file: one for all, or those of D0, V1, ... VN, separated by "
         f"commas or given one by one. Default: {DEFAULT_PROFILE}.",
     ),
-    cost_model: str = options.COST_MODEL,
+    cost_model: str = typer.Option(
+        "",
+        help="The model whose costs are charged: a name, or a folder or file, whose sizes are "
+        "taken, with those of the draft. Default: the one that the profile was fitted with, or "
+        "llama-2-13b.",
+    ),
     stages: int = typer.Option(4, help="Number of stages in the ring."),
     policy: str = options.POLICIES,
     prompts: str = options.PROMPTS,
@@ -112,7 +124,7 @@ def simulate(
         draft=str(chosen),
         dtype=dtype,
         profiles=profiles,
-        cost_model=charged_model(cost_model, profiles),
+        cost_model=charged_model(cost_model, profiles, str(chosen)),
         link=parse_link(link) if link else None,
         prompts=tuple(workload),
         max_new_tokens=sampling.max_new_tokens,
@@ -167,8 +179,13 @@ def ring_of(values: Sequence[str], stages: int) -> tuple[tuple[str, ...], tuple[
     return tuple(names), tuple(known[name] for name in names)
 
 
-def charged_model(name: str, profiles: Sequence[Profile]) -> CostModel:
-    """The cost model of that name; "": that of the profiles, or the default."""
+def charged_model(name: str, profiles: Sequence[Profile], draft: str = "") -> CostModel:
+    """The cost model of that name; "": that of the profiles, or the default.
+
+    That of a folder or file is by its sizes, held as daemon.precision chooses, with `draft`.
+    """
+    if name and name not in COST_MODELS and Path(name).exists():
+        return model_to_plan(name, AUTO, draft or NONE, NONE).model.costs
     wanted = dict.fromkeys(profile.cost_model for profile in profiles if profile.cost_model)
     if not name and len(wanted) > 1:
         raise ConfigError(
@@ -232,7 +249,7 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
     show_table(
         COLUMNS,
         map(cells, runs),
-        f"charged: {of.name}, drafts by {of.draft.name}; D0 and {setup.stages} stage(s), "
+        f"charged: {of.name}, drafts by {of.draft.name or 'none'}; D0 and {setup.stages} stage(s), "
         f"{devices}; {links}",
         f"{len(setup.prompts)} prompts, {runs[0].new_tokens} new tokens; all times are virtual, "
         "from those figures and not measured",

@@ -13,6 +13,7 @@ from support.commands import Done, run, run_here
 from support.worlds import CALM
 
 from edgespec.cli.simulate import charged_model, parse_link, ring_of
+from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.errors import ConfigError
@@ -136,6 +137,9 @@ def test_a_profile_may_choose_the_cost_model() -> None:
     assert charged_model("", [paper, paper]).name == "llama-2-7b-eagle"
     assert charged_model("", [nano, nano]).name == "llama-2-13b"
     assert charged_model("llama-2-7b", [paper]).name == "llama-2-7b"
+    own = charged_model(bundled("base"), [nano], bundled("draft"))
+    assert (own.name, own.layers, own.bits, own.draft.name) == ("base", 8, 16, "draft")
+    assert charged_model(bundled("base"), [nano]).draft.layers == 0
     names, profiles = ring_of(["paper-flowspec-7b"], 3)
     assert names == ("paper-flowspec-7b",) * 4
     assert profiles == (paper,) * 4
