@@ -94,8 +94,8 @@ def _from_model(wanted: Wanted, model: str, library: BlockLibrary) -> TensorSour
             f"({wanted.assign.model}); leave --model out, and the coordinator sends the layers"
         )
     source = open_source(model, key.quantisation)
-    if key.quantisation.kind == "none":
-        return source
+    if key.quantisation.kind in ("none", "file"):
+        return source  # nothing is to be worked out, so a copy on disk would save next to nothing
 
     def progress(done: int, total: int) -> None:
         wanted.say(f"quantising to {key.quantisation.name}: {done} of {total} layers")

@@ -16,8 +16,10 @@ import torch
 from edgespec.config import LOOPBACK, Address, Quantisation
 from edgespec.daemon.block_fetch import Wanted, obtain
 from edgespec.model.block import Block
+from edgespec.model.inventory import held_bytes
 from edgespec.model.loader import fingerprint
 from edgespec.model.tree_attention import tree_mask
+from edgespec.net.keys import Identity, KeyPair
 from edgespec.wire.messages import Assign
 
 
@@ -34,7 +36,9 @@ def main(model: str, cache: str, quant: str, first: int, end: int) -> None:
     torch.set_num_threads(1)
     began = peak_bytes()
     assign = Assign(1, 1, first, end, model, fingerprint(model), "bfloat16", quant, 64, 1, "")
-    wanted = Wanted(assign, Address(LOOPBACK, 1), lambda _: None, lambda: False)
+    here = Address(LOOPBACK, 1)
+    own = Identity.of_coordinator(KeyPair.from_words("a test"))
+    wanted = Wanted(assign, here, own, lambda _: None, lambda: False)
     started = time.monotonic()
     source = obtain(wanted, "", cache)
     block = Block(source, first, end, "bfloat16")
@@ -45,6 +49,7 @@ def main(model: str, cache: str, quant: str, first: int, end: int) -> None:
     assert hidden is not None
     assert hidden.isfinite().all()
     size = sum(f.stat().st_size for f in Path(cache).glob("*/*.safetensors"))
+    size = size or held_bytes(source, first, end, torch.bfloat16)  # nothing was written
     print(
         json.dumps(
             {
