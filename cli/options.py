@@ -85,8 +85,9 @@ VERBOSE = typer.Option(
 )
 MODEL = typer.Option(
     "",
-    help="The base model: a name of `edgespec models`, a hub id (ORG/NAME), a folder in Hugging "
-    "Face format, or one that `edgespec shard` made. Default: the bundled toy model; for demo "
+    help="The base model: a name of `edgespec models`, a hub id (ORG/NAME), a GGUF file (here, or "
+    "ORG/NAME/FILE.gguf of the hub), a folder in Hugging Face format, or one that `edgespec shard` "
+    "made. Default: the bundled toy model; for demo "
     "smollm2-135m, where `make` has installed it.",
     callback=check_model,
 )
