@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints import write_checkpoint, write_tokenizer
+from support.ggufs import all_as, tokenizer_values, write_gguf
 from support.hub import COMMIT, Hub
 
 from edgespec.errors import ModelError
@@ -161,3 +162,26 @@ def test_what_is_written_like_a_hub_id(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_folder_is_its_own_local_folder(folders: dict[str, Path]) -> None:
     assert local_folder(folders["org/one"]) == folders["org/one"]
+
+
+@pytest.mark.thorough
+def test_of_gguf_files_the_one_that_is_named_is_downloaded(tmp_path: Path) -> None:
+    code = """
+from edgespec.model.sources import open_source
+from edgespec.model.tokenizer import Tokenizer
+name = "org/packed/m.gguf"
+source = open_source(name)
+tokens = Tokenizer(local_folder(name)).encode("fox")
+missing = refused(lambda: open_source("org/packed/other.gguf"))
+print(json.dumps([source.layers, str(source.path), len(tokens) > 1, missing]))
+"""
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    original = write_checkpoint(tmp_path / "original", intermediate_size=64)
+    write_gguf(original, folder / "m.gguf", all_as("Q8_0"), tokenizer_values(tmp_path))
+    (folder / "m.IQ4_XS.gguf").write_bytes(b"another")
+    with Hub({"org/packed": folder}) as hub:
+        layers, path, has_tokens, missing = hub.run(tmp_path, code)
+        assert (layers, path, has_tokens) == (4, "org/packed/m.gguf", True)
+        assert "org/packed on the Hugging Face Hub has no other.gguf" in missing
+        assert set(hub.fetched()) == {"m.gguf"}
