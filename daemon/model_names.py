@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from edgespec.config import check_path
 from edgespec.errors import ModelError
 from edgespec.model.hub import GGUF
 from edgespec.planning.catalogue import MODELS, KnownModel
@@ -22,8 +23,9 @@ def resolved(model: str) -> str:
     NAME stands for the model as it was published, or for the file of an installed package,
     NAME.gguf for its file on the hub that is packed already. Everything else (a folder, a file, a
     hub id, "") stays as it is, and what is here comes before a name. Raises ModelError for what can
-    only be a short name and is none.
+    only be a short name and is none, and ConfigError for a name that is not valid UTF-8.
     """
+    check_path("model", model)
     if not model or "/" in model or Path(model).exists():
         return model
     name = model.lower().removesuffix(GGUF)

@@ -239,8 +239,8 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {self.dtype!r}; choose one of: {', '.join(DTYPES)}")
-        _check_path("model", self.model)
-        _check_path("draft", self.draft)
+        check_path("model", self.model)
+        check_path("draft", self.draft)
         if not 1 <= self.stages <= MOST_STAGES:
             raise ConfigError(f"{self.stages} stages; a ring has 1 to {MOST_STAGES}")
         if self.layers and len(self.layers) != self.stages:
@@ -285,7 +285,8 @@ class StageConfig:
             raise ConfigError(f"wait is {self.wait}; it must be between 0 and 86400 seconds")
 
 
-def _check_path(what: str, path: str) -> None:
+def check_path(what: str, path: str) -> None:
+    """Raise ConfigError for a path that cannot be sent to stages."""
     try:
         path.encode("utf-8")  # it is sent to stages
     except UnicodeEncodeError:
