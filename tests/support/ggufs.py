@@ -20,6 +20,7 @@ from edgespec.model.loader import Checkpoint
 ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
+    "granite": "granite",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
@@ -121,7 +122,7 @@ def _their_name(architecture: str, name: str, layers: int) -> tuple[str, int | N
 
 def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any) -> np.ndarray:
     """What llama.cpp's converter does to a tensor."""
-    if architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
+    if architecture in ("llama", "granite") and (".attn_q." in name or ".attn_k." in name):
         heads = config.num_attention_heads if "_q." in name else config.num_key_value_heads
         halves = stored.reshape(heads, 2, stored.shape[0] // heads // 2, *stored.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(stored.shape))
@@ -166,6 +167,11 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
             if getattr(config, cap, None):
                 yield cap, float(getattr(config, cap))
+    if config.model_type == "granite":
+        yield "attention.scale", config.attention_multiplier
+        yield "embedding_scale", config.embedding_multiplier
+        yield "residual_scale", config.residual_multiplier
+        yield "logit_scale", config.logits_scaling
     if config.model_type == "gemma3_text":
         windows = [kind == "sliding_attention" for kind in config.layer_types]
         yield "attention.sliding_window_pattern", windows

@@ -130,11 +130,20 @@ def _common(keys: _Keys) -> Settings:
 
 def _llama(keys: _Keys) -> Settings:
     if keys.get("expert_count"):
-        raise keys.refusal("is a mixture of experts (llama), which edgespec does not run")
+        raise keys.refusal("is a mixture of experts, which edgespec does not run")
     tensors = keys.file.tensors
     return {
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+    }
+
+
+def _granite(keys: _Keys) -> Settings:
+    return _llama(keys) | {
+        "attention_multiplier": keys.real("attention.scale"),
+        "embedding_multiplier": keys.real("embedding_scale"),
+        "residual_multiplier": keys.real("residual_scale"),
+        "logits_scaling": keys.real("logit_scale"),
     }
 
 
@@ -206,6 +215,7 @@ def _gemma3(keys: _Keys) -> Settings:
 
 _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "llama": _llama,
+    "granite": _granite,
     "qwen3moe": _qwen3_moe,
     "phi3": _phi3,
     "gemma2": _gemma2,
