@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
     "granite": "granite",
+    "smollm3": "smollm3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
@@ -91,6 +92,9 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
         chosen |= {"mlp_only_layers": []}
     if name in ("mistral", "qwen3_moe"):
         chosen |= {"sliding_window": None, "use_sliding_window": False}
+    if name == "smollm3":
+        chosen |= {"no_rope_layers": None, "use_sliding_window": False, "sliding_window": None}
+        chosen |= {"layer_types": None}
     folder = write_family(root / f"{name}-original", name, **chosen | settings)
     file = root / f"{name}.gguf"
     return file, write_gguf(folder, file, type_of)
@@ -122,7 +126,9 @@ def _their_name(architecture: str, name: str, layers: int) -> tuple[str, int | N
 
 def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any) -> np.ndarray:
     """What llama.cpp's converter does to a tensor."""
-    if architecture in ("llama", "granite") and (".attn_q." in name or ".attn_k." in name):
+    if architecture in ("llama", "granite", "smollm3") and (
+        ".attn_q." in name or ".attn_k." in name
+    ):
         heads = config.num_attention_heads if "_q." in name else config.num_key_value_heads
         halves = stored.reshape(heads, 2, stored.shape[0] // heads // 2, *stored.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(stored.shape))

@@ -67,6 +67,7 @@ class GgufArchitecture:
 ARCHITECTURES = {
     "llama": GgufArchitecture("llama", paired=True),
     "granite": GgufArchitecture("granite", paired=True),
+    "smollm3": GgufArchitecture("smollm3", paired=True),
     "qwen2": GgufArchitecture("qwen2"),
     "qwen3": GgufArchitecture("qwen3"),
     "qwen3moe": GgufArchitecture("qwen3_moe", _EXPERTS),

@@ -147,6 +147,11 @@ def _granite(keys: _Keys) -> Settings:
     }
 
 
+def _smollm3(keys: _Keys) -> Settings:
+    # Every fourth layer has no rotary embeddings, which no key says.
+    return _llama(keys) | {"no_rope_layer_interval": 4, "use_sliding_window": False}
+
+
 def _qwen3_moe(keys: _Keys) -> Settings:
     experts = keys.whole("expert_count", most=_MOST_EXPERTS)
     stacks = [t for t in keys.file.tensors.values() if t.name.endswith("_exps.weight")]
@@ -216,6 +221,7 @@ def _gemma3(keys: _Keys) -> Settings:
 _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "llama": _llama,
     "granite": _granite,
+    "smollm3": _smollm3,
     "qwen3moe": _qwen3_moe,
     "phi3": _phi3,
     "gemma2": _gemma2,

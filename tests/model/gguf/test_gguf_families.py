@@ -22,7 +22,7 @@ from edgespec.model.sources import open_source
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 K_TYPES = ["Q4_K", "Q5_K", "Q6_K"]
 FAMILIES = ["llama", "llama-rope", "llama-biases", "mistral", "qwen2", "qwen3", "qwen3_moe"]
-FAMILIES += ["granite", "phi3", "gemma2", "gemma3_text"]
+FAMILIES += ["granite", "smollm3", "phi3", "gemma2", "gemma3_text"]
 
 
 @pytest.fixture(autouse=True)
