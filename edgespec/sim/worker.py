@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from edgespec.backends.compute import FIRST
 from edgespec.backends.emulated import Perform
+from edgespec.decoding.effects import RunHead
 from edgespec.errors import EdgespecError
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import NO_JOB, ComputeFailed, Event
 from edgespec.sim.clock import Booking, Clock
+from edgespec.tree.ledger import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ class VirtualWorker:
 
 def _span(node: int, running: _RunningEffect, now: float) -> Span:
     effect = running.effect
-    ids = tuple(effect.rows.ids.tolist()) if isinstance(effect, RunBlock) else ()
+    rows = effect.rows if isinstance(effect, RunBlock | RunHead) else Rows.none()
     return Span(
         node,
         type(effect).__name__,
@@ -161,7 +163,7 @@ def _span(node: int, running: _RunningEffect, now: float) -> Span:
         getattr(effect, "job", NO_JOB),
         running.start,
         now,
-        len(getattr(effect, "rows", ())),
-        ids,
+        len(rows),
+        tuple(rows.ids.tolist()) if isinstance(effect, RunBlock) else (),
         running.stopped,
     )
