@@ -143,7 +143,7 @@ def test_the_head_gives_the_models_logits(zoo: Zoo, name: str, dtype: str) -> No
     logits = OutputHead(Checkpoint(zoo.folder(name)), dtype).logits(hidden[-1:])
     exact = plain_logits(pipeline.model, tokens)
     assert exact.abs().max() > 0.5
-    assert difference(torch.from_numpy(logits)[0], exact) < 20 * BOUNDS[dtype]
+    assert difference(logits[0], exact) < 20 * BOUNDS[dtype]
 
 
 @given(seed=st.integers(0, 2**32 - 1), steps=st.lists(st.integers(-4, 6), min_size=3, max_size=8))
@@ -286,7 +286,7 @@ def test_another_cap_or_scale_of_the_head_is_seen(
     hidden = zoo.pipeline(name, 2).prefill(tokens)
     logits = OutputHead(Checkpoint(wrong), "float64").logits(hidden[-1:])
     exact = plain_logits(zoo.model(name), tokens)
-    assert difference(torch.from_numpy(logits)[0], exact) > 10 * VISIBLE
+    assert difference(logits[0], exact) > 10 * VISIBLE
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_the_text_part_of_a_model_that_reads_images_runs(
     assert difference(hidden, plain_hidden(model, tokens)) < TOLERANCE
     logits = OutputHead(Checkpoint(folder), "float64").logits(hidden[-1:])
     exact = plain_logits(model, tokens)
-    assert difference(torch.from_numpy(logits)[0], exact) < 20 * TOLERANCE
+    assert difference(logits[0], exact) < 20 * TOLERANCE
     packed = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": packed}))

@@ -104,7 +104,7 @@ def test_the_head_is_the_embedding_only_where_tied(tmp_path: Path, tied: bool) -
     block = Block(checkpoint, 0, 4)
     for share in (None, block):
         logits = OutputHead(checkpoint, share=share).logits(hidden)
-        assert torch.allclose(torch.from_numpy(logits), expected, atol=1e-5)
+        assert torch.allclose(logits, expected, atol=1e-5)
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

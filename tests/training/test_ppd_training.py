@@ -85,9 +85,9 @@ def test_a_base_that_scales_is_read_as_a_block_computes_it(tmp_path: Path) -> No
     _, after = teacher.read_with(tokens[:, :3], vectors[:, 3:], torch.tensor([[3]]), sees)
     assert (after[0, 0] - whole[0, 3]).abs().max() < 1e-5
     head = OutputHead(checkpoint, "float64").logits(whole[0])
-    assert (teacher.logits(whole[0]) - torch.from_numpy(head)).abs().max() < 1e-5
+    assert (teacher.logits(whole[0]) - head).abs().max() < 1e-5
     product = whole[0] @ teacher.head_matrix.T
-    assert (product - torch.from_numpy(head)).abs().max() < 1e-5
+    assert (product - head).abs().max() < 1e-5
 
 
 def test_anchors_leave_room_for_what_is_guessed() -> None:
