@@ -10,6 +10,8 @@ import pytest
 from support.smollm2 import generated, prompts, smollm2_file, smollm2_ring, tokenizer
 from support.torch_rings import request
 
+from edgespec.config import FILE, Quantisation
+
 POLICIES = ("autoregressive", "flowspec", "adaptive")
 NEW_TOKENS = 12
 QUESTION = "The capital of France is"
@@ -23,10 +25,11 @@ def test_it_answers_what_transformers_generates() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("quantisation", [FILE, Quantisation()], ids=lambda one: one.name)
 @pytest.mark.parametrize("stages", [1, 3, 5])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_prompt_and_stage_count(policy: str, stages: int) -> None:
-    ring = smollm2_ring(stages)
+def test_every_prompt_and_stage_count(policy: str, stages: int, quantisation: Quantisation) -> None:
+    ring = smollm2_ring(stages, quantisation)
     for tag, prompt in enumerate(prompts()):
         ring.replies.clear()
         answer = ring.ask(request(prompt, policy, NEW_TOKENS, tag=tag))

