@@ -47,6 +47,8 @@ class Gate:
         self._authenticator = _Authenticator(context)
         self._authenticator.start()
         self._doors: list[_Door] = []
+        # For all doors together: an attack on several must not fill the log several times as fast.
+        self._refused = {text: Dropped("refused a connection") for text in (NO_KEY, NOT_ANSWERED)}
         self._looked = time.monotonic()
 
     def guard(
@@ -62,7 +64,7 @@ class Gate:
         # Without an answer from ZAP, refuse; by default ZeroMQ would let every connection in.
         guarded.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         guarded.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        door = _Door(guarded)
+        door = _Door(guarded, self._refused)
         self._doors.append(door)
         return door.monitor
 
@@ -86,13 +88,14 @@ class Gate:
 class _Door:
     """A guarded socket's monitor, and where its connections come from."""
 
-    def __init__(self, guarded: zmq.Socket[bytes]) -> None:
+    def __init__(self, guarded: zmq.Socket[bytes], refused: Mapping[str, Dropped]) -> None:
+        """`refused` counts failures by their text."""
         self._guarded = guarded
         self.monitor: zmq.Socket[bytes] = guarded.get_monitor_socket(_EVENTS)
         self._peers: dict[int, str] = {}  # by file descriptor
         self._failure = ""
         self._was_busy = False
-        self._dropped = {text: Dropped("refused a connection") for text in (NO_KEY, NOT_ANSWERED)}
+        self._refused = refused
 
     def look(self, was_busy: bool) -> None:
         """Log failed handshakes. Either side may hang up first, so a stranger cannot be told from
@@ -110,7 +113,7 @@ class _Door:
                     fresh.discard(descriptor)
                     peer = self._peers.pop(descriptor, "someone")
                     if self._failure:
-                        self._dropped[self._failure].note(self._failure.format(peer))
+                        self._refused[self._failure].note(self._failure.format(peer))
                     self._failure = ""
                 case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL if self._was_busy:
                     self._failure = NOT_ANSWERED
