@@ -150,12 +150,12 @@ class Request:
         if self.ppd_rows is not None and segment.hidden is not None:
             self.ppd_rows.arrived(flight.wanted, part.ids, segment.hidden)
             self.ppd_rows.settle(self.tree)
-        live = np.flatnonzero([i in self.tree for i in part.ids.tolist()])
         if segment.hidden is None:
             return self._walk(now)
-        if self.hidden is not None and len(live):
-            self.hidden.arrived(segment, live)
-        rows = self.tree.unverified(part.ids[live].tolist())
+        ids = part.ids.tolist()
+        if self.hidden is not None and any(i in self.tree for i in ids):
+            self.hidden.arrived(segment, np.flatnonzero([i in self.tree for i in ids]))
+        rows = self.tree.unverified(ids)
         return [self._sample(segment, rows)] if len(rows) else self._walk(now)
 
     def _take_tokens(self, done: HeadDone, now: float) -> list[Effect]:
@@ -250,8 +250,9 @@ class Request:
         assert segment.hidden is not None
         if self.draft is not None:
             self.draft.shares = True
-        hidden = segment.hidden.take(np.flatnonzero(np.isin(segment.parts[0].ids, rows.ids)))
-        job = self.next_job()
+        wanted, job = set(rows.ids.tolist()), self.next_job()
+        index = [n for n, i in enumerate(segment.parts[0].ids.tolist()) if i in wanted]
+        hidden = segment.hidden.take(np.array(index))
         self.head_job = RunHead(job, self.number, hidden, rows, self.sampling, self.top)
         return self.head_job
 

@@ -295,7 +295,8 @@ class DraftTree:
 
     def unverified(self, ids: Iterable[int]) -> Rows:
         """The rows of some nodes, parents first: of the one that the walk along known target tokens
-        ends at, and of those below it. No other's target token can matter any more, or yet."""
+        ends at, and of those below it. No other's target token can matter any more, or yet; nodes
+        no longer here are ignored."""
         node = self._nodes[self.root]
         while node.target_token is not None:
             child = node.children.get(node.target_token)
@@ -304,8 +305,9 @@ class DraftTree:
             node = self._nodes[child]
         found: dict[int, TreeNode] = {}
         for node_id in ids:
-            if node_id == node.id or self._nodes[node_id].parent in found:
-                found[node_id] = self._nodes[node_id]
+            one = self._nodes.get(node_id)
+            if one is not None and (one is node or one.parent in found):
+                found[node_id] = one
         return _rows_of(list(found.values()))
 
     def advance(self) -> Advance:
