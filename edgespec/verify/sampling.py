@@ -270,10 +270,12 @@ def _kept(scores: Floats, sampling: Sampling) -> tuple[Tokens, Tokens]:
     rows, columns = np.divmod(np.flatnonzero(scores >= limits), width)
     values = scores[rows, columns]
     kept = np.isfinite(values) & (np.exp(values) >= sampling.min_p)
-    found = np.bincount(rows, minlength=count)
-    for row in np.nonzero(found > counts)[0]:  # more tie with the last than there is room for
-        tied = np.flatnonzero((rows == row) & (values == limits[row]))
-        kept[tied[len(tied) - (found[row] - counts[row]) :]] = False
+    # More may tie with the last than there is room for: the lowest columns stay.
+    tied = values == limits[rows, 0]
+    room = counts - np.bincount(rows[~tied], minlength=count)
+    before = np.cumsum(tied) - tied
+    first = before[np.searchsorted(rows, np.arange(count))]
+    kept &= ~tied | (before - first[rows] < room[rows])
     return rows[kept], columns[kept]
 
 
