@@ -32,7 +32,7 @@ TYPES := build/types
 
 help:
 	@echo "make demo      set up, then answer one question on a ring of $(STAGES) stages on this machine"
-	@echo "make test      set up, then run the quick tests: every promise, in about five minutes"
+	@echo "make test      set up, then run the quick tests: every promise, in three to four minutes"
 	@echo "make test-all  set up, then run all tests but the slow ones"
 	@echo "make lint      set up, then check style and types"
 	@echo "make hooks     let git check commit messages by the rules of CONTRIBUTING.md"
