@@ -151,10 +151,14 @@ class AsyncClient:
 
     async def _connection(self) -> None:
         """Wait for a connection. Raises why there is none."""
+        # Not wait_for: before Python 3.12 it loses a cancellation that comes with the connection.
+        connected = asyncio.ensure_future(self._connected.wait())
         try:
-            await asyncio.wait_for(self._connected.wait(), self._wait)
-        except asyncio.TimeoutError:
-            raise _again(self._problem) from None
+            done, _ = await asyncio.wait({connected}, timeout=self._wait)
+        finally:
+            connected.cancel()
+        if not done:
+            raise _again(self._problem)
 
     # --- the connection -----------------------------------------------------------------------
 
