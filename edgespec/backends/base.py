@@ -1,4 +1,4 @@
-"""The interfaces of compute: a stage's block of layers, and the coordinator's output head."""
+"""The interfaces of compute: a stage's block of layers, and the output head."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BlockBackend(Protocol):
 
 
 class Head(Protocol):
-    """The base model's output head, on the coordinator."""
+    """The base model's output head, on the coordinator or the last stage."""
 
     def choose(
         self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1

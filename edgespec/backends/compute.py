@@ -17,12 +17,13 @@ from edgespec.decoding.effects import (
 )
 from edgespec.decoding.events import Drafted, HeadDone
 from edgespec.drafting.grower import DraftSource
+from edgespec.errors import RemoteProtocolError
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import BlockDone, Event
 from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.drafted import Children, DraftedTree
 
-STAGE_COMPUTE = (OpenCache, ForkCache, CloseCache, RunBlock, GatherRows)
+STAGE_COMPUTE = (OpenCache, ForkCache, CloseCache, RunBlock, GatherRows, RunHead)
 COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, Draft, RunHead)
 COMPUTE = STAGE_COMPUTE + COORDINATOR_COMPUTE
 """Effects that go to the worker, in order; all others go to the sockets."""
@@ -33,10 +34,11 @@ depends on no draft."""
 
 
 class StageCompute:
-    """A stage's worker: its block of layers."""
+    """A stage's worker: its block of layers, and the output head if the last stage has it."""
 
-    def __init__(self, block: BlockBackend) -> None:
+    def __init__(self, block: BlockBackend, head: Head | None = None) -> None:
         self._block = block
+        self._head = head
 
     def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
         """Carry out one effect; `stop()` turns true when a running block is no longer wanted."""
@@ -54,23 +56,25 @@ class StageCompute:
                 tapped = effect.aux_layers and hidden is not None
                 aux_hidden = self._block.take_aux_hidden() if tapped else None
                 return BlockDone(effect.job, hidden, aux_hidden)
+            case RunHead():
+                return _run_head(self._head, effect)
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
         return None
 
 
 class CoordinatorCompute:
-    """The coordinator's worker: the output head and the draft source (None: no draft)."""
+    """The coordinator's worker: the output head (None: the last stage has it) and the draft source
+    (None: no draft)."""
 
-    def __init__(self, head: Head, draft: DraftSource | None) -> None:
+    def __init__(self, head: Head | None, draft: DraftSource | None) -> None:
         self._head = head
         self._draft = draft
 
     def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
         """Carry out one effect."""
         if isinstance(effect, RunHead):
-            wanted = effect.hidden, effect.rows, effect.sampling, effect.top
-            return HeadDone(effect.job, effect.request, *self._head.choose(*wanted))
+            return _run_head(self._head, effect)
         if self._draft is None:
             raise TypeError(f"{type(effect).__name__} without a draft source")
         match effect:
@@ -96,3 +100,10 @@ class CoordinatorCompute:
                 return source.deepen(request, levels, width)
             case Expand(width=width):
                 return source.expand(request, context, draft.paths, width, features)
+
+
+def _run_head(head: Head | None, effect: RunHead) -> HeadDone:
+    if head is None:
+        raise RemoteProtocolError("the output head is not on this node; start the ring again")
+    wanted = effect.hidden, effect.rows, effect.sampling, effect.top
+    return HeadDone(effect.job, effect.request, *head.choose(*wanted))

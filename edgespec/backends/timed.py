@@ -50,6 +50,8 @@ class StageDurations:
                 return self._costs.gather_seconds(len(effect.order))
             case RunBlock():
                 return self._costs.block_seconds(len(effect.rows), effect.slots)
+            case RunHead():
+                return self._costs.head_seconds(effect.hidden.shape[0])
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
 

@@ -14,7 +14,9 @@ from msgspec import Meta, Struct, ValidationError
 from edgespec.decoding.answer import Answer, TextCodec
 from edgespec.decoding.effects import EncodePrompt
 from edgespec.decoding.events import PromptEncoded
-from edgespec.decoding.request import Request, Shared
+from edgespec.decoding.request import Request
+from edgespec.decoding.shared import Shared
+from edgespec.decoding.target_walk import choosing_of
 from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost, QueueFull
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
@@ -34,7 +36,8 @@ class Ring:
     request waits for a ring that was lost; with 0 it fails at once. `kept_rows`: cache rows that
     answered requests, whose conversations may go on, and the running one may take up together; with
     0 nothing is kept. `needs`: what the draft source must be given; `sources`: the names of its
-    members, in the order of the bits of their guesses.
+    members, in the order of the bits of their guesses. `head_last`: the output head is on the last
+    stage, so that neither hidden rows nor PPD rows come back for a draft source.
     """
 
     stages: int
@@ -46,6 +49,16 @@ class Ring:
     kept_rows: int = 0
     needs: DraftNeeds = NO_NEEDS
     sources: tuple[str, ...] = ()
+    head_last: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a draft source that cannot be given what it needs."""
+        if self.head_last and self.needs != NO_NEEDS:
+            raise ConfigError(
+                f"the draft source {self.draft} guesses from the base's hidden rows, which come "
+                "back to the coordinator only if the output head is there: give --head "
+                "coordinator, or another --draft"
+            )
 
 
 def admit(
@@ -67,7 +80,8 @@ def admit(
         codec.check_length(submit.prompt, most_tokens(ring))
     answer = Answer(codec, submit.stop, submit.max_new_tokens)
     needs = ring.needs if policy.drafts else NO_NEEDS
-    return Request(number, peer, submit, sampling, policy, answer, shared, needs)
+    choosing = choosing_of(sampling, submit.top) if ring.head_last else None
+    return Request(number, peer, submit, sampling, policy, answer, shared, needs, choosing)
 
 
 def most_tokens(ring: Ring) -> int:

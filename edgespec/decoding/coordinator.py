@@ -19,8 +19,9 @@ from edgespec.decoding.flights import Flights, Landed
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.decoding.prefix_cache import PrefixCache
 from edgespec.decoding.queue import BEGINS, GOES_ON, WaitingRoom, say_once
-from edgespec.decoding.request import Request, Shared
+from edgespec.decoding.request import Request
 from edgespec.decoding.ring_state import RingState
+from edgespec.decoding.shared import Shared
 from edgespec.decoding.snapshot import SnapshotKeeper
 from edgespec.errors import ConfigError, EdgespecError, LocalProtocolError
 from edgespec.machines.effects import Effect, SendPeer, SendStages

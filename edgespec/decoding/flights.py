@@ -9,14 +9,15 @@ from fractions import Fraction
 from edgespec.machines.events import Event
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import Rows
-from edgespec.wire.segment import Segment
+from edgespec.wire.segment import Choosing, Segment
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
     """A segment on the ring: whose it is, and when it entered (see RingClock).
 
-    `wanted`: ids of the rows that may come back, of `rows` in all.
+    `wanted`: ids of the rows that may come back, of `rows` in all; with hidden rows, or if the last
+    stage chooses, by `choosing`, with a verdict.
     """
 
     request: int
@@ -24,6 +25,7 @@ class Flight:
     committed: bool
     wanted: frozenset[int]
     rows: int
+    choosing: Choosing | None = None
 
     def fits(self, result: Segment) -> bool:
         """Whether `result` can be what the stages made of this segment."""
@@ -32,9 +34,17 @@ class Flight:
             len(result.parts) == 1
             and part.committed == self.committed
             and self.wanted.issuperset(ids)
-            and (result.hidden is not None or not ids)
+            and (not ids or self._has_what_was_asked(result))
             and all(time.rows <= self.rows for time in result.cost)
         )
+
+    def _has_what_was_asked(self, result: Segment) -> bool:
+        verdict = result.parts[0].verdict
+        if self.choosing is None or verdict is None:
+            return self.choosing is None and result.hidden is not None and verdict is None
+        ids, log_probs = verdict.ids.tolist(), verdict.figures.shape[1] > 1
+        told = not ids or log_probs == (self.choosing.top >= 0)
+        return result.hidden is None and told and self.wanted.issuperset(ids)
 
     def lacks_live_rows(self, result: Segment, tree: DraftTree | None) -> bool:
         """Whether a stage dropped rows that no retained set has dropped: it could not go on.
@@ -109,11 +119,18 @@ class Flights:
         """Segments that the first stage has not handed on."""
         return len(self._queued)
 
-    def launch(self, request: int, rows: Rows, committed: bool, want: int) -> tuple[int, Flight]:
-        """A segment of these rows leaves, of which the last `want` may come back."""
+    def launch(
+        self,
+        request: int,
+        rows: Rows,
+        committed: bool,
+        want: int,
+        choosing: Choosing | None = None,
+    ) -> tuple[int, Flight]:
+        """A segment of these rows leaves, of which the last `want` may come back (see Flight)."""
         self._newest += 1
         wanted = frozenset(rows.ids[len(rows) - want :].tolist())
-        flight = Flight(request, self.clock.enter(), committed, wanted, len(rows))
+        flight = Flight(request, self.clock.enter(), committed, wanted, len(rows), choosing)
         self._flying[self._newest] = flight
         self._queued.add(self._newest)
         return self._newest, flight

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from edgespec.tree.draft_tree import Advance, DraftTree
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.types.features import PPDTable
 from edgespec.types.tensor import Tensor
+
+if TYPE_CHECKING:
+    from edgespec.decoding.request import Request
 
 
 class PPDRows:
@@ -121,6 +125,18 @@ class PPDRows:
         for node in dead:
             self._flying.pop(node, None)
             self._back.pop(node, None)
+
+
+def with_chains(request: Request, rows: Rows, ids: Sequence[int]) -> Rows:
+    """These rows of a request, with the PPD rows that hang from nodes `ids`, if it has any."""
+    if request.ppd_rows is None:
+        return rows
+    assert request.tree is not None
+    step = request.estimates.step
+    last = request.last_position
+    chains = request.ppd_rows.hang(request.tree, ids, len(rows), last, step)
+    request.stats.ppd_rows += len(chains)
+    return rows.joined(chains)
 
 
 def _ends_here(tree: DraftTree, node: int) -> float:

@@ -10,8 +10,8 @@ The coordinator starts a request, hands it its events, and ends it; nothing else
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,15 +20,16 @@ from edgespec.decoding.answer import Answer
 from edgespec.decoding.drafts import DraftJob
 from edgespec.decoding.effects import RunHead, SendRing
 from edgespec.decoding.events import Drafted, HeadDone
-from edgespec.decoding.flights import Flights, Landed
+from edgespec.decoding.flights import Landed
 from edgespec.decoding.hidden_rows import HiddenRows
 from edgespec.decoding.logprobs import HeadLog
-from edgespec.decoding.ppd_chains import ChainValues
-from edgespec.decoding.ppd_rows import PPDRows
+from edgespec.decoding.ppd_rows import PPDRows, with_chains
 from edgespec.decoding.prefix import Prefix
 from edgespec.decoding.prefix_cache import ReusedPrefix
 from edgespec.decoding.request_stats import RequestStats
 from edgespec.decoding.retain_log import RetainLog
+from edgespec.decoding.shared import Shared
+from edgespec.decoding.target_walk import chosen
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, SendPeer, SendStages
 from edgespec.machines.events import Event, MessageArrived
@@ -37,26 +38,16 @@ from edgespec.policy.base import Policy, RequestView, Send
 from edgespec.policy.estimates import RingEstimates
 from edgespec.tree.draft_tree import Advance, DraftTree
 from edgespec.tree.ledger import Rows
-from edgespec.types.features import NO_NEEDS, DraftNeeds, PPDTable
-from edgespec.verify.sampling import Sampling
+from edgespec.types.features import NO_NEEDS, DraftNeeds
+from edgespec.verify.sampling import Choice, Sampling
+from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Submit, Tokens
 from edgespec.wire.messages import Credit
-from edgespec.wire.segment import Header, Part, Segment
+from edgespec.wire.segment import Choosing, Header, Part, Segment
 
 LOST_WAIT_S = 1.0
 """A result that lacks live rows is followed by the Fault of the stage that dropped them; after this
 many seconds without one, the request fails, so that nothing hangs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What the requests of one coordinator share. `on_walk` is told of every walk of a tree. `ppd`:
-    for a draft source that needs PPD rows. `estimates`: what requests of each policy taught."""
-
-    flights: Flights
-    on_walk: Callable[[Request, Advance], None]
-    ppd: tuple[PPDTable, ChainValues] | None
-    estimates: dict[str, RingEstimates]
 
 
 class Request:
@@ -72,14 +63,17 @@ class Request:
         answer: Answer,
         shared: Shared,
         needs: DraftNeeds = NO_NEEDS,
+        choosing: Choosing | None = None,
     ) -> None:
-        """`needs`: what its draft source must be given."""
+        """`needs`: what its draft source must be given. `choosing`: how the last stage chooses its
+        tokens; None if the head is here."""
         self.asked: Submit | None = submit  # until its prompt is encoded
         self.peer = peer
         self.tag = submit.tag
         self.asker = submit.scope
         self.top = submit.top
         self.sampling = sampling
+        self.choosing = choosing
         self.policy = policy
         self.prompt: tuple[int, ...] = ()
         self.answer = answer
@@ -151,7 +145,7 @@ class Request:
             self.ppd_rows.arrived(flight.wanted, part.ids, segment.hidden)
             self.ppd_rows.settle(self.tree)
         if segment.hidden is None:
-            return self._walk(now)
+            return self._take_verdict(part, now)
         ids = part.ids.tolist()
         if self.hidden is not None and any(i in self.tree for i in ids):
             self.hidden.arrived(segment, np.flatnonzero([i in self.tree for i in ids]))
@@ -164,9 +158,20 @@ class Request:
             raise LocalProtocolError(f"head job {done.job} ended but was not running")
         ids = self.head_job.rows.ids[done.choice.rows].tolist()
         self.head_job = None
-        self._head_log.add(ids, done.choice, done.top_logprobs)
+        return self._verify(ids, done.choice, done.top_logprobs, now)
+
+    def _take_verdict(self, part: Part, now: float) -> list[Effect]:
+        """The same if the last stage chose them; a part without rows has none."""
+        if part.verdict is None:
+            return self._walk(now)
+        return self._verify(part.verdict.ids.tolist(), *chosen(part.verdict), now)
+
+    def _verify(
+        self, ids: list[int], choice: Choice, others: TopLogprobs | None, now: float
+    ) -> list[Effect]:
+        self._head_log.add(ids, choice, others)
         assert self.tree is not None
-        self.tree.record(ids, done.choice.tokens.tolist())
+        self.tree.record(ids, choice.tokens.tolist())
         return self._walk(now)
 
     def _take_guesses(self, drafted: Drafted, now: float) -> list[Effect]:
@@ -214,7 +219,7 @@ class Request:
         assert self.tree is not None
         rows = self.tree.send(ids)
         self.stats.rows_sent += len(rows)
-        rows = self._with_ppd_rows(rows, ids)
+        rows = with_chains(self, rows, ids)
         self.rows_before = len(rows)
         return self._launch(rows, committed=False, reserve=0, want=len(rows))
 
@@ -283,19 +288,9 @@ class Request:
         self.opening = False
         return Tokens(self.tag, step.tokens[:used], "".join(text), logprobs)
 
-    def _with_ppd_rows(self, rows: Rows, ids: Sequence[int]) -> Rows:
-        """These rows, with the PPD rows that hang from nodes `ids`."""
-        if self.ppd_rows is None:
-            return rows
-        assert self.tree is not None
-        step = self.estimates.step
-        chains = self.ppd_rows.hang(self.tree, ids, len(rows), self.last_position, step)
-        self.stats.ppd_rows += len(chains)
-        return rows.joined(chains)
-
     def _launch(self, rows: Rows, *, committed: bool, reserve: int, want: int) -> SendRing:
         """Rows enter the ring; the last `want` of them are to come back."""
-        seq, flight = self.flights.launch(self.number, rows, committed, want)
+        seq, flight = self.flights.launch(self.number, rows, committed, want, self.choosing)
         if self.stats.entered is None:
             self.stats.entered = flight.entered
         self.in_flight += 1
@@ -303,6 +298,8 @@ class Request:
         columns = rows.ids, rows.parents, rows.positions, rows.tokens
         fork = (reused.request, reused.ids) if reused else (0, ())
         part = Part(self.number, self.retains.epoch, committed, reserve, want, *columns, *fork)
+        if committed and want:
+            part = replace(part, choosing=self.choosing)
         vectors = self.ppd_rows.vectors(rows.tokens) if self.ppd_rows else None
         return SendRing(Segment(Header(seq, self.needs.aux_layers), (part,), ppd_tokens=vectors))
 
@@ -343,7 +340,7 @@ class Request:
             self.tree = DraftTree(last, last - 1, self.prefix.tokens[-1], last)
             self.tree.send((last,))
             # PPD rows below that row travel in a segment of their own, as it is committed.
-            chain = self._with_ppd_rows(Rows.none(), (last,))
+            chain = with_chains(self, Rows.none(), (last,))
             if len(chain):
                 effects.append(self._launch(chain, committed=False, reserve=0, want=len(chain)))
         return effects
@@ -352,7 +349,10 @@ class Request:
         if self.hidden is not None:
             self.hidden.arrived(segment, np.arange(segment.rows))
         effects = self.send_prefix()
-        if self.tree is not None and self.tree.root in segment.parts[0].ids:
+        part = segment.parts[0]
+        if self.tree is not None and self.tree.root in part.ids:
+            if segment.hidden is None:
+                return effects + self._take_verdict(part, now)
             effects.insert(0, self._sample(segment, self.tree.unverified([self.tree.root])))
         if self.hidden is not None and self.draft is None:
             # What the draft reads now it need not read before its first guess.

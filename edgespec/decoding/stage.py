@@ -2,13 +2,14 @@
 
 A retained set is garbage collection: it is applied when it comes, before a segment is computed
 and again before it is sent, and never changes what a live row sees. An emptied segment still
-travels, so that the coordinator's credits stay right.
+travels, so that the coordinator's credits stay right. If the last stage holds the output head, it
+chooses the target tokens along the walk before a segment leaves (target_walk.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,9 +21,11 @@ from edgespec.decoding.effects import (
     OpenCache,
     SendRing,
 )
-from edgespec.decoding.events import SegmentArrived
+from edgespec.decoding.events import HeadDone, SegmentArrived
 from edgespec.decoding.snapshot import RunLog
+from edgespec.decoding.stage_jobs import Held, Job
 from edgespec.decoding.stage_stats import StageStats
+from edgespec.decoding.target_walk import NO_VERDICT, TargetWalk, next_head, with_verdict
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import BlockPart, Effect, RunBlock, SendCoordinator
 from edgespec.machines.events import NO_JOB, BlockDone, ComputeFailed, Event, MessageArrived, Tick
@@ -36,26 +39,6 @@ REMEMBERED_ENDS = 1024
 """Ended requests whose late segments and openings are still recognised."""
 
 
-@dataclass(slots=True)
-class _Held:
-    """What a stage holds of one open request."""
-
-    ledger: RowLedger = field(default_factory=RowLedger)
-    keep: RetainSet = field(default_factory=lambda: RetainSet(0, -1, (), frozenset()))
-
-
-@dataclass(frozen=True, slots=True)
-class _BlockJob:
-    """The one job at the block: the segment as it came in, the rows of each part that are computed,
-    and what the stages before tapped of these."""
-
-    job: int
-    segment: Segment
-    rows: tuple[Rows, ...]
-    aux_hidden: Tensor | None
-    since: float
-
-
 class StageMachine:
     """One stage of the ring, without I/O: `handle(event, now)` answers with effects."""
 
@@ -63,10 +46,10 @@ class StageMachine:
         """`row_limit`: rows of one request (committed and speculative) that may be held."""
         self.stats = StageStats()
         self.take_place(is_first=is_first, is_last=is_last, row_limit=row_limit)
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Held] = {}
         self._ended: deque[int] = deque(maxlen=REMEMBERED_ENDS)
         self._queue: deque[Segment] = deque()
-        self._running: _BlockJob | None = None
+        self._running: Job | None = None
         self._given_up: set[int] = set()  # jobs of an earlier ring that have not come back
         self._last_seq = -1
         self._jobs = 0
@@ -86,6 +69,8 @@ class StageMachine:
                 return []
             case BlockDone(job, hidden, aux_hidden):
                 return self._on_block_done(job, hidden, aux_hidden, now) + self._runs.tell(now)
+            case HeadDone():
+                return self._on_head_done(event, now) + self._runs.tell(now)
             case Tick():
                 return self._runs.tell(now)
             case ComputeFailed(job, request, reason):
@@ -164,6 +149,7 @@ class StageMachine:
                 effects += self._open(part)
                 stay = self._staying(part, part.ids)
                 if len(stay):
+                    self._begin_walk(part)
                     live = part.rows().take(stay)
                     blocks.append(self._book(part, live))
                     index.append(first + stay)
@@ -177,7 +163,7 @@ class StageMachine:
         taken = np.concatenate(index)
         aux_hidden = _take(segment.aux_hidden, taken)
         self._jobs += 1
-        self._running = _BlockJob(self._jobs, segment, tuple(rows), aux_hidden, now)
+        self._running = Job(self._jobs, segment, tuple(rows), aux_hidden, now)
         hidden, layers = _take(segment.hidden, taken), segment.header.aux_layers
         run = RunBlock(self._jobs, tuple(blocks), hidden, layers, segment.ppd_tokens)
         return [*effects, run]
@@ -189,7 +175,7 @@ class StageMachine:
             # The rows of `fork_of` were kept for this request, which is over.
             unused = fork_of in self._held and request in self._ended
             return self._end(fork_of) if unused else []
-        held = self._held[request] = _Held()
+        held = self._held[request] = Held()
         if not fork_of:
             return [OpenCache(request, min(part.reserve, self._row_limit))]
         origin = self._held.get(fork_of)
@@ -222,35 +208,72 @@ class StageMachine:
             sees = ledger.append(rows)
         return BlockPart(part.request, rows, committed, sees)
 
+    def _begin_walk(self, part: Part) -> None:
+        if part.choosing is not None:
+            self._held[part.request].walk = TargetWalk(part.choosing)
+
     def _on_block_done(
         self, job: int, hidden: Tensor | None, aux_hidden: Tensor | None, now: float
     ) -> list[Effect]:
         if self._was_given_up(job):
             return []
         running = self._finish_job(job)
-        segment = running.segment
-        self._note(running, hidden is None, now)
-        if hidden is None or all(part.request not in self._held for part in segment.parts):
-            done = self._emptied(segment)
+        parts = running.segment.parts
+        if hidden is None or all(part.request not in self._held for part in parts):
+            return self._leave(running, None, now)
+        done = self._outgoing(running, hidden, aux_hidden)
+        if not self._is_last:
+            return self._leave(running, done, now)
+        return self._choose(running, done, 0, now)
+
+    def _choose(self, running: Job, done: Segment, at: int, now: float) -> list[Effect]:
+        """Have target tokens chosen of the next part, from number `at` on, that has rows on its
+        walk; without one the segment leaves."""
+        done, at, head = next_head(done, at, self._walk_of, self._jobs + 1)
+        if head is None:
+            return self._leave(running, done, now)
+        self._jobs += 1
+        self._running = replace(running, job=head.job, head=head, done=done, at=at)
+        return [head]
+
+    def _on_head_done(self, event: HeadDone, now: float) -> list[Effect]:
+        if self._was_given_up(event.job):
+            return []
+        running = self._finish_job(event.job)
+        head, done, walk = running.head, running.done, self._walk_of(event.request)
+        assert head is not None
+        assert done is not None
+        # Without a walk the request has ended meanwhile.
+        verdict = NO_VERDICT if walk is None else walk.went(head.rows.ids, event)
+        return self._choose(running, with_verdict(done, running.at, verdict), running.at + 1, now)
+
+    def _walk_of(self, request: int) -> TargetWalk | None:
+        held = self._held.get(request)
+        return None if held is None else held.walk
+
+    def _leave(self, running: Job, done: Segment | None, now: float) -> list[Effect]:
+        """The job is over: its segment leaves, with what it took; or emptied, if there is none."""
+        self._note(running, done is None, now)
+        if done is None:
+            done = self._emptied(running.segment)
         else:
-            done = self._outgoing(running, hidden, aux_hidden, now)
+            time = StageTime(sum(map(len, running.rows)), now - running.since)
+            done = replace(done, cost=(*done.cost, time))
         return self._hand_on(done) + self._start_next(now)
 
-    def _note(self, running: _BlockJob, aborted: bool, now: float) -> None:
+    def _note(self, running: Job, nothing: bool, now: float) -> None:
         """Keep what it took, for those who subscribed, and how many rows are still wanted."""
         computed = wanted = 0
         for part, rows in zip(running.segment.parts, running.rows, strict=True):
             if not len(rows):
                 continue
-            kept = 0 if aborted else len(self._staying(part, rows.ids))
+            kept = 0 if nothing else len(self._staying(part, rows.ids))
             seq = running.segment.header.seq
             self._runs.ended(part.request, seq, running.since, len(rows), kept, now)
             computed, wanted = computed + len(rows), wanted + kept
         self.stats.ran(computed, wanted, now - running.since)
 
-    def _outgoing(
-        self, running: _BlockJob, hidden: Tensor, own: Tensor | None, now: float
-    ) -> Segment:
+    def _outgoing(self, running: Job, hidden: Tensor, own: Tensor | None) -> Segment:
         """What the next stage gets: the computed rows that are still wanted."""
         segment, before = running.segment, running.aux_hidden
         aux_hidden = before.beside(own) if before is not None and own is not None else before or own
@@ -265,9 +288,8 @@ class StageMachine:
             index.append(first + stay)
             first += len(rows)
         taken = np.concatenate(index)
-        cost = (*segment.cost, StageTime(first, now - running.since))
         hidden, aux_hidden = hidden.take(taken), _take(aux_hidden, taken)
-        return Segment(segment.header, tuple(parts), cost, hidden, aux_hidden)
+        return Segment(segment.header, tuple(parts), segment.cost, hidden, aux_hidden)
 
     def _emptied(self, segment: Segment) -> Segment:
         """Its header and parts without rows: credits and acknowledgements still come round."""
@@ -278,9 +300,15 @@ class StageMachine:
         """The part with these rows alone, and the newest retained set that all stages have."""
         held = self._held.get(part.request)
         epoch = min(part.epoch, held.keep.epoch) if held else part.epoch
-        ids, parents, positions = rows.ids, rows.parents, rows.positions
+        tokens = rows.tokens if held and held.walk else _NOTHING
         return replace(
-            part, epoch=epoch, ids=ids, parents=parents, positions=positions, tokens=_NOTHING
+            part,
+            epoch=epoch,
+            ids=rows.ids,
+            parents=rows.parents,
+            positions=rows.positions,
+            tokens=tokens,
+            choosing=None if self._is_last else part.choosing,
         )
 
     def _hand_on(self, segment: Segment) -> list[Effect]:
@@ -296,7 +324,7 @@ class StageMachine:
         self._given_up.discard(job)
         return known
 
-    def _finish_job(self, job: int) -> _BlockJob:
+    def _finish_job(self, job: int) -> Job:
         running = self._running
         if running is None or running.job != job:
             raise LocalProtocolError(f"job {job} ended but was not running")
@@ -322,7 +350,7 @@ class StageMachine:
     def _abort_unwanted(self, request: int) -> list[Effect]:
         """Stop the running block, if it computes rows of that request and none of it is wanted."""
         running = self._running
-        if running is None:
+        if running is None or running.head is not None:
             return []
         pairs = list(zip(running.segment.parts, running.rows, strict=True))
         concerned = any(part.request == request and len(rows) for part, rows in pairs)

@@ -71,7 +71,7 @@ def build(
 
     Its policies must be registered (`policies_of`) while it runs.
     """
-    stages = scenario.stages
+    stages, head = scenario.stages, FakeHead(VOCABULARY)
     codec = ToyCodec(frozenset(scenario.eos_ids))
     draft = parts.draft(random.Random(f"{scenario.seed} draft"), scenario.accuracy)
     ring = Ring(
@@ -81,6 +81,7 @@ def build(
         scenario.prefill_chunk,
         recovery=scenario.recovery,
         needs=draft.needs,
+        head_last=scenario.head_last,
     )
     limits = {f.stage: f.rows for f in scenario.faults if isinstance(f, SmallCache)}
     promises = {ask.tag: _promise(scenario, ask, codec) for ask in scenario.asks}
@@ -93,6 +94,7 @@ def build(
             StageParts(
                 parts.stage(is_first=n == 1, is_last=n == stages, row_limit=limits.get(n, PLENTY)),
                 parts.block(n - 1),
+                head if scenario.head_last and n == stages else None,
             )
             for n in range(1, stages + 1)
         ]
@@ -100,7 +102,7 @@ def build(
     checks = Checks(promises)
     world = World(
         parts.coordinator(ring, codec),
-        CoordinatorParts(FakeHead(VOCABULARY), draft),
+        CoordinatorParts(None if scenario.head_last else head, draft),
         make_stages,
         RandomDurations(
             random.Random(f"{scenario.seed} durations"),

@@ -106,7 +106,9 @@ class RandomDurations:
         return self._draw(self._draft) * len(work)
 
     def stage(self, number: int, effect: Effect) -> float:
-        """What is not a block costs a tenth of one."""
+        """What is neither a block nor a head costs a tenth of a block."""
+        if isinstance(effect, RunHead):
+            return self._draw(self._head)
         share = 1.0 if isinstance(effect, RunBlock) else 0.1
         return self._draw(self._stages[number - 1]) * share
 

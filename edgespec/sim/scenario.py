@@ -70,7 +70,8 @@ class Scenario(FileStruct, frozen=True):
 
     `accuracy`: how often the draft knows the next token. Paces are mean seconds of one effect at
     the head, the draft and each stage; `layers`: parts of each stage's block between which it can
-    be stopped. `recovery`: seconds that a request waits for a ring that was lost.
+    be stopped. `recovery`: seconds that a request waits for a ring that was lost. `head_last`: the
+    output head is on the last stage.
     """
 
     seed: int
@@ -86,6 +87,7 @@ class Scenario(FileStruct, frozen=True):
     faults: tuple[Fault, ...]
     asks: tuple[ScenarioRequest, ...]
     recovery: float = 60.0
+    head_last: bool = False
 
     @property
     def stages(self) -> int:
@@ -134,6 +136,8 @@ def draw(seed: int) -> Scenario:
         faults=faults,
         asks=_draw_asks(rng, span, faults),
         recovery=rng.choice((60.0, 60.0, 60.0, base * 5.0, 0.0)),
+        # Of dice of its own, as the changes.
+        head_last=random.Random(f"{seed} head").random() < 0.3,
     )
 
 

@@ -39,18 +39,20 @@ CLIENT = b"client"
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorParts:
-    """What the coordinator's device holds: the output head and the draft source, if any."""
+    """What the coordinator's device holds: the output head, unless the last stage does, and the
+    draft source, if any."""
 
-    head: Head
+    head: Head | None
     draft: DraftSource | None
 
 
 @dataclass(frozen=True, slots=True)
 class StageParts:
-    """One stage as a ring starts with it."""
+    """One stage as a ring starts with it; `head`: if the last one holds it."""
 
     machine: StageMachine
     block: BlockBackend
+    head: Head | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +278,11 @@ class World:
         self._handle(0, RingUp())
 
     def _worker(self, number: int) -> VirtualWorker:
+        stage = self.stages[number - 1]
         return VirtualWorker(
             number,
             self._clock,
-            StageCompute(self.stages[number - 1].block).perform,
+            StageCompute(stage.block, stage.head).perform,
             partial(self._stage_seconds, number),
             partial(self._durations.slices, number),
             self._computed,

@@ -14,6 +14,7 @@ import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -26,7 +27,7 @@ from edgespec.wire.messages import Finite, Message
 from edgespec.wire.tags import TAGS
 
 MAGIC = "edgespec"
-VERSION = 8
+VERSION = 9
 
 Frame = bytes | memoryview
 
@@ -53,7 +54,6 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 _LISTS = (IntArray, tuple[int, ...], frozenset[int])
-_TENSORS = (Tensor, Tensor | None)
 _PLACE = re.compile(r"(.*?)(?: - at `\$\[(\d+)\].*`)?", re.DOTALL)
 
 
@@ -100,7 +100,13 @@ def _plan(kind: type) -> _Plan:
 
 
 def _travels_apart(hint: Any) -> bool:
-    return hint in _LISTS or hint in _TENSORS or is_dataclass(hint) or _is_records(hint)
+    return hint in _LISTS or is_dataclass(_bare(hint)) or _is_records(hint)
+
+
+def _bare(hint: Any) -> Any:
+    """The tensor or record of which there may be none; any other hint as it is."""
+    kinds = get_args(hint)
+    return kinds[0] if len(kinds) == 2 and kinds[1] is NoneType else hint
 
 
 def _is_records(hint: Any) -> bool:
@@ -161,9 +167,9 @@ class _Outgoing:
     def _put(self, hint: Any, value: Any) -> Any:
         if hint in _LISTS:
             return self._list(value)
-        if hint in _TENSORS:
-            if value is None:
-                return None
+        if value is None and hint != _bare(hint):
+            return None
+        if _bare(hint) == Tensor:
             self._frames.append(value.data)
             return [value.dtype, list(value.shape)]
         return [self.record(one) for one in value] if _is_records(hint) else self.record(value)
@@ -274,10 +280,12 @@ class _Incoming:
         if hint in _LISTS:
             numbers = self._list(value)
             return numbers if hint == IntArray else get_origin(hint)(numbers.tolist())
-        if hint in _TENSORS:
-            return None if value is None and hint != Tensor else self._tensor(value)
+        if value is None and hint != _bare(hint):
+            return None
+        if _bare(hint) == Tensor:
+            return self._tensor(value)
         if not _is_records(hint):
-            return self.record(hint, value)
+            return self.record(_bare(hint), value)
         _need(isinstance(value, list), "no list")
         kind = get_args(hint)[0]
         return tuple(self.record(kind, one) for one in value)

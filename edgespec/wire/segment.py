@@ -45,6 +45,45 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
+class Choosing:
+    """How the last stage chooses a request's tokens, if it holds the output head.
+
+    The settings of verify.sampling.Sampling; `top`: how many of the likeliest tokens are wanted
+    beside each token, with log-probabilities; -1: neither.
+    """
+
+    temperature: float
+    top_k: Whole
+    top_p: float
+    min_p: float
+    seed: Whole
+    top: Annotated[int, Meta(ge=-1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the last stage chose: the target `tokens` after rows `ids`, which are a path down.
+
+    `figures` float64 [R, 1]: the margin of each token (see verify.sampling.Choice); with
+    log-probabilities [R, 2 + K]: the token's own after the margin, then those of its K likeliest
+    rivals, which are `top` (R · K, row by row).
+    """
+
+    ids: IntArray
+    tokens: IntArray
+    top: IntArray
+    figures: Tensor
+
+    def check(self) -> None:
+        rows, figures = len(self.ids), self.figures
+        require(len(self.tokens) == rows, "tokens and ids differ in length")
+        require(not rows or int(self.tokens.min()) >= 0, "a negative token")
+        fits = figures.dtype == "float64" and len(figures.shape) == 2 and figures.shape[0] == rows
+        require(fits and figures.shape[1] > 0, "figures are not some numbers a row")
+        require(len(self.top) == rows * max(figures.shape[1] - 2, 0), "top and figures differ")
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """The rows of one request in a segment (FlowSpec §3.2, a draft segment).
 
@@ -56,7 +95,11 @@ class Part:
     coordinator wants back (a prefill chunk but the last wants none).
 
     `ids`, `parents`, `positions`, `tokens`: see tree.ledger.Rows. The first stage alone reads the
-    tokens; after it they are empty.
+    tokens; after it they are empty, unless the last stage chooses.
+
+    `choosing`: with the end of a prompt; from its last row on the last stage follows the walk along
+    target tokens, for the rows of this part and of all that follow. What comes back then is its
+    `verdict` in the place of hidden rows, without rows if none of the part's is on the walk.
     """
 
     request: Whole
@@ -70,6 +113,8 @@ class Part:
     tokens: IntArray
     fork_of: Whole = 0
     fork_ids: tuple[int, ...] = ()
+    choosing: Choosing | None = None
+    verdict: Verdict | None = None
 
     def check(self) -> None:
         rows = len(self.ids)

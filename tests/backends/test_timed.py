@@ -50,6 +50,7 @@ STAGE_EFFECTS: list[Effect] = [
     CloseCache(1),
     GatherRows(1, 10, np.array([3, 5, 6])),
     block(4, 100, 24),
+    head(3),
 ]
 COORDINATOR_EFFECTS: list[Effect] = [
     OpenDraft(1, Sampling()),
@@ -74,13 +75,14 @@ def test_a_stage_is_charged_for_rows_seen_rows_and_moved_rows() -> None:
         0.0,
         STAGE.gather_seconds(3),
         STAGE.block_seconds(4, 124),
+        STAGE.head_seconds(3),
     ]
     assert durations.seconds(block(0, 100, 20)) == 0.0
 
 
 def test_a_block_can_be_stopped_behind_each_of_its_layers() -> None:
     durations = StageDurations(STAGE)
-    assert [durations.slices(effect) for effect in STAGE_EFFECTS] == [1, 1, 1, 1, 10]
+    assert [durations.slices(effect) for effect in STAGE_EFFECTS] == [1, 1, 1, 1, 10, 1]
     whole = durations.seconds(block(4, 100, 24))
     assert whole / durations.slices(block(4, 100, 24)) == pytest.approx(STAGE.layer_seconds(4, 124))
 
@@ -128,7 +130,7 @@ def test_a_deepened_tree_attends_to_the_context_that_it_hangs_from() -> None:
 
 
 def test_an_effect_of_the_other_node_is_refused() -> None:
-    with pytest.raises(TypeError, match="a stage computes no RunHead"):
-        StageDurations(STAGE).seconds(head(1))
+    with pytest.raises(TypeError, match="a stage computes no CloseDraft"):
+        StageDurations(STAGE).seconds(CloseDraft(1))
     with pytest.raises(TypeError, match="a coordinator computes no RunBlock"):
         CoordinatorDurations(D0).seconds(block(1, 0, 1), ())

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.tiers import thorough
 from support.torch_rings import (
     CONTEXT,
     generated,
@@ -108,6 +109,21 @@ def _plainly_sampled(name: str, seed: int) -> tuple[int, ...]:
     ring.replies.clear()
     asked = request(prompts()[name], "autoregressive", 16, temperature=0.8, seed=seed)
     return ring.ask(asked).token_ids
+
+
+@pytest.mark.parametrize(
+    ("stages", "policy"),
+    [(3, "adaptive"), *(thorough(stages, policy) for policy in POLICIES for stages in (1, 2, 8))],
+)
+def test_the_head_on_the_last_stage_gives_the_same_tokens(stages: int, policy: str) -> None:
+    ring = torch_ring(stages, head_last=True)
+    name = SAMPLED[0]
+    plain = {0.0: generated(prompts()[name], 16), 0.8: _plainly_sampled(name, 7)}
+    for temperature, expected in plain.items():
+        ring.replies.clear()
+        asked = request(prompts()[name], policy, 16, temperature=temperature, seed=7)
+        assert ring.ask(asked).token_ids == expected, temperature
+    assert not any(stage.ledgers() for stage in ring.stages)
 
 
 FEW_OR_ALL = [3, pytest.param(20, marks=pytest.mark.thorough)]

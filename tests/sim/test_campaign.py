@@ -61,7 +61,23 @@ class Prompted(Oracle):
 
 def test_random_scenarios_with_ppd_tokens_keep_every_promise() -> None:
     for seed in range(30):
-        play(draw(seed), parts=Parts(draft=Prompted))
+        play(structs.replace(draw(seed), head_last=False), parts=Parts(draft=Prompted))
+
+
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 20), *(thorough(first, CHUNK) for first in range(20, RUNS, CHUNK))]
+)
+def test_wherever_the_head_is_every_promise_is_kept(first: int, count: int) -> None:
+    for seed in range(first, first + count):
+        scenario = draw(seed)
+        play(structs.replace(scenario, head_last=not scenario.head_last))
+
+
+def test_where_the_head_is_changes_nothing_else_of_a_scenario() -> None:
+    places = [draw(seed).head_last for seed in range(RUNS)]
+    assert 60 < sum(places) < 120
+    # As seed 1 was before scenarios had a place of the head.
+    assert (draw(1).recovery, draw(1).asks[-1].prompt) == (0.005, "edi")
 
 
 @pytest.mark.parametrize("policy", tiered(sorted(POLICIES), ["adaptive"]))

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.effects import AbortBlock, EncodePrompt, SendRing
+from edgespec.decoding.effects import AbortBlock, EncodePrompt, RunHead, SendRing
 from edgespec.decoding.events import SegmentArrived
 from edgespec.decoding.stage import StageMachine
 from edgespec.errors import EdgespecError, RequestFailed
@@ -141,6 +141,8 @@ class LocalRing:
                 effect = node.work[0]
                 self.take(Step("work", number))
                 if isinstance(effect, RunBlock) and not whole:
+                    while node.work and isinstance(node.work[0], RunHead):
+                        self.take(Step("work", number))
                     return
             else:
                 return

@@ -52,6 +52,7 @@ class FakeRing:
         queue_limit: int = 64,
         row_limit: int = PLENTY,
         kept_rows: int = 0,
+        head_last: bool = False,
     ) -> None:
         self.stages = stages
         self.codec = ToyCodec(frozenset(eos_ids))
@@ -73,13 +74,17 @@ class FakeRing:
                 kept_rows=kept_rows,
                 needs=self.draft.needs,
                 sources=self.draft.sources,
+                head_last=head_last,
             ),
             self.codec,
         )
+        here, last = (None, self.head) if head_last else (self.head, None)
+        heads = [None] * (stages - 1) + [last]
+        parts = zip(self.machines, self.blocks, heads, strict=True)
         self.ring = LocalRing(
             self.coordinator,
-            CoordinatorCompute(self.head, self.draft),
-            [(m, StageCompute(b)) for m, b in zip(self.machines, self.blocks, strict=True)],
+            CoordinatorCompute(here, self.draft),
+            [(machine, StageCompute(block, head)) for machine, block, head in parts],
         )
 
     def tell(self, event: Event) -> None:

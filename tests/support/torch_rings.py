@@ -57,9 +57,11 @@ def torch_ring(
     kept_rows: int = 0,
     draft_name: str = "independent",
     base: str | Path = BASE,
+    head_last: bool = False,
 ) -> LocalRing:
     """A ring of the bundled base and one of its draft sources; without `kept_rows` it is empty
-    again after every answer, so that it may be shared. `base`: another form of the same model."""
+    again after every answer, so that it may be shared. `base`: another form of the same model.
+    `head_last`: the output head is on the last stage."""
     mixed = quant == "file" and base == BASE
     source = MixedSource(Checkpoint(BASE)) if mixed else open_source(base, NAMED[quant])
     blocks = [Block(source, a, b, dtype) for a, b in split_layers(source.layers, stages)]
@@ -74,14 +76,17 @@ def torch_ring(
         kept_rows=kept_rows,
         needs=draft.needs,
         sources=draft.sources,
+        head_last=head_last,
     )
     return LocalRing(
         CoordinatorMachine(ring, tokenizer()),
-        CoordinatorCompute(TorchHead(head), draft),
+        CoordinatorCompute(None if head_last else TorchHead(head), draft),
         [
             (
                 StageMachine(is_first=number == 1, is_last=number == stages, row_limit=4 * CONTEXT),
-                StageCompute(TorchBlock(block)),
+                StageCompute(
+                    TorchBlock(block), TorchHead(head) if head_last and number == stages else None
+                ),
             )
             for number, block in enumerate(blocks, start=1)
         ],

@@ -1,0 +1,27 @@
+"""Shared: what the requests of one coordinator share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgespec.decoding.flights import Flights
+from edgespec.decoding.ppd_chains import ChainValues
+from edgespec.policy.estimates import RingEstimates
+from edgespec.tree.draft_tree import Advance
+from edgespec.types.features import PPDTable
+
+if TYPE_CHECKING:
+    from edgespec.decoding.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the requests of one coordinator share. `on_walk` is told of every walk of a tree. `ppd`:
+    for a draft source that needs PPD rows. `estimates`: what requests of each policy taught."""
+
+    flights: Flights
+    on_walk: Callable[[Request, Advance], None]
+    ppd: tuple[PPDTable, ChainValues] | None
+    estimates: dict[str, RingEstimates]

@@ -1,0 +1,110 @@
+"""Target walk: how the last stage follows a request's walk along target tokens, and tells of it.
+
+Parents never travel behind their children. So once a row is at the last stage, it is settled
+whether it is on the walk: it is if it stands for the target token of the walk's last row, be it a
+guess that was right or the new root after a miss. No other row's target token is ever asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from edgespec.decoding.effects import RunHead
+from edgespec.decoding.events import HeadDone
+from edgespec.errors import ConfigError, RemoteProtocolError
+from edgespec.tree.ledger import IntArray
+from edgespec.types.tensor import Tensor
+from edgespec.verify.sampling import Choice, Sampling
+from edgespec.verify.top_logprobs import TopLogprobs
+from edgespec.wire.segment import Choosing, Part, Segment, Verdict
+
+_NOTHING: IntArray = np.zeros(0, np.int64)
+
+NO_VERDICT = Verdict(_NOTHING, _NOTHING, _NOTHING, Tensor("float64", (0, 1), b""))
+"""None of the rows was on the walk."""
+
+
+class TargetWalk:
+    """The walk of one request, from the last row of its prompt on."""
+
+    def __init__(self, choosing: Choosing) -> None:
+        """Raises RemoteProtocolError for settings by which nothing can be sampled."""
+        one = choosing
+        try:
+            self.sampling = Sampling(one.temperature, one.top_k, one.top_p, one.min_p, one.seed)
+        except ConfigError as problem:
+            raise RemoteProtocolError(str(problem)) from None
+        self.top = choosing.top
+        self._last: tuple[int, int] | None = None  # the last row, and its target token
+
+    def ahead(self, part: Part) -> IntArray:
+        """Places of the rows that the walk may go along: the first that is on it, and those below
+        it; none if none is on it."""
+        if part.committed:  # the end of the prompt, which the walk begins with
+            return np.arange(len(part.ids))[-1:] if self._last is None else _NOTHING
+        found: dict[int, int] = {}
+        columns = part.ids.tolist(), part.parents.tolist(), part.tokens.tolist()
+        for place, (row, parent, token) in enumerate(zip(*columns, strict=True)):
+            if parent in found or (parent, token) == self._last:
+                found[row] = place
+        return np.array(list(found.values()), np.int64)
+
+    def went(self, ids: IntArray, done: HeadDone) -> Verdict:
+        """The tokens after some of rows `ids` are chosen, a path down; what D0 is told."""
+        choice, others = done.choice, done.top_logprobs
+        path = ids[choice.rows]
+        self._last = int(path[-1]), int(choice.tokens[-1])
+        figures, top = choice.margins[:, None], _NOTHING
+        if others is not None:
+            figures = np.hstack([figures, others.log_probs[:, None], others.top_log_probs])
+            top = np.ascontiguousarray(others.top, np.int64).reshape(-1)
+        told = Tensor("float64", figures.shape, np.ascontiguousarray(figures, "<f8").tobytes())
+        return Verdict(path, choice.tokens, top, told)
+
+
+def next_head(
+    done: Segment, at: int, walk_of: Callable[[int], TargetWalk | None], job: int
+) -> tuple[Segment, int, RunHead | None]:
+    """The head's next job for a segment that the block has run: of its first part, from number `at`
+    on, that has rows on its request's walk. Comes with the segment, in which parts without such
+    rows have their verdict, and that part's number; without a job, as the segment leaves."""
+    assert done.hidden is not None
+    for number, part in enumerate(done.parts[at:], at):
+        walk = walk_of(part.request)
+        if walk is None or not len(part.ids):
+            continue
+        ahead = walk.ahead(part)
+        if len(ahead):
+            first = sum(len(before.ids) for before in done.parts[:number])
+            hidden, rows = done.hidden.take(first + ahead), part.rows().take(ahead)
+            return done, number, RunHead(job, part.request, hidden, rows, walk.sampling, walk.top)
+        done = with_verdict(done, number, NO_VERDICT)
+    chose = any(part.verdict is not None for part in done.parts)
+    return replace(done, hidden=None) if chose else done, len(done.parts), None
+
+
+def with_verdict(segment: Segment, at: int, verdict: Verdict) -> Segment:
+    """The segment with what was chosen of its part number `at`."""
+    parts = list(segment.parts)
+    parts[at] = replace(parts[at], verdict=verdict)
+    return replace(segment, parts=tuple(parts))
+
+
+def choosing_of(sampling: Sampling, top: int) -> Choosing:
+    """What the last stage must know of a request to choose its tokens."""
+    one = sampling
+    return Choosing(one.temperature, one.top_k, one.top_p, one.min_p, one.seed, top)
+
+
+def chosen(verdict: Verdict) -> tuple[Choice, TopLogprobs | None]:
+    """What the head would have said on D0 of the verdict's rows."""
+    rows, columns = verdict.figures.shape
+    figures = np.frombuffer(verdict.figures.data, "<f8").reshape(rows, columns)
+    choice = Choice(np.arange(rows), verdict.tokens, figures[:, 0])
+    if columns == 1:
+        return choice, None
+    top = verdict.top.reshape(rows, columns - 2)
+    return choice, TopLogprobs(figures[:, 1], top, figures[:, 2:])
