@@ -32,6 +32,9 @@ FIRST = (RunHead,)
 """Of these, what the worker does before anything else that waits: the ring waits for a head, and it
 depends on no draft."""
 
+INTERRUPTIBLE = (Draft,)
+"""What such a head interrupts between two layers (see backends.charged_time)."""
+
 
 class StageCompute:
     """A stage's worker: its block of layers, and the output head if the last stage has it."""
@@ -72,7 +75,8 @@ class CoordinatorCompute:
         self._draft = draft
 
     def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
-        """Carry out one effect."""
+        """Carry out one effect; `stop()` is called between two layers of a draft, for what the
+        worker does then: a draft is never stopped."""
         if isinstance(effect, RunHead):
             return _run_head(self._head, effect)
         if self._draft is None:
@@ -86,6 +90,7 @@ class CoordinatorCompute:
             case CloseDraft(request):
                 self._draft.close(request)
             case Draft():
+                self._draft.let_in(stop)
                 return Drafted(effect.job, effect.request, self._guess(self._draft, effect))
             case _:
                 raise TypeError(f"a coordinator computes no {type(effect).__name__}")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Protocol
 
+from edgespec.backends.charged_time import ChargedTime
+from edgespec.backends.compute import INTERRUPTIBLE
 from edgespec.backends.timed import EffectDurations
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import Event
@@ -15,6 +18,21 @@ Perform = Callable[[Effect, Callable[[], bool]], Event | None]
 HEADROOM = 1.5
 """A block is begun this many times its usual time before its charged time ends: other processes of
 the machine may slow it down."""
+
+
+class Asked(Protocol):
+    """What a worker was asked for, by that worker's own thread."""
+
+    @property
+    def asked_at(self) -> float:
+        """When the effect that is now carried out was asked for."""
+
+    def head_asked(self, timeout: float) -> float | None:
+        """When the head was asked for that waits longest; None if there is none in `timeout`
+        seconds."""
+
+    def run_head(self) -> None:
+        """Carry out that head, in the middle of another effect."""
 
 
 class Emulated:
@@ -29,14 +47,14 @@ class Emulated:
         self,
         perform: Perform,
         durations: EffectDurations,
-        asked_at: Callable[[], float],
+        asked: Asked,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`asked_at`: when the effect that is now carried out was asked for, on `clock`."""
+        """`asked`: of the worker that calls `perform`; its times are on `clock`."""
         self._perform = perform
         self._durations = durations
-        self._asked_at = asked_at
+        self._asked = asked
         self._clock = clock
         self._sleep = sleep
         self._usual: dict[int, float] = {}  # seconds that a block really takes, by size class
@@ -45,9 +63,11 @@ class Emulated:
 
     def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
         """Carry out one effect; returns when its charged time is over, or a block was stopped."""
-        start = max(self._asked_at(), self.free_at)
+        start = max(self._asked.asked_at, self.free_at)
         if isinstance(effect, RunBlock):
             event, end = self._block(effect, stop, start)
+        elif isinstance(effect, INTERRUPTIBLE):
+            event, end = self._draft(effect, start)
         else:
             event = self._perform(effect, stop)
             end = start + self._durations.seconds(effect)
@@ -56,6 +76,22 @@ class Emulated:
         self.late = max(self._clock() - end, 0.0)
         return event
 
+    def _draft(self, effect: Effect, start: float) -> tuple[Event | None, float]:
+        """Run a draft at once, give event and end; heads that are asked for in its charged time
+        run at its boundaries, by when they were asked for, however late that is noticed."""
+        event = self._perform(effect, lambda: False)
+        charged = ChargedTime(start, self._durations.seconds(effect))
+        parts = self._durations.parts(effect)
+        while (asked := self._asked.head_asked(charged.end - self._clock())) is not None:
+            boundary = charged.boundary(asked, parts)
+            if boundary is None:
+                break
+            charged.pause(boundary)
+            self.free_at = boundary
+            self._asked.run_head()
+            charged.go_on(self.free_at)
+        return event, charged.end
+
     def _block(
         self, effect: RunBlock, stop: Callable[[], bool], start: float
     ) -> tuple[Event | None, float]:
@@ -63,11 +99,11 @@ class Emulated:
 
         A block that is no longer wanted ends after the layer that it is in, as real ones do.
         """
-        charged, slices = self._durations.seconds(effect), self._durations.slices(effect)
-        end, layer = start + charged, charged / slices
+        charged, layers = self._durations.seconds(effect), len(self._durations.parts(effect))
+        end, layer = start + charged, charged / layers
         size = len(effect.rows).bit_length()
         begin = max(end - HEADROOM * self._usual.get(size, charged), start)
-        for boundary in (start + n * layer for n in range(slices)):
+        for boundary in (start + n * layer for n in range(layers)):
             if boundary > begin:
                 break
             self._wait_until(boundary)
@@ -84,8 +120,8 @@ class Emulated:
 
         event = self._perform(effect, asks)
         if stopped_at:
-            layers = math.ceil((stopped_at[0] - start) / layer) if layer else 0
-            return event, min(start + layers * layer, end)
+            ran = math.ceil((stopped_at[0] - start) / layer) if layer else 0
+            return event, min(start + ran * layer, end)
         took = self._clock() - started
         self._usual[size] = max(took, 0.9 * self._usual.get(size, took))
         return event, end

@@ -28,8 +28,9 @@ class EffectDurations(Protocol):
     def seconds(self, effect: Effect) -> float:
         """Seconds of an effect; asked once for each, of others than RunBlock when it is done."""
 
-    def slices(self, effect: Effect) -> int:
-        """Into how many equal parts (layers) an effect falls; it can be stopped between two."""
+    def parts(self, effect: Effect) -> Sequence[float]:
+        """The lengths, in any unit, of an effect's parts (layers), between which it can be stopped
+        or interrupted; of a draft: of the one whose seconds were asked last."""
 
 
 class StageDurations:
@@ -55,8 +56,8 @@ class StageDurations:
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
 
-    def slices(self, effect: Effect) -> int:
-        return self._costs.layers if isinstance(effect, RunBlock) else 1
+    def parts(self, effect: Effect) -> Sequence[float]:
+        return (1.0,) * (self._costs.layers if isinstance(effect, RunBlock) else 1)
 
 
 class CoordinatorDurations:
@@ -66,9 +67,15 @@ class CoordinatorDurations:
         self._costs = costs
         self._draft = draft
         self._context: dict[int, int] = {}  # rows that a request's draft attends to
+        # The passes of the last draft, and the rows that they attended to.
+        self._passes: tuple[tuple[DraftPass, ...], int] = (), 0
 
-    def slices(self, effect: Effect) -> int:
-        return 1
+    def parts(self, effect: Effect) -> Sequence[float]:
+        """A draft's layers, and behind those of each pass its output matrix."""
+        if not isinstance(effect, Draft):
+            return (1.0,)
+        work, seen = self._passes
+        return [t for rows, source in work for t in self._costs.draft_parts(rows, seen, source)]
 
     def seconds(self, effect: Effect, work: Sequence[DraftPass] | None = None) -> float:
         """Seconds that an effect keeps the worker busy. Raises TypeError if D0 computes no such.
@@ -94,4 +101,5 @@ class CoordinatorDurations:
             case _:
                 raise TypeError(f"a coordinator computes no {type(effect).__name__}")
         seen = self._context.get(effect.request, 0)
+        self._passes = tuple(work), seen
         return head + sum(self._costs.draft_seconds(rows, seen, source) for rows, source in work)

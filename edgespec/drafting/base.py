@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgespec.tree.drafted import Children
 from edgespec.types.draft_pass import DraftPass
@@ -27,6 +27,7 @@ class Guesser(ABC):
     ) -> None:
         self.name, self.needs, self.sources = name, needs, sources or (name,)
         self._work: list[DraftPass] = []
+        self._let_in: Callable[[], object] = lambda: None
 
     @abstractmethod
     def open(self, request: int, sampling: Sampling) -> None:
@@ -53,6 +54,16 @@ class Guesser(ABC):
     @abstractmethod
     def close(self, request: int) -> None:
         """Free the request's cache; unknown requests are ignored."""
+
+    def let_in(self, call: Callable[[], object]) -> None:
+        """Have `call()` made from now on between two layers of every forward pass."""
+        self._let_in = call
+
+    def between_layers(self) -> bool:
+        """Called by a model before each layer, and before its output matrix; False, as no draft is
+        stopped."""
+        self._let_in()
+        return False
 
     def ran(self, rows: int) -> None:
         """Note a forward pass over so many rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -144,6 +144,11 @@ class DraftSource:
         if not self._read(request, state, context, features) or width < 1 or not paths:
             return Children.none()
         return self._guesser.guess(request, paths, width)
+
+    def let_in(self, call: Callable[[], object]) -> None:
+        """Have `call()` made from now on between two layers of whatever models run: it may do any
+        work but this source's. The guesses are the same."""
+        self._guesser.let_in(call)
 
     def take_work(self) -> tuple[DraftPass, ...]:
         return self._guesser.take_work()

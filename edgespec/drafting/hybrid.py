@@ -105,6 +105,18 @@ class HybridGuesser(Guesser):
         self._watched = self._right = 0  # committed tokens, and those that any member guessed
         self._recent = 0.0  # share of the newest committed tokens that any member guessed
         self._usual = 0.0  # that share when a member was paused last
+        self._away = 0.0  # seconds of what was let in between layers
+
+    def let_in(self, call: Callable[[], object]) -> None:
+        """What is let in counts for no member's time."""
+
+        def timed() -> None:
+            began = time.perf_counter()
+            call()
+            self._away += time.perf_counter() - began
+
+        for member in self._members:
+            member.guesser.let_in(timed)
 
     def open(self, request: int, sampling: Sampling) -> None:
         self._requests[request] = _HybridRequest(sampling)
@@ -212,9 +224,9 @@ class HybridGuesser(Guesser):
 
     def _timed(self, member: _Member, call: Callable[[], Result]) -> tuple[Result, float]:
         """Call a member: the result, and the seconds that are charged to it."""
-        began = time.perf_counter()
+        began, away = time.perf_counter(), self._away
         result = call()
-        measured = time.perf_counter() - began
+        measured = time.perf_counter() - began - (self._away - away)
         work = member.guesser.take_work()
         self._work += work
         return result, measured if self._seconds is None else self._seconds(work)

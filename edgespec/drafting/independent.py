@@ -25,11 +25,14 @@ class GuessCache:
     A row is run once: it stays, with its hidden row, until the context grows in another direction.
     """
 
-    def __init__(self, block: Block, ran: Callable[[int], None]) -> None:
+    def __init__(
+        self, block: Block, ran: Callable[[int], None], between_layers: Callable[[], bool]
+    ) -> None:
         """An empty cache. `ran` is told the rows of every forward pass."""
         self.context: list[int] = []
         self._block = block
         self._ran = ran
+        self._between_layers = between_layers
         self._kv = block.new_cache(_RESERVE)
         self._ledger = RowLedger()
         self._next_id = 0
@@ -140,6 +143,7 @@ class GuessCache:
             torch.from_numpy(rows.positions).to(device),
             self._kv,
             tree_mask(committed, sees, device),
+            stop=self._between_layers,
         )
         assert hidden is not None  # a draft is never stopped
         return hidden
@@ -174,7 +178,7 @@ class IndependentGuesser(WholeModelGuesser[GuessCache]):
         block = Block(source, 0, source.layers, dtype, device)
         super().__init__(
             "independent",
-            lambda: GuessCache(block, self.ran),
+            lambda: GuessCache(block, self.ran, self.between_layers),
             OutputHead(source, dtype, device, share=block),
             known=block.vocab_size,
             most_rows=int(source.config.max_position_embeddings),

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from edgespec.drafting.base import Guesser, TokenPath
+from edgespec.drafting.launches import Launches
 from edgespec.drafting.ranking import Ranking
 from edgespec.model.ends import OutputHead
 from edgespec.tree.drafted import Children
@@ -55,6 +56,7 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
         self._new_rows, self._head = new_rows, head
         self._known, self._max_rows = known, most_rows
         self._vocab_size = min(vocab_size or head.vocab_size, head.vocab_size)
+        self._launches = Launches(head.device)
         self._ranking = Ranking()
         self._rows: dict[int, RowsT] = {}
 
@@ -90,13 +92,19 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
             return Children.none()
         asked = [paths[index] for index in usable]
         positions = len(rows.context) + np.array([len(path) for path in asked])
-        logits = self._head.logits(rows.hidden_behind(asked))[:, : self._vocab_size]
+        hidden = rows.hidden_behind(asked)
+        self.between_layers()
+        logits = self._head.logits(hidden)[:, : self._vocab_size]
         found = self._ranking.children(request, asked, logits, positions, width)
         return replace(found, parents=np.array(usable)[found.parents])
 
     def close(self, request: int) -> None:
         self._rows.pop(request, None)
         self._ranking.close(request)
+
+    def between_layers(self) -> bool:
+        self._launches.keep_near()
+        return super().between_layers()
 
     def _knows(self, tokens: TokenPath) -> bool:
         return max(tokens, default=0) < self._known

@@ -61,12 +61,16 @@ class NodeCosts:
 
     def draft_seconds(self, rows: int, seen: int, source: str = "") -> float:
         """One forward pass of a draft source, its output head included; "": of the draft model."""
+        return sum(self.draft_parts(rows, seen, source), 0.0)
+
+    def draft_parts(self, rows: int, seen: int, source: str = "") -> list[float]:
+        """The same pass layer by layer, its output head last; nothing for no rows."""
         draft = self.model.draft_of(source)
         if rows == 0:
-            return 0.0
+            return []
         weights = self._weights(rows, draft.layer_bytes, draft.bits)
         layer = self._layer(weights, seen, draft.kv_bytes)
-        return draft.layers * layer + self._weights(rows, draft.head_bytes, 16)
+        return [layer] * draft.layers + [self._weights(rows, draft.head_bytes, 16)]
 
     def _layer(self, weights: float, seen: int, kv_bytes: int) -> float:
         """A layer whose weights take so many seconds."""

@@ -37,7 +37,7 @@ class Instrumentation:
             pace = self.pace(assign)
             self.transport.pace = pace.links
             self.transport.happened_at = lambda: node.happened_at
-            emulated = held = Emulated(perform, pace.durations, lambda: node.worker.asked_at)
+            emulated = held = Emulated(perform, pace.durations, node.worker)
             node.worker.ended_at = lambda: held.free_at
             perform = held.perform
         if self.trace is not None:

@@ -30,6 +30,7 @@ class Trace:
         """Raises ConfigError if the file cannot be written."""
         self._lock = threading.Lock()
         self._written = 0
+        self._interruptions: list[tuple[float, float]] | None = None  # of the effect that runs
         self.node = 0
         try:
             # By lines: the trace is complete even if the process is killed.
@@ -53,14 +54,27 @@ class Trace:
         self.write("sent", request=_request_of(message), on_ring=on_ring, bytes=nbytes)
 
     def around(self, perform: Perform, emulated: Emulated | None = None) -> Perform:
-        """`perform` with a span written for every effect: its charged time, where it has one."""
+        """`perform` with a span written for every effect: its charged time, where it has one.
+
+        A draft that heads interrupted has a span for each stretch between them (see sim.worker)."""
 
         def traced(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+            inner: list[tuple[float, float]] = []
+            outer, self._interruptions = self._interruptions, inner
             start = time.monotonic()
-            event = perform(effect, stop)
+            try:
+                event = perform(effect, stop)
+            finally:
+                self._interruptions = outer
             end, late = time.monotonic(), 0.0
             if emulated is not None:
                 start, end, late = emulated.began, emulated.free_at, emulated.late
+            if outer is not None:
+                outer.append((start, end))
+            for begin, after in inner:
+                if begin > start:
+                    self._span(effect, event, start, begin, 0.0)
+                start = after
             self._span(effect, event, start, end, late)
             return event
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
-import queue
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
-from edgespec.backends.compute import FIRST
+from edgespec.backends.compute import FIRST, INTERRUPTIBLE
 from edgespec.errors import EdgespecError
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import ComputeFailed, Event
@@ -25,14 +23,20 @@ Perform = Callable[[Effect, Callable[[], bool]], Event | None]
 
 
 class Worker:
-    """Runs `perform(effect, stop)` in its own thread, so that heartbeats go on."""
+    """Runs `perform(effect, stop)` in its own thread, so that heartbeats go on.
+
+    What runs layers calls `stop()` between two of them. Heads that wait are then carried out in the
+    middle of a draft, by the same thread, and their events posted at once; the draft goes on with
+    the same guesses, as it shares no state with them. Only drafts are interrupted, so that no head
+    runs within another (see backends.charged_time).
+    """
 
     def __init__(self, perform: Perform, name: str = "edgespec-worker") -> None:
         self.perform = perform
-        # Lane, number, when its cause happened, the effect (None: end).
-        self._effects: queue.PriorityQueue[tuple[int, int, float, Effect | None]]
-        self._effects = queue.PriorityQueue()
-        self._numbers = itertools.count()
+        # What waits, with when its cause happened; guarded by _more, which tells of news.
+        self._heads: deque[tuple[float, Effect]] = deque()
+        self._others: deque[tuple[float, Effect]] = deque()
+        self._more = threading.Condition()
         self._events: deque[tuple[float, Event]] = deque()
         self._aborted: int | None = None
         self._stopping = False
@@ -49,11 +53,12 @@ class Worker:
         self._thread.start()
 
     def submit(self, effect: Effect, at: float | None = None) -> None:
-        """Carry out an effect after those before it, a head before all but heads; `at`: when its
-        cause happened, if not now."""
-        lane = 0 if isinstance(effect, FIRST) else 1
-        at = time.monotonic() if at is None else at
-        self._effects.put((lane, next(self._numbers), at, effect))
+        """Carry out an effect after those before it, a head before all but heads and in the middle
+        of a draft; `at`: when its cause happened, if not now."""
+        waiting = self._heads if isinstance(effect, FIRST) else self._others
+        with self._more:
+            waiting.append((time.monotonic() if at is None else at, effect))
+            self._more.notify()
 
     def abort(self, job: int) -> None:
         """Let the block of `job` stop between two layers; the latest call counts.
@@ -79,28 +84,56 @@ class Worker:
 
         Waiting effects are dropped.
         """
-        self._stopping = True
-        self._effects.put((0, next(self._numbers), 0.0, None))
+        with self._more:
+            self._stopping = True
+            self._more.notify()
         if self._thread.is_alive():
             self._thread.join(timeout)
         elif self._thread.ident is None:  # it never ran
             self._bell.close()
         self.waker.close()
 
+    # --- for what runs in its thread -----------------------------------------------------------
+
+    def head_asked(self, timeout: float) -> float | None:
+        """When the cause of the head happened that waits longest; None if there is none in
+        `timeout` seconds, or the worker is to end."""
+        with self._more:
+            self._more.wait_for(lambda: self._heads or self._stopping, timeout)
+            return self._heads[0][0] if self._heads and not self._stopping else None
+
+    def run_head(self) -> None:
+        """Carry out the head that waits longest, in the middle of another effect."""
+        asked_at = self.asked_at
+        self._do(*self._heads.popleft())
+        self.asked_at = asked_at
+
     def _run(self) -> None:
         with self._bell:
-            while not self._stopping:
-                _, _, self.asked_at, effect = self._effects.get()
-                if effect is None or self._stopping:
-                    break
-                event = self._carry_out(effect)
-                if event is not None:
-                    self.post(event, self.ended_at())
+            while True:
+                with self._more:
+                    self._more.wait_for(lambda: self._heads or self._others or self._stopping)
+                    if self._stopping:
+                        return
+                    waiting = self._heads or self._others
+                self._do(*waiting.popleft())
+
+    def _do(self, asked_at: float, effect: Effect) -> None:
+        self.asked_at = asked_at
+        event = self._carry_out(effect)
+        if event is not None:
+            self.post(event, self.ended_at())
 
     def _carry_out(self, effect: Effect) -> Event | None:
         job = getattr(effect, "job", -1)
+
+        def stop() -> bool:
+            while self._heads and isinstance(effect, INTERRUPTIBLE) and not self._stopping:
+                self.run_head()
+            return self._stopping or self._aborted == job
+
         try:
-            return self.perform(effect, lambda: self._stopping or self._aborted == job)
+            return self.perform(effect, stop)
         except EdgespecError as problem:
             return _failed(effect, str(problem))
         except Exception as problem:  # a bug, or the device: only the request fails

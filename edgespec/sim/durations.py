@@ -25,8 +25,10 @@ class Durations(Protocol):
     def stage(self, number: int, effect: Effect) -> float:
         """Seconds of a stage's effect."""
 
-    def slices(self, number: int, effect: RunBlock) -> int:
-        """Equal parts of a block's duration, between which it can be stopped (layers)."""
+    def parts(self, number: int, effect: Effect) -> Sequence[float]:
+        """The lengths, in any unit, of an effect's parts (layers) at stage `number`, 0: the
+        coordinator's, between which it can be stopped or interrupted; of a draft: of the one whose
+        seconds were asked last."""
 
     def message_bytes(self, message: Message, encoded: int) -> int:
         """Bytes that a link is charged for a message that the codec made `encoded` bytes of."""
@@ -46,8 +48,8 @@ class CostDurations:
     def stage(self, number: int, effect: Effect) -> float:
         return self._stages[number - 1].seconds(effect)
 
-    def slices(self, number: int, effect: RunBlock) -> int:
-        return self._stages[number - 1].slices(effect)
+    def parts(self, number: int, effect: Effect) -> Sequence[float]:
+        return (self._stages[number - 1] if number else self._coordinator).parts(effect)
 
     def message_bytes(self, message: Message, encoded: int) -> int:
         """A segment as the charged model's rows would make it; all else as it is."""
@@ -90,19 +92,22 @@ class RandomDurations:
         head: float,
         draft: float,
         stages: Sequence[float],
-        slices: Sequence[int],
+        layers: Sequence[int],
     ) -> None:
-        """`head`, `draft`, `stages[s - 1]`: mean seconds; `slices[s - 1]`: layers of stage s."""
+        """`head`, `draft`, `stages[s - 1]`: mean seconds; `layers[s - 1]`: layers of stage s; the
+        draft has as many as stage 1."""
         self._rng = rng
         self._head = head
         self._draft = draft
         self._stages = stages
-        self._slices = slices
+        self._layers = layers
+        self._passes = 0  # of the last draft
 
     def coordinator(self, effect: Effect, work: tuple[DraftPass, ...]) -> float:
         """A draft is charged for every pass."""
         if isinstance(effect, RunHead):
             return self._draw(self._head)
+        self._passes = len(work)
         return self._draw(self._draft) * len(work)
 
     def stage(self, number: int, effect: Effect) -> float:
@@ -112,8 +117,10 @@ class RandomDurations:
         share = 1.0 if isinstance(effect, RunBlock) else 0.1
         return self._draw(self._stages[number - 1]) * share
 
-    def slices(self, number: int, effect: RunBlock) -> int:
-        return self._slices[number - 1]
+    def parts(self, number: int, effect: Effect) -> Sequence[float]:
+        if number:
+            return (1.0,) * (self._layers[number - 1] if isinstance(effect, RunBlock) else 1)
+        return (1.0,) * (self._layers[0] * self._passes)
 
     def message_bytes(self, message: Message, encoded: int) -> int:
         return encoded

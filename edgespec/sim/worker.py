@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edgespec.backends.compute import FIRST
+from edgespec.backends.charged_time import ChargedTime
+from edgespec.backends.compute import FIRST, INTERRUPTIBLE
 from edgespec.backends.emulated import Perform
 from edgespec.decoding.effects import RunHead
 from edgespec.errors import EdgespecError
@@ -23,7 +23,9 @@ class Span:
 
     `kind` is the effect's type. `ids` are the rows of a RunBlock, by which useful rows can be
     told from wasted ones; `rows` counts what a RunBlock or RunHead ran. `stopped`:
-    it was aborted between two layers. `job` is -1 where the effect has none.
+    it was aborted between two layers. `job` is -1 where the effect has none. A draft that heads
+    interrupted has a span for each stretch in which it ran: no two spans of a node overlap, and
+    together they are its busy time.
     """
 
     node: int
@@ -39,8 +41,11 @@ class Span:
 
 @dataclass(slots=True)
 class _RunningEffect:
+    """`start`: since when it runs, or goes on after an interruption."""
+
     effect: Effect
     start: float
+    charged: ChargedTime
     booking: Booking
     stopped: bool
     result: Event | None
@@ -48,6 +53,7 @@ class _RunningEffect:
 
 class VirtualWorker:
     """Carries out compute effects in order; each takes virtual time and gives at most one event.
+    A head goes first, and interrupts a draft (see backends.charged_time).
 
     With `at_start` an effect is carried out when its time begins, because what it did decides how
     long it takes; else when its time ends, because an abort may come meanwhile. Either way its
@@ -60,39 +66,43 @@ class VirtualWorker:
         clock: Clock,
         perform: Perform,
         seconds: Callable[[Effect], float],
-        slices: Callable[[RunBlock], int],
+        parts: Callable[[Effect], Sequence[float]],
         done: Callable[[int, Effect, Event | None], None],
         spans: list[Span] | None,
         *,
         at_start: bool,
     ) -> None:
-        """`seconds`: how long an effect that starts now takes; `slices`: into how many equal parts
-        a block's duration falls, between which it can be stopped."""
+        """`seconds`: how long an effect that starts now takes; `parts`: the lengths of the parts
+        that this falls into, in any unit."""
         self._node = node
         self._clock = clock
         self._carry_out = perform
-        self._seconds, self._slices = seconds, slices
+        self._seconds, self._parts = seconds, parts
         self._done = done
         self._spans = spans
         self._at_start = at_start
         self._queue: deque[Effect] = deque()
         self._running: _RunningEffect | None = None
+        self._interrupted: _RunningEffect | None = None
         self._unwanted: set[int] = set()
         self.busy = 0.0
 
     @property
     def quiet(self) -> bool:
         """Whether everything asked for is done."""
-        return self._running is None and not self._queue
+        return self._running is None and self._interrupted is None and not self._queue
 
     def add(self, effect: Effect) -> None:
-        """Carry out this effect after all others; a head only after other heads."""
+        """Carry out this effect after all others; a head only after other heads, and at the next
+        boundary of a draft that runs."""
         if isinstance(effect, FIRST):
             self._queue.insert(sum(isinstance(waits, FIRST) for waits in self._queue), effect)
         else:
             self._queue.append(effect)
-        if self._running is None:
-            self._start()
+        self._start()
+        running = self._running
+        if running and isinstance(effect, FIRST) and isinstance(running.effect, INTERRUPTIBLE):
+            self._cut(running, self._interrupt)
 
     def abort(self, job: int) -> None:
         """Stop a block at the end of the layer that runs now; not at all if that is its last."""
@@ -104,13 +114,8 @@ class VirtualWorker:
             if any(isinstance(e, RunBlock) and e.job == job for e in self._queue):
                 self._unwanted.add(job)
             return
-        slices = self._slices(effect)
-        layer = (running.booking.at - running.start) / slices
-        layers = math.ceil((self._clock.now - running.start) / layer - 1e-9) if layer else 0
-        if layers < slices and not running.stopped:
-            running.stopped = True
-            running.booking.cancel()
-            running.booking = self._clock.book(running.start + layers * layer, self._end)
+        if not running.stopped:
+            running.stopped = self._cut(running, self._end)
 
     def vanish(self) -> None:
         """The node is gone, and with it all that it had to do."""
@@ -119,31 +124,66 @@ class VirtualWorker:
         if self._running is not None:
             self._running.booking.cancel()
             self.busy += self._clock.now - self._running.start
-            self._running = None
+        self._running = self._interrupted = None
+
+    def _cut(self, running: _RunningEffect, act: Callable[[], None]) -> bool:
+        """Let `act` happen at the next boundary of what runs; False if that runs its last part."""
+        at = running.charged.boundary(self._clock.now, self._parts(running.effect))
+        if at is None:
+            return False
+        running.booking.cancel()
+        running.booking = self._clock.book(at, act)
+        return True
+
+    def _interrupt(self) -> None:
+        """What runs makes way for the heads that wait."""
+        running, now = self._running, self._clock.now
+        assert running is not None, "a booking of a worker that does nothing"
+        if now > running.start:
+            self._ran(running)
+        running.charged.pause(now)
+        self._running, self._interrupted = None, running
+        self._start()
 
     def _start(self) -> None:
-        effect = self._queue.popleft()
+        """If nothing runs: start a head, or go on with what heads interrupted, or start another."""
+        now, queue = self._clock.now, self._queue
+        if self._running is not None:
+            return
+        if self._interrupted is not None and not (queue and isinstance(queue[0], FIRST)):
+            running, self._interrupted = self._interrupted, None
+            running.charged.go_on(now)
+            running.start = now
+            running.booking = self._clock.book(running.charged.end, self._end)
+            self._running = running
+        elif queue:
+            self._running = self._begun(queue.popleft(), now)
+
+    def _begun(self, effect: Effect, now: float) -> _RunningEffect:
         unwanted = isinstance(effect, RunBlock) and effect.job in self._unwanted
         result = self._perform(effect, stopped=False) if self._at_start else None
-        seconds = 0.0 if unwanted else self._seconds(effect)
+        charged = ChargedTime(now, 0.0 if unwanted else self._seconds(effect))
         if isinstance(effect, RunBlock):
             self._unwanted.discard(effect.job)
-        now = self._clock.now
-        booking = self._clock.book(now + seconds, self._end)
-        self._running = _RunningEffect(effect, now, booking, unwanted, result)
+        booking = self._clock.book(charged.end, self._end)
+        return _RunningEffect(effect, now, charged, booking, unwanted, result)
 
     def _end(self) -> None:
         running = self._running
         assert running is not None, "a booking of a worker that does nothing"
         self._running = None
-        now, effect = self._clock.now, running.effect
+        self._ran(running)
+        effect = running.effect
+        event = running.result if self._at_start else self._perform(effect, running.stopped)
+        self._done(self._node, effect, event)
+        self._start()
+
+    def _ran(self, running: _RunningEffect) -> None:
+        """Note that it ran until now."""
+        now = self._clock.now
         self.busy += now - running.start
         if self._spans is not None:
             self._spans.append(_span(self._node, running, now))
-        event = running.result if self._at_start else self._perform(effect, running.stopped)
-        self._done(self._node, effect, event)
-        if self._running is None and self._queue:
-            self._start()
 
     def _perform(self, effect: Effect, stopped: bool) -> Event | None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -50,23 +50,36 @@ class Prices:
         """Charged."""
         return CHARGED if isinstance(effect, RunBlock) else GATHER
 
-    def slices(self, effect: Effect) -> int:
+    def parts(self, effect: Effect) -> Sequence[float]:
         """Layers."""
-        return LAYERS
+        return (1.0,) * LAYERS
 
 
-class Device:
+class Alone:
+    """A worker that was asked for one thing only."""
+
+    def __init__(self, asked_at: float) -> None:
+        self.asked_at = asked_at
+
+    def head_asked(self, timeout: float) -> float | None:
+        """None waits."""
+        return None
+
+    def run_head(self) -> None:
+        """Never called."""
+        raise AssertionError
+
+
+class Device(Alone):
     """A worker whose real work takes `real` seconds of a clock that only moves when it is told."""
 
     def __init__(self, real: float = 0.0) -> None:
+        super().__init__(100.0)
         self.now = 100.0
         self.real = real
-        self.asked_at = 100.0
         self.stop_at = float("inf")
         self.begun: list[float] = []
-        self.emulated = Emulated(
-            self._perform, Prices(), lambda: self.asked_at, lambda: self.now, self._sleep
-        )
+        self.emulated = Emulated(self._perform, Prices(), self, lambda: self.now, self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         assert seconds > 0
@@ -157,7 +170,7 @@ def test_an_error_passes_through() -> None:
         raise EdgespecError("no")
 
     with pytest.raises(EdgespecError, match="no"):
-        Emulated(fails, Prices(), time.monotonic).perform(gather(), lambda: False)
+        Emulated(fails, Prices(), Alone(time.monotonic())).perform(gather(), lambda: False)
 
 
 def test_a_draft_is_charged_for_the_passes_that_it_took() -> None:
@@ -169,7 +182,7 @@ def test_a_draft_is_charged_for_the_passes_that_it_took() -> None:
     emulated = Emulated(
         compute.perform,
         CoordinatorDurations(costs, draft),
-        lambda: 100.0,
+        Alone(100.0),
         lambda: 100.0,
         waited.append,
     )
@@ -193,6 +206,6 @@ def test_a_real_clock_keeps_the_charged_time() -> None:
             return 0.05
 
     start = time.monotonic()
-    emulated = Emulated(lambda effect, stop: None, Short(), lambda: start)
+    emulated = Emulated(lambda effect, stop: None, Short(), Alone(start))
     emulated.perform(block(), lambda: False)
     assert time.monotonic() - start >= 0.05  # usually 50.1 ms

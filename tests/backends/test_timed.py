@@ -82,9 +82,27 @@ def test_a_stage_is_charged_for_rows_seen_rows_and_moved_rows() -> None:
 
 def test_a_block_can_be_stopped_behind_each_of_its_layers() -> None:
     durations = StageDurations(STAGE)
-    assert [durations.slices(effect) for effect in STAGE_EFFECTS] == [1, 1, 1, 1, 10, 1]
+    assert [len(durations.parts(effect)) for effect in STAGE_EFFECTS] == [1, 1, 1, 1, 10, 1]
     whole = durations.seconds(block(4, 100, 24))
-    assert whole / durations.slices(block(4, 100, 24)) == pytest.approx(STAGE.layer_seconds(4, 124))
+    assert set(durations.parts(block(4, 100, 24))) == {1.0}, "layers are alike"
+    assert whole / 10 == pytest.approx(STAGE.layer_seconds(4, 124))
+
+
+def test_a_draft_can_be_interrupted_behind_each_layer_of_its_passes_and_not_in_its_matrix() -> None:
+    durations = CoordinatorDurations(D0)
+    expand = Draft(1, 1, Expand((1,), 8, 1), tuple(range(50)), ((1,),))
+    whole = durations.seconds(expand, passes(3, 4))
+    parts = durations.parts(expand)
+    layers = D0.model.draft_of("independent").layers
+    assert len(parts) == 2 * (layers + 1)
+    assert sum(parts) == pytest.approx(whole)
+    assert len(set(parts[:layers])) == 1, "layers are alike"
+    assert parts[layers] > 2 * parts[0], "a matrix of 32k tokens is larger than a layer"
+    assert sum(parts[layers + 1 :]) == pytest.approx(D0.draft_seconds(4, 50))
+    durations.seconds(head(6), ())
+    assert durations.parts(expand) == parts, "a head in between has no say in it"
+    durations.seconds(expand, ())
+    assert not durations.parts(expand)
 
 
 def passes(*rows: int, source: str = "independent") -> tuple[DraftPass, ...]:

@@ -304,7 +304,7 @@ class ScriptedGuesser(WholeModelGuesser[GuessCache]):
         real, nothing = script.draft, cast("Any", NoModel())
         super().__init__(
             "independent",
-            lambda: GuessCache(nothing, self.ran),
+            lambda: GuessCache(nothing, self.ran, self.between_layers),
             nothing,
             known=real._known,
             most_rows=real._max_rows,

@@ -272,6 +272,29 @@ def test_what_was_read_of_an_answered_request_is_not_read_again(draft: DraftSour
     assert draft.refresh(9, again, 2, 2).tokens.tolist() == anew.tokens.tolist()
 
 
+CALLS = {"independent": 2 * 2 + 2, "hybrid:ngram+independent": 2 * 2 + 2, "easyspec": 5 + 3 + 2}
+CALLS |= dict.fromkeys(LEVEL_BY_LEVEL, 2 * 1 + 2)
+"""Before each layer of two passes, and before two output matrices; a fuzzy pass runs groups."""
+
+
+def test_work_is_let_in_between_layers_and_changes_no_guess(draft: DraftSource, base: Path) -> None:
+    head, calls = OutputHead(Checkpoint(base)), 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        head.logits(torch.ones((2, 32)))
+
+    draft.open(2, Sampling())
+    quiet = draft.refresh(1, CONTEXT, 2, 3)
+    draft.let_in(call)
+    tree = draft.refresh(2, CONTEXT, 2, 3)
+    assert calls == CALLS.get(draft.name, 0)
+    if not isinstance(draft, Oracle):  # it says something else each time
+        assert tree.tokens.tolist() == quiet.tokens.tolist()
+        assert tree.scores.tolist() == quiet.scores.tolist()
+
+
 def test_requests_are_apart(draft: DraftSource) -> None:
     draft.open(2, Sampling(seed=4))
     draft.refresh(2, CONTEXT[:1], 1, 2)

@@ -97,7 +97,7 @@ def fuzzy_reference(
 
 def test_fuzzy_rows_are_the_papers_arithmetic(folder: Path) -> None:
     grouped, plain = GroupedModel(Checkpoint(folder), 4, "float64"), reference(folder)
-    rows = FuzzyRows(grouped, [].append)
+    rows = FuzzyRows(grouped, [].append, bool)
     rows.catch_up(CONTEXT)
     found = rows.hidden_behind(PATHS)
     for row, path in zip(found, PATHS, strict=True):
@@ -114,7 +114,7 @@ def test_fuzzy_rows_are_the_papers_arithmetic(folder: Path) -> None:
 
 def test_precise_passes_are_the_plain_models(folder: Path) -> None:
     grouped, plain = GroupedModel(Checkpoint(folder), 4, "float64"), reference(folder)
-    rows = FuzzyRows(grouped, [].append)
+    rows = FuzzyRows(grouped, [].append, bool)
     rows.catch_up(CONTEXT[:3])
     rows.hidden_behind(PATHS)
     rows.catch_up(CONTEXT[3:])  # calibration: nothing fuzzy stays
@@ -126,7 +126,7 @@ def test_precise_passes_are_the_plain_models(folder: Path) -> None:
 
 def test_groups_of_one_are_the_plain_model(folder: Path) -> None:
     grouped, plain = GroupedModel(Checkpoint(folder), 1, "float64"), reference(folder)
-    rows = FuzzyRows(grouped, [].append)
+    rows = FuzzyRows(grouped, [].append, bool)
     rows.catch_up(CONTEXT)
     for row, path in zip(rows.hidden_behind(PATHS), PATHS, strict=True):
         assert (row - plain_hidden(plain, [*CONTEXT, *path])[-1]).abs().max() < 1e-12
@@ -135,7 +135,7 @@ def test_groups_of_one_are_the_plain_model(folder: Path) -> None:
 def test_rows_are_run_once_and_long_prompts_in_parts(folder: Path) -> None:
     grouped, plain = GroupedModel(Checkpoint(folder), 4, "float64"), reference(folder)
     work: list[int] = []
-    rows = FuzzyRows(grouped, work.append)
+    rows = FuzzyRows(grouped, work.append, bool)
     long = np.random.default_rng(0).integers(0, 96, 300).tolist()
     rows.catch_up(long)
     assert (rows.hidden_behind([()])[0] - plain_hidden(plain, long)[-1]).abs().max() < 1e-12

@@ -177,6 +177,35 @@ def test_a_dear_member_that_pays_and_a_cheap_one_that_hardly_does_stay() -> None
     assert cheap.asked == dear.asked == 6 * LEAST
 
 
+def test_what_is_let_in_between_layers_is_not_charged_to_a_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Layered(Scripted):
+        """A model of two layers of 1 s."""
+
+        def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+            """See Scripted."""
+            nonlocal now
+            for _ in range(2):
+                self.between_layers()
+                now += 1.0
+            return super().guess(request, paths, width)
+
+    def let_in() -> None:
+        nonlocal now
+        now += 100.0
+
+    now = 0.0
+    monkeypatch.setattr("edgespec.drafting.hybrid.time.perf_counter", lambda: now)
+    both = HybridGuesser([Layered("a", always((1, -1.0))), Scripted("b", always((2, -1.0)))])
+    both.let_in(let_in)
+    both.open(1, Sampling())
+    both.read(1, (1, 2), NO_FEATURES)
+    both.guess(1, [()], 2)
+    assert now == 202.0
+    assert [member.seconds for member in both._members] == [2.0, 0.0]
+
+
 def test_what_a_member_that_is_given_up_should_have_read_it_reads_when_it_is_tried_again() -> None:
     needy = Scripted("needy", always((3, -0.1)), rows=10, needs=DraftNeeds(final_hidden=True))
     made = hybrid(Scripted("cheap", always((3, -0.1))), needy)

@@ -276,6 +276,27 @@ def test_times_and_spread_are_those_charged_after_a_hundred_segments(
     check(estimates, costs, prompt + 30, rows)
 
 
+def test_what_is_learnt_of_drafts_is_their_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No head that interrupted one, and no wait behind one, makes drafts look dear."""
+    costs, draft = ring_named(next(iter(RINGS))), Oracle(random.Random("draft"), 0.7)
+    ask = submit(prompt="h" * 20, limit=80, policy="adaptive")
+    draft.tell(plain_answer(ToyCodec(), ask, 4, 2000).whole)
+    world = toy_world(CostDurations(costs), network=network_of(costs), draft=draft, keep_spans=True)
+    learnt: list[float] = []
+    times = world.coordinator.estimates_of("adaptive").draft
+    monkeypatch.setattr(times, "record", lambda rows, seconds: learnt.append(seconds))
+    world.submit(ask)
+    world.run()
+    assert world.spans is not None
+    stretches = [span for span in world.spans if span.kind == "Draft"]
+    own: dict[int, float] = {}
+    for span in stretches:
+        own[span.job] = own.get(span.job, 0.0) + span.end - span.start
+    assert len(stretches) - len(own) >= 10, "drafts are interrupted"
+    assert len(learnt) >= 10
+    assert all(min(abs(one - seconds) for one in own.values()) < 1e-9 for seconds in learnt)
+
+
 def test_a_ring_whose_time_stands_still_is_known_too() -> None:
     """A policy may rely on costs once a prompt was round, whatever the clock's grain."""
     estimates = RingEstimates()

@@ -14,7 +14,9 @@ from support.segments import run_block
 
 from edgespec.decoding.effects import (
     CloseCache,
+    Draft,
     OpenCache,
+    RunHead,
 )
 from edgespec.errors import CapacityError, ModelError
 from edgespec.machines.effects import (
@@ -26,10 +28,13 @@ from edgespec.machines.events import (
     ComputeFailed,
     Event,
 )
+from edgespec.policy.base import Grow
 from edgespec.ring.effects import LoadBlock
 from edgespec.ring.events import BlockLoading, LoadFailed
 from edgespec.runtime.worker import Perform, Worker
 from edgespec.tree.ledger import Rows
+from edgespec.types.tensor import Tensor
+from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import Assign
 
 PATIENCE_S = 60.0
@@ -223,6 +228,134 @@ def test_a_job_aborted_before_its_turn_sees_it(start: Callable[[Perform], Worker
     gate.set()
     collect(worker, 1)
     assert stops == [True]
+
+
+def head(job: int, request: int = 1) -> RunHead:
+    """A head of one row."""
+    one = np.zeros(1, np.int64)
+    hidden = Tensor("float32", (1, 1), bytes(4))
+    return RunHead(job, request, hidden, Rows(one, one - 1, one, one), Sampling())
+
+
+DRAFT = Draft(7, 1, Grow(2, 2, 1), (1, 2, 3))
+
+
+class Layered:
+    """A device whose drafts have layers, which wait for what the test submits meanwhile."""
+
+    def __init__(self) -> None:
+        self.worker: Worker
+        self.heads: list[RunHead] = []
+        self.order: list[str] = []
+        self.asked_at: list[float] = []
+
+    def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        """A draft asks for the heads in its middle; a head that is named twice asks for one too."""
+        name = f"{type(effect).__name__} {getattr(effect, 'job', '')}"
+        self.order.append(f"{name} begins")
+        before = self.worker.asked_at
+        for layer in range(3):
+            if layer == 1:
+                for one in self.heads:
+                    self.worker.submit(one, at=50.0 + one.job)
+                self.heads = []
+            assert not stop()
+        self.asked_at.append(before)
+        assert self.worker.asked_at == before, "as if nothing had come between"
+        self.order.append(f"{name} ends")
+        if isinstance(effect, RunHead) and effect.job == 13:
+            raise CapacityError("no memory")
+        job = getattr(effect, "job", 0)
+        return BlockDone(job, None)  # whatever the kind: it names the job
+
+
+def test_heads_are_carried_out_between_two_layers_of_a_draft(
+    start: Callable[[Perform], Worker],
+) -> None:
+    device = Layered()
+    device.heads = [head(11), head(12)]
+    device.worker = start(device.perform)
+    device.worker.submit(DRAFT, at=20.0)
+    device.worker.submit(OpenCache(1, 1))
+    assert collect(device.worker, 4) == [BlockDone(job, None) for job in (11, 12, 7, 0)]
+    assert device.order == [
+        "Draft 7 begins",
+        *(f"RunHead {job} {what}" for job in (11, 12) for what in ("begins", "ends")),
+        "Draft 7 ends",
+        "OpenCache  begins",
+        "OpenCache  ends",
+    ]
+    assert device.asked_at[:3] == [61.0, 62.0, 20.0]
+
+
+@pytest.mark.parametrize("effect", [head(10), block(10)])
+def test_no_head_and_no_block_is_interrupted(
+    effect: Effect, start: Callable[[Perform], Worker]
+) -> None:
+    device = Layered()
+    device.heads = [head(11)]
+    device.worker = start(device.perform)
+    device.worker.submit(effect)
+    assert collect(device.worker, 2) == [BlockDone(10, None), BlockDone(11, None)]
+
+
+def test_a_head_that_fails_in_the_middle_of_a_draft_fails_alone(
+    start: Callable[[Perform], Worker],
+) -> None:
+    device = Layered()
+    device.heads = [head(13, request=4), head(14)]
+    device.worker = start(device.perform)
+    device.worker.submit(DRAFT)
+    assert collect(device.worker, 3) == [
+        ComputeFailed(13, 4, "no memory"),
+        BlockDone(14, None),
+        BlockDone(7, None),
+    ]
+
+
+def test_a_worker_that_is_to_end_lets_no_head_in() -> None:
+    seen: list[Effect] = []
+    running = threading.Event()
+
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        seen.append(effect)
+        running.set()
+        while not stop():
+            time.sleep(0.005)
+        worker.submit(head(11))
+        assert worker.head_asked(PATIENCE_S) is None
+        assert stop()
+        return None
+
+    worker = Worker(perform)
+    worker.start()
+    worker.submit(DRAFT)
+    assert running.wait(PATIENCE_S)
+    worker.stop(PATIENCE_S)
+    assert seen == [DRAFT]
+    assert not worker._thread.is_alive()
+
+
+def test_it_tells_when_the_head_was_asked_for_that_waits_longest(
+    start: Callable[[Perform], Worker],
+) -> None:
+    told: list[float | None] = []
+
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        if isinstance(effect, RunHead):
+            return BlockDone(effect.job, None)
+        told.append(worker.head_asked(0.0))
+        told.append(worker.head_asked(0.01))
+        threading.Timer(0.05, lambda: [worker.submit(head(n), at=n) for n in (5, 6)]).start()
+        told.append(worker.head_asked(PATIENCE_S))
+        worker.run_head()
+        told.append(worker.head_asked(PATIENCE_S))
+        return BlockDone(7, None)
+
+    worker = start(perform)
+    worker.submit(DRAFT)
+    assert collect(worker, 3) == [BlockDone(5, None), BlockDone(7, None), BlockDone(6, None)]
+    assert told == [None, None, 5, 6]
 
 
 def test_stop_ends_what_runs_and_drops_what_waits() -> None:

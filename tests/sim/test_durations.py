@@ -41,7 +41,7 @@ def test_every_node_is_charged_its_own_costs() -> None:
     durations = CostDurations(COSTS)
     for number, stage in enumerate(COSTS.stages, 1):
         assert durations.stage(number, BLOCK) == stage.block_seconds(3, 8)
-        assert durations.slices(number, BLOCK) == stage.layers
+        assert durations.parts(number, BLOCK) == (1.0,) * stage.layers
     assert durations.coordinator(HEAD, ()) == COSTS.coordinator.head_seconds(3)
     draft = durations.coordinator(
         Draft(1, 1, Grow(2, 2, 1), (1, 2, 3)),
@@ -97,14 +97,16 @@ def test_random_times_are_within_twice_the_pace(effect: Effect) -> None:
     assert 0.0 in times
     assert most * 0.9 < max(times) <= most
     assert durations.stage(2, effect) == 0.0
-    assert durations.slices(2, BLOCK) == 4
+    assert len(durations.parts(1, effect)) == (3 if effect is BLOCK else 1)
+    assert len(durations.parts(2, BLOCK)) == 4
 
 
 def test_random_drafts_pay_for_every_pass() -> None:
-    durations = RandomDurations(random.Random(0), 1.0, 0.0, (), ())
+    durations = RandomDurations(random.Random(0), 1.0, 0.0, (), (5,))
     assert durations.coordinator(Draft(1, 1, Deepen(1, 1, 1), ()), (3, 3)) == 0.0
+    assert len(durations.parts(0, Draft(1, 1, Deepen(1, 1, 1), ()))) == 2 * 5, "passes by layers"
     assert any(durations.coordinator(HEAD, ()) for _ in range(20))
-    durations = RandomDurations(random.Random(0), 0.0, 1.0, (), ())
+    durations = RandomDurations(random.Random(0), 0.0, 1.0, (), (5,))
     assert durations.coordinator(HEAD, ()) == 0.0
     assert any(durations.coordinator(Draft(1, 1, Deepen(1, 1, 1), ()), (3,)) for _ in range(20))
     assert durations.coordinator(Draft(1, 1, Deepen(1, 1, 1), ()), ()) == 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ class Bench:
             self.clock,
             self.perform,
             self.seconds,
-            self.slices,
+            self.parts,
             self._done,
             self.spans,
             at_start=at_start,
@@ -46,8 +46,8 @@ class Bench:
     def seconds(self, effect: Effect) -> float:
         return self._seconds
 
-    def slices(self, effect: RunBlock) -> int:
-        return 4
+    def parts(self, effect: Effect) -> Sequence[float]:
+        return (1.0,) * 4
 
     def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
         self.performed.append((self.clock.now, effect, stop()))

@@ -52,9 +52,9 @@ class FixedDurations:
         """Blocks cost, all else is free."""
         return self.stages[number - 1] if isinstance(effect, RunBlock) else 0.0
 
-    def slices(self, number: int, effect: RunBlock) -> int:
-        """Layers of any stage."""
-        return self.layers
+    def parts(self, number: int, effect: Effect) -> Sequence[float]:
+        """Layers of any stage; a draft has one."""
+        return (1.0,) * (self.layers if number else 1)
 
     def message_bytes(self, message: Message, encoded: int) -> int:
         """Segments are as large as the test says, control messages weigh nothing."""

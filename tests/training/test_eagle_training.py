@@ -69,7 +69,7 @@ def test_unrolled_steps_are_what_a_guesser_runs() -> None:
         for row in range(3, 7):
             for step in range(4):
                 rows = PairRows(
-                    head, lambda t: table[t], shape.ropes[0], torch.float64, CPU, [].append
+                    head, lambda t: table[t], shape.ropes[0], torch.float64, CPU, [].append, bool
                 )
                 committed = row + 1 - step
                 rows.add(given[0, :committed], tokens[:committed])

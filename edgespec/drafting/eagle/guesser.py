@@ -18,6 +18,7 @@ from edgespec.drafting.eagle.format import HeadFiles, read_head
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.rows import PairRows
 from edgespec.drafting.eagle.shape import HeadShape, Kind, Rope
+from edgespec.drafting.launches import Launches
 from edgespec.drafting.ranking import Ranking
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import unpacked
@@ -114,6 +115,7 @@ class EagleGuesser(Guesser):
         self._matrix = None if files.matrix is None else self._own(files.matrix)
         self._tokens = None if files.tokens is None else files.tokens.numpy()
         self._ropes = shape.ropes
+        self._launches = Launches(device)
         self._ranking = Ranking()
         self._requests: dict[int, _PairedRequest] = {}
 
@@ -166,6 +168,7 @@ class EagleGuesser(Guesser):
             return Children.none()
         asked = [paths[index] for index in usable]
         out = state.pairs.behind(asked)
+        self.between_layers()
         positions = len(state.context) + np.array([len(path) for path in asked])
         found = self._ranking.children(
             request, asked, self._logits(out), positions, width, self._tokens
@@ -176,11 +179,16 @@ class EagleGuesser(Guesser):
         self._requests.pop(request, None)
         self._ranking.close(request)
 
+    def between_layers(self) -> bool:
+        self._launches.keep_near()
+        return super().between_layers()
+
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, self._dtype, copy=True)
 
     def _new_rows(self, rope: Rope) -> PairRows:
-        return PairRows(self._head, self._embed, rope, self._dtype, self._device, self.ran)
+        head, embed, ran, pause = self._head, self._embed, self.ran, self.between_layers
+        return PairRows(head, embed, rope, self._dtype, self._device, ran, pause)
 
     def _given(self, features: Features) -> torch.Tensor | None:
         """What the head takes of the features, [n, width], in its dtype."""

@@ -37,6 +37,7 @@ class PairRows:
         dtype: torch.dtype,
         device: torch.device,
         ran: Callable[[int], None],
+        between_layers: Callable[[], object],
     ) -> None:
         """No rows. `embed` gives the vectors [R, hidden] of tokens int64 [R]; `ran` is told the
         rows of every pass."""
@@ -53,6 +54,7 @@ class PairRows:
         )
         self._device = device
         self._ran = ran
+        self._between_layers = between_layers
         self._held = 0  # committed pairs in the cache
         # The newest committed pairs, while they wait for the next pass: features [n, hidden],
         # tokens.
@@ -227,6 +229,7 @@ class PairRows:
         sees: torch.Tensor,
     ) -> torch.Tensor:
         self._ran(len(tokens))
+        self._between_layers()  # there is one
         device, mask = self._device, sees.to(self._device)
         embedded = self._embed(torch.tensor(tokens, device=device))
         places = torch.tensor(positions, device=device)

@@ -25,11 +25,14 @@ class FuzzyRows:
     them is precise (EasySpec §3.2, bonus calibration).
     """
 
-    def __init__(self, model: GroupedModel, ran: Callable[[int], None]) -> None:
+    def __init__(
+        self, model: GroupedModel, ran: Callable[[int], None], between_layers: Callable[[], object]
+    ) -> None:
         """No rows yet. `ran` is told the rows of every forward pass."""
         self.context: list[int] = []
         self._model = model
         self._ran = ran
+        self._between_layers = between_layers
         self._cache = model.new_cache()
         self._slot_of: dict[tuple[int, ...], int] = {}  # of guesses, by their paths
         self._hidden = torch.empty(0)  # [1 + guesses, H]: of the last committed row, of the guesses
@@ -89,6 +92,7 @@ class FuzzyRows:
             mask.to(device),
             self._cache,
             fuzzy,
+            self._between_layers,
         )
 
 
@@ -100,7 +104,7 @@ class EasySpecGuesser(WholeModelGuesser[FuzzyRows]):
     ) -> None:
         super().__init__(
             "easyspec",
-            lambda: FuzzyRows(model, self.ran),
+            lambda: FuzzyRows(model, self.ran, self.between_layers),
             head,
             known=model.vocab_size,
             most_rows=most_rows,

@@ -9,6 +9,7 @@ gains, which are folded into the columns of its matrices. A precise run takes sl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -104,11 +105,13 @@ class GroupedModel:
         mask: torch.Tensor,
         cache: TwoRegionCache,
         fuzzy: bool,
+        between_layers: Callable[[], object] = lambda: None,
     ) -> torch.Tensor:
         """Run tokens int64 [R] at `positions` int64 [R], and append their keys and values.
 
         `mask` bool [R, cache.length + R]: which slots each row sees, its own included. Returns
-        hidden rows [R, H] after the final norm.
+        hidden rows [R, H] after the final norm. `between_layers` is called before each layer, or
+        group of layers that run together.
         """
         cache.place(positions)
         hidden = embedding(tokens, self.embedding)
@@ -116,11 +119,13 @@ class GroupedModel:
         run = _Pass(RopeAngles(cosines[:, None], sines[:, None]), mask, cache)
         for (first, end), projections in zip(self.groups, self._projections, strict=True):
             if fuzzy:
+                between_layers()
                 given = self._attended(projections, first, hidden, run)
                 for layer, added in enumerate(given, start=first):
                     hidden = self._mlp(self._mlps[layer], hidden + added)
                 continue
             for layer in range(first, end):
+                between_layers()
                 one = projections.slice(layer - first)
                 added = self._attended(one, layer, hidden, run)[0]
                 hidden = self._mlp(self._mlps[layer], hidden + added)
