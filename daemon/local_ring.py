@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import selectors
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from edgespec.config import Address, CoordinatorConfig
+from edgespec.daemon.child_process import last_words
 from edgespec.daemon.cluster import VARIABLE, ClusterFolder, ClusterSettings
 from edgespec.daemon.process import EXIT_USAGE, PARENT
 from edgespec.errors import ConfigError, EdgespecError, PeerLost
@@ -34,12 +34,6 @@ device replaces a stage here, and a process that ended is an error at once (`che
 END_S = 5.0
 """Seconds that processes get to end by themselves."""
 
-LOG_TAIL = 4_000
-"""Characters of a failed process's log that are looked at."""
-
-_ERROR = re.compile(r"^(?:\d\d:\d\d:\d\d|edgespec:) error: (.*)\Z", re.MULTILINE | re.DOTALL)
-_TIME = re.compile(r"^\d\d:\d\d:\d\d ")
-
 
 class LocalRing:
     """Starts the processes on entering, and ends them all on leaving.
@@ -55,9 +49,8 @@ class LocalRing:
         self._folder = tempfile.TemporaryDirectory(prefix="edgespec-")
         self.address = config.address
         # Temporary keys: no other cluster, and no other user of this machine, can connect.
-        self._cluster = ClusterFolder.create(
-            Path(self._folder.name) / "cluster", ClusterSettings(config.model, stages=config.stages)
-        )
+        settings = ClusterSettings(config.model, stages=config.stages, host=config.address.host)
+        self._cluster = ClusterFolder.create(Path(self._folder.name) / "cluster", settings)
         self.identity = self._cluster.identity
         self._interrupted = False
         self._before: Any = None  # what Ctrl-C did before
@@ -168,16 +161,10 @@ class LocalRing:
         process = f"the {name} process ({self._processes[name].pid})"
         if code < 0:
             return PeerLost(f"{process} was killed by {signal.Signals(-code).name}")
-        words = self._last_words(name)
+        words = last_words(self._log(name))
         if code == EXIT_USAGE and words:
             return ConfigError(words)
         return PeerLost(f"{process} ended: {words or f'its exit code is {code}'}")
-
-    def _last_words(self, name: str) -> str:
-        """The error that a process logged, or else its last line."""
-        text = self._log(name).read_text(errors="replace")[-LOG_TAIL:].strip()
-        error = _ERROR.search(text)
-        return error[1] if error else _TIME.sub("", text.rpartition("\n")[2])
 
 
 def _read_line(stream: IO[bytes], timeout: float) -> str:
