@@ -51,7 +51,7 @@ def print_status(state: Status) -> None:
 def cells(node: NodeStatus) -> Iterator[str]:
     """The cells of COLUMNS."""
     yield node_name(node)
-    yield node.name or UNKNOWN
+    yield f"{node.name} (D0)" if node.with_coordinator else node.name or UNKNOWN
     yield node.address or UNKNOWN
     yield f"{node.first}-{node.end - 1}" if node.stage else UNKNOWN
     yield node.words if node.state == "loading" else node.state
@@ -130,6 +130,7 @@ def _node_as_json(node: NodeStatus) -> dict[str, object]:
         "first_layer": node.first if node.stage else None,
         "end_layer": node.end if node.stage else None,
         "device": node.name or None,
+        "with_coordinator": node.with_coordinator,
         "address": node.address or None,
         "state": node.state,
         "words": node.words,

@@ -6,6 +6,7 @@ Assign → Ready from every stage → Connect to each → Connected from each �
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ipaddress import ip_address
 from itertools import pairwise
 
 from edgespec.machines.effects import Effect, Forward, SendPeer
@@ -122,7 +123,9 @@ class RingAssembly:
         ]
         for member, following in pairwise(ring):
             join = following.join
-            effects.append(SendPeer(member.peer, Connect(join.host, join.port, join.key)))
+            # A stage that reached us over loopback is where we are, by whatever name that is known.
+            host = "" if ip_address(join.host).is_loopback else join.host
+            effects.append(SendPeer(member.peer, Connect(host, join.port, join.key)))
         return [*effects, SendPeer(ring[-1].peer, self._home)]
 
     def reached(self, member: Member | None, ring: int, now: float) -> list[Effect]:

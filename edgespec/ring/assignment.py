@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.config import Address, Timing
@@ -55,7 +55,8 @@ class Assignment:
 
     def __init__(self, assigns: Sequence[Assign], names: Sequence[str]) -> None:
         """`assigns[s - 1]`: layers of stage s; its `ring_key` is the secret from which the key of
-        each ring is made. `names[s - 1]`: the planned device's name; () if there is no plan."""
+        each ring is made. `names[s - 1]`: the planned device's name, "" if any may have it; () if
+        there is no plan."""
         self._assigns = self.first = tuple(assigns)
         self._names = self._first_names = names
         self.most = len(assigns)
@@ -87,7 +88,7 @@ class Assignment:
     def planned(self, name: str, free: Sequence[int]) -> int:
         """Prefer the stage planned for this device, then an unplanned one, then any."""
         own = [s for s in free if name in self._names[s - 1 : s]]
-        unplanned = [s for s in free if not self._names[s - 1 : s]]
+        unplanned = [s for s in free if not any(self._names[s - 1 : s])]
         return (own or unplanned or free)[0]
 
     def replace(self, assigns: Sequence[Assign]) -> None:
@@ -116,8 +117,12 @@ def line_of(assign: Assign | None, member: Member | None) -> str:
     return f"stage {assign.stage}: layers {assign.first} to {assign.end - 1}: {who}"
 
 
-def status_of(assign: Assign | None, member: Member | None, now: float) -> NodeStatus:
-    """The status of a stage, or of a spare (`assign` None), without its health."""
+def status_of(
+    assign: Assign | None, member: Member | None, now: float, own_keys: Collection[str]
+) -> NodeStatus:
+    """The status of a stage, or of a spare (`assign` None), without its health.
+
+    `own_keys`: of members on the coordinator's machine."""
     stage, first, end = (assign.stage, assign.first, assign.end) if assign else (SPARE, 0, 0)
     if member is None:
         return NodeStatus(stage, first, end)
@@ -132,4 +137,5 @@ def status_of(assign: Assign | None, member: Member | None, now: float) -> NodeS
         words=member.state,
         heard=now - member.heard,
         memory=member.join.memory,
+        with_coordinator=member.join.key in own_keys,
     )

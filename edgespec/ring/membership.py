@@ -7,7 +7,7 @@ ring is assembled in `assembly.py`; `repartition.py` moves layers when the devic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import PurePath
@@ -55,12 +55,15 @@ class MembershipMachine:
         requests: Callable[[], tuple[int, int]] = lambda: (0, 0),
         names: Sequence[str] = (),
         replan: Replan | None = None,
+        own_keys: Collection[str] = (),
     ) -> None:
         """`assigns`, `names`: see Assignment; `home`: where the last stage pushes. `requests()`:
-        how many run and how many wait. `replan`: an assignment for other devices."""
+        how many run and how many wait. `replan`: an assignment for other devices. `own_keys`:
+        public keys of stages on this machine."""
         self._ring = RingAssembly(Assignment(assigns, names), home)
         self._repartition = Repartition(self._ring, timing, requests, replan)
         self._requests = requests
+        self._own_keys = own_keys
         self._timing = timing
         self._clients: dict[bytes, float] = {}
         self._now = 0.0
@@ -306,7 +309,9 @@ class MembershipMachine:
             (assign, ring.stages.get(assign.stage)) for assign in ring.assignment
         ]
         shown = [*shown, *((None, spare) for spare in ring.spares.values())][:MOST_SHOWN]
-        nodes = [ring.devices.described(status_of(a, m, now), m, now) for a, m in shown]
+        nodes = [
+            ring.devices.described(status_of(a, m, now, self._own_keys), m, now) for a, m in shown
+        ]
         running, waiting = self._requests()
         of = next(iter(ring.assignment))
         return Status(

@@ -141,6 +141,7 @@ _FIGURES = (
     ("trip_seconds", "Of a control message there and back.", "trip"),
     ("heard_seconds", "Since its last message.", "heard"),
     ("layers", "Layers of its block.", "layers"),
+    ("with_coordinator", "Whether it is on the coordinator's machine.", "with_coordinator"),
 )
 """Of a stage: the metric's name, its help text, and the field of NodeStatus."""
 

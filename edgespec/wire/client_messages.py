@@ -129,7 +129,8 @@ class NodeStatus:
     `heard`: seconds since its last message. What is 0 or "" is not known: the place is free, or
     its stage has not said. `temperature` to `throttled`: see Health. `warning`: what is wrong with
     it, in words. `trip`: seconds of a control message there and back. `losses` of stages in that
-    place: how many, the last one's cause, and how many seconds ago.
+    place: how many, the last one's cause, and how many seconds ago. `with_coordinator`: whether it
+    is on the coordinator's machine.
     """
 
     stage: int
@@ -151,6 +152,7 @@ class NodeStatus:
     losses: int = 0
     last_loss: str = ""
     lost_ago: float = 0.0
+    with_coordinator: bool = False
 
 
 @dataclass(frozen=True, slots=True)

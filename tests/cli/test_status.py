@@ -37,6 +37,7 @@ FIRST = NodeStatus(
     busy=0.834,
     trip=0.0023,
 )
+BESIDE = replace(FIRST, stage=2, name="board-0", with_coordinator=True)
 SPARE = NodeStatus(0, 0, 0, "tablet", "10.0.0.9:5009", "standing by", "standing by", 0.2)
 STATUS = Status(
     ready=False,
@@ -165,6 +166,16 @@ def test_json_has_all_with_units_and_null_for_what_is_not_known(
     assert (missing["device"], missing["busy"], missing["heard_seconds_ago"]) == (None,) * 3
     assert (missing["first_layer"], missing["end_layer"]) == (32, 40)
     assert (spare["stage"], spare["first_layer"], spare["losses"]) == (0, None, None)
+
+
+def test_the_stage_on_the_coordinator_s_board_is_named_so(show: Callable[..., Done]) -> None:
+    state = replace(UP, nodes=(FIRST, BESIDE), stages=2)
+    first, second = (line for line in show(state).out.splitlines() if line[1:2] == "V")
+    assert "board-a " in first
+    assert "D0" not in first
+    assert "board-0 (D0)" in second
+    nodes = json.loads(show(state, "--json").out)["nodes"]
+    assert [node["with_coordinator"] for node in nodes] == [False, True]
 
 
 def test_markup_in_names_is_shown_as_it_is(show: Callable[..., Done]) -> None:

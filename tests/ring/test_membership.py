@@ -136,6 +136,36 @@ def test_the_ring_is_up_when_all_are_ready_and_each_pushes_to_the_next() -> None
     assert ring.machine.status().ready
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1"])
+def test_a_stage_on_the_coordinator_s_machine_is_reached_as_the_coordinator_is(host: str) -> None:
+    ring = Membership(3)
+    ring.join(1)
+    ring.join(2, host=host, key="own")
+    ring.join(3)
+    effects = ring.all_ready(1)
+    assert to(effects, address(1)) == [Connect("", 5002, "own")]
+    ring = Membership(2)
+    ring.join(1, host=host)
+    ring.join(2)
+    assert ConnectRing(host, 5001, "key of V1") in ring.all_ready(1)
+
+
+def test_a_status_says_which_stage_is_on_the_coordinator_s_machine() -> None:
+    ring = Membership(2)
+    ring.machine = MembershipMachine(ring.places, HOME, TIMING, own_keys=["own", "key of owner"])
+    ring.join(1)
+    ring.join(2, key="own")
+    assert [node.with_coordinator for node in ring.machine.status().nodes] == [False, True]
+
+
+def test_a_place_without_a_name_is_for_anybody_before_one_with_another_s_name() -> None:
+    ring = Membership(3)
+    ring.machine = MembershipMachine(ring.places, HOME, TIMING, names=["own", "", ""])
+    for peer, name in ((b"a", "x"), (b"b", "own"), (b"c", "y")):
+        ring.say(peer, replace(asks(1), stage=0, name=name, port=6000 + peer[0], key=name))
+    assert [node.name for node in ring.machine.status().nodes] == ["own", "x", "y"]
+
+
 def test_a_ring_is_not_up_while_one_node_does_not_reach_the_next() -> None:
     ring = Membership(2)
     ring.bring_up()

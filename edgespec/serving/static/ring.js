@@ -70,7 +70,8 @@ function card(node) {
   state.append(mark, ` ${node.state === "loading" ? node.words : node.state}`);
   head.append(state);
   item.append(head);
-  if (node.stage) item.append(element("p", "layers", `Layers ${node.first} to ${node.end - 1}`));
+  const where = node.with_coordinator ? ", on D0's machine" : "";
+  if (node.stage) item.append(element("p", "layers", `Layers ${node.first} to ${node.end - 1}${where}`));
   if (node.state === "missing") {
     if (node.losses) item.append(element("p", "warning", `${node.last_loss}, ${seconds(node.lost_ago)} ago`));
   } else {
