@@ -23,6 +23,7 @@ from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, folder_of
 from edgespec.daemon.planning import chosen_context, devices_of, model_to_plan, speculative_speed
 from edgespec.daemon.precision import AUTO, precision_text, sixteen_bit_dtype
 from edgespec.daemon.settings import (
+    LAST_STAGE,
     RingOptions,
     chosen_draft,
     coordinator_config,
@@ -61,6 +62,7 @@ def init(
     ),
     quant: options.Quant = AUTO,
     draft_quant: options.DraftQuant = "none",
+    with_stage: int | None = options.WITH_STAGE,
     context: int = options.CONTEXT,
     dtype: str = typer.Option(
         AUTO,
@@ -83,17 +85,20 @@ def init(
     model, draft = _absolute(model), _absolute_draft(draft, model)
     plan = None
     if devices:
-        if stages or layers:
+        if stages or layers or with_stage not in (None, LAST_STAGE):
             raise ConfigError(
-                "--devices plans how many stages there are and how many layers each has; leave "
-                "--stages and --layers out"
+                "--devices plans how many stages there are, how many layers each has, and which "
+                "one is on the coordinator's device; leave --stages, --layers and the number of "
+                "--with-stage out"
             )
         plan = _planned(model, draft, quant, draft_quant, context, devices)
         quant, context = plan.problem.model.quantisation.name, plan.problem.context
-        layers = ",".join(map(str, plan.split))
+        layers, with_stage = ",".join(map(str, plan.split)), plan.with_stage
         dtype = sixteen_bit_dtype() if dtype == AUTO else dtype
     settings, later = _settings(
-        RingOptions(model, draft, stages, dtype, quant, draft_quant, layers, context),
+        RingOptions(
+            model, draft, stages, dtype, quant, draft_quant, layers, context, with_stage=with_stage
+        ),
         Address(host, port),
     )
     text = ""
@@ -132,6 +137,7 @@ def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, lis
         quant=config.quantisation.name,
         host=address.host,
         port=address.port,
+        with_stage=config.with_stage,
     )
     return ClusterSettings(**asdict(made)), later
 
@@ -220,6 +226,11 @@ def _tell(notes: Notes, made: ClusterFolder, kept: bool, later: list[str]) -> No
     if made.settings.places:
         names = " ".join(made.settings.places)
         notes.say(f"places in the ring are kept for the devices with these host names: {names}")
+    if made.settings.with_stage:
+        notes.say(
+            f"stage {made.settings.with_stage} runs on this machine, beside the coordinator, which "
+            "starts it"
+        )
     notes.say("on each device, within an hour:")
 
 

@@ -15,7 +15,7 @@ from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import check_keys, needs_keys
 from edgespec.daemon.cluster import ClusterFolder, folder_of
-from edgespec.daemon.process import end_with_parent, leave, start_logging
+from edgespec.daemon.process import beside, end_with_parent, leave, start_logging
 from edgespec.daemon.stage import run_stage
 from edgespec.errors import ConfigError
 
@@ -68,6 +68,7 @@ def join(
     emulation = Emulation.parse(emulate, cost_model)
     served = Address.parse(metrics) if metrics else None
 
+    listen, reserved = beside()
     # Made before any search on the network, as it checks the options.
     config = StageConfig(
         stage,
@@ -78,6 +79,8 @@ def join(
         trace=trace,
         cache=cache,
         metrics=served,
+        listen=listen,
+        reserved=reserved,
     )
     path = folder_of(cluster)
     introduction = given_token(token)
@@ -93,6 +96,8 @@ def join(
         folder.with_address(str(address))
     except ConfigError as problem:  # the address only makes the next start faster
         log.warning("where the coordinator is cannot be remembered: %s", problem)
-    # On the coordinator's machine the stage takes the machine's name.
-    name = clean_name(socket.gethostname()) if folder.is_coordinator else folder.name
-    leave(run_stage(replace(config, coordinator=address), folder.identity, name, accepts))
+    config, name = replace(config, coordinator=address), folder.name
+    if folder.is_coordinator:  # on its machine: others reach the stage as they reach it
+        config = replace(config, listen=folder.settings.host)
+        name = clean_name(socket.gethostname())
+    leave(run_stage(config, folder.identity, name, accepts))

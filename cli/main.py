@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from edgespec import __version__
+from edgespec.cli import options
 from edgespec.cli.api import api
 from edgespec.cli.bench import bench
 from edgespec.cli.chat import chat
@@ -66,7 +67,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (demo, models, pull, init, serve, join, leave, prompt, chat, status, top, api):
-    app.command()(command)
+    kind = options.RingCommand if command in (init, serve) else None
+    app.command(cls=kind)(command)
 app.add_typer(token, name="token")
 app.add_typer(device, name="device")
 app.add_typer(key, name="key")

@@ -9,9 +9,11 @@ from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from edgespec.config import MOST_STAGES
 from edgespec.daemon.model_names import resolved
+from edgespec.daemon.settings import LAST_STAGE
 from edgespec.errors import ConfigError
 
 
@@ -42,6 +44,18 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     run.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     return run
+
+
+class RingCommand(TyperCommand):
+    """A command whose --with-stage may be given without a number."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = list(args)
+        for at, word in enumerate(words):
+            following = words[at + 1 : at + 2]
+            if word == "--with-stage" and not (following and following[0].isdecimal()):
+                words[at] = f"{word}={LAST_STAGE}"
+        return super().parse_args(ctx, words)
 
 
 def check_stages(context: typer.Context, value: int) -> int:
@@ -113,6 +127,13 @@ LAYERS = typer.Option(
     "",
     metavar="N[,N...]",
     help="Layers of stage 1, 2, ..., as `edgespec plan` advises. Default: equal shares.",
+)
+WITH_STAGE = typer.Option(
+    None,
+    metavar="[N]",
+    help="This stage runs on the coordinator's machine, beside it; it counts as one of --stages. "
+    "Without a number: as the plan or the cluster has it, or the last one. 0: none.",
+    show_default=False,
 )
 CONTEXT = typer.Option(
     0, help="Tokens that prompt and answer may have together. Default: what the model takes."

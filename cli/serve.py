@@ -35,6 +35,7 @@ def serve(
     quant: options.Quant = "",
     draft_quant: options.DraftQuant = "",
     layers: str = options.LAYERS,
+    with_stage: int | None = options.WITH_STAGE,
     context: int = options.CONTEXT,
     dtype: options.Dtype = "",
     cluster: str = options.CLUSTER,
@@ -55,8 +56,9 @@ def serve(
     """Run the coordinator: head, draft model, and the way in for prompts.
 
     It serves the ring that `edgespec init` described. Options that describe a ring (from --stages
-    to --dtype) take the place of that description as a whole, for this start. It runs until Ctrl-C
-    or SIGTERM. When a stage is lost, requests wait for it to come back and then go on.
+    to --dtype, but for --with-stage) take the place of that description as a whole, for this start.
+    It runs until Ctrl-C or SIGTERM. When a stage is lost, requests wait for it to come back and
+    then go on.
     """
     end_with_parent()
     start_logging()
@@ -64,7 +66,7 @@ def serve(
     timing = Timing(recovery=recovery)
     folder = ClusterFolder.open(folder_of(cluster))
     asked = RingOptions(
-        model, draft, stages, dtype, quant, draft_quant, layers, context, host, port
+        model, draft, stages, dtype, quant, draft_quant, layers, context, host, port, with_stage
     )
     config = replace(
         served_config(folder.settings, asked, emulation),

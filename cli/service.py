@@ -168,7 +168,9 @@ def _checked(role: str, words: list[str]) -> _ServiceOptions:
     """
     unit_name(role)  # raises for an unknown one
     inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    inner.command(context_settings={"help_option_names": []})(_COMMANDS[role])
+    inner.command(cls=options.RingCommand, context_settings={"help_option_names": []})(
+        _COMMANDS[role]
+    )
     command = typer.main.get_command(inner)
     assert isinstance(command, TyperCommand)
     for parameter in command.params:

@@ -113,16 +113,27 @@ class AccessStore:
             raise AccessRefused(reason)
         if known is not None and _RANK[token.role] <= _RANK[known.role]:
             return known.name
-        if known is None and len(entries.devices) >= MOST_DEVICES:
-            raise AccessRefused(
-                f"there are {MOST_DEVICES} devices already; remove some with `edgespec device "
-                "remove NAME`"
-            )
+        if known is None:
+            _require_room(entries)
         entries.use(token, now)
         chosen = known.name if known is not None else entries.free_name(clean_name(name))
         entries.devices[device_key] = DeviceEntry(chosen, token.role, device_key, now)
         entries.gone.pop(device_key, None)
         return chosen
+
+    def admit(self, device_key: str, name: str) -> str:
+        """Admit the coordinator's own stage, without a token; returns its name in the cluster.
+
+        Raises AccessRefused if there are too many devices."""
+        with self._changing() as entries:
+            known = entries.devices.get(device_key)
+            if known is not None:
+                return known.name
+            _require_room(entries)
+            chosen = entries.free_name(clean_name(name))
+            entries.devices[device_key] = DeviceEntry(chosen, STAGE, device_key, self._clock())
+            entries.gone.pop(device_key, None)
+            return chosen
 
     def remove(self, name_or_fingerprint: str) -> DeviceEntry:
         """Withdraw a device's access. Raises ConfigError if there is none of that name."""
@@ -221,3 +232,11 @@ class AccessStore:
             seen = file_state(self._path)  # no other process writes while we hold the folder
             with self._lock:
                 self._entries, self._seen, self._warned = entries, seen, False
+
+
+def _require_room(entries: AccessList) -> None:
+    if len(entries.devices) >= MOST_DEVICES:
+        raise AccessRefused(
+            f"there are {MOST_DEVICES} devices already; remove some with `edgespec device "
+            "remove NAME`"
+        )

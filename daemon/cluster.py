@@ -35,6 +35,9 @@ COORDINATOR_NAME = "coordinator"
 DeviceName = Annotated[str, Meta(min_length=1)]
 
 _VERSION = ("version", 1)
+_NEWER = ("with_stage",)
+"""Settings that the folders of earlier releases do not have."""
+
 _CLUSTER_KEY = "cluster.key"
 _SETTINGS = "settings.json"
 _DEVICE_KEY = "device.key"
@@ -63,6 +66,7 @@ class ClusterSettings(FileStruct, frozen=True):
     `model` and `draft` "": the bundled ones. `layers` "": equal shares; `context` 0: what the model
     takes; `quant` "": as the model's folder has it. `places`: names of
     the devices that a plan assigns to stages 1, 2, …; () if any device may be any stage.
+    `with_stage`: the stage on the coordinator's own machine; 0: none.
     """
 
     model: str = ""
@@ -76,6 +80,7 @@ class ClusterSettings(FileStruct, frozen=True):
     host: str = EVERY_ADDRESS
     port: int = DEFAULT_PORT
     places: tuple[DeviceName, ...] = ()
+    with_stage: int = 0
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that no coordinator could use."""
@@ -89,6 +94,7 @@ class ClusterSettings(FileStruct, frozen=True):
             draft_quantisation=Quantisation.parse(self.draft_quant),
             layers=parse_split(self.layers),
             context=self.context,
+            with_stage=self.with_stage,
         )
         if self.places and len(set(self.places)) != self.stages:
             raise ConfigError(
@@ -103,7 +109,9 @@ class ClusterSettings(FileStruct, frozen=True):
     def from_json(text: str, path: Path) -> ClusterSettings:
         """The settings in a file. Raises ConfigError that names it."""
         remedy = "`edgespec init` writes it again"
-        return read_as(ClusterSettings, text, str(path), remedy, _VERSION, all_keys=True)
+        return read_as(
+            ClusterSettings, text, str(path), remedy, _VERSION, all_keys=True, newer=_NEWER
+        )
 
 
 class _Membership(FileStruct, frozen=True):

@@ -15,7 +15,9 @@ from edgespec.daemon.api_process import ApiProcess
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.layer_assignment import LayerAssignment, needs_of
+from edgespec.daemon.memory import yet_to_take
 from edgespec.daemon.notify import Notifier
+from edgespec.daemon.own_stage import OwnStage, address_beside, admitted, coordinator_need
 from edgespec.daemon.precision import precision_text
 from edgespec.daemon.process import exit_code, take_file_descriptors
 from edgespec.daemon.settings import context_of, look_at_models
@@ -66,7 +68,11 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
         print(f"coordinator at {address}", flush=True)
         if costs is not None:
             log.warning(described(costs))
-        node, blocks = _build(config, cluster, access_policy, transport, costs, trace, ends)
+        beside = address_beside(config, transport.control_port)
+        own = admitted(cluster, access_policy, beside) if config.with_stage else None
+        node, blocks, context = _build(
+            config, cluster, access_policy, transport, costs, trace, ends, own
+        )
     except BaseException:
         ends.close()
         transport.close()
@@ -78,14 +84,26 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     node.supervisor = Notifier()
     node.requests = requests
     api = ApiProcess(http, address, cluster) if http is not None else nullcontext()
+    stage = _own_stage(config, own, beside, context) if own is not None else nullcontext()
     try:
-        with ends, api:
+        with ends, api, stage:
             return exit_code(node.run(f"waiting for {config.stages} stage(s)"))
     finally:
         advertising.stop()
         blocks.stop()
         if requests is not None:
             requests.close()
+
+
+def _own_stage(
+    config: CoordinatorConfig, own: ClusterFolder, address: Address, context: int
+) -> OwnStage:
+    """The stage beside this coordinator, which has loaded its models: the memory that is left is
+    the stage's, less what the coordinator is planned to take while it answers."""
+    from edgespec.model.device import best_device
+
+    reserved = yet_to_take(coordinator_need(config, context), best_device().type)
+    return OwnStage(config, own, address, reserved)
 
 
 def _build(
@@ -96,10 +114,12 @@ def _build(
     costs: RingCosts | None,
     trace: Trace | None,
     ends: ExitStack,
-) -> tuple[CoordinatorNode, BlockServer]:
+    own: ClusterFolder | None,
+) -> tuple[CoordinatorNode, BlockServer, int]:
     """Load head, draft and tokenizer; put the node and its block server together.
 
-    `ends`: closes the node's resources.
+    `ends`: closes the node's resources. `own`: the stage on this machine. Returns the tokens of a
+    request, too.
     """
     # torch and transformers take seconds to import: not before the address is taken.
     from edgespec.backends.torch_backend import TorchHead
@@ -178,10 +198,19 @@ def _build(
             home,
             config.timing,
             requests=machine.load,
-            names=config.places,
+            names=_names(config, own),
             replan=partial(assignment.repartition, needs) if needs else None,
+            own_keys=[one.identity.own.public for one in (cluster, own) if one is not None],
         ),
         access_policy,
         Instrumentation(transport, pace, trace),
     )
-    return node, blocks
+    return node, blocks, context_length
+
+
+def _names(config: CoordinatorConfig, own: ClusterFolder | None) -> list[str]:
+    """Who is planned for stages 1, 2, …: the own stage for its one, by the name that it has."""
+    names = list(config.places) or [""] * config.stages
+    if own is not None:
+        names[config.with_stage - 1] = own.name
+    return names

@@ -34,6 +34,19 @@ def available_memory(device_type: str = "cpu", root: Path = ROOT) -> Available:
     return min(_limits(root), key=lambda limit: limit.bytes)
 
 
+def yet_to_take(need: int, device_type: str = "cpu", root: Path = ROOT) -> int:
+    """Bytes of `need` that this process does not hold for good yet, and that `available_memory`
+    therefore still counts. Mapped files are not held: the system drops them for others."""
+    status = system_text(root / "proc/self/status")
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    held = int(found[1]) << 10 if found else 0
+    if device_type == "cuda":
+        import torch
+
+        held = torch.cuda.memory_reserved() + (held if _is_unified(root) else 0)
+    return max(0, need - held)
+
+
 def _is_unified(root: Path) -> bool:
     import torch
 

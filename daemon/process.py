@@ -15,6 +15,10 @@ from edgespec.ring.effects import Stop
 PARENT = "EDGESPEC_PARENT"
 """Environment variable: id of the process that this daemon must not outlive (set by `demo`)."""
 
+BESIDE = "EDGESPEC_BESIDE"
+"""Environment variable of the coordinator's own stage: the address that its data socket listens on,
+and how many bytes of the memory are for the coordinator (set by `serve`)."""
+
 ENOUGH_FILES = 65536
 
 EXIT_OK = 0
@@ -32,6 +36,12 @@ def start_logging() -> None:
     logging.getLogger("edgespec").setLevel(logging.INFO)
 
 
+def beside() -> tuple[str, int]:
+    """What BESIDE says; ("", 0) for all but the coordinator's own stage."""
+    listen, _, reserved = os.environ.get(BESIDE, "").partition(" ")
+    return listen, int(reserved or 0)
+
+
 def take_file_descriptors() -> None:
     """Raise the limit of open files: each connection is one, and unknown peers, which keep theirs
     open for some seconds of handshake, must not use up those of the ring."""
@@ -42,12 +52,16 @@ def take_file_descriptors() -> None:
 
 
 def end_with_parent() -> None:
-    """If a parent is named, ask the kernel to terminate this process when that one dies."""
+    """If a parent is named, ask the kernel to terminate this process when that one dies.
+
+    The coordinator's own stage is killed: without one, there is nothing that it could finish.
+    """
     parent = os.environ.get(PARENT)
     if parent is None:
         return
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        number = signal.SIGKILL if BESIDE in os.environ else signal.SIGTERM
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != int(parent):  # it died before the kernel was asked
         sys.exit(EXIT_FAILED)
 

@@ -28,12 +28,19 @@ from edgespec.planning.partition import blocks_of, parse_split
 
 Value = TypeVar("Value", str, int, tuple[int, ...])
 
+LAST_STAGE = -1
+"""As `with_stage`: the one that the cluster's settings name, or else the ring's last. That one does
+not embed tokens, which saves the busiest machine the memory of a second large matrix."""
+
+_OF_ANY_RING = ("host", "port", "with_stage")
+"""Options that change the cluster's ring; every other one describes a ring of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class RingOptions:
-    """The ring options of a command; those that were not given are empty (port: None).
+    """The ring options of a command; those that were not given are empty, or None.
 
-    `quant` and `dtype` may be "auto" (see daemon.precision).
+    `quant` and `dtype` may be "auto" (see daemon.precision), `with_stage` LAST_STAGE.
     """
 
     model: str
@@ -46,14 +53,14 @@ class RingOptions:
     context: int = 0
     host: str = ""
     port: int | None = None
+    with_stage: int | None = None
 
 
 def served_config(
     settings: ClusterSettings, asked: RingOptions, emulation: Emulation | None
 ) -> CoordinatorConfig:
     """The ring of the options, or else that of the cluster. Raises ConfigError."""
-    # Any option but the address describes a ring of its own.
-    if any(value for name, value in asdict(asked).items() if name not in ("host", "port")):
+    if any(value for name, value in asdict(asked).items() if name not in _OF_ANY_RING):
         ring = replace(
             asked,
             quant=asked.quant or AUTO,
@@ -64,7 +71,10 @@ def served_config(
         return coordinator_config(ring, Address(asked.host or LOOPBACK, port), emulation)
     port = settings.port if asked.port is None else asked.port
     config = coordinator_config(settings, Address(asked.host or settings.host, port), emulation)
-    return replace(config, places=settings.places)
+    with_stage = settings.with_stage if asked.with_stage is None else asked.with_stage
+    if with_stage == LAST_STAGE:
+        with_stage = settings.with_stage or config.stages
+    return replace(config, places=settings.places, with_stage=with_stage)
 
 
 def coordinator_config(
@@ -107,6 +117,7 @@ def coordinator_config(
         draft_quantisation=Quantisation.parse(ring.draft_quant),
         layers=split,
         context=ring.context,
+        with_stage=stages if ring.with_stage == LAST_STAGE else ring.with_stage or 0,
     )
 
 

@@ -59,7 +59,7 @@ def run_stage(
         check_profiles(config.emulation)
         pace = partial(_pace, config.emulation)
     trace = Trace(config.trace) if config.trace else None
-    transport = PacedTransport.stage(config.coordinator, identity, host)
+    transport = PacedTransport.stage(config.coordinator, identity, config.listen or host)
     join = Join(
         config.stage,
         name,
@@ -67,7 +67,7 @@ def run_stage(
         without_zone(host),  # it means nothing to another machine
         transport.data_port,
         identity.own.public,
-        available_memory(device).bytes,
+        max(0, available_memory(device).bytes - config.reserved),
     )
     member = MemberMachine(join, str(config.coordinator), config.wait, config.timing)
     instrumentation = Instrumentation(transport, pace, trace)
@@ -126,7 +126,7 @@ def _load(
     from edgespec.model.device import best_device
 
     source = _fetch(config, identity, assign, say, stop)
-    _require_memory(assign, source)
+    _require_memory(assign, source, config.reserved)
 
     def progress(done: int, total: int) -> None:
         say(f"loading {done} of {total} layers")
@@ -135,10 +135,11 @@ def _load(
     return TorchBlock(Block(source, *layers, assign.dtype, best_device(), progress))
 
 
-def _require_memory(assign: Assign, source: TensorSource) -> None:
+def _require_memory(assign: Assign, source: TensorSource, reserved: int) -> None:
     """Raise CapacityError, with numbers, for a block that this device has no memory for.
 
-    Otherwise the system would kill a process, or swap, once the block is read.
+    `reserved`: bytes that are not for it. Otherwise the system would kill a process, or swap, once
+    the block is read.
     """
     from edgespec.daemon.memory import available_memory
     from edgespec.model.block import compute_dtype
@@ -148,9 +149,11 @@ def _require_memory(assign: Assign, source: TensorSource) -> None:
     device = best_device()
     needed = held_bytes(source, assign.first, assign.end, compute_dtype(assign.dtype, device))
     has = available_memory(device.type)
-    if needed > has.bytes:
+    if needed > has.bytes - reserved:
+        less = f", of which the coordinator takes {reserved / 2**30:.2f}" if reserved else ""
         raise CapacityError(
             f"stage {assign.stage} needs {needed / 2**30:.2f} GiB for layers {assign.first} to "
-            f"{assign.end - 1}, this device has {has.bytes / 2**30:.2f} GiB ({has.source}); start "
-            "the coordinator with fewer layers for it (--layers), more stages, or --quant int4"
+            f"{assign.end - 1}, this device has {has.bytes / 2**30:.2f} GiB ({has.source}){less}; "
+            "start the coordinator with fewer layers for it (--layers), more stages, or --quant "
+            "int4"
         )

@@ -217,7 +217,8 @@ class CoordinatorConfig:
     model takes. `cache`: the folder that keeps finished blocks; "" means the user's own. `trace`:
     the file for this node's trace, `record` the one for all requests and their ends; "" means none.
     `places`: names of the devices that a plan assigns to stages 1, 2, …; empty means that any
-    device may be any stage.
+    device may be any stage. `with_stage`: the stage that runs on the coordinator's own machine, as
+    a process beside it; 0: none.
     """
 
     model: str
@@ -235,6 +236,7 @@ class CoordinatorConfig:
     cache: str = ""
     places: tuple[str, ...] = ()
     record: str = ""
+    with_stage: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -252,6 +254,11 @@ class CoordinatorConfig:
             raise ConfigError(f"{min(self.layers)} layers; a stage needs at least one layer")
         if self.context != 0 and self.context < 2:
             raise ConfigError(f"context is {self.context}; it must be at least 2 tokens")
+        if not 0 <= self.with_stage <= self.stages:
+            raise ConfigError(
+                f"with_stage is {self.with_stage}; the ring has the stages 1 to {self.stages}, and "
+                "0 means that none of them is on the coordinator's machine"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +268,9 @@ class StageConfig:
     `model` "" means: a block in the cache, the folder that the coordinator names, or else the block
     that the coordinator sends. `cache`: the folder that keeps finished blocks;
     "" means the user's own. `trace`: the file for this node's trace; "" means none.
-    `metrics`: address of the Prometheus endpoint; None: no endpoint.
+    `metrics`: address of the Prometheus endpoint; None: no endpoint. `listen`: where the data
+    socket listens; "": on the route to the coordinator. `reserved`: bytes of this machine's memory
+    that are not for its block.
     """
 
     stage: int
@@ -273,6 +282,8 @@ class StageConfig:
     trace: str = ""
     cache: str = ""
     metrics: Address | None = None
+    listen: str = ""
+    reserved: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.stage <= MOST_STAGES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from reprlib import Repr
 from typing import Annotated, Any, TypeVar
 
@@ -72,14 +73,16 @@ def read_as(
     version: tuple[str, int],
     *,
     all_keys: bool = False,
+    newer: Collection[str] = (),
 ) -> S:
     """The object in a JSON file as a msgspec type; see `check_version` and `as_type`.
 
-    `all_keys`: those with defaults must be there, too.
+    `all_keys`: those with defaults must be there, too, but for the `newer` ones, which files of
+    earlier releases lack.
     """
     content = check_version(parse_json(text, where, remedy), where, remedy, version)
     known = kind.__struct_fields__ if all_keys else ()
-    if missing := [name for name in known if name not in content]:
+    if missing := [name for name in known if name not in content and name not in newer]:
         raise _refused(f"{where}: the key {missing[0]!r} is missing", remedy)
     return as_type(kind, content, where, remedy)
 

@@ -53,6 +53,12 @@ class Plan:
         """Layers of V1 … VN."""
         return tuple(node.layers for node in self.nodes[1:])
 
+    @property
+    def with_stage(self) -> int:
+        """The stage that is on the coordinator's own device; 0: none."""
+        own = self.problem.coordinator
+        return next((node.stage for node in self.nodes[1:] if node.device is own), 0)
+
     @cached_property
     def costs(self) -> RingCosts:
         profiles = [node.device.profile for node in self.nodes]

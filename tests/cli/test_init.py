@@ -40,6 +40,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "speculative_speed", lambda made: 12.5)
 
 
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [((), 0), (("--with-stage",), 3), (("--with-stage", "2"), 2), (("--with-stage=1",), 1)],
+)
+def test_a_stage_on_the_coordinator_s_own_machine(
+    here: Here, folder: Path, words: tuple[str, ...], number: int
+) -> None:
+    done = here(*words, "--stages", "3")
+    assert done.code == 0, done.err
+    assert ClusterFolder.open(folder).settings.with_stage == number
+    assert (f"stage {number} runs on this machine" in done.err) == bool(number)
+
+
 def devices_file(path: Path, *names: str) -> str:
     """A devices file of boards with these names, the first one the coordinator."""
     listed = [{"name": name, "profile": NANO} for name in names]
@@ -167,7 +180,9 @@ def test_kinds_of_devices_are_no_names(here: Here, folder: Path, quick: None) ->
         (("--stages", "2", "--context", "99999"), "a context of 99999 tokens is more than"),
         (("--stages", "2", "--port", "70000"), "70000 is no port"),
         (("--stages", "2", "--host", "a b"), "is no host name or address"),
-        (("--stages", "2", "--devices", f"3*{NANO}"), "leave --stages and --layers out"),
+        (("--stages", "2", "--devices", f"3*{NANO}"), "leave --stages, --layers and"),
+        (("--with-stage", "2", "--devices", f"3*{NANO}"), "leave --stages, --layers and"),
+        (("--with-stage", "3", "--stages", "2"), "the ring has the stages 1 to 2"),
         (("--devices", "nothing"), "nothing"),
         (("--devices", f"3*{NANO}", "--model", "llama2:13b"), "did you mean llama-2-13b or "),
     ],

@@ -279,6 +279,17 @@ def test_who_was_removed_comes_back_by_a_token_alone(known: AccessStore) -> None
     assert (known.role_of(key), known.why_not(key)) == ("stage", "")
 
 
+def test_the_coordinator_s_own_stage_needs_no_token(known: AccessStore) -> None:
+    enrol(known, "board")
+    key = device()
+    assert known.admit(key, "board") == "board-2"
+    assert (known.role_of(key), known.admit(key, "renamed")) == ("stage", "board-2")
+    known.remove("board-2")
+    assert known.role_of(key) is None
+    assert known.admit(key, "renamed") == "renamed", "its coordinator was started again"
+    assert (known.role_of(key), known.why_not(key)) == ("stage", "")
+
+
 @pytest.mark.parametrize(
     ("name", "clean"),
     [

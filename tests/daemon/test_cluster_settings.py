@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from edgespec.config import DTYPES, QUANTISATIONS
 from edgespec.daemon.cluster import ClusterSettings
+from edgespec.daemon.settings import LAST_STAGE, RingOptions, served_config
 from edgespec.errors import ConfigError
 
 
@@ -24,6 +27,8 @@ from edgespec.errors import ConfigError
         ({"layers": "2,2,2"}, "layers for 3 stages, but 2 stages"),
         ({"context": 1}, "at least 2 tokens"),
         ({"host": "a b"}, "is no host name"),
+        ({"with_stage": 3}, "stages 1 to 2"),
+        ({"with_stage": -1}, "with_stage is -1"),
         ({"places": ("one",)}, "places names 1 devices"),
         ({"places": ("one", "one")}, "places names 1 devices"),
     ],
@@ -54,12 +59,48 @@ def all_settings(draw: st.DrawFn) -> ClusterSettings:
         host=draw(st.sampled_from(["0.0.0.0", "board.local", "fd00::1"])),
         port=draw(st.integers(0, 65535)),
         places=tuple(draw(st.one_of(st.just([]), names))),
+        with_stage=draw(st.integers(0, stages)),
     )
 
 
 @given(all_settings())
 def test_settings_come_back_as_they_were(settings: ClusterSettings) -> None:
     assert ClusterSettings.from_json(settings.to_json(), Path("settings.json")) == settings
+
+
+def test_those_of_an_earlier_release_have_no_stage_on_the_coordinator() -> None:
+    stored = json.loads(ClusterSettings(stages=2).to_json())
+    del stored["with_stage"]
+    read = ClusterSettings.from_json(json.dumps(stored), Path("settings.json"))
+    assert read == ClusterSettings(stages=2)
+
+
+@pytest.mark.parametrize(
+    ("has", "asked", "got"),
+    [
+        (0, None, 0),
+        (2, None, 2),
+        (0, LAST_STAGE, 3),
+        (2, LAST_STAGE, 2),
+        (2, 1, 1),
+        (2, 0, 0),
+    ],
+)
+def test_the_option_comes_before_the_cluster_which_comes_before_the_last_stage(
+    has: int, asked: int | None, got: int
+) -> None:
+    settings = ClusterSettings(stages=3, with_stage=has, places=("a", "b", "c"))
+    options = RingOptions("", "", 0, "", with_stage=asked)
+    config = served_config(settings, options, None)
+    assert (config.stages, config.with_stage, config.places) == (3, got, ("a", "b", "c"))
+    other = served_config(settings, replace(options, stages=4), None)
+    last = 4 if asked == LAST_STAGE else asked or 0
+    assert (other.stages, other.with_stage) == (4, last), "a ring of its own"
+
+
+def test_a_stage_that_the_ring_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match="with_stage is 4; the ring has the stages 1 to 3"):
+        served_config(ClusterSettings(stages=3), RingOptions("", "", 0, "", with_stage=4), None)
 
 
 @given(st.text(max_size=200))

@@ -19,7 +19,7 @@ from edgespec.daemon.device import (
     warnings,
     zones,
 )
-from edgespec.daemon.memory import available_memory
+from edgespec.daemon.memory import available_memory, yet_to_take
 
 MODES = """
 < POWER_MODEL ID=0 NAME=15W >
@@ -214,6 +214,24 @@ def test_a_gpu_with_memory_of_its_own_is_asked(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5 * 2**30, 8 * 2**30))
     found = available_memory("cuda", tmp_path)
     assert (found.bytes, found.source) == (5 * 2**30, "free of the GPU's 8.0 GiB, by its driver")
+
+
+def test_mapped_files_are_still_to_be_taken(tmp_path: Path) -> None:
+    text = "VmRSS:\t  900 kB\nRssAnon:\t  300 kB\nRssFile:\t  600 kB\n"
+    write(tmp_path, {"proc/self/status": text})
+    assert yet_to_take(1000 << 10, "cpu", tmp_path) == 700 << 10
+    assert yet_to_take(200 << 10, "cpu", tmp_path) == 0
+
+
+def test_a_gpu_s_own_memory_is_counted_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"proc/self/status": "RssAnon:\t  300 kB\n"})
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 100 << 10)
+    for is_shared, left in ((False, 900), (True, 600)):
+        properties = SimpleNamespace(is_integrated=int(is_shared))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, p=properties: p)
+        assert yet_to_take(1000 << 10, "cuda", tmp_path) == left << 10
 
 
 GIB = 2**30

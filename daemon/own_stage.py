@@ -1,0 +1,112 @@
+"""The coordinator's own stage: a process beside `edgespec serve` that computes layers, too."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from edgespec.config import LOOPBACK, Address, CoordinatorConfig
+from edgespec.daemon.access_store import AccessStore
+from edgespec.daemon.child_process import ChildProcess
+from edgespec.daemon.cluster import ClusterFolder, own_key
+from edgespec.daemon.planning import model_to_plan
+from edgespec.daemon.private_files import make_folder
+from edgespec.daemon.process import BESIDE, EXIT_USAGE
+from edgespec.drafting.choice import NONE
+from edgespec.errors import ConfigError
+from edgespec.net.discovery_interfaces import listens_everywhere
+from edgespec.planning.memory import Needs
+
+FOLDER = "stage"
+"""Below the cluster folder: this stage's key and log."""
+
+LOG_FILE = "stage.log"
+
+LEAST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
+"""Seconds until a stage that ended is started again: twice as long each time."""
+
+CALM_S = 60.0
+"""One that ran for so long begins with the shortest pause again."""
+
+log = logging.getLogger(__name__)
+
+
+def admitted(cluster: ClusterFolder, store: AccessStore, address: Address) -> ClusterFolder:
+    """The stage's own key and membership, made and admitted the first time.
+
+    `address`: the coordinator's. Raises ConfigError or AccessRefused as ClusterFolder does.
+    """
+    path = cluster.path / FOLDER
+    make_folder(path)
+    if os.geteuid() == 0:  # for a service that runs as a user of its own
+        owner = cluster.path.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)
+    own = own_key(path)
+    name = store.admit(own.public, socket.gethostname())
+    return ClusterFolder.remember(path, own, cluster.identity.coordinator, name, str(address))
+
+
+def address_beside(config: CoordinatorConfig, port: int) -> Address:
+    """Where a program of this machine reaches the coordinator."""
+    host = config.address.host
+    return Address(LOOPBACK if listens_everywhere(host) else host, port)
+
+
+def coordinator_need(config: CoordinatorConfig, context: int) -> int:
+    """Bytes that head and draft need, as they are planned; 0 if the planner does not know them."""
+    try:
+        asked = model_to_plan(
+            config.model,
+            config.quantisation.name,
+            config.draft or NONE,
+            config.draft_quantisation.name,
+        )
+    except ConfigError as problem:
+        log.info("what the coordinator needs beside its stage is not known: %s", problem)
+        return 0
+    return Needs(asked.model, context, 1).coordinator().total
+
+
+class OwnStage(ChildProcess):
+    """The stage, as a child of `edgespec serve`. It is started again whenever it ends, unless a
+    setting is wrong or its key was removed; the ring waits for it as for any other stage."""
+
+    def __init__(
+        self, config: CoordinatorConfig, folder: ClusterFolder, address: Address, reserved: int
+    ) -> None:
+        """`folder`: what `admitted` gave; `address`: the coordinator's, on this machine;
+        `reserved`: bytes of the available memory that the coordinator will take."""
+        command = [sys.executable, "-m", "edgespec.cli.main", "join"]
+        command += ["--stage", str(config.with_stage), "--coordinator", str(address)]
+        command += ["--cluster", str(folder.path)]
+        if config.cache:
+            command += ["--cache", config.cache]
+        if not Path(config.model).exists():  # the hub's files are here: nothing has to be sent
+            command += ["--model", config.model]
+        if config.emulation is not None:
+            command += config.emulation.options
+        log_file = folder.path / LOG_FILE
+        name = f"stage {config.with_stage} beside the coordinator"
+        environment = {BESIDE: f"{config.address.host} {reserved}"}
+        super().__init__(name, command, environment, log_file, is_watched=True)
+        self._pause = LEAST_PAUSE_S
+        log.info("%s: its log is %s", name, log_file)
+
+    def again_after(self, code: int, lived: float) -> float | None:
+        if code == EXIT_USAGE:
+            log.error("%s cannot run: %s; mend it and restart the coordinator", *self._said)
+            return None
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended"
+        pause = LEAST_PAUSE_S if lived >= CALM_S else self._pause
+        self._pause = min(2 * pause, MOST_PAUSE_S)
+        name, words = self._said
+        log.warning("%s %s (%s); it is started again in %.0f s", name, how, words, pause)
+        return pause
+
+    @property
+    def _said(self) -> tuple[str, str]:
+        return self.name, self.last_words or "its log is empty"
