@@ -47,6 +47,9 @@ if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are 
 _ROOM = 4096
 """Rows of a request that a stage may hold beyond the model's context."""
 
+MOST_ROW_PRICE = 100.0
+"""Of a step of one row: far beyond any device."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -55,7 +58,8 @@ class Setup:
     `model`: a folder. `draft`: what drafting.choice takes, with its folders (none: "").
     `profiles`: D0's, then those of V1 … VN. `link`: every link of the ring, instead of the
     profiles' own. `split`: layers of the cost model that each stage is charged for; none given:
-    evenly. Raises ConfigError for what cannot run.
+    evenly. `row_price`: see planning.costs.NodeCosts. `d0_free`: head, choosing, ranking and drafts
+    take no time. Raises ConfigError for what cannot run.
     """
 
     model: str
@@ -68,10 +72,17 @@ class Setup:
     max_new_tokens: int
     sampling: Sampling
     split: tuple[int, ...] = ()
+    row_price: float | None = None
+    d0_free: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ConfigError(f"max-new-tokens is {self.max_new_tokens}; it must be at least 1")
+        if self.row_price is not None and not 0 <= self.row_price <= MOST_ROW_PRICE:
+            raise ConfigError(
+                f"row-price is {self.row_price:g}; it must be from 0 to {MOST_ROW_PRICE:g}, of "
+                "a step of one row"
+            )
         if not self.prompts:
             raise ConfigError("there are no prompts; give at least one")
         self.costs()
@@ -83,7 +94,7 @@ class Setup:
     def costs(self) -> RingCosts:
         """The charged costs. Raises ConfigError if the model does not fit the devices."""
         try:
-            return ring_costs(self.profiles, self.cost_model, self.split)
+            return ring_costs(self.profiles, self.cost_model, self.split, self.row_price)
         except CapacityError as problem:
             raise ConfigError(str(problem)) from None
 
@@ -103,6 +114,8 @@ class Setup:
             "profiles": [profile.name for profile in self.profiles],
             "cost_model": self.cost_model.name,
             "link": None if self.link is None else structs.asdict(self.link),
+            "row_price": self.row_price,
+            "d0_free": self.d0_free,
             "dtype": self.dtype,
             "max_new_tokens": self.max_new_tokens,
             **asdict(self.sampling),
@@ -227,6 +240,7 @@ def _draft(setup: Setup, head: OutputHead) -> DraftSource | None:
 
     source = open_source(setup.model)
     base = BaseParts(local_folder(setup.model), source, head, setup.dtype, "cpu", measured=False)
+    # With `d0_free` too: which members of a hybrid pay stays as it would be.
     seconds = setup.costs().coordinator.draft_work_seconds
     return build_draft(parse_draft(setup.draft), base, seconds)
 
@@ -286,7 +300,7 @@ def ring_world(
         ),
         device,
         make_stages,
-        CostDurations(setup.costs()),
+        CostDurations(setup.costs(), setup.d0_free),
         setup.network(),
         faults,
         seed=setup.sampling.seed,

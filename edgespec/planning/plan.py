@@ -17,6 +17,9 @@ from edgespec.planning.refusal import refusal
 DRAFT_ROWS = 8
 """Rows of the draft pass that counts into D0's step."""
 
+CHOSEN_ROWS = 3
+"""Rows of a segment that are looked at, in D0's step: those that were right, and one."""
+
 STEP_WEIGHT, TRIP_WEIGHT, COORDINATOR_WEIGHT = 0.15, 0.10, 0.61
 """Seconds a token with a draft, by the slowest step, the trip and D0's step (docs/planning.md)."""
 
@@ -71,11 +74,11 @@ class Plan:
         """
         costs = self.costs
         links = sum(
-            link.latency + link.seconds(costs.segment_bytes(1, number > 0))
+            link.latency + link.seconds(costs.segment_bytes(1, number))
             for number, link in enumerate(costs.links)
         )
         stages = sum(stage.block_seconds(1, seen) for stage in costs.stages)
-        return stages + links + costs.coordinator.head_seconds(1)
+        return stages + links + _head_seconds(costs.coordinator, 1, 1)
 
 
 def plan(problem: Problem) -> Plan:
@@ -124,11 +127,21 @@ def _seconds(problem: Problem, layout: Layout) -> float:
     """Seconds a token: what the layout decides, and what D0 adds whatever it is."""
     node = NodeCosts(problem.coordinator.profile, problem.model.costs, 0)
     step_weight, trip_weight = _weights(problem)
-    seconds = step_weight * layout.slowest + trip_weight * (layout.trip + node.head_seconds(1))
+    seconds = step_weight * layout.slowest + trip_weight * (layout.trip + _head_seconds(node, 1, 1))
     if problem.model.draft.layers:
-        draft = node.draft_seconds(DRAFT_ROWS, problem.context // 2)
-        seconds += COORDINATOR_WEIGHT * (node.head_seconds(SEGMENT_ROWS) + draft)
+        seconds += COORDINATOR_WEIGHT * coordinator_step(node, problem.context // 2)
     return seconds
+
+
+def coordinator_step(node: NodeCosts, seen: int) -> float:
+    """D0's step at temperature 0: a segment's head and choice, a draft pass and its ranking."""
+    draft = node.draft_seconds(DRAFT_ROWS, seen) + node.rank_seconds(DRAFT_ROWS, "greedy")
+    return _head_seconds(node, SEGMENT_ROWS, CHOSEN_ROWS) + draft
+
+
+def _head_seconds(node: NodeCosts, rows: int, chosen: int) -> float:
+    """The output head over `rows` rows, and taking the tokens after `chosen` of them."""
+    return node.head_seconds(rows) + node.choose_seconds(chosen, "greedy")
 
 
 def _left_out(problem: Problem, layout: Layout) -> Iterator[tuple[Device, str]]:

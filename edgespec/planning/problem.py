@@ -74,11 +74,12 @@ class Problem:
         """Between all devices, D0 first; a segment from D0 holds tokens, no hidden rows."""
         devices = [self.coordinator, *self.others]
         bytes_of = RingCosts(NodeCosts(self.coordinator.profile, self.model.costs, 0), (), ())
+        ran = [0] + [2] * len(self.others)  # whatever stage it will be: 11 bytes each
         trip = np.zeros((len(devices), len(devices)))
         step = np.zeros_like(trip)
         for i, near in enumerate(devices):
             for j, far in enumerate(devices):
                 link = link_between(near.profile, far.profile)
-                trip[i, j] = link.latency + link.seconds(bytes_of.segment_bytes(1, i > 0))
-                step[i, j] = link.seconds(bytes_of.segment_bytes(SEGMENT_ROWS, i > 0))
+                trip[i, j] = link.latency + link.seconds(bytes_of.segment_bytes(1, ran[i]))
+                step[i, j] = link.seconds(bytes_of.segment_bytes(SEGMENT_ROWS, ran[i]))
         return LinkTimes(trip, step)

@@ -55,9 +55,9 @@ class VirtualWorker:
     """Carries out compute effects in order; each takes virtual time and gives at most one event.
     A head goes first, and interrupts a draft (see backends.charged_time).
 
-    With `at_start` an effect is carried out when its time begins, because what it did decides how
-    long it takes; else when its time ends, because an abort may come meanwhile. Either way its
-    event is delivered at the end.
+    A head, and with `at_start` every effect, is carried out when its time begins, because what it
+    did decides how long it takes; else when its time ends, because an abort may come meanwhile.
+    Either way its event is delivered at the end.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class VirtualWorker:
         node: int,
         clock: Clock,
         perform: Perform,
-        seconds: Callable[[Effect], float],
+        seconds: Callable[[Effect, Event | None], float],
         parts: Callable[[Effect], Sequence[float]],
         done: Callable[[int, Effect, Event | None], None],
         spans: list[Span] | None,
         *,
         at_start: bool,
     ) -> None:
-        """`seconds`: how long an effect that starts now takes; `parts`: the lengths of the parts
-        that this falls into, in any unit."""
+        """`seconds`: how long an effect that starts now takes, and what came of it if it was
+        carried out; `parts`: the lengths of the parts that this falls into, in any unit."""
         self._node = node
         self._clock = clock
         self._carry_out = perform
@@ -161,12 +161,15 @@ class VirtualWorker:
 
     def _begun(self, effect: Effect, now: float) -> _RunningEffect:
         unwanted = isinstance(effect, RunBlock) and effect.job in self._unwanted
-        result = self._perform(effect, stopped=False) if self._at_start else None
-        charged = ChargedTime(now, 0.0 if unwanted else self._seconds(effect))
+        result = self._perform(effect, stopped=False) if self._is_early(effect) else None
+        charged = ChargedTime(now, 0.0 if unwanted else self._seconds(effect, result))
         if isinstance(effect, RunBlock):
             self._unwanted.discard(effect.job)
         booking = self._clock.book(charged.end, self._end)
         return _RunningEffect(effect, now, charged, booking, unwanted, result)
+
+    def _is_early(self, effect: Effect) -> bool:
+        return self._at_start or isinstance(effect, FIRST)
 
     def _end(self) -> None:
         running = self._running
@@ -174,7 +177,8 @@ class VirtualWorker:
         self._running = None
         self._ran(running)
         effect = running.effect
-        event = running.result if self._at_start else self._perform(effect, running.stopped)
+        early = self._is_early(effect)
+        event = running.result if early else self._perform(effect, running.stopped)
         self._done(self._node, effect, event)
         self._start()
 
