@@ -67,8 +67,8 @@ def plan(
     """Plan a ring: which devices, in which order, with how many layers each.
 
     It minimises the predicted time of a token within the memory of each device, leaves out devices
-    that would not help, and says what is measured and what is estimated. docs/planning.md has the
-    problem and the formula.
+    that would not help, lets the coordinator's board carry layers where that helps, and says what
+    is measured and what is estimated. docs/planning.md has the problem and the formula.
     """
     asked = model_to_plan(model, quant, draft, draft_quant)
     coordinator, others = devices_of(devices)
@@ -117,6 +117,15 @@ def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
     )
     for device, reason in made.left_out:
         yield f"left out: {device.name} ({reason})"
+    if made.with_stage:
+        whole = sum(node.need.total for node in (made.nodes[0], made.nodes[made.with_stage]))
+        yield (
+            f"V{made.with_stage} is on the coordinator's board and shares its time; both need "
+            f"{whole / GIB:.2f} of {made.nodes[0].device.memory / GIB:.2f} GiB"
+        )
+    else:
+        yield f"no layers on the coordinator's board ({made.why_idle})"
+    yield from _one_board(made)
     yield (
         f"plain decoding: {1 / made.trip_seconds(SHORT_CONTEXT):.2f} tokens/s at "
         f"{SHORT_CONTEXT} cached rows, {1 / made.trip_seconds(problem.context):.2f} at "
@@ -136,6 +145,18 @@ def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
             "yours are right decides"
         )
     yield from _sureness(made)
+
+
+def _one_board(made: Plan) -> Iterator[str]:
+    """What boards that hold the whole model would do by themselves."""
+    if not made.problem.others or not made.alone:
+        return
+    best, seconds = min(made.alone, key=lambda one: one[1])
+    words = f"one board alone: {1 / seconds:.1f} tokens/s ({best.name})"
+    if len(made.alone) > 1:
+        together = sum(1 / each for _, each in made.alone)
+        words += f"; {len(made.alone)} with a whole model each: {together:.1f}, for as many users"
+    yield f"{words}; this plan {1 / made.seconds:.1f} for one; by the formula"
 
 
 def _sureness(made: Plan) -> Iterator[str]:
@@ -166,10 +187,13 @@ def commands_of(made: Plan, model: str, draft: str, draft_quant: str) -> Iterato
     yield (
         f"{coordinator}: edgespec init --model {shlex.quote(spoken(model))}{drafting} "
         f"--quant {of.quantisation.name} --layers {_joined(made.split)} "
-        f"--context {made.problem.context} --dtype bfloat16"
+        + (f"--with-stage {made.with_stage} " if made.with_stage else "")
+        + f"--context {made.problem.context} --dtype bfloat16"
     )
     yield f"{coordinator}: edgespec serve"
     for node in made.nodes[1:]:
+        if node.stage == made.with_stage:
+            continue
         yield f"{node.device.name}: edgespec join TOKEN --stage {node.stage}"
 
 
@@ -187,6 +211,7 @@ def plan_as_json(made: Plan, speed: float | None, commands: list[str]) -> dict[s
         "context": problem.context,
         "requests": problem.requests,
         "layers": list(made.split),
+        "with_stage": made.with_stage,
         "nodes": [
             {
                 "stage": node.stage,
@@ -208,6 +233,7 @@ def plan_as_json(made: Plan, speed: float | None, commands: list[str]) -> dict[s
         "plain_tokens_per_second_full": 1 / made.trip_seconds(problem.context),
         "speculative_tokens_per_second": speed,
         "formula_tokens_per_second": 1 / made.seconds,
+        "alone_tokens_per_second": {device.name: 1 / each for device, each in made.alone},
         "figures_measured": {n: list(measured_share(p)) for n, p in profiles.items()},
         "commands": commands,
     }

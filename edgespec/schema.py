@@ -50,16 +50,9 @@ def parse_json(text: str | bytes, where: str, remedy: str = "") -> Any:
 
 
 def check_version(
-    content: Any,
-    where: str,
-    remedy: str,
-    version: tuple[str, int],
-    older: str = "use the edgespec that wrote it",
+    content: Any, where: str, remedy: str, version: tuple[str, int]
 ) -> dict[str, Any]:
-    """The object in a JSON file, without its version: the key, and the number that is read.
-
-    `older`: what to do about another number.
-    """
+    """The object in a JSON file, without its version: the key, and the number that is read."""
     if not isinstance(content, dict):
         raise _refused(f"{where} is {_SHOWN.repr(content)}; it must be an object", remedy)
     key, number = version
@@ -67,7 +60,7 @@ def check_version(
     if found != number or isinstance(found, bool):
         raise ConfigError(
             f"{where} has {key} {_SHOWN.repr(found)}, and this edgespec reads {key} {number}; "
-            f"{older}"
+            "use the edgespec that wrote it"
         )
     return {name: value for name, value in content.items() if name != key}
 

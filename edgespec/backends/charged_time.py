@@ -17,7 +17,10 @@ class ChargedTime:
     head that is asked for while a draft runs starts at the draft's next boundary: before its first
     part, or between two. Heads that wait by then run one after the other; with the end of the last
     one the draft goes on, and takes what it had left. In its last part it ends first. No head is
-    interrupted, and nothing but a draft is. A block that is aborted ends at such a boundary.
+    interrupted. A block that is aborted ends at such a boundary.
+
+    A stage that is on D0's device shares its time by the same rule (see compute.lane_of): a block
+    waits for heads, and drafts wait for blocks, each from its next boundary on.
     """
 
     def __init__(self, start: float, seconds: float) -> None:

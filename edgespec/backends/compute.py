@@ -36,6 +36,11 @@ INTERRUPTIBLE = (Draft,)
 """What such a head interrupts between two layers (see backends.charged_time)."""
 
 
+def lane_of(effect: Effect) -> int:
+    """Whose turn it is where several wait for one device: heads, then a stage's work, then D0's."""
+    return 0 if isinstance(effect, FIRST) else 1 if isinstance(effect, STAGE_COMPUTE) else 2
+
+
 class StageCompute:
     """A stage's worker: its block of layers, and the output head if the last stage has it."""
 

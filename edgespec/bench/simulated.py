@@ -26,7 +26,7 @@ from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.choice import parse_draft
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.planning.cost_model import CostModel
-from edgespec.planning.costs import RingCosts, ring_costs
+from edgespec.planning.costs import RingCosts, local_links, ring_costs
 from edgespec.planning.partition import split_layers
 from edgespec.planning.profile import Profile
 from edgespec.policy.registry import POLICIES, policy_named
@@ -47,9 +47,6 @@ if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are 
 _ROOM = 4096
 """Rows of a request that a stage may hold beyond the model's context."""
 
-MOST_ROW_PRICE = 100.0
-"""Of a step of one row: far beyond any device."""
-
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -57,9 +54,9 @@ class Setup:
 
     `model`: a folder. `draft`: what drafting.choice takes, with its folders (none: "").
     `profiles`: D0's, then those of V1 … VN. `link`: every link of the ring, instead of the
-    profiles' own. `split`: layers of the cost model that each stage is charged for; none given:
-    evenly. `row_price`: see planning.costs.NodeCosts. `d0_free`: head, choosing, ranking and drafts
-    take no time. Raises ConfigError for what cannot run.
+    profiles' own, but for those on D0's device. `split`: layers of the cost model that each stage
+    is charged for; none given: evenly. `with_stage`: the stage on D0's device, 0: none. Raises
+    ConfigError for what cannot run.
     """
 
     model: str
@@ -72,17 +69,11 @@ class Setup:
     max_new_tokens: int
     sampling: Sampling
     split: tuple[int, ...] = ()
-    row_price: float | None = None
-    d0_free: bool = False
+    with_stage: int = 0
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ConfigError(f"max-new-tokens is {self.max_new_tokens}; it must be at least 1")
-        if self.row_price is not None and not 0 <= self.row_price <= MOST_ROW_PRICE:
-            raise ConfigError(
-                f"row-price is {self.row_price:g}; it must be from 0 to {MOST_ROW_PRICE:g}, of "
-                "a step of one row"
-            )
         if not self.prompts:
             raise ConfigError("there are no prompts; give at least one")
         self.costs()
@@ -94,28 +85,31 @@ class Setup:
     def costs(self) -> RingCosts:
         """The charged costs. Raises ConfigError if the model does not fit the devices."""
         try:
-            return ring_costs(self.profiles, self.cost_model, self.split, self.row_price)
+            return ring_costs(self.profiles, self.cost_model, self.split, self.with_stage)
         except CapacityError as problem:
             raise ConfigError(str(problem)) from None
 
     def network(self) -> Network:
         """The links; a control message is small and is charged no bandwidth (see network_of)."""
+        own = network_of(self.costs())
         if self.link is None:
-            return network_of(self.costs())
-        return Network.even(
+            return own
+        even = Network.even(
             self.stages, self.link, structs.replace(self.link, bytes_per_second=0.0)
         )
+        local = local_links(self.stages, self.with_stage)
+        ring = [own.ring[i] if i in local else link for i, link in enumerate(even.ring)]
+        return structs.replace(even, ring=tuple(ring))
 
     def settings(self) -> dict[str, object]:
         """The settings that a rerun needs."""
         content = json.dumps([[prompt.id, prompt.text] for prompt in self.prompts])
         return {
             "stages": self.stages,
+            "with_stage": self.with_stage,
             "profiles": [profile.name for profile in self.profiles],
             "cost_model": self.cost_model.name,
             "link": None if self.link is None else structs.asdict(self.link),
-            "row_price": self.row_price,
-            "d0_free": self.d0_free,
             "dtype": self.dtype,
             "max_new_tokens": self.max_new_tokens,
             **asdict(self.sampling),
@@ -240,7 +234,6 @@ def _draft(setup: Setup, head: OutputHead) -> DraftSource | None:
 
     source = open_source(setup.model)
     base = BaseParts(local_folder(setup.model), source, head, setup.dtype, "cpu", measured=False)
-    # With `d0_free` too: which members of a hybrid pay stays as it would be.
     seconds = setup.costs().coordinator.draft_work_seconds
     return build_draft(parse_draft(setup.draft), base, seconds)
 
@@ -300,10 +293,11 @@ def ring_world(
         ),
         device,
         make_stages,
-        CostDurations(setup.costs(), setup.d0_free),
+        CostDurations(setup.costs()),
         setup.network(),
         faults,
         seed=setup.sampling.seed,
+        with_stage=setup.with_stage,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,9 +66,7 @@ class Ranking:
     A request keeps the draft temperature that it began with: all scores of its tree compare.
     """
 
-    def __init__(self, note: Callable[[IntArray, Sampling], None]) -> None:
-        """`note`: told the positions for which guesses are taken, each from a row of logits."""
-        self._note = note
+    def __init__(self) -> None:
         self._learnt: defaultdict[Sampling, DraftTemperature] = defaultdict(DraftTemperature)
         self._requests: dict[int, _RankedRequest] = {}
 
@@ -102,7 +100,6 @@ class Ranking:
         models with a vocabulary of their own; left out, column v is token v.
         """
         state = self._requests[request]
-        self._note(positions, state.sampling)
         rows, columns, scores = best_guesses(
             logits, positions, state.sampling, width, state.draft_temperature, token_ids
         )

@@ -2,18 +2,20 @@
 
 The problem. A ring starts at D0, goes to a first device, then to any further ones in the order in
 which they are listed, and back. Free to choose: the first device, which others take part, and how
-many layers each has, at least one and at most as many as fit it. Minimise
+many layers each has, at least one and at most as many as fit it. Where there is no way from one
+device to another, that link takes for ever. Minimise
 
-    slowest_weight × slowest + trip_weight × trip
+    slowest_weight × slowest + trip_weight × trip + price
 
 where `trip` adds up, over the devices, layers × seconds a layer, and over the links; `slowest` is
-the largest of layers × seconds a layer (of a wide segment) and of the links' times for it.
+the largest of own + layers × seconds a layer (of a wide segment; own: what else a device that takes
+part does in each step) and of the links' times for it; `price` adds up layers × price a layer.
 
-The way. If no step may take longer than T, the cheapest trip is a shortest path: its state is
-(first device, last device so far, layers placed so far). T = infinity gives the cheapest trip of
-all, whose slowest step is T1; the next T is the largest step that any layout can have below T1,
-and so on down. Of all these the best is the optimum: a layout with slowest step S is a candidate
-wherever T >= S, and between two looked-at values of T the cheapest one stays the same.
+The way. If no step may take longer than T, the rest of the sum is least on a shortest path: its
+state is (first device, last device so far, layers placed so far). T = infinity gives the cheapest
+layout of all, whose slowest step is T1; the next T is the largest step that any layout can have
+below T1, and so on down. Of all these the best is the optimum: a layout with slowest step S is a
+candidate wherever T >= S, and between two looked-at values of T the cheapest one stays the same.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -34,13 +37,19 @@ _EVEN = 1.0 + 1e-12  # two ways to compute the same step differ by rounding
 class Candidate:
     """One device: how many layers fit it (as the first stage, as another), seconds a layer.
 
-    `trip`: of one row; `step`: of a wide segment.
+    `trip`: of one row; `step`: of a wide segment. `own`: seconds of each step in which it does
+    something else. `price`: seconds that a layer on this device adds to the sum, beside these.
     """
 
     most_first: int
     most: int
     trip: float
     step: float
+    own: float = 0.0
+    price: float = 0.0
+
+    def step_of(self, layers: int) -> float:
+        return self.own + layers * self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,7 @@ class Layout:
     split: tuple[int, ...]
     slowest: float
     trip: float
+    price: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +94,12 @@ def measured(
         order=tuple(order),
         split=tuple(split),
         slowest=max(
-            *(count * device.step for device, count in shares),
+            *(device.step_of(count) for device, count in shares),
             *(float(links.step[hop]) for hop in hops),
         ),
         trip=sum(count * device.trip for device, count in shares)
         + sum(float(links.trip[hop]) for hop in hops),
+        price=sum(count * device.price for device, count in shares),
     )
 
 
@@ -104,19 +115,22 @@ def fastest(
 
     Weights are not negative. Takes about M³ × layers² steps in numpy for each T that is looked at.
     """
-    search = _Search(layers, devices, links, must)
+    search = _Search(layers, devices, links, trip_weight, must)
     steps = _possible_steps(layers, devices, links)
     best: Layout | None = None
     limit = np.inf
 
+    def without_slowest(layout: Layout) -> float:
+        return trip_weight * layout.trip + layout.price
+
     def seconds(layout: Layout) -> float:
-        return slowest_weight * layout.slowest + trip_weight * layout.trip
+        return slowest_weight * layout.slowest + without_slowest(layout)
 
     while (layout := search.cheapest(limit)) is not None:
         if best is None or seconds(layout) < seconds(best):
             best = layout
-        # From here on the trip only grows: nothing that follows can be better than this bound.
-        if not slowest_weight or trip_weight * layout.trip >= seconds(best):
+        # From here on this only grows: nothing that follows can be better than this bound.
+        if not slowest_weight or without_slowest(layout) >= seconds(best):
             break
         below = int(np.searchsorted(steps, layout.slowest / _EVEN / _EVEN)) - 1
         if below < 0:
@@ -128,15 +142,16 @@ def fastest(
 def _evened(layout: Layout, devices: Sequence[Candidate], links: LinkTimes) -> Layout:
     """As good, with layers spread evenly over devices of the same speed.
 
-    Neither the trip nor the slowest step grows if one of two such devices gives a layer to the
-    other one that has at least two fewer; the fuller one has more room then.
+    Nothing grows if one of two such devices gives a layer to the other one that has at least two
+    fewer; the fuller one has more room then.
     """
     split = list(layout.split)
     most = [
         devices[index].most if stage else devices[index].most_first
         for stage, index in enumerate(layout.order)
     ]
-    speeds = [(devices[index].trip, devices[index].step) for index in layout.order]
+    alike_in = attrgetter("trip", "step", "own", "price")
+    speeds = [alike_in(devices[index]) for index in layout.order]
     moved = True
     while moved:
         moved = False
@@ -157,40 +172,48 @@ def _evened(layout: Layout, devices: Sequence[Candidate], links: LinkTimes) -> L
 def _possible_steps(layers: int, devices: Sequence[Candidate], links: LinkTimes) -> Floats:
     """Every value that the slowest step of a layout can have, in ascending order."""
     counts = np.arange(1, layers + 1)
-    of_devices = [counts * device.step for device in devices]
+    of_devices = [device.own + counts * device.step for device in devices]
     return np.unique(np.concatenate([*of_devices, links.step.ravel()]))
 
 
 class _Search:
     """Shortest paths over (first device, last device, layers placed).
 
-    A table holds seconds [first, place, layers + 1]; place 0: the first device is the last one so
-    far; place 1 + j: device j is.
+    A table holds seconds of the sum [first, place, layers + 1]; place 0: the first device is the
+    last one so far; place 1 + j: device j is.
     """
 
     def __init__(
-        self, layers: int, devices: Sequence[Candidate], links: LinkTimes, must: int
+        self,
+        layers: int,
+        devices: Sequence[Candidate],
+        links: LinkTimes,
+        trip_weight: float,
+        must: int,
     ) -> None:
         self._layers = layers
         self._devices = devices
         self._links = links
-        self._hops, self._busy = _hops(len(devices), links, must)
+        self._a_layer = [trip_weight * device.trip + device.price for device in devices]
+        hops, self._busy = _hops(len(devices), links, must)
+        self._hops, self._into = _times(trip_weight, hops), _times(trip_weight, links.trip[0])
 
     def cheapest(self, limit: float) -> Layout | None:
-        """The layout of the cheapest trip in which no step is longer than `limit`."""
+        """The layout of the least sum, but for `slowest`, in which no step is above `limit`."""
         count = len(self._devices)
         hops = np.where(self._busy <= limit * _EVEN, self._hops, np.inf)
         table = np.full((count, count + 1, self._layers + 1), np.inf)
         for first, device in enumerate(self._devices):
             if self._links.step[0, first + 1] <= limit * _EVEN:
-                most = self._most(device.most_first, device.step, limit)
+                most = self._most(device.most_first, device, limit)
                 placed = np.arange(1, most + 1)
-                into = self._links.trip[0, first + 1]
-                table[first, 0, 1 : most + 1] = into + device.trip * placed
+                table[first, 0, 1 : most + 1] = (
+                    self._into[first + 1] + self._a_layer[first] * placed
+                )
         for index, device in enumerate(self._devices):
             before = table[:, : index + 1] + hops[:, : index + 1, index, None]
-            most = self._most(device.most, device.step, limit)
-            table[:, index + 1] = _placed(before.min(axis=1), most, device.trip)
+            most = self._most(device.most, device, limit)
+            table[:, index + 1] = _placed(before.min(axis=1), most, self._a_layer[index])
         ends = table[:, :, self._layers] + hops[:, :, count]
         first, place = divmod(int(ends.argmin()), count + 1)
         if not np.isfinite(ends[first, place]):
@@ -204,10 +227,10 @@ class _Search:
         left = self._layers
         while place:
             device = self._devices[place - 1]
-            most = min(left - 1, self._most(device.most, device.step, limit))
+            most = min(left - 1, self._most(device.most, device, limit))
             counts = np.arange(1, most + 1)
             before = table[:place, left - counts] + hops[:place, place - 1, None]
-            costs = before + device.trip * counts
+            costs = before + self._a_layer[place - 1] * counts
             previous, more = divmod(int(costs.argmin()), costs.shape[1])
             order.append(place - 1)
             split.append(more + 1)
@@ -217,10 +240,17 @@ class _Search:
         split.append(left)
         return measured(order[::-1], split[::-1], self._devices, self._links)
 
-    def _most(self, fitting: int, step: float, limit: float) -> int:
-        """Layers that fit, and of which a step is no longer than `limit`."""
+    def _most(self, fitting: int, device: Candidate, limit: float) -> int:
+        """Layers that fit, and with which its step is no longer than `limit`."""
         most = min(fitting, self._layers)
-        return most if limit * _EVEN >= most * step else int(limit * _EVEN / step)
+        if limit * _EVEN >= device.step_of(most):
+            return most
+        return max(0, int((limit * _EVEN - device.own) / device.step))
+
+
+def _times(weight: float, seconds: Floats) -> Floats:
+    """Of what takes for ever, no weight is small enough."""
+    return np.multiply(weight, seconds, out=np.full_like(seconds, np.inf), where=seconds < np.inf)
 
 
 def _placed(before: Floats, most: int, seconds: float) -> Floats:

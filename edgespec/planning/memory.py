@@ -115,16 +115,12 @@ class Needs:
             overhead=RUNTIME_BYTES + max(self._logits, head - draft.held_bytes - cache),
         )
 
-    def draft_room(self, device: Device) -> int:
-        """Bytes that a draft and its cache may have on D0."""
-        return device.memory - RUNTIME_BYTES - self.model.costs.head_bytes - self._logits
-
-    def most_layers(self, device: Device, first: bool) -> int:
-        """How many layers fit a device as a stage: 0 if none, never more than there are."""
+    def most_layers(self, memory: int, first: bool) -> int:
+        """How many layers fit a stage with this memory: 0 if none, never more than there are."""
         embedding = self.model.costs.head_bytes if first else 0
-        if device.memory < RUNTIME_BYTES + 2 * embedding:
+        if memory < RUNTIME_BYTES + 2 * embedding:
             return 0  # not even while it is loaded
-        room = device.memory - RUNTIME_BYTES - embedding - self._work_space()
+        room = memory - RUNTIME_BYTES - embedding - self._work_space()
         return max(0, min(self.model.of.layers, room // self.layer))
 
     @property

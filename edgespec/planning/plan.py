@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from edgespec.config import QUANTISATIONS
 from edgespec.errors import CapacityError, ConfigError
-from edgespec.planning.costs import NodeCosts, RingCosts, ring_costs
+from edgespec.planning.costs import RingCosts, ring_costs
 from edgespec.planning.layout import Layout, fastest
 from edgespec.planning.memory import Device, Need, gib
-from edgespec.planning.problem import SEGMENT_ROWS, Problem
+from edgespec.planning.problem import Problem
 from edgespec.planning.refusal import refusal
-
-DRAFT_ROWS = 8
-"""Rows of the draft pass that counts into D0's step."""
-
-CHOSEN_ROWS = 3
-"""Rows of a segment that are looked at, in D0's step: those that were right, and one."""
-
-STEP_WEIGHT, TRIP_WEIGHT, COORDINATOR_WEIGHT = 0.15, 0.10, 0.61
-"""Seconds a token with a draft, by the slowest step, the trip and D0's step (docs/planning.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +34,29 @@ class PlannedNode:
 class Plan:
     """The fastest ring. `left_out`: the devices that have no part in it, each with the reason.
 
-    `seconds`: predicted for one token, at half the context, by the formula of docs/planning.md.
+    `with_stage`: the stage that is on the coordinator's own board, 0: none. `why_idle`: why that
+    board has no layers, "" if it has. `seconds`: predicted for one token, at half the context, by
+    the formula of docs/planning.md. `alone`: the same of each board that can hold the whole model,
+    with head and draft, by itself.
     """
 
     problem: Problem
     nodes: tuple[PlannedNode, ...]
+    with_stage: int
     left_out: tuple[tuple[Device, str], ...]
+    why_idle: str
     seconds: float
+    alone: tuple[tuple[Device, float], ...]
 
     @property
     def split(self) -> tuple[int, ...]:
         """Layers of V1 … VN."""
         return tuple(node.layers for node in self.nodes[1:])
 
-    @property
-    def with_stage(self) -> int:
-        """The stage that is on the coordinator's own device; 0: none."""
-        own = self.problem.coordinator
-        return next((node.stage for node in self.nodes[1:] if node.device is own), 0)
-
     @cached_property
     def costs(self) -> RingCosts:
         profiles = [node.device.profile for node in self.nodes]
-        return ring_costs(profiles, self.problem.model.costs, self.split)
+        return ring_costs(profiles, self.problem.model.costs, self.split, self.with_stage)
 
     def trip_seconds(self, seen: int) -> float:
         """One row round the ring and through the head: a token of plain decoding.
@@ -74,11 +65,11 @@ class Plan:
         """
         costs = self.costs
         links = sum(
-            link.latency + link.seconds(costs.segment_bytes(1, number))
+            link.latency + link.seconds(costs.segment_bytes(1, number > 0))
             for number, link in enumerate(costs.links)
         )
         stages = sum(stage.block_seconds(1, seen) for stage in costs.stages)
-        return stages + links + _head_seconds(costs.coordinator, 1, 1)
+        return stages + links + costs.coordinator.head_seconds(1)
 
 
 def plan(problem: Problem) -> Plan:
@@ -97,8 +88,21 @@ def plan(problem: Problem) -> Plan:
     for stage, (index, count) in enumerate(zip(layout.order, layout.split, strict=True), 1):
         first = nodes[-1].end
         need = needs.stage(count, first=stage == 1)
-        nodes.append(PlannedNode(stage, problem.others[index], first, first + count, need))
-    return Plan(problem, tuple(nodes), tuple(_left_out(problem, layout)), _seconds(problem, layout))
+        nodes.append(PlannedNode(stage, problem.boards[index], first, first + count, need))
+    own = len(problem.others)
+    return Plan(
+        problem=problem,
+        nodes=tuple(nodes),
+        with_stage=len(layout.order) if own in layout.order else 0,
+        left_out=tuple(
+            (device, _why_not(problem, layout, index))
+            for index, device in enumerate(problem.others)
+            if index not in layout.order
+        ),
+        why_idle="" if own in layout.order else _why_not(problem, layout, own),
+        seconds=_seconds(problem, layout),
+        alone=tuple(_alone(problem)),
+    )
 
 
 def _check_quantisation(problem: Problem) -> None:
@@ -113,50 +117,33 @@ def _check_quantisation(problem: Problem) -> None:
             )
 
 
-def _weights(problem: Problem) -> tuple[float, float]:
-    """Without a draft a token costs one trip; whatever the slowest step is."""
-    return (STEP_WEIGHT, TRIP_WEIGHT) if problem.model.draft.layers else (0.0, 1.0)
-
-
 def _layout(problem: Problem, must: int = -1) -> Layout | None:
     layers = problem.model.of.layers
-    return fastest(layers, problem.candidates, problem.links(), *_weights(problem), must)
+    return fastest(layers, problem.candidates, problem.links(), *problem.weights, must)
 
 
 def _seconds(problem: Problem, layout: Layout) -> float:
     """Seconds a token: what the layout decides, and what D0 adds whatever it is."""
-    node = NodeCosts(problem.coordinator.profile, problem.model.costs, 0)
-    step_weight, trip_weight = _weights(problem)
-    seconds = step_weight * layout.slowest + trip_weight * (layout.trip + _head_seconds(node, 1, 1))
-    if problem.model.draft.layers:
-        seconds += COORDINATOR_WEIGHT * coordinator_step(node, problem.context // 2)
-    return seconds
+    step_weight, trip_weight = problem.weights
+    decided = step_weight * layout.slowest + trip_weight * layout.trip + layout.price
+    return decided + problem.fixed_seconds()
 
 
-def coordinator_step(node: NodeCosts, seen: int) -> float:
-    """D0's step at temperature 0: a segment's head and choice, a draft pass and its ranking."""
-    draft = node.draft_seconds(DRAFT_ROWS, seen) + node.rank_seconds(DRAFT_ROWS, "greedy")
-    return _head_seconds(node, SEGMENT_ROWS, CHOSEN_ROWS) + draft
+def _why_not(problem: Problem, layout: Layout, index: int) -> str:
+    """Why boards[index] has no layers in the layout."""
+    if problem.candidates[index].most == 0:
+        need, room = problem.needs.stage(1, first=False).total, max(0, problem.room(index))
+        return f"not one layer fits: it needs {gib(need)}, has {gib(room)}"
+    with_it = _layout(problem, must=index)
+    if with_it is None:
+        return "there are not enough layers for it"
+    slower = (_seconds(problem, with_it) - _seconds(problem, layout)) * 1e3
+    return f"no faster with it: {slower:+.2f} ms a token"
 
 
-def _head_seconds(node: NodeCosts, rows: int, chosen: int) -> float:
-    """The output head over `rows` rows, and taking the tokens after `chosen` of them."""
-    return node.head_seconds(rows) + node.choose_seconds(chosen, "greedy")
-
-
-def _left_out(problem: Problem, layout: Layout) -> Iterator[tuple[Device, str]]:
-    """The devices that are not in the layout, and why not."""
-    for index, device in enumerate(problem.others):
-        if index in layout.order:
-            continue
-        candidate = problem.candidates[index]
-        if candidate.most == 0:
-            need = problem.needs.stage(1, first=False).total
-            yield device, f"not one layer fits: it needs {gib(need)}, has {gib(device.memory)}"
-            continue
-        with_it = _layout(problem, must=index)
-        if with_it is None:
-            yield device, "there are not enough layers for it"
-            continue
-        slower = (_seconds(problem, with_it) - _seconds(problem, layout)) * 1e3
-        yield device, f"no faster with it: {slower:+.2f} ms a token"
+def _alone(problem: Problem) -> Iterator[tuple[Device, float]]:
+    """Boards that could be the whole ring, and the seconds of a token that each then takes."""
+    for device in (problem.coordinator, *problem.others):
+        single = replace(problem, coordinator=device, others=())
+        if single.fits() and (layout := _layout(single)) is not None:
+            yield device, _seconds(single, layout)

@@ -8,12 +8,19 @@ from functools import cached_property
 import numpy as np
 
 from edgespec.errors import ConfigError
-from edgespec.planning.costs import NodeCosts, RingCosts, link_between
+from edgespec.planning.costs import LOCAL_LINK, NodeCosts, RingCosts, link_between
 from edgespec.planning.layout import Candidate, LinkTimes, fits
 from edgespec.planning.memory import Device, Needs, PlannedModel
 
 MOST_DEVICES = 17
 """A coordinator and 16 others."""
+
+DRAFT_ROWS = 8
+"""Rows of the draft pass that counts into D0's step."""
+
+STEP_WEIGHT, TRIP_WEIGHT, COORDINATOR_WEIGHT, SHARED_WEIGHT = 0.15, 0.10, 0.61, 0.5
+"""Seconds a token with a draft, by the slowest step, the trip, D0's step, and the step of the stage
+on D0's board (docs/planning.md)."""
 
 SEGMENT_ROWS = 16
 """Rows of the segment whose time on a node is its step."""
@@ -23,7 +30,10 @@ SEGMENT_ROWS = 16
 class Problem:
     """What is to be planned: the coordinator is given, of the others any may be used.
 
-    `context`: tokens that each of `requests` open requests may have, prompt and answer.
+    The coordinator's board may carry layers too, in a process of its own: as the last stage, in
+    the memory that D0 leaves. `boards` are those that may have a stage; the coordinator's is the
+    last of them. `context`: tokens that each of `requests` open requests may have, prompt and
+    answer.
     """
 
     model: PlannedModel
@@ -34,9 +44,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for numbers of devices, tokens or requests that cannot be."""
-        if not 1 <= len(self.others) < MOST_DEVICES:
+        if len(self.others) >= MOST_DEVICES:
             raise ConfigError(
-                f"{len(self.others) + 1} devices; a plan needs 2 to {MOST_DEVICES}, the first of "
+                f"{len(self.others) + 1} devices; a plan has at most {MOST_DEVICES}, the first of "
                 "them the coordinator"
             )
         for what, number in (("context", self.context), ("requests", self.requests)):
@@ -47,23 +57,58 @@ class Problem:
     def needs(self) -> Needs:
         return Needs(self.model, self.context, self.requests)
 
+    @property
+    def boards(self) -> tuple[Device, ...]:
+        return (*self.others, self.coordinator)
+
+    def room(self, index: int) -> int:
+        """Bytes that a stage may have on boards[index]."""
+        taken = self.needs.coordinator().total if index == len(self.others) else 0
+        return self.boards[index].memory - taken
+
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
-        """The others: how many layers fit, and how long they take at half the context."""
-        return tuple(map(self._candidate, self.others))
+        """The boards: how many layers fit, and how long they take at half the context."""
+        return tuple(map(self._candidate, range(len(self.boards))))
 
-    def _candidate(self, device: Device) -> Candidate:
+    def _candidate(self, index: int) -> Candidate:
+        device, room = self.boards[index], self.room(index)
         node, seen = NodeCosts(device.profile, self.model.costs, 1), self.context // 2
+        if not self._can_run(device):
+            room = 0
+        most_first = self.needs.most_layers(room, first=True)
+        step, price = node.layer_seconds(SEGMENT_ROWS, seen), 0.0
+        if index == len(self.others):
+            most_first *= most_first == self.model.of.layers  # first and last only if it is alone
+            price = SHARED_WEIGHT * step if self.model.draft.layers else 0.0
         return Candidate(
-            self.needs.most_layers(device, first=True),
-            self.needs.most_layers(device, first=False),
+            most_first,
+            self.needs.most_layers(room, first=False),
             node.layer_seconds(1, seen),
-            node.layer_seconds(SEGMENT_ROWS, seen),
+            step,
+            price=price,
         )
 
+    @property
+    def weights(self) -> tuple[float, float]:
+        """Of slowest step and trip. Without a draft a token costs one trip, whatever the step."""
+        return (STEP_WEIGHT, TRIP_WEIGHT) if self.model.draft.layers else (0.0, 1.0)
+
+    def fixed_seconds(self) -> float:
+        """What D0 adds to the seconds of a token, whatever the layout is."""
+        node = NodeCosts(self.coordinator.profile, self.model.costs, 0)
+        seconds = self.weights[1] * node.head_seconds(1)
+        if self.model.draft.layers:
+            draft = node.draft_seconds(DRAFT_ROWS, self.context // 2)
+            seconds += COORDINATOR_WEIGHT * (node.head_seconds(SEGMENT_ROWS) + draft)
+        return seconds
+
     def runs(self) -> bool:
-        """Whether all devices can multiply by matrices of this quantisation."""
-        return not any(self.model.quantisation.name in d.profile.unusable for d in self.others)
+        """Whether all other devices can multiply by matrices of this quantisation."""
+        return all(map(self._can_run, self.others))
+
+    def _can_run(self, device: Device) -> bool:
+        return self.model.quantisation.name not in device.profile.unusable
 
     def fits(self) -> bool:
         return self.needs.coordinator().total <= self.coordinator.memory and fits(
@@ -71,15 +116,20 @@ class Problem:
         )
 
     def links(self) -> LinkTimes:
-        """Between all devices, D0 first; a segment from D0 holds tokens, no hidden rows."""
-        devices = [self.coordinator, *self.others]
+        """Between D0 and the boards; a segment from D0 holds tokens, no hidden rows.
+
+        From the coordinator's board the ring goes home, and nowhere else.
+        """
+        devices = [self.coordinator, *self.boards]
         bytes_of = RingCosts(NodeCosts(self.coordinator.profile, self.model.costs, 0), (), ())
-        ran = [0] + [2] * len(self.others)  # whatever stage it will be: 11 bytes each
         trip = np.zeros((len(devices), len(devices)))
         step = np.zeros_like(trip)
         for i, near in enumerate(devices):
             for j, far in enumerate(devices):
                 link = link_between(near.profile, far.profile)
-                trip[i, j] = link.latency + link.seconds(bytes_of.segment_bytes(1, ran[i]))
-                step[i, j] = link.seconds(bytes_of.segment_bytes(SEGMENT_ROWS, ran[i]))
+                if {i, j} == {0, len(self.boards)}:
+                    link = LOCAL_LINK
+                trip[i, j] = link.latency + link.seconds(bytes_of.segment_bytes(1, i > 0))
+                step[i, j] = link.seconds(bytes_of.segment_bytes(SEGMENT_ROWS, i > 0))
+        trip[-1, 1:] = step[-1, 1:] = np.inf
         return LinkTimes(trip, step)

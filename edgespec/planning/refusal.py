@@ -21,7 +21,7 @@ LEAST_CONTEXT = 256
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A device that cannot hold its share. `stage` 0: D0; `index`: among the others, D0: -1."""
+    """A device that cannot hold its share. `stage` 0: D0; `index`: among the boards, D0: -1."""
 
     stage: int
     index: int
@@ -60,12 +60,10 @@ def refusal(problem: Problem) -> str:
 def shortages(problem: Problem) -> list[Shortage]:
     """The coordinator if it is short of memory, and the stage that is most so."""
     found = []
-    need = problem.needs.coordinator().total
-    if need > problem.coordinator.memory:
-        draft = problem.model.draft.name
-        share = f"the output head and the draft {draft}" if draft else "the output head"
-        found.append(Shortage(0, -1, problem.coordinator, need, share))
-    stage = _short_stage(problem)
+    need, stage = problem.needs.coordinator().total, _short_stage(problem)
+    alone = not problem.others  # then what the stage needs includes it
+    if need > problem.coordinator.memory and not (stage and alone):
+        found.append(Shortage(0, -1, problem.coordinator, need, _own_share(problem)))
     return [*found, stage] if stage else found
 
 
@@ -76,40 +74,46 @@ def remedies(problem: Problem) -> list[Remedy]:
     return found or [_more_memory(problem)]
 
 
+def _own_share(problem: Problem) -> str:
+    draft = problem.model.draft.name
+    return f"the output head and the draft {draft}" if draft else "the output head"
+
+
 def _short_stage(problem: Problem) -> Shortage | None:
     """If the layers do not fit: the stage that lacks most memory when the rest is spread.
 
-    Every device is filled up; each layer that is left goes to the device that then lacks least.
+    Every board is filled up; each layer that is left goes to the board that then lacks least. Of
+    the coordinator's, the need of D0 is named too.
     """
     needs, candidates = problem.needs, problem.candidates
-    gain = [candidate.most_first - candidate.most for candidate in candidates]
+    devices, own = problem.boards, len(problem.others)
+
+    def short(index: int, layers: int, first: bool, stage: int) -> Shortage:
+        need = needs.stage(layers, first).total + devices[index].memory - problem.room(index)
+        beside = f" beside {_own_share(problem)}" if index == own else ""
+        return Shortage(stage, index, devices[index], need, f"{layers} layer(s){beside}")
+
     usable = [i for i, candidate in enumerate(candidates) if candidate.most_first]
-    devices = problem.others
-    first = max(
-        usable or range(len(devices)), key=lambda i: gain[i] if usable else devices[i].memory
-    )
+    if not usable:
+        first = max(range(own), key=lambda i: devices[i].memory, default=own)
+        return short(first, 1 if problem.others else problem.model.of.layers, True, 1)
+    first = max(usable, key=lambda i: candidates[i].most_first - candidates[i].most)
     counts = [candidate.most for candidate in candidates]
     counts[first] = candidates[first].most_first
     missing = problem.model.of.layers - sum(counts)
-    if usable and missing <= 0:
+    if missing <= 0:
         return None
 
     def lack(index: int, layers: int) -> int:
-        return needs.stage(layers, index == first).total - devices[index].memory
+        return needs.stage(layers, index == first).total - problem.room(index)
 
-    taking = [i for i in range(len(devices)) if counts[i] or i == first]
-    for _ in range(max(1, missing)):
+    taking = [i for i in range(len(devices)) if counts[i]]
+    for _ in range(missing):
         least = min(taking, key=lambda i: lack(i, counts[i] + 1))
         counts[least] += 1
-    worst = max((i for i in taking if counts[i]), key=lambda i: lack(i, counts[i]))
+    worst = max(taking, key=lambda i: lack(i, counts[i]))
     order = [first, *(i for i in taking if i != first)]
-    return Shortage(
-        stage=order.index(worst) + 1,
-        index=worst,
-        device=devices[worst],
-        need=needs.stage(counts[worst], worst == first).total,
-        share=f"{counts[worst]} layer(s)",
-    )
+    return short(worst, counts[worst], worst == first, order.index(worst) + 1)
 
 
 # --- ways out -----------------------------------------------------------------------------------
@@ -154,9 +158,18 @@ def _no_draft(problem: Problem) -> Remedy | None:
     changed = replace(problem, model=replace(problem.model, draft=NO_DRAFT))
     if not problem.model.draft.name or not changed.fits():
         return None
-    room = problem.needs.draft_room(problem.coordinator)
-    largest = gib(max(0, room - GIB / 200))  # rounded down
+    largest = gib(max(0, draft_room(problem) - GIB / 200))  # rounded down
     return Remedy(f"choose a draft of at most {largest} with its cache, or none", changed)
+
+
+def draft_room(problem: Problem) -> int:
+    """Bytes that a draft and its cache may have on D0 if everything else is to fit."""
+
+    def fits(size: int) -> bool:
+        draft = replace(NO_DRAFT, name="a smaller one", ends_bytes=size)
+        return replace(problem, model=replace(problem.model, draft=draft)).fits()
+
+    return _largest(fits, 0, problem.coordinator.memory)
 
 
 def _more_devices(problem: Problem) -> Remedy | None:
@@ -197,7 +210,7 @@ def _grown(problem: Problem, shortage: Shortage, tenths: int) -> Problem:
     memory = Figure(tenths * GIB // 10, "the planner's advice")
     device = shortage.device
     grown = replace(device, profile=structs.replace(device.profile, memory_bytes=memory))
-    if shortage.index < 0:
+    if shortage.index in (-1, len(problem.others)):
         return replace(problem, coordinator=grown)
     others = list(problem.others)
     others[shortage.index] = grown

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgespec.backends.charged_time import ChargedTime
-from edgespec.backends.compute import FIRST, INTERRUPTIBLE
+from edgespec.backends.compute import FIRST, lane_of
 from edgespec.backends.emulated import Perform
 from edgespec.decoding.effects import RunHead
 from edgespec.errors import EdgespecError
@@ -51,13 +51,40 @@ class _RunningEffect:
     result: Event | None
 
 
+class Turns:
+    """One device's time, which the nodes on it share: one part of one effect at a time.
+
+    What runs makes way at its next boundary if something of a better lane waits (see lane_of); of
+    one lane, the coordinator's comes first.
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[int, VirtualWorker] = {}
+        self.running: VirtualWorker | None = None
+
+    def join(self, node: int, worker: VirtualWorker) -> None:
+        """Any earlier worker of this node is gone."""
+        self._workers[node] = worker
+
+    def look(self) -> None:
+        """Something waits, or the device is free."""
+        lanes = [(lane, n) for n, one in self._workers.items() if (lane := one.lane) is not None]
+        if not lanes:
+            return
+        lane, node = min(lanes)
+        if self.running is None:
+            self._workers[node].go()
+        elif lane < self.running.running_lane:
+            self.running.give_way()
+
+
 class VirtualWorker:
     """Carries out compute effects in order; each takes virtual time and gives at most one event.
-    A head goes first, and interrupts a draft (see backends.charged_time).
+    What runs gives way to what comes first on its device (see Turns and backends.charged_time).
 
-    A head, and with `at_start` every effect, is carried out when its time begins, because what it
-    did decides how long it takes; else when its time ends, because an abort may come meanwhile.
-    Either way its event is delivered at the end.
+    With `at_start` an effect is carried out when its time begins, because what it did decides how
+    long it takes; else when its time ends, because an abort may come meanwhile. Either way its
+    event is delivered at the end.
     """
 
     def __init__(
@@ -65,32 +92,51 @@ class VirtualWorker:
         node: int,
         clock: Clock,
         perform: Perform,
-        seconds: Callable[[Effect, Event | None], float],
+        seconds: Callable[[Effect], float],
         parts: Callable[[Effect], Sequence[float]],
         done: Callable[[int, Effect, Event | None], None],
         spans: list[Span] | None,
+        turns: Turns,
         *,
         at_start: bool,
     ) -> None:
-        """`seconds`: how long an effect that starts now takes, and what came of it if it was
-        carried out; `parts`: the lengths of the parts that this falls into, in any unit."""
+        """`seconds`: how long an effect that starts now takes; `parts`: the lengths of the parts
+        that this falls into, in any unit."""
         self._node = node
         self._clock = clock
         self._carry_out = perform
         self._seconds, self._parts = seconds, parts
         self._done = done
         self._spans = spans
+        self._turns = turns
         self._at_start = at_start
         self._queue: deque[Effect] = deque()
         self._running: _RunningEffect | None = None
         self._interrupted: _RunningEffect | None = None
         self._unwanted: set[int] = set()
         self.busy = 0.0
+        turns.join(node, self)
 
     @property
     def quiet(self) -> bool:
         """Whether everything asked for is done."""
-        return self._running is None and self._interrupted is None and not self._queue
+        return self._running is None and self.lane is None
+
+    @property
+    def lane(self) -> int | None:
+        """Of what waits for its turn first; None if nothing does."""
+        if self._interrupted is not None and not self._head_waits:
+            return lane_of(self._interrupted.effect)
+        return lane_of(self._queue[0]) if self._queue else None
+
+    @property
+    def running_lane(self) -> int:
+        assert self._running is not None
+        return lane_of(self._running.effect)
+
+    @property
+    def _head_waits(self) -> bool:
+        return bool(self._queue) and isinstance(self._queue[0], FIRST)
 
     def add(self, effect: Effect) -> None:
         """Carry out this effect after all others; a head only after other heads, and at the next
@@ -99,23 +145,17 @@ class VirtualWorker:
             self._queue.insert(sum(isinstance(waits, FIRST) for waits in self._queue), effect)
         else:
             self._queue.append(effect)
-        self._start()
-        running = self._running
-        if running and isinstance(effect, FIRST) and isinstance(running.effect, INTERRUPTIBLE):
-            self._cut(running, self._interrupt)
+        self._turns.look()
 
     def abort(self, job: int) -> None:
         """Stop a block at the end of the layer that runs now; not at all if that is its last."""
-        running = self._running
-        if running is None:
-            return
-        effect = running.effect
-        if not isinstance(effect, RunBlock) or effect.job != job:
-            if any(isinstance(e, RunBlock) and e.job == job for e in self._queue):
+        if self._interrupted is not None and _is_block(self._interrupted.effect, job):
+            self._interrupted.stopped = True
+        elif self._running is None or not _is_block(self._running.effect, job):
+            if any(_is_block(effect, job) for effect in self._queue):
                 self._unwanted.add(job)
-            return
-        if not running.stopped:
-            running.stopped = self._cut(running, self._end)
+        elif not self._running.stopped:
+            self._running.stopped = self._cut(self._running, self._end)
 
     def vanish(self) -> None:
         """The node is gone, and with it all that it had to do."""
@@ -124,7 +164,28 @@ class VirtualWorker:
         if self._running is not None:
             self._running.booking.cancel()
             self.busy += self._clock.now - self._running.start
+            self._turns.running = None
         self._running = self._interrupted = None
+        self._turns.look()
+
+    def go(self) -> None:
+        """The device is free: a head starts, or what was interrupted goes on, or another starts."""
+        now = self._clock.now
+        self._turns.running = self
+        if self._interrupted is not None and not self._head_waits:
+            running, self._interrupted = self._interrupted, None
+            running.charged.go_on(now)
+            running.start = now
+            at = now if running.stopped else running.charged.end
+            running.booking = self._clock.book(at, self._end)
+            self._running = running
+        else:
+            self._running = self._begun(self._queue.popleft(), now)
+
+    def give_way(self) -> None:
+        """Something of a better lane waits."""
+        if self._running is not None and not self._running.stopped:
+            self._cut(self._running, self._interrupt)
 
     def _cut(self, running: _RunningEffect, act: Callable[[], None]) -> bool:
         """Let `act` happen at the next boundary of what runs; False if that runs its last part."""
@@ -143,44 +204,27 @@ class VirtualWorker:
             self._ran(running)
         running.charged.pause(now)
         self._running, self._interrupted = None, running
-        self._start()
-
-    def _start(self) -> None:
-        """If nothing runs: start a head, or go on with what heads interrupted, or start another."""
-        now, queue = self._clock.now, self._queue
-        if self._running is not None:
-            return
-        if self._interrupted is not None and not (queue and isinstance(queue[0], FIRST)):
-            running, self._interrupted = self._interrupted, None
-            running.charged.go_on(now)
-            running.start = now
-            running.booking = self._clock.book(running.charged.end, self._end)
-            self._running = running
-        elif queue:
-            self._running = self._begun(queue.popleft(), now)
+        self._turns.running = None
+        self._turns.look()
 
     def _begun(self, effect: Effect, now: float) -> _RunningEffect:
         unwanted = isinstance(effect, RunBlock) and effect.job in self._unwanted
-        result = self._perform(effect, stopped=False) if self._is_early(effect) else None
-        charged = ChargedTime(now, 0.0 if unwanted else self._seconds(effect, result))
+        result = self._perform(effect, stopped=False) if self._at_start else None
+        charged = ChargedTime(now, 0.0 if unwanted else self._seconds(effect))
         if isinstance(effect, RunBlock):
             self._unwanted.discard(effect.job)
         booking = self._clock.book(charged.end, self._end)
         return _RunningEffect(effect, now, charged, booking, unwanted, result)
 
-    def _is_early(self, effect: Effect) -> bool:
-        return self._at_start or isinstance(effect, FIRST)
-
     def _end(self) -> None:
         running = self._running
         assert running is not None, "a booking of a worker that does nothing"
-        self._running = None
+        self._running = self._turns.running = None
         self._ran(running)
         effect = running.effect
-        early = self._is_early(effect)
-        event = running.result if early else self._perform(effect, running.stopped)
+        event = running.result if self._at_start else self._perform(effect, running.stopped)
         self._done(self._node, effect, event)
-        self._start()
+        self._turns.look()
 
     def _ran(self, running: _RunningEffect) -> None:
         """Note that it ran until now."""
@@ -195,6 +239,10 @@ class VirtualWorker:
         except EdgespecError as problem:
             job = getattr(effect, "job", NO_JOB)
             return ComputeFailed(job, getattr(effect, "request", -1), str(problem))
+
+
+def _is_block(effect: Effect, job: int) -> bool:
+    return isinstance(effect, RunBlock) and effect.job == job
 
 
 def _span(node: int, running: _RunningEffect, now: float) -> Span:

@@ -28,7 +28,7 @@ from edgespec.sim.durations import Durations
 from edgespec.sim.faults import Change, Crash, Dice, Fault
 from edgespec.sim.links import Link, Network, RingLinks
 from edgespec.sim.log import EventLog, effect_words, message_words
-from edgespec.sim.worker import Span, VirtualWorker
+from edgespec.sim.worker import Span, Turns, VirtualWorker
 from edgespec.wire.client_messages import Cancel, Submit
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Message, Retain
@@ -92,8 +92,10 @@ class World:
         watch: Observer | None = None,
         log: EventLog | None = None,
         *,
+        with_stage: int = 0,
         keep_spans: bool = False,
     ) -> None:
+        """`with_stage`: the stage that shares the coordinator's device; 0: none."""
         self.coordinator = coordinator
         self.draft = device.draft
         self.replies: list[TimedReply] = []
@@ -116,6 +118,8 @@ class World:
         self._rings = 0
         self._tick: Booking | None = None
         self._busy = [0.0] * len(network.ring)
+        self._turns = [Turns() for _ in network.ring]
+        self._turns[with_stage] = self._turns[0]
         self._head = VirtualWorker(
             0,
             self._clock,
@@ -124,6 +128,7 @@ class World:
             partial(durations.parts, 0),
             self._computed,
             self.spans,
+            self._turns[0],
             at_start=True,
         )
         self._links = RingLinks(network, self._rng)
@@ -287,15 +292,16 @@ class World:
             partial(self._durations.parts, number),
             self._computed,
             self.spans,
+            self._turns[number],
             at_start=False,
         )
 
-    def _head_seconds(self, effect: Effect, done: Event | None) -> float:
+    def _head_seconds(self, effect: Effect) -> float:
         work = self.draft.take_work() if self.draft is not None else ()
-        return self._durations.coordinator(effect, done, work)
+        return self._durations.coordinator(effect, work)
 
-    def _stage_seconds(self, number: int, effect: Effect, done: Event | None) -> float:
-        return self._durations.stage(number, effect, done) * self._dice.slowness(number, self.now)
+    def _stage_seconds(self, number: int, effect: Effect) -> float:
+        return self._durations.stage(number, effect) * self._dice.slowness(number, self.now)
 
     # --- machines -----------------------------------------------------------------------------
 

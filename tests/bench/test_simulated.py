@@ -15,7 +15,7 @@ from support.torch_rings import BASE, DRAFT, generated
 from support.work import half
 
 from edgespec.bench.processes import map_in_processes
-from edgespec.bench.report import as_json, run_of
+from edgespec.bench.report import Played, as_json, run_of
 from edgespec.bench.simulated import Setup, chosen_policies, play, simulate
 from edgespec.bench.workloads import Prompt, default_prompts
 from edgespec.daemon.profiles import profile_named
@@ -103,6 +103,33 @@ def test_autoregressive_takes_the_time_of_its_blocks_and_links() -> None:
 def test_the_same_setup_gives_the_same_bytes() -> None:
     again = as_json(simulate(SETUP, ["all"]), SETUP.settings())
     assert json.dumps(again) == all_of_it()
+
+
+def test_a_stage_on_the_coordinators_device_shares_its_time() -> None:
+    """The same text, later: the work of both is done by one device."""
+    apart, plain = (play(SHORT, name) for name in ("adaptive", "autoregressive"))
+    setup = replace(SHORT, with_stage=2)
+    shared, shared_plain = (play(setup, name) for name in ("adaptive", "autoregressive"))
+    assert shared.tokens == apart.tokens == plain.tokens
+    assert shared.speed < 0.95 * apart.speed
+    assert shared.busy[0] + shared.busy[2] <= shared.elapsed
+    # One row after the other keeps nobody waiting, and has one link less to cross.
+    (costs, links), local = (setup.costs(), SHORT.costs().links), setup.costs().links[2]
+    saved = links[2].latency - local.latency
+    saved += links[2].seconds(costs.segment_bytes(1, True)) - local.seconds(
+        costs.segment_bytes(1, True)
+    )
+    trips = shared_plain.answers[0].new_tokens - 1
+    assert decoding(plain) - decoding(shared_plain) == pytest.approx(trips * saved)
+    even = replace(setup, link=LinkSpec(0.1, 1e6)).network()
+    assert even.ring[1].latency == 0.1
+    assert even.ring[2].latency == local.latency
+    assert setup.settings()["with_stage"] == 2
+
+
+def decoding(played: Played) -> float:
+    """Seconds behind the first tokens."""
+    return sum(one.seconds - one.first_token_seconds for one in played.answers)
 
 
 def test_references_run_even_if_nobody_asked_for_them() -> None:

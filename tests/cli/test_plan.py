@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def test_a_table_that_no_narrow_terminal_cuts_and_the_commands(here: Here, folde
     assert "0-19" in done.out
     text = " ".join(done.out.split())
     assert f"left out: {NANO}#4 (no faster with it: +" in text
+    assert "no layers on the coordinator's board (no faster with it: +" in text
     assert "with speculation: not predicted, as there is no draft" in text
     assert f"figures of {NANO}: 0 of 8 measured on a device; the others are estimates" in text
     assert (
@@ -59,6 +61,52 @@ def test_a_table_that_no_narrow_terminal_cuts_and_the_commands(here: Here, folde
         f"--dtype bfloat16 {NANO}#1: edgespec serve {NANO}#2: edgespec join TOKEN --stage 1"
     ) in text
     assert f"{NANO}#3: edgespec join TOKEN --stage 2" in text
+
+
+def test_layers_on_the_coordinators_board_need_no_join(here: Here, folder: str) -> None:
+    """Two boards of 8 GB hold 13 billion weights and 3000 tokens, none of them alone."""
+    done = here("--model", folder, "--devices", f"2*{NANO}", "--context", "3000", "--json")
+    assert done.code == 0, done.err
+    made = json.loads(done.out)
+    assert made["with_stage"] == 2
+    assert len(made["commands"]) == 3
+    first, second = made["layers"]
+    assert f"--layers {first},{second} --with-stage 2 --context 3000 " in made["commands"][0]
+    assert made["commands"][2] == f"{NANO}#2: edgespec join TOKEN --stage 1"
+    d0, _, own = made["nodes"]
+    assert d0["device"] == own["device"] == f"{NANO}#1"
+    assert d0["needed_bytes"] + own["needed_bytes"] <= d0["memory_bytes"]
+    table = here("--model", folder, "--devices", f"2*{NANO}", "--context", "3000").out
+    assert "V2 is on the coordinator's board and shares its time; both need " in table
+
+
+def test_one_device_that_holds_it_all_is_a_ring(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.cli.plan.speculative_speed", lambda made: None)
+    done = here("--model", "llama-3.2-1b", "--devices", NANO, "--json")
+    assert done.code == 0, done.err
+    made = json.loads(done.out)
+    assert (made["layers"], made["with_stage"], len(made["commands"])) == ([16], 1, 2)
+    assert made["commands"][1] == f"{NANO}: edgespec serve"
+    assert [node["device"] for node in made["nodes"]] == [NANO, NANO]
+    assert list(made["alone_tokens_per_second"]) == [NANO]
+
+
+def test_what_boards_would_do_alone_is_said_in_figures(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.cli.plan.speculative_speed", lambda made: None)
+    done = here("--model", "qwen2.5-1.5b", "--devices", f"3*{NANO}")
+    assert done.code == 0, done.err
+    text = " ".join(done.out.split())
+    one, each, this = re.search(
+        r"one board alone: ([\d.]+) tokens/s \(.*#1\); 3 with a whole model each: ([\d.]+), for as "
+        r"many users; this plan ([\d.]+) for one; by the formula",
+        text,
+    ).groups()  # type: ignore[union-attr]
+    assert float(each) == pytest.approx(3 * float(one), abs=0.3)
+    assert float(this) >= float(one)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +188,7 @@ def test_a_known_model_is_planned_by_its_name(here: Here, monkeypatch: pytest.Mo
 
 def test_what_does_not_fit_is_refused_in_numbers(here: Here, folder: str) -> None:
     here("--model", folder, "--devices", f"2*{NANO}").assert_refused(
-        f"stage 1 ({NANO}#2) needs 11.19 GiB for 40 layer(s), has 6.50 GiB; add 1 device(s) like",
+        f"stage 1 ({NANO}#2) needs 6.62 GiB for 22 layer(s), has 6.50 GiB; drop --context to 3776",
         code=1,
     )
 
@@ -152,7 +200,7 @@ def test_what_does_not_fit_is_refused_in_numbers(here: Here, folder: str) -> Non
             ("--model", "nothing", "--devices", NANO),
             "there is no model folder or file nothing, and no model is called so",
         ),
-        (("--model", "llama-2-7b", "--devices", NANO), "1 devices; a plan needs 2 to 17"),
+        (("--model", "llama-2-7b", "--devices", f"18*{NANO}"), "18 devices; a plan has at most"),
         (
             ("--model", "llama-2-7b", "--devices", f"2*{NANO}", "--context", "-1"),
             "context is -1; it must be at least 1",

@@ -29,6 +29,7 @@ from edgespec.sim.campaign import Parts, ScenarioFailed, play_and_trace
 from edgespec.wire.client_messages import Tokens
 
 Here = Callable[..., Done]
+NANO = "jetson-orin-nano-8gb"
 SMALL = ("--stages", "2", "--limit", "1", "--max-new-tokens", "6", "--jobs", "1")
 
 
@@ -93,6 +94,11 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "memory": (("--cost-model", "llama-3.1-70b"), "stage 1 (jetson-orin-nano-8gb) needs"),
     "stages": (("--stages", "0"), "0 stages; a ring has 1 to 256"),
     "too many stages": (("--stages", "9", "--jobs", "1"), "9 stages for a model of 8 layers"),
+    "with stage": (("--with-stage", "5"), "with-stage is 5; the ring has stages 1 to 4"),
+    "other board": (
+        ("--with-stage", "1", "--stages", "1", "--profile", f"{NANO},jetson-agx-orin-64gb"),
+        f"stage 1 is on the coordinator's device, a {NANO}, and its profile is jetson-agx-",
+    ),
     "prompts": (("--prompts", "/none"), "cannot read the prompts in /none"),
     "limit": (("--limit", "-1"), "limit is -1"),
     "tokens": (("--max-new-tokens", "0"), "max-new-tokens is 0"),

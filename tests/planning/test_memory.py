@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec import structs
 from support.rings import submit
 from support.wires import Wire
 
@@ -15,11 +14,9 @@ from edgespec.planning.memory import (
     RUNTIME_BYTES,
     SPECULATIVE_ROWS,
     WIDEST_SEGMENT,
-    Device,
     Needs,
     PlannedModel,
 )
-from edgespec.planning.profile import Figure
 from edgespec.policy.adaptive import Adaptive
 
 NANO = profile_named("jetson-orin-nano-8gb")
@@ -30,10 +27,6 @@ MODEL = PlannedModel(
     COST_MODELS["llama-2-13b"].draft,
 )
 NEEDS = Needs(MODEL, 4096, 1)
-
-
-def device(nbytes: float) -> Device:
-    return Device("d", structs.replace(NANO, memory_bytes=Figure(nbytes, "made up")))
 
 
 def test_the_engine_s_own_reserve_is_counted() -> None:
@@ -53,8 +46,8 @@ def test_thirteen_billion_on_boards_of_8_gb() -> None:
     assert MODEL.costs.layer_bytes == 317_194_240 * 9 // 16 == 178_421_760
     assert MODEL.costs.kv_bytes == 2 * 5120 * 2
     assert NEEDS.layer == 178_421_760 + 4608 * 20480
-    assert NEEDS.most_layers(device(NANO.memory_bytes.value), first=False) == 22
-    assert NEEDS.most_layers(device(NANO.memory_bytes.value), first=True) == 21
+    assert NEEDS.most_layers(int(NANO.memory_bytes.value), first=False) == 22
+    assert NEEDS.most_layers(int(NANO.memory_bytes.value), first=True) == 21
 
 
 def test_a_stage_is_layers_cache_and_process() -> None:
@@ -83,6 +76,6 @@ def test_the_coordinator_holds_head_and_draft() -> None:
 @pytest.mark.parametrize("layers", [0, 1, 7, 40])
 def test_so_many_layers_fit_and_not_one_more(layers: int, first: bool) -> None:
     exactly = NEEDS.stage(layers, first).total
-    assert NEEDS.most_layers(device(exactly), first) == layers
-    assert NEEDS.most_layers(device(exactly - 1), first) == max(0, layers - 1)
-    assert NEEDS.most_layers(device(1000 * GIB), first) == 40
+    assert NEEDS.most_layers(exactly, first) == layers
+    assert NEEDS.most_layers(exactly - 1, first) == max(0, layers - 1)
+    assert NEEDS.most_layers(1000 * GIB, first) == 40

@@ -15,18 +15,18 @@ from edgespec.planning.architecture import Architecture
 from edgespec.planning.cost_model import ARCHITECTURES, COST_MODELS, NO_DRAFT, draft_costs_of
 from edgespec.planning.costs import NodeCosts
 from edgespec.planning.memory import GIB, Device, PlannedModel
-from edgespec.planning.plan import (
-    CHOSEN_ROWS,
+from edgespec.planning.plan import Plan, plan
+from edgespec.planning.problem import (
     COORDINATOR_WEIGHT,
     DRAFT_ROWS,
+    SEGMENT_ROWS,
+    SHARED_WEIGHT,
     STEP_WEIGHT,
     TRIP_WEIGHT,
-    Plan,
-    plan,
+    Problem,
 )
-from edgespec.planning.problem import SEGMENT_ROWS, Problem
 from edgespec.planning.profile import Figure, RowTable
-from edgespec.planning.refusal import remedies, shortages
+from edgespec.planning.refusal import draft_room, remedies, shortages
 
 NANO = profile_named("jetson-orin-nano-8gb")
 AGX = profile_named("jetson-agx-orin-64gb")
@@ -78,9 +78,8 @@ def test_the_seconds_are_those_of_the_formula() -> None:
     made = plan(problem(4, context=512))
     costs = made.costs
     step = max(stage.block_seconds(SEGMENT_ROWS, 256) for stage in costs.stages)
-    node = costs.coordinator
-    head = node.head_seconds(SEGMENT_ROWS) + node.choose_seconds(CHOSEN_ROWS, "greedy")
-    draft = node.draft_seconds(DRAFT_ROWS, 256) + node.rank_seconds(DRAFT_ROWS, "greedy")
+    head = costs.coordinator.head_seconds(SEGMENT_ROWS)
+    draft = costs.coordinator.draft_seconds(DRAFT_ROWS, 256)
     expected = (
         STEP_WEIGHT * step
         + TRIP_WEIGHT * made.trip_seconds(256)
@@ -92,8 +91,67 @@ def test_the_seconds_are_those_of_the_formula() -> None:
 def test_without_a_draft_a_token_is_a_trip() -> None:
     made = plan(Problem(replace(MODEL, draft=NO_DRAFT), Device("d0", NANO), nanos(4), 512))
     assert made.seconds == pytest.approx(made.trip_seconds(256))
-    # Then nothing is gained by more stages than hold the layers: each costs a link.
-    assert len(made.split) == 2
+    # Then nothing is gained by more stages than hold the layers: each costs a link. The one on the
+    # coordinator's board costs least.
+    assert len(made.split) == made.with_stage == 2
+
+
+# --- layers on the coordinator's board ----------------------------------------------------------
+
+
+def test_the_coordinators_board_carries_what_does_not_fit_elsewhere() -> None:
+    """Two stages of 6.5 GiB hold 43 layers with 4096 tokens; the rest is beside head and draft."""
+    made = plan(problem(2, context=5500))
+    assert made.with_stage == 3
+    assert made.nodes[3].device is made.problem.coordinator
+    assert made.why_idle == ""
+    both = made.nodes[0].need.total + made.nodes[3].need.total
+    assert both <= made.problem.coordinator.memory
+    assert made.costs.with_stage == 3
+    assert made.costs.links[3].latency < made.costs.links[0].latency
+    # Its steps count twice: for the ring, and for D0's time.
+    step = [one.block_seconds(SEGMENT_ROWS, 2750) for one in made.costs.stages]
+    own = made.costs.coordinator
+    d0 = own.head_seconds(SEGMENT_ROWS) + own.draft_seconds(DRAFT_ROWS, 2750)
+    assert made.seconds == pytest.approx(
+        STEP_WEIGHT * max(step)
+        + TRIP_WEIGHT * made.trip_seconds(2750)
+        + COORDINATOR_WEIGHT * d0
+        + SHARED_WEIGHT * step[2]
+    )
+
+
+def test_it_is_left_empty_where_that_is_faster() -> None:
+    made = plan(problem(4))
+    assert made.with_stage == 0
+    assert made.why_idle.startswith("no faster with it: +")
+    full = plan(Problem(MODEL, with_memory("small", 2.5), nanos(4)))
+    assert full.why_idle.startswith("not one layer fits: it needs ")
+
+
+def test_one_board_may_be_the_whole_ring() -> None:
+    made = plan(Problem(MODEL, Device("desk", AGX), ()))
+    assert (made.split, made.with_stage) == ((40,), 1)
+    assert made.alone == ((made.problem.coordinator, made.seconds),)
+    assert refused(Problem(MODEL, Device("nano", NANO), ())) == (
+        "llama-2-13b (int4, 1 request(s) of 4096 tokens) does not fit: stage 1 (nano) needs 12.92 "
+        "GiB for 40 layer(s) beside the output head and the draft tinyllama-1.1b, has 6.50 GiB; "
+        "add 2 device(s) like nano"
+    )
+
+
+def test_boards_that_could_hold_the_model_alone_are_named() -> None:
+    made = plan(Problem(MODEL, Device("desk", AGX), (Device("a", AGX), *nanos(2))))
+    assert [device.name for device, _ in made.alone] == ["desk", "a"]
+    assert all(seconds >= made.seconds for _, seconds in made.alone)
+    assert plan(problem(4)).alone == ()
+
+
+def test_a_coordinator_that_cannot_multiply_carries_nothing() -> None:
+    unable = Device("d0", structs.replace(NANO, unusable={"int4": "no kernel"}))
+    assert plan(Problem(MODEL, unable, nanos(2))).with_stage == 0
+    with pytest.raises(CapacityError, match="does not fit"):
+        plan(Problem(MODEL, unable, nanos(2), 5500))
 
 
 def test_slow_devices_are_left_out_with_the_reason() -> None:
@@ -135,8 +193,7 @@ def test_a_quantisation_that_a_device_cannot_run_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"count": 0}, "1 devices; a plan needs 2 to 17"),
-        ({"count": 17}, "18 devices; a plan needs 2 to 17"),
+        ({"count": 17}, "18 devices; a plan has at most 17"),
         ({"context": 0}, "context is 0"),
         ({"requests": -1}, "requests is -1"),
     ],
@@ -156,8 +213,7 @@ def test_a_mixture_is_held_whole_and_charged_for_the_experts_in_use() -> None:
     assert mixture.experts_of(1) == pytest.approx(8)
     assert mixture.experts_of(2) == pytest.approx(128 * (1 - (15 / 16) ** 2))
     assert mixture.experts_of(1000) == pytest.approx(128)
-    quick = structs.replace(NANO, launch_seconds=Figure(0, "made up"))
-    node = NodeCosts(quick, mixture, 1)
+    node = NodeCosts(NANO, mixture, 1)
     dense = mixture.layer_bytes - mixture.expert_bytes
     one = NANO.layer_seconds.value + (dense + mixture.expert_bytes / 16) / 1e9 * (
         NANO.four_bit.at(1)
@@ -187,17 +243,19 @@ def refused(unfit: Problem) -> str:
     return str(caught.value)
 
 
-def test_one_board_is_too_few_for_13_billion() -> None:
+def test_two_boards_are_too_few_for_13_billion() -> None:
     assert refused(problem(1)) == (
         "llama-2-13b (int4, 1 request(s) of 4096 tokens) does not fit: stage 1 (nano-1) needs "
-        "11.19 GiB for 40 layer(s), has 6.50 GiB; add 1 device(s) like nano-1"
+        "6.87 GiB for 23 layer(s), has 6.50 GiB; drop --context to 3200, or add 1 device(s) like "
+        "nano-1"
     )
 
 
 def test_a_long_context_can_be_dropped() -> None:
     message = refused(problem(2, context=16384))
-    assert "drop --context to 5184" in message
-    assert "add 2 device(s) like nano-1" in message
+    assert "stage 3 (d0) needs 8.28 GiB for 11 layer(s) beside the output head and the" in message
+    assert "drop --context to 9664" in message
+    assert "add 2 device(s) like d0" in message
 
 
 def test_a_coordinator_without_room_for_its_draft() -> None:
@@ -209,7 +267,7 @@ def test_a_coordinator_without_room_for_its_draft() -> None:
 
 def test_a_draft_of_the_size_that_the_advice_names_fits() -> None:
     unfit = Problem(MODEL, with_memory("tiny", 1.5), nanos(4))
-    room = unfit.needs.draft_room(unfit.coordinator)
+    room = draft_room(unfit)
     for size, fits in ((room, True), (room + 1, False)):
         draft = replace(NO_DRAFT, name="smaller", ends_bytes=size)
         assert replace(unfit, model=replace(MODEL, draft=draft)).fits() == fits
@@ -271,7 +329,11 @@ def check_fits(made: Plan, where: str) -> None:
     """Every layer has its place, every device the memory."""
     assert sum(made.split) == made.problem.model.of.layers, where
     assert all(node.need.total <= node.device.memory for node in made.nodes), where
-    assert len(made.nodes) + len(made.left_out) == 1 + len(made.problem.others), where
+    own = made.nodes[0].need.total
+    own += made.nodes[made.with_stage].need.total if made.with_stage else 0
+    assert own <= made.problem.coordinator.memory, where
+    devices = len(made.nodes) - (made.with_stage > 0) + len(made.left_out)
+    assert devices == 1 + len(made.problem.others), where
 
 
 def follows(asked: Problem, words: str, changed: Problem) -> bool:
@@ -285,7 +347,7 @@ def follows(asked: Problem, words: str, changed: Problem) -> bool:
         quantisation = QUANTISATIONS[words.split()[-1]]
         return changed == replace(asked, model=replace(asked.model, quantisation=quantisation))
     if words.startswith("add "):
-        like = next(device for device in asked.others if device.name == words.split()[-1])
+        like = next(device for device in asked.boards if device.name == words.split()[-1])
         return changed == replace(asked, others=asked.others + (like,) * int(number))
     if words.startswith("choose a draft"):
         return changed == replace(asked, model=replace(asked.model, draft=NO_DRAFT))

@@ -18,7 +18,7 @@ from edgespec.machines.effects import Effect
 from edgespec.machines.events import BlockDone, Event
 from edgespec.policy.base import Grow
 from edgespec.sim.clock import Clock
-from edgespec.sim.worker import Span, VirtualWorker
+from edgespec.sim.worker import Span, Turns, VirtualWorker
 from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
@@ -44,7 +44,7 @@ class Schedule:
     asked: dict[int, tuple[float, Effect, float, Sequence[float]]]
     real: float = 0.0
 
-    def seconds(self, effect: Effect, done: Event | None = None) -> float:
+    def seconds(self, effect: Effect) -> float:
         """As charged."""
         return self.asked[getattr(effect, "job", -1)][2]
 
@@ -68,6 +68,7 @@ def simulated(schedule: Schedule) -> tuple[dict[int, float], list[Span]]:
         schedule.parts,
         done,
         spans,
+        Turns(),
         at_start=True,
     )
     for at, effect, _, _ in schedule.asked.values():

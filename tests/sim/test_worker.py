@@ -13,7 +13,7 @@ from edgespec.errors import CapacityError
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import BlockDone, ComputeFailed, Event
 from edgespec.sim.clock import Clock
-from edgespec.sim.worker import Span, VirtualWorker
+from edgespec.sim.worker import Span, Turns, VirtualWorker
 from edgespec.tree.ledger import Rows
 
 ROW = np.zeros(1, np.int64)
@@ -40,10 +40,11 @@ class Bench:
             self.parts,
             self._done,
             self.spans,
+            Turns(),
             at_start=at_start,
         )
 
-    def seconds(self, effect: Effect, done: Event | None) -> float:
+    def seconds(self, effect: Effect) -> float:
         return self._seconds
 
     def parts(self, effect: Effect) -> Sequence[float]:

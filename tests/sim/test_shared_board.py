@@ -1,0 +1,144 @@
+"""Shared board: the coordinator's worker and a stage's take turns on one device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.segments import run_block
+from support.worlds import FixedDurations, submit, toy_world
+
+from edgespec.decoding.effects import Draft, RunHead
+from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import Event
+from edgespec.policy.base import Grow
+from edgespec.sim.clock import Clock
+from edgespec.sim.faults import Crash
+from edgespec.sim.toy import ToyCodec, plain_answer
+from edgespec.sim.worker import Span, Turns, VirtualWorker
+from edgespec.tree.ledger import Rows
+from edgespec.types.tensor import Tensor
+from edgespec.verify.sampling import Sampling
+from edgespec.wire.client_messages import Finished, Tokens
+
+ONE = np.zeros(1, np.int64)
+ROWS = Rows(ONE, ONE, ONE, ONE)
+
+
+def block(job: int) -> RunBlock:
+    return run_block(job, 1, ROWS, None, 0, np.ones((1, 1), np.bool_))
+
+
+def head(job: int) -> RunHead:
+    return RunHead(job, 1, Tensor("float32", (1, 1), bytes(4)), ROWS, Sampling())
+
+
+def draft(job: int) -> Draft:
+    return Draft(job, 1, Grow(1, 1, 1), ())
+
+
+class SharedBoard:
+    """The coordinator's worker and a stage's on one device: a head takes a second, a draft four, a
+    block four, each of these in four parts."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.turns = Turns()
+        self.spans: list[Span] = []
+        self.done: list[tuple[float, int, str]] = []
+        self.own, self.stage = (
+            VirtualWorker(
+                node,
+                self.clock,
+                lambda effect, stop: None,
+                lambda effect: 1.0 if isinstance(effect, RunHead) else 4.0,
+                lambda effect: (1.0,) * 4,
+                self._done,
+                self.spans,
+                self.turns,
+                at_start=node == 0,
+            )
+            for node in (0, 2)
+        )
+
+    def _done(self, node: int, effect: Effect, event: Event | None) -> None:
+        self.done.append((self.clock.now, node, type(effect).__name__))
+
+    def run(self) -> None:
+        """Everything."""
+        while self.clock.step():
+            pass
+
+    def never_idle(self) -> bool:
+        """Whether one effect followed on the other, and no two ran at once."""
+        edges = sorted((span.start, span.end) for span in self.spans)
+        return [start for start, _ in edges] == [0.0, *(end for _, end in edges[:-1])]
+
+
+def test_on_one_board_heads_come_first_then_blocks_then_drafts() -> None:
+    board = SharedBoard()
+    board.own.add(draft(1))
+    board.clock.book(0.5, board.stage.add, block(2))
+    board.clock.book(2.5, board.own.add, head(3))
+    board.run()
+    # The draft runs one part, the block two, the head; then what is left of the two.
+    assert board.done == [(4.0, 0, "RunHead"), (6.0, 2, "RunBlock"), (9.0, 0, "Draft")]
+    assert board.never_idle()
+    assert (board.own.busy, board.stage.busy) == (5.0, 4.0)
+    assert board.own.quiet
+    assert board.stage.quiet
+
+
+def test_a_block_that_waits_for_a_head_can_be_stopped() -> None:
+    board = SharedBoard()
+    board.stage.add(block(2))
+    board.clock.book(1.5, board.own.add, head(3))
+    board.clock.book(2.5, board.stage.abort, 2)
+    board.run()
+    assert board.done == [(3.0, 0, "RunHead"), (3.0, 2, "RunBlock")]
+    assert board.never_idle()
+    assert board.spans[-1].stopped
+
+
+def test_a_stage_that_vanishes_leaves_its_board_to_the_coordinator() -> None:
+    board = SharedBoard()
+    board.stage.add(block(2))
+    board.own.add(draft(1))
+    board.clock.book(1.0, board.stage.vanish)
+    board.run()
+    assert board.done == [(5.0, 0, "Draft")]
+    assert board.stage.busy == 1.0
+
+
+# Times in these tests are binary fractions, so that sums are exact.
+
+
+@pytest.mark.parametrize("with_stage", [0, 1, 2])
+def test_one_row_at_a_time_does_not_notice(with_stage: int) -> None:
+    """Plain decoding has one effect on the whole ring at a time."""
+    world = toy_world(FixedDurations((0.25, 0.5), head=0.125), with_stage=with_stage)
+    world.submit(submit(limit=3))
+    world.run()
+    times = [one.at for one in world.replies if isinstance(one.message, Tokens)]
+    assert times == [0.875, 1.75, 2.625]
+    assert world.busy_seconds == [3 * 0.125, 3 * 0.25, 3 * 0.5]
+
+
+def test_a_prompt_waits_for_nothing_but_its_turn() -> None:
+    """Two chunks: the head of D0 cannot run before the last stage, on its board, is done."""
+    for with_stage, first in ((0, 1.375), (2, 1.375)):
+        durations = FixedDurations((0.25, 0.5), head=0.125)
+        world = toy_world(durations, prefill_chunk=2, with_stage=with_stage)
+        world.submit(submit(prompt="abcd", limit=1))
+        world.run()
+        times = [one.at for one in world.replies if isinstance(one.message, Tokens)]
+        assert times == [first]
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_the_ring_recovers_from_the_loss_of_either_stage(lost: int) -> None:
+    faults = [Crash(at=1.0, stage=lost, noticed_after=0.5, restart_after=0.5)]
+    world = toy_world(FixedDurations((0.25, 0.5), head=0.125), faults=faults, with_stage=2)
+    world.submit(submit(limit=4))
+    world.run()
+    (end,) = [one.message for one in world.replies if isinstance(one.message, Finished)]
+    assert end.token_ids == plain_answer(ToyCodec(), submit(limit=4), 2, 2000).token_ids
