@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from edgespec.bench.report import REFERENCE, Played, Run, run_of
 from edgespec.bench.timeline import Activity
@@ -32,8 +32,10 @@ class BenchSettings:
         if self.max_new_tokens < 1:
             raise ConfigError(f"max-new-tokens is {self.max_new_tokens}; it must be at least 1")
 
-    def submit(self, tag: int, text: str, policy: str, max_new_tokens: int = 0) -> Submit:
-        return submit_of(tag, text, max_new_tokens or self.max_new_tokens, self.sampling, policy)
+    def submit(self, tag: int, text: str, policy: str) -> Submit:
+        """Each policy asks as a user of its own, so that none finds a prompt that another read."""
+        submit = submit_of(tag, text, self.max_new_tokens, self.sampling, policy)
+        return replace(submit, scope=policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,8 @@ def play(
     """
     assert REFERENCE in settings.policies, "there is nothing to compare with"
     asked = 1
-    _ask(client, settings.submit(asked, prompts[0].text, REFERENCE, WARM_UP_TOKENS))
+    first = settings.submit(asked, prompts[0].text, REFERENCE)
+    _ask(client, replace(first, max_new_tokens=WARM_UP_TOKENS, scope=""))
     answers: list[BenchAnswer] = []
     for number, prompt in enumerate(prompts, 1):
         text = ""

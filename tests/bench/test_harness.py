@@ -57,9 +57,10 @@ def answer(policy: str, number: int = 1, turn: int = 1, **changes: Any) -> Bench
 
 
 def test_all_policies_answer_every_turn_and_later_turns_follow_the_reference() -> None:
-    prompts = [Prompt("a", "one", ("abc", "def")), Prompt("b", "two", ("ghi",))]
+    long, other = "abc" * 20, "ghi" * 20  # worth keeping for another prompt
+    prompts = [Prompt("a", "one", (long, "def")), Prompt("b", "two", (other,))]
     heard: list[str] = []
-    with NodeRing(2) as ring, ring.client() as client:
+    with NodeRing(2, kept_rows=2000) as ring, ring.client() as client:
         answers = play(client, prompts, SETTINGS, heard.append)
     order = [(a.prompt, a.turn, a.policy) for a in answers]
     turns = (("a", 1), ("a", 2), ("b", 1))
@@ -67,7 +68,10 @@ def test_all_policies_answer_every_turn_and_later_turns_follow_the_reference() -
     assert [a.request for a in answers] == [2, 3, 4, 5, 6, 7]  # the first one was to warm up
     assert len(heard) == 6
     assert not differences(answers)
-    texts = ["abc", f"abc{answers[0].finished.text}\n\ndef", "ghi"]
+    cached = [a.finished.cached_tokens for a in answers]
+    assert cached[::2] == cached[1::2], "each policy reads as much as every other"
+    assert cached[0] == cached[4] == 0 < cached[2], "a prompt itself, and what only follows it"
+    texts = [long, f"{long}{answers[0].finished.text}\n\ndef", other]
     for number, text in enumerate(texts):
         submit = SETTINGS.submit(1, text, "autoregressive")
         ring.assert_right(submit, answers[2 * number].finished)
