@@ -69,6 +69,7 @@ def init(
         help="float32, bfloat16, float64 or (CUDA) float16. auto: float32 for --quant none, "
         "else 16 bit, as a plan (--devices) always has it.",
     ),
+    head: options.Head = AUTO,
     host: str = typer.Option(EVERY_ADDRESS, help="Address to listen on."),
     port: int = typer.Option(DEFAULT_PORT, help="Port to listen on; 0: any free."),
     cluster: str = options.CLUSTER,
@@ -97,7 +98,9 @@ def init(
         dtype = sixteen_bit_dtype() if dtype == AUTO else dtype
     settings, later = _settings(
         RingOptions(
-            model, draft, stages, dtype, quant, draft_quant, layers, context, with_stage=with_stage
+            *(model, draft, stages, dtype, quant, draft_quant, layers, context),
+            with_stage=with_stage,
+            head=head,
         ),
         Address(host, port),
     )
@@ -138,6 +141,7 @@ def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, lis
         host=address.host,
         port=address.port,
         with_stage=config.with_stage,
+        head=config.head,
     )
     return ClusterSettings(**asdict(made)), later
 

@@ -155,6 +155,13 @@ Dtype = Annotated[
         "else 16 bit."
     ),
 ]
+Head = Annotated[
+    str,
+    typer.Option(
+        help="Where the output head is: coordinator, or last-stage. auto: as a plan chooses it, "
+        "without one on the coordinator."
+    ),
+]
 COORDINATOR = typer.Option(
     None,
     metavar="HOST[:PORT]",

@@ -38,6 +38,7 @@ def serve(
     with_stage: int | None = options.WITH_STAGE,
     context: int = options.CONTEXT,
     dtype: options.Dtype = "",
+    head: options.Head = "",
     cluster: str = options.CLUSTER,
     cache: str = options.CACHE,
     emulate: str = options.EMULATE,
@@ -56,7 +57,7 @@ def serve(
     """Run the coordinator: head, draft model, and the way in for prompts.
 
     It serves the ring that `edgespec init` described. Options that describe a ring (from --stages
-    to --dtype, but for --with-stage) take the place of that description as a whole, for this start.
+    to --head, but for --with-stage) take the place of that description as a whole, for this start.
     It runs until Ctrl-C or SIGTERM. When a stage is lost, requests wait for it to come back and
     then go on.
     """
@@ -66,7 +67,9 @@ def serve(
     timing = Timing(recovery=recovery)
     folder = ClusterFolder.open(folder_of(cluster))
     asked = RingOptions(
-        model, draft, stages, dtype, quant, draft_quant, layers, context, host, port, with_stage
+        *(model, draft, stages, dtype, quant, draft_quant, layers, context, host, port),
+        with_stage=with_stage,
+        head=head,
     )
     config = replace(
         served_config(folder.settings, asked, emulation),

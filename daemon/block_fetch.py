@@ -18,7 +18,7 @@ from edgespec.model.source import TensorSource
 from edgespec.model.sources import open_source
 from edgespec.net.block_transfer import fetch_block
 from edgespec.net.keys import Identity
-from edgespec.wire.block_messages import BlockOffer
+from edgespec.wire.block_messages import HEAD_NUMBER, BlockOffer
 from edgespec.wire.messages import Assign
 
 SILENCE_S = 60.0
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The block that this stage was assigned.
+    """The block that this stage was assigned, or with `head` the output head.
 
     `coordinator`: its address, to be used with the keys of `identity`. `say` reports progress.
     `stop()`: whether the block is no longer needed.
@@ -40,12 +40,20 @@ class Wanted:
     identity: Identity
     say: Say
     stop: Callable[[], bool]
+    head: bool = False
 
     @property
     def key(self) -> BlockKey:
         assign = self.assign
+        if self.head:
+            return BlockKey.of_head(assign.fingerprint, Quantisation.parse(assign.head))
         quantisation = Quantisation.parse(assign.quantisation)
         return BlockKey(assign.fingerprint, assign.first, assign.end, quantisation)
+
+    @property
+    def number(self) -> int:
+        """What it is called on the block channel."""
+        return HEAD_NUMBER if self.head else self.assign.block_number
 
     def checked(self, done: int, total: int) -> None:
         """Report the progress of verifying a file."""
@@ -81,11 +89,11 @@ def _from_model(wanted: Wanted, model: str, library: BlockLibrary) -> TensorSour
     key = wanted.key
     made = manifest_of(model)
     if made is not None:
-        if not key.fits(made):
+        if key.entry(made) is None:
             raise ModelError(
-                f"{model} does not hold layers {key.first} to {key.end - 1} in "
-                f"{key.quantisation.name} of the model that the coordinator runs "
-                f"({wanted.assign.model}); leave --model out, and the coordinator sends them"
+                f"{model} does not hold {key.what} in {key.quantisation.name} of the model that "
+                f"the coordinator runs ({wanted.assign.model}); leave --model out, and the "
+                "coordinator sends them"
             )
         return _block(wanted, BlockFolder(Path(model)))
     if fingerprint(model) != key.fingerprint:
@@ -111,7 +119,7 @@ def _from_coordinator(wanted: Wanted, library: BlockLibrary) -> TensorSource:
         fetched = fetch_block(
             Address(wanted.coordinator.host, wanted.assign.blocks_port),
             wanted.identity,
-            wanted.assign.block_number,
+            wanted.number,
             lambda offer: incoming.folder / _file_of(offer, key),
             lambda progress: wanted.say(f"receiving the block: {progress.text}"),
             wanted.stop,
@@ -126,13 +134,13 @@ def _file_of(offer: BlockOffer, key: BlockKey) -> str:
     """The name of the offered file, which must be of the block that is wanted."""
     try:
         manifest = Manifest.from_json(offer.manifest, "its manifest")
-        place = manifest.split.index((key.first, key.end))
     except (ValueError, ModelError) as problem:
         raise RemoteProtocolError(f"the coordinator offered no usable block: {problem}") from None
-    if not key.fits(manifest):
-        raise RemoteProtocolError("the coordinator offered a block of another model")
-    return manifest.blocks[place].name
+    entry = key.entry(manifest)
+    if entry is None:
+        raise RemoteProtocolError(f"the coordinator offered something else than {key.what}")
+    return entry.name
 
 
 def _block(wanted: Wanted, folder: BlockFolder) -> TensorSource:
-    return folder.block(wanted.key.first, wanted.key.end, wanted.checked)
+    return wanted.key.open(folder, wanted.checked)

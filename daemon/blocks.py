@@ -17,9 +17,16 @@ from msgspec import structs
 from edgespec import __version__
 from edgespec.config import Quantisation
 from edgespec.errors import BlockDamaged, ConfigError
-from edgespec.model.block_file import Progress, plain_dtype, write_block
+from edgespec.model.block_file import (
+    BlockFile,
+    Progress,
+    plain_dtype,
+    write_block,
+    write_head,
+)
 from edgespec.model.block_folder import (
     CONFIG,
+    HEAD,
     BlockFolder,
     copy_file,
     put_manifest,
@@ -27,10 +34,11 @@ from edgespec.model.block_folder import (
     verify,
 )
 from edgespec.model.hub import model_files
-from edgespec.model.inventory import block_inventory, stored_bytes
+from edgespec.model.inventory import block_inventory, head_inventory, stored_bytes
 from edgespec.model.locks import locked
-from edgespec.model.manifest import FORMAT, MANIFEST, Manifest
+from edgespec.model.manifest import FORMAT, MANIFEST, FileEntry, Manifest
 from edgespec.model.source import TensorSource
+from edgespec.model.sources import PLAIN
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +55,8 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class BlockKey:
-    """Identifies a block: layers [first, end) of the model with this fingerprint, quantised so."""
+    """Identifies a block: layers [first, end) of the model with this fingerprint, quantised so; or,
+    without layers, its output matrix."""
 
     fingerprint: str
     first: int
@@ -60,13 +69,37 @@ class BlockKey:
         parts = [FORMAT, self.fingerprint, self.first, self.end, self.quantisation.name]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
-    def fits(self, manifest: Manifest) -> bool:
-        """Whether a folder with this manifest has the block."""
-        return (
-            manifest.fingerprint == self.fingerprint
-            and manifest.quantisation == self.quantisation
-            and (self.first, self.end) in manifest.split
-        )
+    @staticmethod
+    def of_head(fingerprint: str, quantisation: Quantisation) -> BlockKey:
+        return BlockKey(fingerprint, 0, 0, quantisation)
+
+    @property
+    def is_head(self) -> bool:
+        return self.first == self.end
+
+    @property
+    def what(self) -> str:
+        """In words, for messages."""
+        if self.is_head:
+            return "the output head"
+        return f"layers {self.first} to {self.end - 1}"
+
+    def entry(self, manifest: Manifest) -> FileEntry | None:
+        """The block's file in a folder with this manifest; None if it has none."""
+        if manifest.fingerprint != self.fingerprint:
+            return None
+        if self.is_head:
+            return manifest.head if self.quantisation == PLAIN else None
+        if manifest.quantisation != self.quantisation:
+            return None
+        place = self.first, self.end
+        return next((one for one in manifest.blocks if (one.first, one.end) == place), None)
+
+    def open(self, folder: BlockFolder, progress: Progress | None = None) -> BlockFile:
+        """Its tensors, verified. Raises as BlockFolder.block does."""
+        if self.is_head:
+            return folder.head(progress)
+        return folder.block(self.first, self.end, progress)
 
 
 class IncomingBlock:
@@ -87,16 +120,16 @@ class IncomingBlock:
         gives them. Raises BlockDamaged for a file that is not what the manifest says, which is
         removed, so that it is fetched again; ConfigError if the disk refuses.
         """
-        if not self._key.fits(manifest):
+        mine = self._key.entry(manifest)
+        if mine is None:
             raise BlockDamaged(
-                f"the sender's manifest is of other layers or another model than layers "
-                f"{self._key.first} to {self._key.end - 1}; start the ring again"
+                f"the sender's manifest is of something else than {self._key.what} of this model; "
+                "start the ring again"
             )
-        place = manifest.split.index((self._key.first, self._key.end))
         own = structs.replace(
             manifest,
-            blocks=(manifest.blocks[place],),
-            head=None,
+            blocks=tuple(block for block in manifest.blocks if block is mine),
+            head=mine if self._key.is_head else None,
             files=tuple(file for file in manifest.files if file.name == CONFIG),
         )
         for entry in own.entries:
@@ -171,7 +204,10 @@ class BlockLibrary:
     ) -> None:
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
         self._make_folder(folder)
-        needed = block_inventory(source, key.first, key.end)
+        if key.is_head:
+            needed = head_inventory(source.config)
+        else:
+            needed = block_inventory(source, key.first, key.end)
         dtype = plain_dtype(source, needed)
         require_room(folder, stored_bytes(needed, dtype))
         manifest = Manifest(
@@ -180,8 +216,10 @@ class BlockLibrary:
             quantisation=key.quantisation,
             dtype=str(dtype).removeprefix("torch."),
             layers=source.layers,
-            blocks=(write_block(source, key.first, key.end, folder / BLOCK, progress),),
-            head=None,
+            blocks=()
+            if key.is_head
+            else (write_block(source, key.first, key.end, folder / BLOCK, progress),),
+            head=write_head(source, folder / HEAD) if key.is_head else None,
             files=(copy_file(model_files(source.path).file(CONFIG), folder),),
             version=__version__,
         )
@@ -194,7 +232,7 @@ class BlockLibrary:
             return None
         try:
             block = BlockFolder(home)
-            if not key.fits(block.manifest):
+            if key.entry(block.manifest) is None:
                 raise BlockDamaged(f"{home} holds another block than its name says")
             for entry in block.manifest.entries:
                 block.verify(entry, progress)

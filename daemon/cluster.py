@@ -10,7 +10,14 @@ from typing import Annotated
 
 from msgspec import Meta, structs
 
-from edgespec.config import DEFAULT_PORT, LOOPBACK, Address, CoordinatorConfig, Quantisation
+from edgespec.config import (
+    DEFAULT_PORT,
+    HEAD_ON_COORDINATOR,
+    LOOPBACK,
+    Address,
+    CoordinatorConfig,
+    Quantisation,
+)
 from edgespec.daemon.private_files import (
     held,
     make_folder,
@@ -66,7 +73,7 @@ class ClusterSettings(FileStruct, frozen=True):
     `model` and `draft` "": the bundled ones. `layers` "": equal shares; `context` 0: what the model
     takes; `quant` "": as the model's folder has it. `places`: names of
     the devices that a plan assigns to stages 1, 2, …; () if any device may be any stage.
-    `with_stage`: the stage on the coordinator's own machine; 0: none.
+    `with_stage`: the stage on the coordinator's own machine; 0: none. `head`: one of config.HEADS.
     """
 
     model: str = ""
@@ -81,6 +88,7 @@ class ClusterSettings(FileStruct, frozen=True):
     port: int = DEFAULT_PORT
     places: tuple[DeviceName, ...] = ()
     with_stage: int = 0
+    head: str = HEAD_ON_COORDINATOR
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that no coordinator could use."""
@@ -95,6 +103,7 @@ class ClusterSettings(FileStruct, frozen=True):
             layers=parse_split(self.layers),
             context=self.context,
             with_stage=self.with_stage,
+            head=self.head,
         )
         if self.places and len(set(self.places)) != self.stages:
             raise ConfigError(

@@ -131,9 +131,11 @@ def _build(
     from edgespec.model.tokenizer import Tokenizer
 
     model = RingModel(config)
-    log.info("loading the output head of %s", config.model)
     device = best_device()
-    head = OutputHead(model.head, config.dtype, device)
+    head = None
+    if not config.head_last:
+        log.info("loading the output head of %s", config.model)
+        head = OutputHead(model.head, config.dtype, device)
     choice = parse_draft(config.draft)
     if choice.members:
         log.info("loading the draft source %s", choice)
@@ -154,6 +156,7 @@ def _build(
         kept_rows=context_length + SPECULATIVE_ROWS,
         needs=draft.needs if draft else NO_NEEDS,
         sources=draft.sources if draft else (),
+        head_last=config.head_last,
     )
     codec = Tokenizer(model.tokenizer)
     _ = codec.bound  # found here, and not while the first prompt waits
@@ -183,6 +186,7 @@ def _build(
         context_length=context_length,
         blocks_port=blocks.port,
         ring_key=secrets.token_hex(SECRET_BYTES),
+        head="none" if config.head_last else "",
     )
     assignment = LayerAssignment(model.layers, like, config.layers, planned)
     can_replan = model.can_be_cut_anew and costs is None  # an emulated ring is what was asked for
@@ -191,7 +195,7 @@ def _build(
     pace = None if costs is None else lambda _: coordinator_pace(costs, draft)
     node = CoordinatorNode(
         transport,
-        CoordinatorCompute(TorchHead(head), draft),
+        CoordinatorCompute(TorchHead(head) if head else None, draft),
         machine,
         MembershipMachine(
             assignment.assigned,

@@ -22,7 +22,8 @@ class LayerAssignment:
     def __init__(
         self, layers: int, like: Assign, split: Sequence[int], blocks: list[Assign]
     ) -> None:
-        """`like`: the fields that all assignments share, with the configured number of stages;
+        """`like`: the fields that all assignments share, with the configured number of stages, and
+        `head` as the last stage shall have it;
         `split`: layers of each stage, () for equal shares. Every planned block is appended to
         `blocks`, in the order of the block numbers.
 
@@ -36,7 +37,14 @@ class LayerAssignment:
     def _assigned(self, ranges: Sequence[tuple[int, int]]) -> list[Assign]:
         return [
             self._numbered(
-                replace(self._like, stage=stage, stages=len(ranges), first=first, end=end)
+                replace(
+                    self._like,
+                    stage=stage,
+                    stages=len(ranges),
+                    first=first,
+                    end=end,
+                    head=self._like.head if stage == len(ranges) else "",
+                )
             )
             for stage, (first, end) in enumerate(ranges, start=1)
         ]
@@ -57,7 +65,11 @@ class LayerAssignment:
         The configured assignment is kept if the number of devices and their memory allow it.
         """
         devices = joins[: self._layers]
-        most = [_most_layers(needs, self._layers, join, n == 0) for n, join in enumerate(devices)]
+        ends = len(devices) - 1
+        most = [
+            _most_layers(needs, self._layers, join, n == 0, n == ends)
+            for n, join in enumerate(devices)
+        ]
         first = [stage.end - stage.first for stage in self.assigned]
         if len(most) == len(first) and all(n <= m for n, m in zip(first, most, strict=True)):
             return self.assigned
@@ -67,13 +79,12 @@ class LayerAssignment:
         return self._assigned(blocks_of(self._layers, len(split), split))
 
 
-def _most_layers(needs: Needs, layers: int, join: Join, first: bool) -> int:
+def _most_layers(needs: Needs, layers: int, join: Join, first: bool, last: bool) -> int:
     """How many layers fit into a device's memory; all if the memory is not known."""
     if not join.memory:
         return layers
-    return max(
-        (n for n in range(1, layers + 1) if needs.stage(n, first).total <= join.memory), default=0
-    )
+    fitting = (n for n in range(1, layers + 1) if needs.stage(n, first, last).total <= join.memory)
+    return max(fitting, default=0)
 
 
 def needs_of(config: CoordinatorConfig, context: int) -> Needs | None:
@@ -86,4 +97,4 @@ def needs_of(config: CoordinatorConfig, context: int) -> Needs | None:
     except ConfigError as problem:
         log.info("the ring cannot be shared out anew when a device is lost: %s", problem)
         return None
-    return Needs(asked.model, context, 1)
+    return Needs(asked.model, context, 1, config.head_last)

@@ -114,6 +114,7 @@ class LocalRing:
         serve += ["--quant", config.quantisation.name, "--context", str(config.context)]
         serve += ["--draft-quant", config.draft_quantisation.name]
         serve += ["--layers", ",".join(map(str, config.layers))]
+        serve += ["--head", config.head]
         serve += ["--recovery", str(RECOVERY_S), "--http", "none"]
         serve += ["--host", config.address.host, "--port", str(config.address.port)]
         cache = ["--cache", config.cache or str(Path(self._folder.name) / "blocks")]

@@ -13,8 +13,9 @@ from edgespec.model.hub import local_folder
 from edgespec.model.loader import fingerprint
 from edgespec.model.manifest import MANIFEST, manifest_of
 from edgespec.model.source import TensorSource
-from edgespec.model.sources import open_source
+from edgespec.model.sources import PLAIN, open_source
 from edgespec.net.block_server import ServedBlock
+from edgespec.wire.block_messages import HEAD_NUMBER
 from edgespec.wire.messages import Assign
 
 Say = Callable[[str], None]
@@ -55,16 +56,18 @@ class RingModel:
         return int(self.head.config.max_position_embeddings)
 
     def prepare(self, blocks: Sequence[Assign], number: int, say: Say) -> ServedBlock:
-        """Makes or finds a block by its number, counted from 1, for a BlockServer."""
-        if not 1 <= number <= len(blocks):
+        """Makes or finds a block by its number, counted from 1, or the head, for a BlockServer."""
+        if not HEAD_NUMBER <= number <= len(blocks):
             raise ConfigError(f"there is no block {number} here, only 1 to {len(blocks)}")
-        place = blocks[number - 1]
-        folder = self._made or self._found_or_made(place, say)
-        (entry,) = (
-            block
-            for block in folder.manifest.blocks
-            if (block.first, block.end) == (place.first, place.end)
-        )
+        if number == HEAD_NUMBER:
+            key = BlockKey.of_head(self.fingerprint, PLAIN)
+        else:
+            place = blocks[number - 1]
+            key = BlockKey(self.fingerprint, place.first, place.end, self._quantisation)
+        folder = self._made or self._found_or_made(key, say)
+        entry = key.entry(folder.manifest)
+        if entry is None:
+            raise ConfigError(f"{folder.path} holds no file with {key.what}")
         folder.verify(entry, lambda done, total: say(f"checking it: {done * 100 // total} %"))
         return ServedBlock(
             folder.path / entry.name,
@@ -74,10 +77,9 @@ class RingModel:
             entry.bytes,
         )
 
-    def _found_or_made(self, place: Assign, say: Say) -> BlockFolder:
-        key = BlockKey(self.fingerprint, place.first, place.end, self._quantisation)
+    def _found_or_made(self, key: BlockKey, say: Say) -> BlockFolder:
         return self._library.make(
-            open_source(self._model, self._quantisation),
+            open_source(self._model, key.quantisation),
             key,
             lambda done, total: say(f"preparing layer {done} of {total}"),
         )

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from edgespec.config import (
     DEFAULT_PORT,
+    HEAD_ON_COORDINATOR,
     LOOPBACK,
     MOST_STAGES,
     Address,
@@ -40,7 +41,9 @@ _OF_ANY_RING = ("host", "port", "with_stage")
 class RingOptions:
     """The ring options of a command; those that were not given are empty, or None.
 
-    `quant` and `dtype` may be "auto" (see daemon.precision), `with_stage` LAST_STAGE.
+    `quant` and `dtype` may be "auto" (see daemon.precision), and so may `head`: a plan chooses it
+    (`edgespec init --devices`), without one it is on the coordinator. `with_stage` may be
+    LAST_STAGE.
     """
 
     model: str
@@ -54,6 +57,7 @@ class RingOptions:
     host: str = ""
     port: int | None = None
     with_stage: int | None = None
+    head: str = ""
 
 
 def served_config(
@@ -94,6 +98,8 @@ def coordinator_config(
     if stages < 0:
         raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
     choice = chosen_draft(ring.draft, model)
+    head = HEAD_ON_COORDINATOR if ring.head in ("", AUTO) else ring.head
+    choice.check_head(head)
     if not model:
         model = bundled("base")
     made = manifest_of(model)
@@ -118,6 +124,7 @@ def coordinator_config(
         layers=split,
         context=ring.context,
         with_stage=stages if ring.with_stage == LAST_STAGE else ring.with_stage or 0,
+        head=head,
     )
 
 

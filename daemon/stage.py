@@ -6,10 +6,11 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgespec.backends.base import BlockBackend
+from edgespec.backends.compute import StageCompute
 from edgespec.config import Address, Emulation, StageConfig
 from edgespec.daemon.emulation import check_profiles, emulated_costs, stage_pace
 from edgespec.daemon.health import SensorReader
@@ -107,11 +108,15 @@ def _fetch(
     assign: Assign,
     say: Callable[[str], None],
     stop: Callable[[], bool],
-) -> TensorSource:
+) -> tuple[TensorSource, TensorSource | None]:
+    """The tensors of the block, and of the output head if the stage has it."""
     from edgespec.daemon.block_fetch import Wanted, obtain
 
     wanted = Wanted(assign, config.coordinator, identity, say, stop)
-    return obtain(wanted, config.model, config.cache)
+    block = obtain(wanted, config.model, config.cache)
+    if not assign.head:
+        return block, None
+    return block, obtain(replace(wanted, head=True), config.model, config.cache)
 
 
 def _load(
@@ -120,22 +125,29 @@ def _load(
     assign: Assign,
     say: Callable[[str], None],
     stop: Callable[[], bool],
-) -> BlockBackend:
-    from edgespec.backends.torch_backend import TorchBlock
+) -> StageCompute:
+    from edgespec.backends.torch_backend import TorchBlock, TorchHead
     from edgespec.model.block import Block
     from edgespec.model.device import best_device
+    from edgespec.model.ends import OutputHead
 
-    source = _fetch(config, identity, assign, say, stop)
-    _require_memory(assign, source, config.reserved)
+    source, ends = _fetch(config, identity, assign, say, stop)
+    _require_memory(assign, source, ends, config.reserved)
 
     def progress(done: int, total: int) -> None:
         say(f"loading {done} of {total} layers")
 
-    layers = assign.first, assign.end
-    return TorchBlock(Block(source, *layers, assign.dtype, best_device(), progress))
+    layers, device = (assign.first, assign.end), best_device()
+    block = Block(source, *layers, assign.dtype, device, progress)
+    if ends is None:
+        return StageCompute(TorchBlock(block))
+    head = OutputHead(ends, assign.dtype, device, share=block)
+    return StageCompute(TorchBlock(block), TorchHead(head))
 
 
-def _require_memory(assign: Assign, source: TensorSource, reserved: int) -> None:
+def _require_memory(
+    assign: Assign, source: TensorSource, ends: TensorSource | None, reserved: int
+) -> None:
     """Raise CapacityError, with numbers, for a block that this device has no memory for.
 
     `reserved`: bytes that are not for it. Otherwise the system would kill a process, or swap, once
@@ -144,16 +156,21 @@ def _require_memory(assign: Assign, source: TensorSource, reserved: int) -> None
     from edgespec.daemon.memory import available_memory
     from edgespec.model.block import compute_dtype
     from edgespec.model.device import best_device
-    from edgespec.model.inventory import held_bytes
+    from edgespec.model.inventory import head_bytes, held_bytes
 
     device = best_device()
-    needed = held_bytes(source, assign.first, assign.end, compute_dtype(assign.dtype, device))
+    dtype = compute_dtype(assign.dtype, device)
+    needed, what = held_bytes(source, assign.first, assign.end, dtype), ""
+    # Of a model that is one block, the embedding may be the output matrix too.
+    if ends is not None and not (assign.first == 0 and ends.config.tie_word_embeddings):
+        needed, what = needed + head_bytes(ends, dtype), " and the output head"
     has = available_memory(device.type)
     if needed > has.bytes - reserved:
         less = f", of which the coordinator takes {reserved / 2**30:.2f}" if reserved else ""
         raise CapacityError(
             f"stage {assign.stage} needs {needed / 2**30:.2f} GiB for layers {assign.first} to "
-            f"{assign.end - 1}, this device has {has.bytes / 2**30:.2f} GiB ({has.source}){less}; "
+            f"{assign.end - 1}{what}, this device has {has.bytes / 2**30:.2f} GiB ({has.source})"
+            f"{less}; "
             "start the coordinator with fewer layers for it (--layers), more stages, or --quant "
             "int4"
         )

@@ -13,6 +13,8 @@ DEFAULT_PORT = 7430
 LOOPBACK = "127.0.0.1"
 DTYPES = ("float32", "bfloat16", "float64", "float16")
 MOST_STAGES = 256
+HEADS = (HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE) = ("coordinator", "last-stage")
+"""Where the output head can be."""
 MAX_TEMPERATURE = 2.0
 """Of sampling, wherever it is asked for; as OpenAI's API has it."""
 
@@ -218,7 +220,7 @@ class CoordinatorConfig:
     the file for this node's trace, `record` the one for all requests and their ends; "" means none.
     `places`: names of the devices that a plan assigns to stages 1, 2, …; empty means that any
     device may be any stage. `with_stage`: the stage that runs on the coordinator's own machine, as
-    a process beside it; 0: none.
+    a process beside it; 0: none. `head`: where the output head is, one of HEADS.
     """
 
     model: str
@@ -237,10 +239,13 @@ class CoordinatorConfig:
     places: tuple[str, ...] = ()
     record: str = ""
     with_stage: int = 0
+    head: str = HEAD_ON_COORDINATOR
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {self.dtype!r}; choose one of: {', '.join(DTYPES)}")
+        if self.head not in HEADS:
+            raise ConfigError(f"unknown head {self.head!r}; choose one of: {', '.join(HEADS)}")
         check_path("model", self.model)
         check_path("draft", self.draft)
         if not 1 <= self.stages <= MOST_STAGES:
@@ -259,6 +264,11 @@ class CoordinatorConfig:
                 f"with_stage is {self.with_stage}; the ring has the stages 1 to {self.stages}, and "
                 "0 means that none of them is on the coordinator's machine"
             )
+
+    @property
+    def head_last(self) -> bool:
+        """Whether the last stage holds the output head."""
+        return self.head == HEAD_ON_LAST_STAGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,13 +52,7 @@ class Ring:
     head_last: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a draft source that cannot be given what it needs."""
-        if self.head_last and self.needs != NO_NEEDS:
-            raise ConfigError(
-                f"the draft source {self.draft} guesses from the base's hidden rows, which come "
-                "back to the coordinator only if the output head is there: give --head "
-                "coordinator, or another --draft"
-            )
+        assert not self.head_last or self.needs == NO_NEEDS, "see DraftChoice.check_head"
 
 
 def admit(

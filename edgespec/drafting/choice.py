@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgespec.config import HEAD_ON_LAST_STAGE
 from edgespec.errors import ConfigError
 
 NONE = "none"
@@ -20,6 +21,8 @@ SOURCES = {
 }
 """Every source by its name, with the bundled folder that has its weights for the bundled base; ""
 if it needs none."""
+NEED_ROWS = ("eagle", "eagle3", "ppd")
+"""Of these, the ones that need hidden rows of the base."""
 DEFAULT_MEMBERS = ("ngram", "independent")
 """The members of a hybrid that names none."""
 
@@ -46,6 +49,16 @@ class DraftChoice:
     @property
     def folders(self) -> tuple[str, ...]:
         return tuple(member.folder for member in self.members if member.folder)
+
+    def check_head(self, head: str) -> None:
+        """Raise ConfigError if the output head cannot be there (see config.HEADS) for them."""
+        needing = [member.name for member in self.members if member.name in NEED_ROWS]
+        if needing and head == HEAD_ON_LAST_STAGE:
+            raise ConfigError(
+                f"the draft source {needing[0]} guesses from the base's hidden rows, which come "
+                "back to the coordinator only if the output head is there: give --head "
+                "coordinator, or another --draft"
+            )
 
     def __str__(self) -> str:
         """What says the same to `parse_draft`, without anything bundled; "" for no draft."""

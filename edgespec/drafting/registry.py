@@ -37,17 +37,26 @@ class BaseParts:
     """What a source may take of the base model, and how it runs.
 
     `tokenizer`: the folder of the base's tokenizer. `source`: where the base's tensors are, those
-    of its ends at least. `quantisation`: how layers of the draft are held. `measured`: whether what
-    is faster on this machine decides how it is computed.
+    of its ends at least. `head`: None if it is on the last stage. `quantisation`: how layers of the
+    draft are held. `measured`: whether what is faster on this machine decides how it is computed.
     """
 
     tokenizer: str | Path
     source: TensorSource
-    head: OutputHead
+    head: OutputHead | None
     dtype: str
     device: torch.device | str
     quantisation: Quantisation = PLAIN
     measured: bool = True
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.source.config.vocab_size)
+
+    def own_head(self) -> OutputHead:
+        """The base's head, for a source that guesses with it."""
+        assert self.head is not None, "see DraftChoice.check_head"
+        return self.head
 
     def draft(self, folder: str) -> TensorSource:
         """A draft model, as it is to be held."""
@@ -56,14 +65,14 @@ class BaseParts:
     def eagle(self, folder: str, kind: Kind) -> EagleGuesser:
         """The EAGLE head in a folder, or of a hub id, as it is to be held."""
         return load_eagle(
-            folder, kind, self.source, self.head, self.dtype, self.device, self.quantisation
+            folder, kind, self.source, self.own_head(), self.dtype, self.device, self.quantisation
         )
 
 
 def _independent(folder: str, base: BaseParts) -> Guesser:
     require_same_tokenizer(base.tokenizer, local_folder(folder))
     return IndependentGuesser(
-        base.draft(folder), base.dtype, base.device, vocab_size=base.head.vocab_size
+        base.draft(folder), base.dtype, base.device, vocab_size=base.vocab_size
     )
 
 
@@ -88,7 +97,12 @@ def _easyspec(folder: str, base: BaseParts) -> Guesser:
         return _independent(folder, base)
     head = OutputHead(source, base.dtype, base.device)
     limit = int(source.config.max_position_embeddings)
-    return EasySpecGuesser(model, head, limit, base.head.vocab_size)
+    return EasySpecGuesser(model, head, limit, base.vocab_size)
+
+
+def _ppd(folder: str, base: BaseParts) -> Guesser:
+    head = base.own_head()
+    return PPDGuesser(read_ppd_tokens(folder, head.hidden_size), head)
 
 
 BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
@@ -96,9 +110,7 @@ BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
     "eagle": lambda folder, base: base.eagle(folder, "eagle"),
     "eagle3": lambda folder, base: base.eagle(folder, "eagle3"),
     "ngram": lambda folder, base: NgramGuesser(),
-    "ppd": lambda folder, base: PPDGuesser(
-        read_ppd_tokens(folder, base.head.hidden_size), base.head
-    ),
+    "ppd": _ppd,
     "easyspec": _easyspec,
 }
 """What builds each source of drafting.choice, given the folder of its weights."""

@@ -87,6 +87,12 @@ def held_bytes(source: TensorSource, first: int, end: int, dtype: torch.dtype) -
     return sum(linear.held_bytes(one.form, one.shape, dtype) for one in needed)
 
 
+def head_bytes(source: TensorSource, dtype: torch.dtype) -> int:
+    """Bytes of memory that the output matrix takes once it computes in `dtype`."""
+    needed = head_inventory(source.config)
+    return sum(linear.held_bytes(one.form, one.shape, dtype) for one in needed)
+
+
 def stored_bytes(needed: Sequence[Needed], dtype: torch.dtype) -> int:
     """What the data of these tensors takes, if those that are not packed are of `dtype`.
 

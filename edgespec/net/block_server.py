@@ -30,6 +30,7 @@ from edgespec.net.sockets import Dropped, bind, proved
 from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import (
     HASH_BYTES,
+    HEAD_NUMBER,
     BlockOffer,
     BlockPreparing,
     BlockRefused,
@@ -234,8 +235,8 @@ class BlockServer:
     # --- offers -------------------------------------------------------------------------------
 
     def _on_block_request(self, peer: bytes, stage: int) -> None:
-        if not 1 <= stage <= MOST_STAGES:
-            self._send(peer, BlockRefused(f"there is no stage {stage}"))
+        if not HEAD_NUMBER <= stage <= MOST_STAGES:
+            self._send(peer, BlockRefused(f"there is no block {stage}"))
             return
         if stage in self._ready:
             self._send(peer, self._ready[stage].offer)

@@ -72,7 +72,8 @@ class Need:
 class Needs:
     """What devices need for a model, if `requests` are open with `context` tokens each.
 
-    A stage holds its layers and their caches, the first one the input embedding too. A cache has
+    A stage holds its layers and their caches, the first one the input embedding too, and the last
+    one the output head if that is there (`head_last`) and not on D0. A cache has
     room for the request's tokens and SPECULATIVE_ROWS guesses; a retained set copies the guesses'
     rows once more while it moves them. The work space is that of the widest segment, or, while
     loading, the largest matrix as it comes from the checkpoint, whichever is more. Embedding and
@@ -82,6 +83,7 @@ class Needs:
     model: PlannedModel
     context: int
     requests: int
+    head_last: bool = False
 
     @property
     def rows(self) -> int:
@@ -94,20 +96,28 @@ class Needs:
         costs = self.model.costs
         return costs.layer_bytes + self.rows * costs.kv_bytes
 
-    def stage(self, layers: int, first: bool) -> Need:
-        """A stage of so many layers; `first`: it has the embedding."""
+    def stage(self, layers: int, first: bool, last: bool = False) -> Need:
+        """A stage of so many layers; `first`: it has the embedding; `last`: and the head, if that
+        is on a stage."""
         costs = self.model.costs
-        embedding = costs.head_bytes if first else 0
-        original = embedding - layers * self.layer
+        ends, logits = self._ends(first, last)
+        original = ends - layers * self.layer
         return Need(
-            weights=layers * costs.layer_bytes + embedding,
+            weights=layers * costs.layer_bytes + ends,
             cache=layers * self.rows * costs.kv_bytes,
-            overhead=RUNTIME_BYTES + max(self._work_space(), original),
+            overhead=RUNTIME_BYTES + max(self._work_space(), logits, original),
         )
 
+    def _ends(self, first: bool, last: bool) -> tuple[int, int]:
+        """Bytes of embedding and head on a stage, and of the head's logits."""
+        has_head = last and self.head_last
+        return self.model.costs.head_bytes * (first + has_head), self._logits * has_head
+
     def coordinator(self) -> Need:
-        """D0: the output head, and the draft with its cache. Logits are held in 32 bit, thrice."""
-        head, draft = self.model.costs.head_bytes, self.model.draft
+        """D0: the output head, if it is here, and the draft with its cache. Logits, its own or the
+        draft's, are held in 32 bit, thrice."""
+        draft = self.model.draft
+        head = 0 if self.head_last else self.model.costs.head_bytes
         cache = draft.layers * self.rows * draft.kv_bytes
         return Need(
             weights=head + draft.held_bytes,
@@ -115,12 +125,12 @@ class Needs:
             overhead=RUNTIME_BYTES + max(self._logits, head - draft.held_bytes - cache),
         )
 
-    def most_layers(self, memory: int, first: bool) -> int:
+    def most_layers(self, memory: int, first: bool, last: bool = False) -> int:
         """How many layers fit a stage with this memory: 0 if none, never more than there are."""
-        embedding = self.model.costs.head_bytes if first else 0
-        if memory < RUNTIME_BYTES + 2 * embedding:
+        ends, logits = self._ends(first, last)
+        if memory < RUNTIME_BYTES + 2 * ends:
             return 0  # not even while it is loaded
-        room = memory - RUNTIME_BYTES - embedding - self._work_space()
+        room = memory - RUNTIME_BYTES - ends - max(self._work_space(), logits)
         return max(0, min(self.model.of.layers, room // self.layer))
 
     @property

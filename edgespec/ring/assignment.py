@@ -114,7 +114,8 @@ def line_of(assign: Assign | None, member: Member | None) -> str:
     who = f"{member.join.name} {member.state}" if member else "missing"
     if assign is None:
         return f"spare: {who}"
-    return f"stage {assign.stage}: layers {assign.first} to {assign.end - 1}: {who}"
+    head = " and the output head" if assign.head else ""
+    return f"stage {assign.stage}: layers {assign.first} to {assign.end - 1}{head}: {who}"
 
 
 def status_of(

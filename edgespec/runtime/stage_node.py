@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from edgespec.backends.base import BlockBackend
 from edgespec.backends.compute import StageCompute
 from edgespec.config import Address
 from edgespec.decoding.effects import Renew, SendRing
@@ -44,9 +43,10 @@ from edgespec.wire.messages import (
 )
 from edgespec.wire.snapshots import SubscribeActivity
 
-Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], BlockBackend]
-"""Builds the assigned block. The second argument takes the progress in words, and raises
-EdgespecError once the block is no longer wanted; the third says whether that is so."""
+Loader = Callable[[Assign, Callable[[str], None], Callable[[], bool]], StageCompute]
+"""Builds the assigned block, and the head if that is assigned. The second argument takes the
+progress in words, and raises EdgespecError once the block is no longer wanted; the third says
+whether that is so."""
 
 Fetcher = Callable[[Assign, Callable[[str], None], Callable[[], bool]], object]
 """Puts the block on this device's disk, so that a Loader needs no other node. It has the arguments
@@ -250,8 +250,7 @@ class StageNode(RingNode):
     def _load_block(self, assign: Assign, stop: Callable[[], bool]) -> Event:
         self._compute = None  # there may be no memory for two blocks
         started = time.monotonic()
-        block = self._load(assign, self._progress(stop), stop)
-        self._compute = StageCompute(block).perform
+        self._compute = self._load(assign, self._progress(stop), stop).perform
         if self._instrumentation is not None:
             self._compute = self._instrumentation.equip(assign, self._compute, self)
         return BlockLoaded(time.monotonic() - started)

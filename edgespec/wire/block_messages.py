@@ -21,6 +21,9 @@ MOST_CHUNKS = 1 << 17
 HASH_BYTES = 32
 """Of a SHA-256."""
 
+HEAD_NUMBER = 0
+"""What the output matrix is called on the block channel."""
+
 # --- block transfer: receiver → sender ------------------------------------------------------------
 
 
@@ -28,7 +31,7 @@ HASH_BYTES = 32
 class BlockRequest(Message):
     """Asks for a block file; answered by BlockPreparing, BlockOffer, BlockRefused.
 
-    `number`: as the Assign of the stage has it, counted from 1.
+    `number`: as the Assign of the stage has it, counted from 1; or HEAD_NUMBER.
     """
 
     number: int

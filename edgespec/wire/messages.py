@@ -70,7 +70,8 @@ class Assign(Message):
     `ring` numbers the coordinator's rings, of which every loss of a stage begins a new one: a stage
     that holds the block already forgets all that it had of the ring before, and is ready for this
     one. `ring_key` is the secret of this ring's members. `block_number`: what the block is called
-    on the block channel.
+    on the block channel. `head`: how the last stage holds the output head, as a quantisation's
+    name; "" for a stage that has none.
 
     With `ring` NO_RING it is a place to prepare for, and the answer a Ready of that number: a spare
     loads the block, a stage goes on with its own and fetches that one.
@@ -89,11 +90,12 @@ class Assign(Message):
     ring_key: str
     ring: int = 1
     block_number: int = 0
+    head: str = ""
 
     @property
-    def block(self) -> tuple[str, int, int, str, str]:
+    def block(self) -> tuple[str, int, int, str, str, str]:
         """What tells the block that is to be loaded from all others."""
-        return self.fingerprint, self.first, self.end, self.quantisation, self.dtype
+        return self.fingerprint, self.first, self.end, self.quantisation, self.dtype, self.head
 
 
 @dataclass(frozen=True, slots=True)

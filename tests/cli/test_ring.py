@@ -119,6 +119,42 @@ def own_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.thorough
+def test_the_head_on_the_last_stage_gives_the_same_text(own_cluster: None, tmp_path: Path) -> None:
+    """Plainly and sampled, and after the loss of that stage, while its answer is on its way."""
+    asks = [["--temperature", "0"], ["--temperature", "0.8", "--seed", "7"]]
+    long = ["Once upon a time", "--raw", "--max-new-tokens", "150", "--policy", "autoregressive"]
+    texts = []
+    for head in ("coordinator", "last-stage"):
+        with ExitStack() as stack:
+            serve = ["serve", "--stages", "2", "--port", "0", "--head", head]
+            coordinator = stack.enter_context(Command(*serve))
+            coordinator.until_out("\n")
+            address = coordinator.out.split()[-1]
+
+            def stage(number: int, stack: ExitStack = stack, address: str = address) -> Command:
+                join = ["join", "--stage", str(number), "--coordinator", address]
+                return stack.enter_context(Command(*join, "--cache", str(tmp_path / "cache")))
+
+            _, last = stage(1), stage(2)
+            ask = to_prompt(address, PROMPT, "--raw", "--max-new-tokens", "24", "--wait", "60")
+            ends = [run(*ask, *one, "--json") for one in asks]
+            assert [end.code for end in ends] == [0, 0], ends
+            if head == "last-stage":
+                cut = stack.enter_context(Command(*to_prompt(address, *long)))
+                cut.until_out(" ")
+                last.signal(signal.SIGKILL)
+                stage(2)
+                ends.append(cut.done())
+            else:
+                ends.append(run(*to_prompt(address, *long)))
+            assert ends[-1].code == 0, ends[-1].err
+            texts.append([*(json.loads(end.out)["token_ids"] for end in ends[:2]), ends[2].out])
+            told = "loading the output head" in coordinator.err
+            assert told == (head == "coordinator"), coordinator.err
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.thorough
 def test_a_coordinator_that_is_started_again_finds_its_stages(own_cluster: None) -> None:
     with ExitStack() as stack:
         coordinator = stack.enter_context(Command("serve", "--stages", "1", "--port", "0"))

@@ -19,6 +19,7 @@ from edgespec.daemon.block_fetch import Wanted, obtain
 from edgespec.daemon.ring_model import RingModel
 from edgespec.errors import ConfigError, ModelError, PeerLost
 from edgespec.model.block import Block
+from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.sharding import Sharding
@@ -118,6 +119,41 @@ def test_what_is_sent_computes_what_the_model_does(
         assert there.server.sent_bytes > 0
         expected = outputs(quantised(model, quant), place.first, place.end)
         assert torch.equal(outputs(source, place.first, place.end), expected)
+
+
+def test_the_output_head_is_sent_once_and_kept(model: Path, tmp_path: Path) -> None:
+    ours = str(tmp_path / "ours")
+    with serving(model, tmp_path / "theirs") as there:
+        wanted = replace(there.wanted(2, head="none"), head=True)
+        sent = there.server.sent_bytes
+        head = OutputHead(obtain(wanted, "", ours))
+        assert there.server.sent_bytes > sent
+    rows = torch.linspace(-1, 1, 96).reshape(3, 32)
+    expected = OutputHead(Checkpoint(model)).logits(rows)
+    assert torch.equal(head.logits(rows), expected)
+    # The coordinator is not even asked; and what was damaged meanwhile is not loaded.
+    assert torch.equal(OutputHead(obtain(wanted, "", ours)).logits(rows), expected)
+    (file,) = (tmp_path / "ours").glob("*/head.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(PeerLost):
+        obtain(wanted, "", ours)
+
+
+@pytest.mark.parametrize("place", ["given", "named", "made"])
+def test_the_output_head_is_taken_from_a_model_at_hand(
+    model: Path, tmp_path: Path, place: str
+) -> None:
+    with serving(model, tmp_path / "theirs") as there:
+        here = tmp_path / "made" if place == "made" else model
+        if place == "made":
+            quantisation = Quantisation.parse(QUANT)
+            Sharding(str(model), quantisation).into(here, [(0, 1), (1, 4)], lambda *_: None)
+        changes = {"model": str(here)} if place == "named" else {}
+        wanted = replace(there.wanted(2, head="none", **changes), head=True)
+        source = obtain(wanted, str(here) if place != "named" else "", str(tmp_path / "ours"))
+        assert there.server.sent_bytes == 0
+    rows = torch.linspace(-1, 1, 96).reshape(3, 32)
+    assert torch.equal(OutputHead(source).logits(rows), OutputHead(Checkpoint(model)).logits(rows))
 
 
 def test_what_was_sent_once_is_on_disk_from_then_on(model: Path, tmp_path: Path) -> None:

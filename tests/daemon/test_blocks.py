@@ -220,7 +220,7 @@ class TestReceiving:
         ):
             with library.begin(wrong, 1000) as incoming:
                 self.send(sender, incoming.folder)
-                with pytest.raises(BlockDamaged, match="other layers or another model"):
+                with pytest.raises(BlockDamaged, match="of something else than layers"):
                     incoming.finish(sender.manifest)
             assert library.find(wrong) is None
 

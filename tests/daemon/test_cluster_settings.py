@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.config import DTYPES, QUANTISATIONS
+from edgespec.config import DTYPES, HEADS, QUANTISATIONS
 from edgespec.daemon.cluster import ClusterSettings
 from edgespec.daemon.settings import LAST_STAGE, RingOptions, served_config
 from edgespec.errors import ConfigError
@@ -25,6 +25,7 @@ from edgespec.errors import ConfigError
         ({"draft_quant": ""}, "unknown quantisation"),
         ({"layers": "2,two"}, "layers is '2,two'"),
         ({"layers": "2,2,2"}, "layers for 3 stages, but 2 stages"),
+        ({"head": "auto"}, "unknown head 'auto'; choose one of: coordinator, last-stage"),
         ({"context": 1}, "at least 2 tokens"),
         ({"host": "a b"}, "is no host name"),
         ({"with_stage": 3}, "stages 1 to 2"),
@@ -60,6 +61,7 @@ def all_settings(draw: st.DrawFn) -> ClusterSettings:
         port=draw(st.integers(0, 65535)),
         places=tuple(draw(st.one_of(st.just([]), names))),
         with_stage=draw(st.integers(0, stages)),
+        head=draw(st.sampled_from(HEADS)),
     )
 
 

@@ -39,18 +39,18 @@ def test_a_block_beyond_the_memory_is_refused_with_numbers(
     if quant != "none":
         source = QuantisingSource(Checkpoint(bundled("base")), Quantisation.parse(quant))
     allow(monkeypatch, needed)
-    _require_memory(PLACE, source, 0)
+    _require_memory(PLACE, source, None, 0)
     allow(monkeypatch, needed - 1)
     with pytest.raises(
         CapacityError, match=r"stage 2 needs 0\.0\d GiB for layers 3 to 5, .* \(a test\).*--layers"
     ):
-        _require_memory(PLACE, source, 0)
+        _require_memory(PLACE, source, None, 0)
 
 
 def test_what_the_coordinator_takes_is_not_for_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     source, needed, reserved = Checkpoint(bundled("base")), 3 * LAYER * 4, 1 << 30
     allow(monkeypatch, needed + reserved)
-    _require_memory(PLACE, source, reserved)
+    _require_memory(PLACE, source, None, reserved)
     allow(monkeypatch, needed + reserved - 1)
     with pytest.raises(CapacityError, match=r"of which the coordinator takes 1\.00"):
-        _require_memory(PLACE, source, reserved)
+        _require_memory(PLACE, source, None, reserved)

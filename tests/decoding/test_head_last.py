@@ -13,18 +13,15 @@ from support.segments import changed
 from support.stages import REQUEST, Stage, draft, faults, hidden, numbers, opening, sent
 from support.tiers import tiered
 
-from edgespec.decoding.admission import Ring
 from edgespec.decoding.effects import AbortBlock, RunHead, SendRing
 from edgespec.decoding.events import HeadDone
 from edgespec.decoding.target_walk import NO_VERDICT, chosen
-from edgespec.errors import ConfigError
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import ComputeFailed
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.toy_model import FakeHead
 from edgespec.tree.ledger import Rows
-from edgespec.types.features import DraftNeeds
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
@@ -279,8 +276,3 @@ def test_a_ring_whose_last_stage_has_no_head_says_so() -> None:
     end = assert_one_end(fake.ring.replies, 1)
     assert isinstance(end, Failed)
     assert "output head is not on this node" in end.reason
-
-
-def test_a_draft_source_that_needs_hidden_rows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--head coordinator"):
-        Ring(3, 100, "eagle", needs=DraftNeeds(final_hidden=True), head_last=True)

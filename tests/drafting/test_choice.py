@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.config import HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE
 from edgespec.drafting.choice import (
     DEFAULT_MEMBERS,
     SOURCES,
@@ -72,6 +73,18 @@ def test_without_a_base_model_of_ours_nothing_said_is_no_draft() -> None:
 def test_what_is_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_draft(text)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_guesses_from_hidden_rows_needs_the_head_on_the_coordinator(name: str) -> None:
+    one = SourceChoice(name, "folder" if SOURCES[name] else "")
+    choice = DraftChoice((SourceChoice("ngram", ""), one))
+    choice.check_head(HEAD_ON_COORDINATOR)
+    if name in ("eagle", "eagle3", "ppd"):
+        with pytest.raises(ConfigError, match=rf"{name} guesses .*--head coordinator"):
+            choice.check_head(HEAD_ON_LAST_STAGE)
+    else:
+        choice.check_head(HEAD_ON_LAST_STAGE)
 
 
 FOLDERS = st.text("ab+:/", min_size=1, max_size=8)

@@ -148,9 +148,8 @@ def test_a_damaged_block_that_is_there_is_replaced(site: Site) -> None:
 @pytest.mark.parametrize(
     ("stage", "reason"),
     [
-        (0, "no stage 0"),
-        (257, "no stage 257"),
-        (-1, "no stage -1"),
+        (257, "no block 257"),
+        (-1, "no block -1"),
         (2, "the model has no layers for it"),
         (3, "ZeroDivisionError: layers"),
         (4, "not what its manifest says"),

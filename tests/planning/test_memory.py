@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.rings import submit
 from support.wires import Wire
@@ -70,6 +72,20 @@ def test_the_coordinator_holds_head_and_draft() -> None:
     assert need.cache == 22 * NEEDS.rows * draft.kv_bytes
     tied = COST_MODELS["llama-3.1-8b"].draft
     assert tied.held_bytes == tied.layers * tied.layer_bytes + tied.head_bytes
+
+
+@pytest.mark.parametrize("layers", [2, 10])
+def test_the_head_is_counted_where_it_is(layers: int) -> None:
+    there = replace(NEEDS, head_last=True)
+    head = MODEL.costs.head_bytes
+    here = NEEDS.coordinator()
+    assert there.coordinator().weights == here.weights - head
+    assert there.stage(layers, False) == NEEDS.stage(layers, False)
+    assert there.stage(layers, True, True).weights == NEEDS.stage(layers, True).weights + head
+    total = there.stage(layers, False, True).total
+    assert there.most_layers(total, False, True) == layers
+    assert there.most_layers(total - 1, False, True) == layers - 1
+    assert there.most_layers(total, False) >= layers
 
 
 @pytest.mark.parametrize("first", [False, True])

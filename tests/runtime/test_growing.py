@@ -12,6 +12,7 @@ import pytest
 from support.nodes import HOST, QUICK, NodeRing, NodeThread, until
 from support.rings import submit
 
+from edgespec.backends.compute import StageCompute
 from edgespec.errors import CapacityError
 from edgespec.machines.effects import (
     RunBlock,
@@ -105,10 +106,10 @@ class SharedRing(NodeRing):
         transport = ZmqTransport.stage(self.address, key, HOST)
         join = Join(stage, "toybox", self._pid, HOST, transport.data_port, key.own.public)
 
-        def load(assign: Assign, say: object, stop: object) -> Layers:
+        def load(assign: Assign, say: object, stop: object) -> StageCompute:
             self.obstacle(assign)
             self.loaded.append(assign.stage)
-            return Layers(assign.first, assign.end)
+            return StageCompute(Layers(assign.first, assign.end))
 
         def fetch(assign: Assign, say: object, stop: object) -> None:
             if self.refusals:

@@ -12,6 +12,7 @@ import pytest
 from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, NodeThread, age, until
 from support.rings import assert_one_end, submit
 
+from edgespec.backends.compute import StageCompute
 from edgespec.config import Timing
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
 from edgespec.ring.effects import Stop
@@ -327,12 +328,12 @@ def test_a_stage_that_ends_while_loading_gives_up_loading() -> None:
 
     def load(
         assign: Assign, progress: Callable[[str], None], stop: Callable[[], bool]
-    ) -> FakeBlock:
+    ) -> StageCompute:
         for done in range(100_000):
             progress(f"loading {done} of 100000 layers")
             loading.set()
             time.sleep(0.005)
-        return FakeBlock(0)
+        return StageCompute(FakeBlock(0))
 
     stage = ring.stage_node(1)
     stage._load = load

@@ -11,7 +11,7 @@ from support.keys import OWN
 from support.nodes import HOST, NodeRing, NodeThread
 from support.torch_rings import BASE, CONTEXT, DRAFT, tokenizer
 
-from edgespec.backends.compute import CoordinatorCompute
+from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import Timing
 from edgespec.decoding.admission import Ring
@@ -91,9 +91,9 @@ class TorchNodeRing(NodeRing):
 
         def load(
             assign: Assign, progress: Callable[[str], None], stop: Callable[[], bool]
-        ) -> SlowTorchBlock:
+        ) -> StageCompute:
             block = Block(self._checkpoint, assign.first, assign.end, "float32")
-            return SlowTorchBlock(block)
+            return StageCompute(SlowTorchBlock(block))
 
         member = MemberMachine(join, str(self.address), 60.0, self.timing)
         return StageNode(transport, member, self.address, load, device=health)

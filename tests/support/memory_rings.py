@@ -14,7 +14,7 @@ import pytest
 from support.fake_draft import FakeDraft
 from support.keys import OWN, ListedKeys
 
-from edgespec.backends.compute import CoordinatorCompute
+from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.config import Address, Timing
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -174,7 +174,7 @@ class MemoryRing:
             sockets,  # type: ignore[arg-type]
             member,
             where,
-            lambda assign, say, stop: FakeBlock(stage - 1),
+            lambda assign, say, stop: StageCompute(FakeBlock(stage - 1)),
             device=lambda: health,
         )
         self.nodes.append(self._tamed(made))

@@ -12,7 +12,7 @@ from functools import partial
 from support.fake_draft import FakeDraft
 from support.keys import OWN, OWNER_IDENTITY, ListedKeys
 
-from edgespec.backends.compute import CoordinatorCompute
+from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.config import Address, Timing
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -244,11 +244,11 @@ class NodeRing:
 
         def load(
             assign: Assign, progress: Callable[[str], None], stop: Callable[[], bool]
-        ) -> SlowBlock:
+        ) -> StageCompute:
             self.loaded.append(assign.stage)
             self._loads.get(stage, lambda: None)()
             progress("loading 1 of 1 layers")
-            return self._fresh_block(assign.stage)
+            return StageCompute(self._fresh_block(assign.stage))
 
         member = MemberMachine(join, str(self.address), wait, self.timing)
         return StageNode(transport, member, self.address, load)
