@@ -38,8 +38,9 @@ def doctor(
     notes = Notes()
     with notes.waiting("looking") as waiting:
         findings = []
-        device = examine(Path(cache) if cache else _blocks())
-        for finding in chain(device, examine_network(folder_of(cluster), told)):
+        folder = folder_of(cluster)
+        device = examine(Path(cache) if cache else _blocks(), folder)
+        for finding in chain(device, examine_network(folder, told)):
             findings.append(finding)
             waiting(f"looked at {finding.name}")
     blocked = [finding for finding in findings if finding.state == BLOCKED]

@@ -19,6 +19,7 @@ from edgespec.cli.notes import Notes
 from edgespec.cli.reach import admitted, given_token
 from edgespec.cli.serve import serve
 from edgespec.daemon.cluster import ClusterFolder
+from edgespec.daemon.own_stage import FOLDER, LOG_FILE
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.service import (
     ROLES,
@@ -32,7 +33,7 @@ from edgespec.daemon.service import (
     unit_text,
 )
 from edgespec.daemon.settings import chosen_draft
-from edgespec.errors import ConfigError
+from edgespec.errors import ConfigError, EdgespecError
 from edgespec.net.keys import Token
 
 service = typer.Typer(
@@ -139,7 +140,7 @@ def status(
         print(json.dumps({"services": [asdict(state) for state in states]}))
     else:
         for state in states:
-            _show(state)
+            _show(state, systemd.state_folder)
     if not wanted or any(state.active != "active" for state in wanted):
         raise typer.Exit(EXIT_FAILED)
 
@@ -262,7 +263,8 @@ def _left_to_do(role: str, words: list[str]) -> str:
     return f"{made}, and then {_here(role, words)}"
 
 
-def _show(state: State) -> None:
+def _show(state: State, folder: Path) -> None:
+    """`folder`: the cluster folder of the services."""
     if not state.installed:
         print(f"{state.role}: not installed")
         return
@@ -275,5 +277,15 @@ def _show(state: State) -> None:
         print(f"  ended with {state.result}, exit status {state.exit_status}")
     if state.status:
         print(f"  {state.status}")
+    if state.role == "coordinator" and (number := _own_stage(folder)):
+        print(f"  stage {number} runs in it, too; its log is {folder / FOLDER / LOG_FILE}")
     for line in state.log:
         print(f"  | {line}")
+
+
+def _own_stage(folder: Path) -> int:
+    """The stage that the coordinator's service runs beside it; 0: none, or not ours to read."""
+    try:
+        return ClusterFolder.open(folder).settings.with_stage
+    except EdgespecError:
+        return 0

@@ -17,7 +17,7 @@ from edgespec.daemon.emulation import coordinator_pace, described, emulated_cost
 from edgespec.daemon.layer_assignment import LayerAssignment, needs_of
 from edgespec.daemon.memory import yet_to_take
 from edgespec.daemon.notify import Notifier
-from edgespec.daemon.own_stage import OwnStage, address_beside, admitted, coordinator_need
+from edgespec.daemon.own_stage import OwnStage, address_beside, admitted, machine_needs
 from edgespec.daemon.precision import precision_text
 from edgespec.daemon.process import exit_code, take_file_descriptors
 from edgespec.daemon.settings import context_of, look_at_models
@@ -70,9 +70,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
             log.warning(described(costs))
         beside = address_beside(config, transport.control_port)
         own = admitted(cluster, access_policy, beside) if config.with_stage else None
-        node, blocks, context = _build(
-            config, cluster, access_policy, transport, costs, trace, ends, own
-        )
+        node, blocks = _build(config, cluster, access_policy, transport, costs, trace, ends, own)
     except BaseException:
         ends.close()
         transport.close()
@@ -84,7 +82,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     node.supervisor = Notifier()
     node.requests = requests
     api = ApiProcess(http, address, cluster) if http is not None else nullcontext()
-    stage = _own_stage(config, own, beside, context) if own is not None else nullcontext()
+    stage = _own_stage(config, own, beside) if own is not None else nullcontext()
     try:
         with ends, api, stage:
             return exit_code(node.run(f"waiting for {config.stages} stage(s)"))
@@ -95,14 +93,13 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
             requests.close()
 
 
-def _own_stage(
-    config: CoordinatorConfig, own: ClusterFolder, address: Address, context: int
-) -> OwnStage:
+def _own_stage(config: CoordinatorConfig, own: ClusterFolder, address: Address) -> OwnStage:
     """The stage beside this coordinator, which has loaded its models: the memory that is left is
     the stage's, less what the coordinator is planned to take while it answers."""
     from edgespec.model.device import best_device
 
-    reserved = yet_to_take(coordinator_need(config, context), best_device().type)
+    needs = machine_needs(config)
+    reserved = yet_to_take(needs.coordinator, best_device().type) if needs else 0
     return OwnStage(config, own, address, reserved)
 
 
@@ -115,11 +112,10 @@ def _build(
     trace: Trace | None,
     ends: ExitStack,
     own: ClusterFolder | None,
-) -> tuple[CoordinatorNode, BlockServer, int]:
+) -> tuple[CoordinatorNode, BlockServer]:
     """Load head, draft and tokenizer; put the node and its block server together.
 
-    `ends`: closes the node's resources. `own`: the stage on this machine. Returns the tokens of a
-    request, too.
+    `ends`: closes the node's resources. `own`: the stage on this machine.
     """
     # torch and transformers take seconds to import: not before the address is taken.
     from edgespec.backends.torch_backend import TorchHead
@@ -209,7 +205,7 @@ def _build(
         access_policy,
         Instrumentation(transport, pace, trace),
     )
-    return node, blocks, context_length
+    return node, blocks
 
 
 def _names(config: CoordinatorConfig, own: ClusterFolder | None) -> list[str]:

@@ -16,8 +16,11 @@ from pathlib import Path
 
 from edgespec import __version__
 from edgespec.config import DEFAULT_PORT, LOOPBACK
+from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.device import ROOT, board_facts, gpu_facts, is_jetson, warnings
 from edgespec.daemon.memory import available_memory
+from edgespec.daemon.settings import RingOptions, served_config
+from edgespec.errors import EdgespecError
 
 OK, WARNING, BLOCKED = "ok", "warning", "blocked"
 
@@ -36,8 +39,10 @@ class Finding:
     text: str
 
 
-def examine(cache: Path, port: int = DEFAULT_PORT, root: Path = ROOT) -> Iterator[Finding]:
-    """Check this device; takes some seconds."""
+def examine(
+    cache: Path, cluster: Path, port: int = DEFAULT_PORT, root: Path = ROOT
+) -> Iterator[Finding]:
+    """Check this device; takes some seconds. `cluster`: its folder, which need not exist."""
     yield from _versions()
     broken = _import_problem()
     if broken:
@@ -49,6 +54,7 @@ def examine(cache: Path, port: int = DEFAULT_PORT, root: Path = ROOT) -> Iterato
     for warning in warnings(root):
         yield Finding("speed", WARNING, warning)
     yield _memory(root)
+    yield from machine_memory(cluster, root)
     yield from _quantisations()
     yield _cache(cache)
     yield _port(port)
@@ -142,6 +148,38 @@ def _quantisations() -> Iterator[Finding]:
             "profile` has nothing to measure"
         )
         yield Finding("4 bit", WARNING, text)
+
+
+def machine_memory(cluster: Path, root: Path = ROOT) -> Iterator[Finding]:
+    """On a coordinator's machine that carries layers, too: whether both its processes fit.
+
+    Nothing if it serves already, as what is available is less by then what they have.
+    """
+    from edgespec.daemon.own_stage import machine_needs
+    from edgespec.model.device import best_device
+
+    try:
+        folder = ClusterFolder.open(cluster)
+        if not folder.is_coordinator or not folder.settings.with_stage:
+            return
+        with folder.served():
+            pass
+        config = served_config(folder.settings, RingOptions("", "", 0, ""), None)
+        needs = machine_needs(config)
+    except EdgespecError:
+        return  # it serves, or another finding says what is wrong with the folder
+    if needs is None:
+        return
+    found = available_memory(best_device().type, root)
+    both = needs.coordinator + needs.stage
+    text = (
+        f"coordinator ({needs.coordinator / _GIB:.2f} GiB) and stage {config.with_stage} with "
+        f"layers {needs.first} to {needs.end - 1} ({needs.stage / _GIB:.2f} GiB) need "
+        f"{both / _GIB:.2f} GiB, {found.bytes / _GIB:.2f} are available here"
+    )
+    if both > found.bytes:
+        text += ": fewer layers for it (`edgespec init --layers`, or --devices, which plans them)"
+    yield Finding("both here", WARNING if both > found.bytes else OK, text)
 
 
 # --- surroundings -------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.config import LOOPBACK, Address, CoordinatorConfig
@@ -20,6 +21,7 @@ from edgespec.drafting.choice import NONE
 from edgespec.errors import ConfigError
 from edgespec.net.discovery_interfaces import listens_everywhere
 from edgespec.planning.memory import Needs
+from edgespec.planning.partition import blocks_of
 
 FOLDER = "stage"
 """Below the cluster folder: this stage's key and log."""
@@ -56,8 +58,20 @@ def address_beside(config: CoordinatorConfig, port: int) -> Address:
     return Address(LOOPBACK if listens_everywhere(host) else host, port)
 
 
-def coordinator_need(config: CoordinatorConfig, context: int) -> int:
-    """Bytes that head and draft need, as they are planned; 0 if the planner does not know them."""
+@dataclass(frozen=True, slots=True)
+class MachineNeeds:
+    """Bytes that the two processes of the coordinator's machine need, as they are planned.
+
+    `first`, `end`: the layers of the stage."""
+
+    coordinator: int
+    stage: int
+    first: int
+    end: int
+
+
+def machine_needs(config: CoordinatorConfig) -> MachineNeeds | None:
+    """What coordinator and own stage need; None if the planner does not know the model or draft."""
     try:
         asked = model_to_plan(
             config.model,
@@ -67,8 +81,12 @@ def coordinator_need(config: CoordinatorConfig, context: int) -> int:
         )
     except ConfigError as problem:
         log.info("what the coordinator needs beside its stage is not known: %s", problem)
-        return 0
-    return Needs(asked.model, context, 1).coordinator().total
+        return None
+    layers, number = asked.model.of.layers, config.with_stage
+    first, end = blocks_of(layers, config.stages, config.layers)[number - 1]
+    needs = Needs(asked.model, config.context or asked.context, 1)
+    stage = needs.stage(end - first, first=number == 1).total
+    return MachineNeeds(needs.coordinator().total, stage, first, end)
 
 
 class OwnStage(ChildProcess):

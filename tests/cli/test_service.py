@@ -101,6 +101,18 @@ def test_a_dry_run_prints_and_writes_nothing(here: Here, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_coordinator_that_carries_layers_is_one_service(here: Here, live: Path) -> None:
+    for words in ((), ("--with-stage",), ("--with-stage", "2"), ("--with-stage", "--port", "7001")):
+        done = here("install", "coordinator", "--dry-run", "--", *words)
+        (line,) = (line for line in done.out.splitlines() if line.startswith("ExecStart="))
+        assert line.endswith(" ".join(["serve --cache %C/edgespec/blocks", *words])), done
+    (live.parent / "systemctl").write_text(SYSTEMCTL.replace("*stage*", "*coordinator*"))
+    assert "runs in it" not in here("status", "coordinator").out
+    ClusterFolder.create(live / STATE, ClusterSettings(stages=3, with_stage=3))
+    log = live / STATE / "stage/stage.log"
+    assert f"stage 3 runs in it, too; its log is {log}\n" in here("status", "coordinator").out
+
+
 def test_install_starts_it_and_says_what_comes_next(here: Here, member: Path) -> None:
     done = here("install", "stage", "--", *STAGE)
     assert done.code == 0, done

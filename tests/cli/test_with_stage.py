@@ -26,6 +26,7 @@ PROMPT, NEW_TOKENS = "Once upon a time", 120
 PATIENCE_S = 120.0
 GONE_S = 5.0
 """Within which a stage ends whose coordinator was killed."""
+PLACES = (pytest.mark.slow, pytest.mark.thorough, pytest.mark.slow)
 
 
 def right(new_tokens: int = NEW_TOKENS) -> str:
@@ -136,8 +137,9 @@ def test_one_board_alone_answers_exactly_and_its_stage_ends_with_it(
     assert time.monotonic() - killed < GONE_S
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("own", [1, 2, 3])
+@pytest.mark.parametrize(
+    "own", [pytest.param(stage, marks=mark) for stage, mark in zip((1, 2, 3), PLACES, strict=True)]
+)
 def test_an_answer_survives_the_loss_of_the_own_stage_and_of_another(
     stack: ExitStack, tmp_path: Path, own: int
 ) -> None:

@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 
 from edgespec.config import Address, CoordinatorConfig, Emulation
+from edgespec.daemon import doctor
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
+from edgespec.daemon.doctor import OK, WARNING
+from edgespec.daemon.memory import Available
 from edgespec.daemon.own_stage import (
     MOST_PAUSE_S,
     OwnStage,
     address_beside,
     admitted,
-    coordinator_need,
+    machine_needs,
 )
 from edgespec.daemon.process import BESIDE, beside
 from edgespec.model.loader import Checkpoint
@@ -105,11 +108,31 @@ def test_it_is_started_again_less_and_less_often(
     assert "cannot run: no memory" in caplog.text
 
 
-def test_what_the_coordinator_needs_is_its_head_and_its_draft() -> None:
+def test_what_the_coordinator_needs_is_its_head_and_its_draft_and_its_stage_apart() -> None:
     base = Checkpoint(bundled("base")).config
     head = 2 * base.vocab_size * base.hidden_size
-    alone, both = (
-        coordinator_need(replace(CONFIG, draft=draft), 1024) for draft in ("", bundled("draft"))
-    )
-    assert RUNTIME_BYTES + head < alone < both
-    assert coordinator_need(replace(CONFIG, model="/nowhere"), 1024) == 0
+    alone, both = (machine_needs(replace(CONFIG, draft=draft)) for draft in ("", bundled("draft")))
+    assert alone is not None
+    assert both is not None
+    assert RUNTIME_BYTES + head < alone.coordinator < both.coordinator
+    assert alone.stage == both.stage > RUNTIME_BYTES
+    first = machine_needs(replace(CONFIG, with_stage=1))
+    assert first is not None
+    assert first.stage > alone.stage, "it embeds"
+    assert (alone.first, alone.end, first.first, first.end) == (6, 8, 0, 3)
+    assert machine_needs(replace(CONFIG, model="/nowhere")) is None
+
+
+@pytest.mark.parametrize(("available", "state"), [(1 << 40, OK), (1 << 28, WARNING)])
+def test_doctor_counts_both_together_while_neither_runs(
+    cluster: ClusterFolder, monkeypatch: pytest.MonkeyPatch, available: int, state: str
+) -> None:
+    monkeypatch.setattr(doctor, "available_memory", lambda *_: Available(available, "a test"))
+    (finding,) = doctor.machine_memory(cluster.path)
+    assert (finding.name, finding.state) == ("both here", state)
+    assert "stage 3 with layers 6 to 7 (0." in finding.text
+    with cluster.served():
+        assert not list(doctor.machine_memory(cluster.path))
+    ClusterFolder.create(cluster.path, ClusterSettings(stages=3))
+    assert not list(doctor.machine_memory(cluster.path))
+    assert not list(doctor.machine_memory(cluster.path.parent / "none"))
