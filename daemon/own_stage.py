@@ -105,8 +105,6 @@ class OwnStage(ChildProcess):
             command += ["--cache", config.cache]
         if not Path(config.model).exists():  # the hub's files are here: nothing has to be sent
             command += ["--model", config.model]
-        if config.emulation is not None:
-            command += config.emulation.options
         log_file = folder.path / LOG_FILE
         name = f"stage {config.with_stage} beside the coordinator"
         environment = {BESIDE: f"{config.address.host} {reserved}"}

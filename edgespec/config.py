@@ -264,6 +264,12 @@ class CoordinatorConfig:
                 f"with_stage is {self.with_stage}; the ring has the stages 1 to {self.stages}, and "
                 "0 means that none of them is on the coordinator's machine"
             )
+        if self.with_stage and self.emulation is not None:
+            raise ConfigError(
+                "a stage on the coordinator's machine cannot be emulated: the two processes would "
+                "not share one device's time; leave --emulate or --with-stage out (`edgespec "
+                "simulate --with-stage` charges both)"
+            )
 
     @property
     def head_last(self) -> bool:

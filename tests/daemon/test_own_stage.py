@@ -23,6 +23,7 @@ from edgespec.daemon.own_stage import (
     machine_needs,
 )
 from edgespec.daemon.process import BESIDE, beside
+from edgespec.errors import ConfigError
 from edgespec.model.loader import Checkpoint
 from edgespec.planning.memory import RUNTIME_BYTES
 
@@ -76,11 +77,13 @@ def test_its_command_is_that_of_a_stage_with_the_coordinators_models(
     assert beside() == ("0.0.0.0", 123)
     monkeypatch.delenv(BESIDE)
     assert beside() == ("", 0)
-    config = replace(CONFIG, model="org/name", cache="/c", emulation=Emulation(("p",)))
-    words = own_stage(cluster, config)._command[10:]
-    assert words == [
-        *("--cache", "/c", "--model", "org/name", "--emulate", "p", "--cost-model", "")
-    ]
+    words = own_stage(cluster, replace(CONFIG, model="org/name", cache="/c"))._command[10:]
+    assert words == ["--cache", "/c", "--model", "org/name"]
+
+
+def test_it_cannot_be_emulated() -> None:
+    with pytest.raises(ConfigError, match="cannot be emulated"):
+        replace(CONFIG, emulation=Emulation(("jetson-orin-nano-8gb",)))
 
 
 def test_systemd_s_socket_is_not_the_stages(
