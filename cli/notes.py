@@ -72,6 +72,25 @@ class Notes:
         return update
 
 
+class TimeLeft:
+    """Says how long the rest will take, by how long parts took; what goes before the first one
+    (loading) does not count."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, int] | None = None
+
+    def __call__(self, done: int, of: int) -> str:
+        """After `done` of `of` equal parts, in words; "" while nothing is known."""
+        now = self._clock()
+        began, before = self._first = self._first or (now, done)
+        if not before < done < of:
+            return ""
+        seconds = (now - began) / (done - before) * (of - done)
+        words = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        return f", about {words} left"
+
+
 class _Spinner:
     """An animated line on a terminal, which can be hidden."""
 

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -19,7 +19,7 @@ from edgespec.bench.simulated import simulate as run_policies
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, default_prompts, read_prompts
 from edgespec.cli import options
 from edgespec.cli.answering import USUAL, SamplingOptions
-from edgespec.cli.notes import Notes
+from edgespec.cli.notes import Notes, TimeLeft
 from edgespec.cli.replays import show_replay
 from edgespec.cli.tables import show_table
 from edgespec.config import DTYPES, MOST_STAGES
@@ -141,7 +141,10 @@ def simulate(
         return
     notes = Notes()
     with notes.waiting("loading the models") as waiting:
-        runs = run_policies(setup, policies, jobs, _progress(len(setup.prompts), waiting))
+        left = TimeLeft()
+        runs = run_policies(
+            setup, policies, jobs, lambda done, of: waiting(f"{done}/{of} answers{left(done, of)}")
+        )
     if as_json_object:
         settings = {
             **setup.settings(),
@@ -232,17 +235,6 @@ def _look_at_models(base: str, draft: DraftChoice, dtype: str) -> None:
 # --- showing ------------------------------------------------------------------------------------
 
 
-def _progress(prompts: int, waiting: Callable[[str], None]) -> Callable[[str, int], None]:
-    """A progress callback (policy, answered prompts) that shows all policies."""
-    done: dict[str, int] = {}
-
-    def news(policy: str, answered: int) -> None:
-        done[policy] = answered
-        waiting(", ".join(f"{name} {n}/{prompts}" for name, n in done.items()))
-
-    return news
-
-
 def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
     of = setup.cost_model
     devices = f"each a {names[0]}" if len(set(names)) == 1 else ", ".join(names)
@@ -281,8 +273,13 @@ def _campaign(first: int, runs: int, traces: Path, jobs: int) -> None:
     notes = Notes()
     start = time.monotonic()
     with notes.waiting("playing") as waiting:
+        left = TimeLeft()
         played = run_campaign(
-            first, runs, traces, jobs, lambda done: waiting(f"{done}/{runs} scenarios")
+            first,
+            runs,
+            traces,
+            jobs,
+            lambda done: waiting(f"{done}/{runs} scenarios{left(done, runs)}"),
         )
     rate = played / max(time.monotonic() - start, 1e-9)
     sys.stdout.write(

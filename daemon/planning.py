@@ -124,16 +124,17 @@ def measured_share(profile: Profile) -> tuple[int, int]:
 def speculative_speed(plan: Plan) -> float | None:
     """Tokens a second that `adaptive` reaches on the plan in virtual time, with the bundled pair.
 
-    None without a draft, and for more stages than the bundled model has layers. Takes seconds.
+    None without a draft; and for a draft that takes rows of the base, with more stages than the
+    bundled model has layers. Takes seconds.
     """
-    from edgespec.bench.simulated import Setup, play
+    from edgespec.bench.simulated import Setup, play_all
     from edgespec.bench.workloads import Prompt
     from edgespec.verify.sampling import Sampling
 
     base = bundled("base")
     layers = architecture_of(*_config(base)).layers
     of = plan.problem.model
-    if not of.draft.name or len(plan.split) > layers:
+    if not of.draft.name:
         return None
     prompts = tuple(Prompt(str(n), "", (text,)) for n, text in enumerate(QUESTIONS))
     setup = Setup(
@@ -149,7 +150,9 @@ def speculative_speed(plan: Plan) -> float | None:
         split=plan.split,
         with_stage=plan.with_stage,
     )
-    return play(setup, "adaptive").speed
+    if not setup.is_scripted and len(plan.split) > layers:
+        return None
+    return play_all(setup, ["adaptive"])["adaptive"].speed
 
 
 QUESTIONS = (

@@ -18,6 +18,13 @@ News = Callable[[int], None]
 """Says how many parts of an item are done."""
 
 
+def process_count(jobs: int) -> int:
+    """How many may work at once; 0: one a processor. Raises ConfigError for less."""
+    if jobs < 0:
+        raise ConfigError(f"jobs is {jobs}; it must be at least 1, or 0 for one a processor")
+    return jobs or os.cpu_count() or 1
+
+
 def map_in_processes(
     work: Callable[[Item, News], Result],
     items: Sequence[Item],
@@ -30,9 +37,7 @@ def map_in_processes(
     happens in this process. `work` must be a function of a module, as each process imports it
     anew. The first error ends all processes and is raised here.
     """
-    if jobs < 0:
-        raise ConfigError(f"jobs is {jobs}; it must be at least 1, or 0 for one a processor")
-    count = min(jobs or os.cpu_count() or 1, len(items))
+    count = min(process_count(jobs), len(items))
     if count <= 1:
         return [
             work(item, lambda done, index=index: news(index, done))  # type: ignore[misc]

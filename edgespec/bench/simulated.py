@@ -2,6 +2,9 @@
 
 The bundled models (or any pair) compute the tokens, a cost model and the devices' profiles say how
 long a published model would have taken for the same rows. Nothing here depends on the machine.
+
+What the models say depends on no policy and on no ring: `simulate` has it computed once for all
+policies (bench.together), where the settings let it; `play` computes everything, for one.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from edgespec.backends.base import BlockBackend
-from edgespec.bench.processes import News, map_in_processes
+from edgespec.bench.processes import News, map_in_processes, process_count
 from edgespec.bench.report import REFERENCE, RIVAL, Played, Run, run_of
 from edgespec.bench.workloads import Prompt, submit_of
 from edgespec.decoding.admission import Ring
@@ -39,6 +42,7 @@ from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Failed, Finished
 
 if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are known to be right
+    from edgespec.drafting.base import Guesser
     from edgespec.drafting.grower import DraftSource
     from edgespec.model.block import Block
     from edgespec.model.ends import OutputHead
@@ -46,6 +50,8 @@ if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are 
 
 _ROOM = 4096
 """Rows of a request that a stage may hold beyond the model's context."""
+_OF_TOKENS = {"independent", "ngram", "easyspec"}
+"""Draft sources that take tokens alone of the base: no row of it has to be computed for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,16 @@ class Setup:
     @property
     def stages(self) -> int:
         return len(self.profiles) - 1
+
+    @property
+    def is_scripted(self) -> bool:
+        """Whether what the models say may be computed once for all policies (see bench.script).
+
+        Not where a draft source takes rows of the base, nor where the order of sums may decide a
+        token: whether the tokens are the same is then to be seen.
+        """
+        members = parse_draft(self.draft).members
+        return self.dtype == "float64" and all(one.name in _OF_TOKENS for one in members)
 
     def costs(self) -> RingCosts:
         """The charged costs. Raises ConfigError if the model does not fit the devices."""
@@ -142,55 +158,86 @@ def simulate(
     setup: Setup,
     policies: Sequence[str],
     jobs: int = 1,
-    news: Callable[[str, int], None] = lambda policy, done: None,
+    news: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Run]:
     """The figures of each policy, in the order of their names; the same for any number of jobs.
 
-    Up to `jobs` (0: one a processor) policies run at once, in processes of their own.
-    `news(policy, done)`: how many of a policy's prompts are answered. The policies that the
-    others are compared with run too, whether they are asked for or not. Raises ConfigError for
-    settings, models or prompts that do not fit.
+    Up to `jobs` (0: one a processor) processes share the policies. `news(done, of)`: how many
+    answers there are, of how many. The policies that the others are compared with run too, whether
+    they are asked for or not. Raises ConfigError for settings, models or prompts that do not fit.
     """
     asked = chosen_policies(policies, setup.draft)
     references = (REFERENCE, RIVAL) if setup.draft else (REFERENCE,)
     playing = tuple(dict.fromkeys((*references, *asked)))
-    played = map_in_processes(
-        _play_item,
-        [(setup, policy) for policy in playing],
-        jobs,
-        lambda index, done: news(playing[index], done),
-    )
-    results = dict(zip(playing, played, strict=True))
+    groups = dealt(playing, process_count(jobs) if setup.is_scripted else len(playing))
+    done = [0] * len(groups)
+
+    def heard(group: int, answers: int) -> None:
+        done[group] = answers
+        news(sum(done), len(playing) * len(setup.prompts))
+
+    items = [(setup, group) for group in groups]
+    played = map_in_processes(_play_group, items, jobs, heard)
+    results = {policy: one for group in played for policy, one in group.items()}
     names = [profile.name for profile in setup.profiles]
     return [run_of(policy, results, names, setup.cost_model.name) for policy in asked]
 
 
-def _play_item(item: tuple[Setup, str], news: News) -> Played:
-    return play(*item, news)
+def dealt(policies: Sequence[str], groups: int) -> list[list[str]]:
+    """The policies in so many groups at most, to and fro: those that take longest come last."""
+    hands: list[list[str]] = [[] for _ in range(min(groups, len(policies)))]
+    for number, policy in enumerate(policies):
+        turn, place = divmod(number, len(hands))
+        hands[-1 - place if turn % 2 else place].append(policy)
+    return hands
+
+
+def _play_group(item: tuple[Setup, list[str]], news: News) -> dict[str, Played]:
+    return play_all(*item, news)
+
+
+def play_all(
+    setup: Setup, policies: Sequence[str], news: News = lambda done: None
+) -> dict[str, Played]:
+    """What comes of each policy; `news(done)`: how many answers there are. Raises ConfigError."""
+    if not setup.is_scripted:
+        return {policy: play(setup, policy, news) for policy in policies}
+    from edgespec.bench.together import play_together
+
+    played = play_together([(setup, policy) for policy in policies], news)
+    return dict(zip(policies, played, strict=True))
 
 
 def play(setup: Setup, policy: str, news: News = lambda done: None) -> Played:
-    """One policy answers all prompts, one after the other, in a world of its own."""
+    """One policy answers all prompts, one after the other, in a world of its own; the models
+    compute every row of it."""
     with one_thread():
         loaded = load_base(setup.model, setup.dtype, setup.stages)
-        _check_prompts(setup, loaded)
-        return play_in(world_of(setup, loaded), setup, policy, news)
+        check_prompts(setup, loaded)
+        world = world_of(setup, loaded)
+        answers = []
+        for number in range(len(setup.prompts)):
+            answers.append(ask(world, setup, policy, number))
+            news(number + 1)
+        return played_in(world, answers)
 
 
-def play_in(world: World, setup: Setup, policy: str, news: News = lambda done: None) -> Played:
-    """One policy answers all prompts, one after the other, in that world of the set-up's."""
-    answers: list[Finished] = []
-    for number, prompt in enumerate(setup.prompts):
-        submit = submit_of(number, prompt.text, setup.max_new_tokens, setup.sampling, policy)
-        world.submit(submit, world.now)
-        world.run()
-        ends = [r.message for r in world.replies if isinstance(r.message, Finished | Failed)]
-        world.replies.clear()  # the pieces of all answers would add up
-        assert len(ends) == 1, "every request ends in exactly one way"
-        if isinstance(ends[0], Failed):
-            raise ConfigError(f"prompt {prompt.id!r} with {policy}: {ends[0].reason}")
-        answers.append(replace(ends[0], text=""))
-        news(number + 1)
+def ask(world: World, setup: Setup, policy: str, number: int) -> Finished:
+    """The policy's answer to one prompt of the set-up, in that world of the set-up's."""
+    prompt = setup.prompts[number]
+    submit = submit_of(number, prompt.text, setup.max_new_tokens, setup.sampling, policy)
+    world.submit(submit, world.now)
+    world.run()
+    ends = [r.message for r in world.replies if isinstance(r.message, Finished | Failed)]
+    world.replies.clear()  # the pieces of all answers would add up
+    assert len(ends) == 1, "every request ends in exactly one way"
+    if isinstance(ends[0], Failed):
+        raise ConfigError(f"prompt {prompt.id!r} with {policy}: {ends[0].reason}")
+    return replace(ends[0], text="")
+
+
+def played_in(world: World, answers: Sequence[Finished]) -> Played:
+    """What came of all answers in a world."""
     return Played(tuple(answers), world.now, tuple(world.busy_seconds))
 
 
@@ -226,19 +273,28 @@ def load_base(model: str, dtype: str, stages: int) -> LoadedBase:
     )
 
 
-def _draft(setup: Setup, head: OutputHead) -> DraftSource | None:
-    """A draft source of its own for every world, as it learns from what it answers."""
-    from edgespec.drafting.registry import BaseParts, build_draft
+def draft_of(
+    setup: Setup, head: OutputHead, independent: Callable[[str], Guesser] | None = None
+) -> DraftSource | None:
+    """A draft source of its own for every world, as it learns from what it answers.
+
+    `independent(folder)`: builds independent drafts in another way than the registry.
+    """
+    from edgespec.drafting.registry import BUILDERS, BaseParts, build_draft
     from edgespec.model.hub import local_folder
     from edgespec.model.sources import open_source
 
     source = open_source(setup.model)
     base = BaseParts(local_folder(setup.model), source, head, setup.dtype, "cpu", measured=False)
     seconds = setup.costs().coordinator.draft_work_seconds
-    return build_draft(parse_draft(setup.draft), base, seconds)
+    builders = dict(BUILDERS)
+    if independent is not None:
+        builders["independent"] = lambda folder, base: independent(folder)
+    return build_draft(parse_draft(setup.draft), base, seconds, builders)
 
 
-def _check_prompts(setup: Setup, loaded: LoadedBase) -> None:
+def check_prompts(setup: Setup, loaded: LoadedBase) -> None:
+    """Raises ConfigError for a prompt that cannot be answered."""
     for prompt in setup.prompts:
         length = len(loaded.tokenizer.encode(prompt.text))
         if not 0 < length < loaded.context_length:
@@ -253,7 +309,7 @@ def world_of(setup: Setup, loaded: LoadedBase) -> World:
     """A ring of that set-up in virtual time, with a draft source that has learnt nothing."""
     from edgespec.backends.torch_backend import TorchBlock, TorchHead
 
-    device = CoordinatorParts(TorchHead(loaded.head), _draft(setup, loaded.head))
+    device = CoordinatorParts(TorchHead(loaded.head), draft_of(setup, loaded.head))
     return ring_world(setup, loaded, device, lambda number: TorchBlock(loaded.blocks[number - 1]))
 
 

@@ -23,6 +23,9 @@ PRIOR_LOSS = 4.0
 MEMORY = 2000.0
 """About so many of the newest observations count."""
 
+Guessed = tuple[IntArray, Floats]
+"""Tokens and log scores of one path's guesses, the best first."""
+
 
 class DraftTemperature:
     """One model's, for one way of sampling at a temperature above 0.
@@ -57,7 +60,7 @@ class _RankedRequest:
 
     sampling: Sampling
     draft_temperature: float | None
-    feedback: Feedback[tuple[IntArray, Floats]] = field(default_factory=Feedback)
+    feedback: Feedback[Guessed] = field(default_factory=Feedback)
 
 
 class Ranking:
@@ -84,6 +87,10 @@ class Ranking:
                 learnt = self._learnt[state.sampling.without_seed]
                 learnt.learn(scores, state.draft_temperature, int(right[0]))
 
+    def draft_temperature(self, request: int) -> float | None:
+        """The one that a request began with; None: it is greedy."""
+        return self._requests[request].draft_temperature
+
     def children(
         self,
         request: int,
@@ -104,6 +111,18 @@ class Ranking:
             logits, positions, state.sampling, width, state.draft_temperature, token_ids
         )
         tokens = columns if token_ids is None else token_ids[columns]
+        return self.ranked(request, paths, rows, tokens, scores)
+
+    def ranked(
+        self,
+        request: int,
+        paths: Sequence[TokenPath],
+        rows: IntArray,
+        tokens: IntArray,
+        scores: Floats,
+    ) -> Children:
+        """These are the best children: of each path at `rows`, in order, the best first."""
+        state = self._requests[request]
         if state.draft_temperature is not None:
             ends = np.searchsorted(rows, np.arange(1, len(paths)))
             state.feedback.guessed(

@@ -120,13 +120,15 @@ def build_draft(
     choice: DraftChoice,
     base: BaseParts,
     seconds: Callable[[tuple[DraftPass, ...]], float] | None = None,
+    builders: Mapping[str, Callable[[str, BaseParts], Guesser]] = BUILDERS,
 ) -> DraftSource | None:
     """The draft source; None if none is chosen.
 
-    `seconds`: what forward passes cost, where times are charged and not measured.
+    `seconds`: what forward passes cost, where times are charged and not measured. `builders`: what
+    builds each source.
     Raises ModelError or ConfigError for weights that do not fit.
     """
-    guessers = [BUILDERS[member.name](member.folder, base) for member in choice.members]
+    guessers = [builders[member.name](member.folder, base) for member in choice.members]
     if not guessers:
         return None
     return DraftSource(HybridGuesser(guessers, seconds) if len(guessers) > 1 else guessers[0])

@@ -14,6 +14,7 @@ from edgespec.drafting.launches import Launches
 from edgespec.drafting.ranking import Ranking
 from edgespec.model.ends import OutputHead
 from edgespec.tree.drafted import Children
+from edgespec.tree.ledger import IntArray
 from edgespec.types.features import Features
 from edgespec.verify.sampling import Sampling
 
@@ -94,9 +95,20 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
         positions = len(rows.context) + np.array([len(path) for path in asked])
         hidden = rows.hidden_behind(asked)
         self.between_layers()
-        logits = self._head.logits(hidden)[:, : self._vocab_size]
-        found = self._ranking.children(request, asked, logits, positions, width)
+        found = self._ranked(request, asked, hidden, positions, width)
         return replace(found, parents=np.array(usable)[found.parents])
+
+    def _ranked(
+        self,
+        request: int,
+        paths: Sequence[TokenPath],
+        hidden: torch.Tensor,
+        positions: IntArray,
+        width: int,
+    ) -> Children:
+        """The best children of each path, by the hidden rows of their last tokens."""
+        logits = self._head.logits(hidden)[:, : self._vocab_size]
+        return self._ranking.children(request, paths, logits, positions, width)
 
     def close(self, request: int) -> None:
         self._rows.pop(request, None)

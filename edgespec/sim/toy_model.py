@@ -151,11 +151,16 @@ class FakeHead:
         return choice, TopLogprobs(np.zeros(len(path)), best, np.zeros(best.shape))
 
 
-def toy_next(context: Sequence[int], stages: int, vocabulary: int, seed: int) -> int:
-    """The token after `context` by plain causal evaluation of the toy model."""
-    positions = np.arange(len(context), dtype=np.int64)
-    hidden = _embed(np.asarray(context, np.int64), positions)
+def toy_hidden(tokens: Sequence[int], stages: int) -> UintArray:
+    """What leaves the last stage for each row of a text, by plain causal evaluation."""
+    positions = np.arange(len(tokens), dtype=np.int64)
+    hidden = _embed(np.asarray(tokens, np.int64), positions)
     for stage in range(stages):
         hidden = _layer(stage, hidden, np.cumsum(_mix(hidden), dtype=np.uint64))
-    last = positions[-1:] + 1
-    return int(_token_behind(hidden[-1:], last, vocabulary, seed)[0])
+    return hidden
+
+
+def toy_next(context: Sequence[int], stages: int, vocabulary: int, seed: int) -> int:
+    """The token after `context` by plain causal evaluation of the toy model."""
+    last = toy_hidden(context, stages)[-1:]
+    return int(_token_behind(last, np.array([len(context)]), vocabulary, seed)[0])

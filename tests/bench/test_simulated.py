@@ -16,7 +16,7 @@ from support.work import half
 
 from edgespec.bench.processes import map_in_processes
 from edgespec.bench.report import Played, as_json, run_of
-from edgespec.bench.simulated import Setup, chosen_policies, play, simulate
+from edgespec.bench.simulated import Setup, chosen_policies, dealt, play, simulate
 from edgespec.bench.workloads import Prompt, default_prompts
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import ConfigError, EdgespecError
@@ -133,12 +133,12 @@ def decoding(played: Played) -> float:
 
 
 def test_references_run_even_if_nobody_asked_for_them() -> None:
-    heard: list[tuple[str, int]] = []
-    (run,) = simulate(SHORT, ["flowspec"], news=lambda policy, done: heard.append((policy, done)))
+    heard: list[tuple[int, int]] = []
+    (run,) = simulate(SHORT, ["flowspec"], news=lambda done, of: heard.append((done, of)))
     assert run.policy == "flowspec"
     assert run.exact
     assert run.speedup_vs_naive_tree is not None
-    assert heard == [("autoregressive", 1), ("naive_tree", 1), ("flowspec", 1)]
+    assert heard == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_without_a_draft_there_is_nothing_to_compare_but_plain_decoding() -> None:
@@ -216,7 +216,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "use more stages or a device with more memory",
     ),
     "layers": (
-        lambda: simulate(replace(SETUP, profiles=(NANO,) * 10), ["autoregressive"]),
+        lambda: play(replace(SETUP, profiles=(NANO,) * 10), "autoregressive"),
         "9 stages for a model of 8 layers",
     ),
     "dtype": (lambda: simulate(replace(SETUP, dtype="int3"), ["autoregressive"]), "int3"),
@@ -235,6 +235,12 @@ def test_a_wrong_setting_is_refused(what: str) -> None:
     make, words = WRONG[what]
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+def test_policies_are_dealt_to_and_fro() -> None:
+    assert dealt("abcdefgh", 2) == [["a", "d", "e", "h"], ["b", "c", "f", "g"]]
+    assert dealt("abcd", 3) == [["a"], ["b"], ["c", "d"]]
+    assert dealt("ab", 3) == [["a"], ["b"]]
 
 
 def test_policies_are_taken_once_each() -> None:

@@ -1,77 +1,64 @@
-"""Every policy on even and uneven rings, and the times that `adaptive` learns there; run by name.
+"""Every policy on even and uneven rings, and on a table of models, devices and links; by name.
 
-    python tests/benchmarks/rings.py --prompts FILE [--rings even,heavy-last,…] [--temperatures 0,1]
-        [--policies all] [--new-tokens 64] [--limit N] [--check]
+    python tests/benchmarks/rings.py --prompts FILE [--rings even,heavy-last,…|--table] [--jobs 0]
+        [--models NAME,…] [--profiles NAME,…] [--links LATENCY_MS:MBIT,…] [--policies all]
+        [--temperature 0] [--new-tokens 64] [--limit N] [--json FILE] [--check]
 
-As `edgespec simulate` with the bundled pair, many times as fast: what the base answers is computed
-once, and what the draft guesses behind a path too. Stages compute nothing, the head looks the
-answer up; it is asked off the answer's path too, where its word is never used. All that is charged
-is charged as ever, so that the figures are those of the command; `--check` plays the policies with
-the real models too, on rings that have no slow stage, and compares. Prompts that were looked at
-here must be none that reports are about.
+As `edgespec simulate` with the bundled pair: what the models say is computed once for all rings and
+policies. `--table` plays every model on every device and link: D0 and four stages of one kind, or
+as many more, up to 16, as the model needs. For each ring it prints tokens a second of each policy
+and `adaptive` over the best other one; with `--rings`, also the times that `adaptive` has learnt.
+`--check` computes every row too, on rings that have no slow stage, and compares. Prompts that were
+looked at here must be none that reports are about.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-
-from edgespec.backends.base import BlockBackend
-from edgespec.bench.report import Played
-from edgespec.bench.simulated import (
-    LoadedBase,
-    Setup,
-    chosen_policies,
-    load_base,
-    one_thread,
-    play,
-    play_in,
-    ring_world,
-    world_of,
-)
+from edgespec.bench.processes import News, map_in_processes, process_count
+from edgespec.bench.report import REFERENCE
+from edgespec.bench.simulated import Setup, chosen_policies, one_thread, play
+from edgespec.bench.together import Play, Together
 from edgespec.bench.workloads import Prompt, read_prompts
+from edgespec.cli.notes import Notes, TimeLeft
+from edgespec.cli.simulate import parse_link
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft
-from edgespec.drafting.base import TokenPath
-from edgespec.drafting.grower import DraftSource
-from edgespec.drafting.guess_scores import best_guesses
-from edgespec.drafting.independent import GuessCache, IndependentGuesser
-from edgespec.drafting.ranking import Ranking
-from edgespec.drafting.whole_model import WholeModelGuesser
-from edgespec.machines.effects import (
-    RunBlock,
-)
-from edgespec.model.loader import Checkpoint
+from edgespec.errors import ConfigError
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.sim.faults import SlowStage
-from edgespec.sim.world import CoordinatorParts
-from edgespec.tree.drafted import Children
-from edgespec.tree.ledger import IntArray, Rows
-from edgespec.types.features import NO_FEATURES
-from edgespec.types.tensor import Tensor
-from edgespec.verify.sampling import Choice, Sampling, path_of
-from edgespec.verify.top_logprobs import TopLogprobs
+from edgespec.verify.sampling import Sampling
 
-NANO, NX = "jetson-orin-nano-8gb", "jetson-orin-nx-16gb"
-MOST_CHILDREN = 16  # of a path that any policy asks for
+NANO, NX, AGX, PI = (
+    "jetson-orin-nano-8gb",
+    "jetson-orin-nx-16gb",
+    "jetson-agx-orin-64gb",
+    "raspberry-pi-5-8gb",
+)
+MODELS = "llama-2-13b,llama-3.1-8b,qwen2.5-32b"
+LINKS = "0.25:1000,2:100,20:1000"
+LEAST_STAGES, MOST_STAGES = 4, 16
 
 
 @dataclass(frozen=True)
 class RingCase:
-    """D0 is a Nano; `stages` are the others. `split`: layers of each; none given: evenly.
-    `slow`: the stage that takes twice as long; 0: none."""
+    """`stages`: the devices of V1 … VN. `split`: layers of each; none given: evenly. `slow`: the
+    stage that takes twice as long; 0: none. `link`: "" for the profiles' own."""
 
     stages: tuple[str, ...] = (NANO,) * 4
     split: tuple[int, ...] = ()
     slow: int = 0
     model: str = "llama-2-13b"
+    head: str = NANO
+    link: str = ""
 
 
 RINGS = {
@@ -88,245 +75,110 @@ RINGS = {
 }
 
 
-def setup_of(
-    case: RingCase, prompts: Sequence[Prompt], temperature: float, new_tokens: int
-) -> Setup:
-    """What `edgespec simulate` would play."""
+@dataclass(frozen=True)
+class Asked:
+    """What all rings play."""
+
+    prompts: tuple[Prompt, ...]
+    temperature: float
+    new_tokens: int
+    policies: tuple[str, ...]
+    check: bool
+
+
+def setup_of(case: RingCase, asked: Asked) -> Setup:
+    """What `edgespec simulate` would play. Raises ConfigError if the model does not fit."""
     return Setup(
         model=bundled("base"),
         draft=str(chosen_draft("", "")),
         dtype="float64",
-        profiles=tuple(profile_named(name) for name in (NANO, *case.stages)),
+        profiles=tuple(profile_named(name) for name in (case.head, *case.stages)),
         cost_model=cost_model_named(case.model),
-        link=None,
-        prompts=tuple(prompts),
-        max_new_tokens=new_tokens,
-        sampling=Sampling(temperature),
+        link=parse_link(case.link) if case.link else None,
+        prompts=asked.prompts,
+        max_new_tokens=asked.new_tokens,
+        sampling=Sampling(asked.temperature),
         split=case.split,
     )
 
 
-@dataclass
-class Endless:
-    """A tokenizer none of whose tokens ends an answer: target tokens after such a token are
-    used."""
-
-    tokenizer: Any
-    eos_ids: Collection[int] = ()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tokenizer, name)
-
-
-class Script:
-    """What the models say about some prompts at one temperature, computed once."""
-
-    def __init__(self, setup: Setup) -> None:
-        self._loaded = load_base(setup.model, setup.dtype, setup.stages)
-        endless = replace(self._loaded, tokenizer=cast("Any", Endless(self._loaded.tokenizer)))
-        plain = play_in(world_of(replace(setup, draft=""), endless), setup, "autoregressive")
-        read = [self._loaded.tokenizer.encode(prompt.text) for prompt in setup.prompts]
-        self._texts = [
-            (*prompt, *answer) for prompt, answer in zip(read, plain.tokens, strict=True)
-        ]
-        self._sampling = setup.sampling
-        self.draft = IndependentGuesser(
-            Checkpoint(bundled("draft")), setup.dtype, vocab_size=self._loaded.head.vocab_size
-        )
-        self._known: dict[tuple[object, ...], tuple[IntArray, np.ndarray]] = {}
-        self._lengths = [len(prompt) for prompt in read]
-        self._open = -1
-
-    def text_of(self, context: Sequence[int]) -> int:
-        """The number of the text that begins so."""
-        size = len(context)
-        return next(n for n, text in enumerate(self._texts) if text[:size] == tuple(context))
-
-    def token(self, text: int, position: int) -> int:
-        """The token at that position; 0 beyond the text."""
-        whole = self._texts[text]
-        return whole[position] if position < len(whole) else 0
-
-    def children(
-        self, text: int, context: int, paths: Sequence[TokenPath], draft_temperature: float | None
-    ) -> list[tuple[IntArray, np.ndarray]]:
-        """Tokens and log scores of the best children of each path behind `context` tokens."""
-        keys = [(*self._place(text, context, path), text, draft_temperature) for path in paths]
-        missing = [n for n, key in enumerate(keys) if key not in self._known]
-        if missing:
-            asked = [tuple(paths[n]) for n in missing]
-            found = self._guess(text, context, asked, draft_temperature)
-            self._known.update(zip((keys[n] for n in missing), found, strict=True))
-        return [self._known[key] for key in keys]
-
-    def _place(self, text: int, context: int, path: TokenPath) -> tuple[int, tuple[int, ...]]:
-        """The same for all ways to say it: where the text is left, and what follows there."""
-        at = 0
-        while at < len(path) and self.token(text, context + at) == path[at]:
-            at += 1
-        return context + at, tuple(path[at:])
-
-    def _guess(
-        self, text: int, context: int, paths: list[tuple[int, ...]], draft_temperature: float | None
-    ) -> list[tuple[IntArray, np.ndarray]]:
-        draft = self.draft
-        rows = draft._rows.get(0)
-        if rows is None or self._open != text or len(rows.context) > context:
-            draft.open(0, Sampling())
-            self._open = text
-        draft.read(0, self._texts[text][:context], NO_FEATURES)
-        hidden = draft._rows[0].hidden_behind(paths)
-        logits = draft._head.logits(hidden)[:, : draft._vocab_size]
-        positions = context + np.array([len(path) for path in paths])
-        rows, columns, scores = best_guesses(
-            logits, positions, self._sampling, MOST_CHILDREN, draft_temperature
-        )
-        ends = np.searchsorted(rows, np.arange(1, len(paths)))
-        return list(zip(np.split(columns, ends), np.split(scores, ends), strict=True))
-
-    def play(self, setup: Setup, policy: str, slow: int = 0) -> tuple[Played, Any]:
-        """One policy on that ring; with it what it has learnt of it."""
-        head = ScriptedHead(self)
-        guesser = ScriptedGuesser(self, head)
-        draft = DraftSource(guesser) if setup.draft else None
-        faults = [SlowStage(slow, 2.0, 0.0, 1e9)] if slow else []
-        block = cast("Callable[[int], BlockBackend]", lambda number: ScriptedBlock())
-        parts = CoordinatorParts(head, draft)
-        head.lengths = self._lengths
-        world = ring_world(setup, cast("LoadedBase", self._loaded), parts, block, faults)
-        played = play_in(world, setup, policy, head.answered)
-        return played, world.coordinator.estimates_of(policy)
+def fitting_case(model: str, profile: str, link: str, asked: Asked) -> RingCase:
+    """The ring of fewest stages, at least four, that holds the model."""
+    for stages in range(LEAST_STAGES, MOST_STAGES):
+        case = RingCase((profile,) * stages, model=model, head=profile, link=link)
+        try:
+            setup_of(case, asked)
+        except ConfigError:
+            continue
+        return case
+    return RingCase((profile,) * MOST_STAGES, model=model, head=profile, link=link)
 
 
-class ScriptedHead:
-    """A Head that looks the next token up; requests come one after the other."""
-
-    def __init__(self, script: Script) -> None:
-        self._script = script
-        self.text = 0
-        self.lengths: list[int] = []
-
-    def answered(self, texts: int) -> None:
-        """So many are."""
-        self.text = texts
-
-    def choose(
-        self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1
-    ) -> tuple[Choice, TopLogprobs | None]:
-        """See Head."""
-
-        def target(row: int) -> int:
-            return self._script.token(self.text, int(rows.positions[row]) + 1)
-
-        path = path_of(target, rows)
-        taken = np.array([target(row) for row in path.tolist()], np.int64)
-        return Choice(path, taken, np.zeros(len(path))), None
-
-
-class ScriptedBlock:
-    """A BlockBackend that computes nothing."""
-
-    def open(self, request: int, reserve: int) -> None:
-        """Nothing to do."""
-
-    def fork(self, request: int, fork_of: int) -> None:
-        """Nothing to do."""
-
-    def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
-        """A byte a row."""
-        rows = len(job.rows)
-        return None if stop() else Tensor("uint8", (rows, 1), bytes(rows))
-
-    def take_aux_hidden(self) -> Tensor | None:
-        """There are none."""
-
-    def gather(self, request: int, start: int, order: IntArray) -> None:
-        """Nothing to do."""
-
-    def close(self, request: int) -> None:
-        """Nothing to do."""
-
-
-class NoModel:
-    """Stands for a draft's block, cache and output matrix: shapes alone are right."""
-
-    device = torch.device("cpu")
-    vocab_size = 1 << 31
-
-    def new_cache(self, reserve: int) -> NoModel:
-        """Itself."""
-        return self
-
-    def gather(self, start: int, order: IntArray) -> None:
-        """Nothing to do."""
-
-    def forward(self, tokens: torch.Tensor, *_: object) -> torch.Tensor:
-        """Hidden rows of one number."""
-        return torch.zeros(len(tokens), 1)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As many rows."""
-        return hidden
-
-
-class ScriptedRanking(Ranking):
-    """Takes the script's children, and learns its temperature as ever."""
-
-    def __init__(self, script: Script, head: ScriptedHead) -> None:
-        super().__init__()
-        self._script, self._head = script, head
-
-    def children(
-        self,
-        request: int,
-        paths: Sequence[TokenPath],
-        logits: torch.Tensor,
-        positions: IntArray,
-        width: int,
-        token_ids: IntArray | None = None,
-    ) -> Children:
-        """See Ranking."""
-        state = self._requests[request]
-        context = int(positions[0]) - len(paths[0])
-        found = self._script.children(self._head.text, context, paths, state.draft_temperature)
-        cut = [(tokens[:width], scores[:width]) for tokens, scores in found]
-        if state.draft_temperature is not None:
-            state.feedback.guessed(paths, cut)
-        parents = np.repeat(np.arange(len(cut)), [len(tokens) for tokens, _ in cut])
-        tokens, scores = (np.concatenate([one[part] for one in cut]) for part in (0, 1))
-        return Children(parents, tokens, scores)
-
-
-class ScriptedGuesser(WholeModelGuesser[GuessCache]):
-    """The bundled draft with the rows that it would run, and the script's guesses."""
-
-    def __init__(self, script: Script, head: ScriptedHead) -> None:
-        real, nothing = script.draft, cast("Any", NoModel())
-        super().__init__(
-            "independent",
-            lambda: GuessCache(nothing, self.ran, self.between_layers),
-            nothing,
-            known=real._known,
-            most_rows=real._max_rows,
-            vocab_size=real._vocab_size,
-        )
-        self._ranking = ScriptedRanking(script, head)
-
-
-def learnt_against_charged(setup: Setup, case: RingCase, estimates: Any, seen: int) -> str:
+def learnt_against_charged(play: Play, case: RingCase) -> str:
     """Seconds of the slowest stage by rows, and the spread, each learnt over charged."""
+    setup, answers = play.setup, play.answers
+    seen = sum(a.prompt_tokens + a.new_tokens // 2 for a in answers) // len(answers)
     slowness = [2.0 if number == case.slow else 1.0 for number in range(1, setup.stages + 1)]
+    step = play.world.coordinator.estimates_of(play.policy).step
 
     def each(rows: int) -> list[float]:
         costs = setup.costs().stages
         return [s * cost.block_seconds(rows, seen) for s, cost in zip(slowness, costs, strict=True)]
 
-    words = []
-    for rows in (1, 2, 4, 8, 16, 32):
-        learnt = estimates.step.seconds(rows)
-        words.append(f"{rows}: {learnt * 1e3:.1f}/{max(each(rows)) * 1e3:.1f}")
+    words = [
+        f"{rows}: {step.seconds(rows) * 1e3:.1f}/{max(each(rows)) * 1e3:.1f}"
+        for rows in (1, 2, 4, 8, 16, 32)
+    ]
     spread = sum(each(4)) / max(each(4))
-    return f"ms by rows {', '.join(words)}; spread {estimates.step.spread:.2f}/{spread:.2f}"
+    return f"ms by rows {', '.join(words)}; spread {step.spread:.2f}/{spread:.2f}"
+
+
+def play_rings(item: tuple[Asked, dict[str, RingCase]], news: News) -> list[dict[str, Any]]:
+    """The figures of each of these rings."""
+    asked, cases = item
+    with one_thread():
+        together = Together(setup_of(next(iter(cases.values())), asked))
+        plays = {}
+        for name, case in cases.items():
+            faults = [SlowStage(case.slow, 2.0, 0.0, 1e9)] if case.slow else []
+            setup = setup_of(case, asked)
+            plays[name] = [together.add(setup, policy, faults) for policy in asked.policies]
+        together.run(news)
+    return [figures(name, cases[name], plays[name], asked) for name in cases]
+
+
+def figures(name: str, case: RingCase, plays: Sequence[Play], asked: Asked) -> dict[str, Any]:
+    """One ring's."""
+    speeds = {play.policy: play.played.speed for play in plays}
+    own = next((play for play in plays if play.policy == "adaptive"), None)
+    best = max((speed for policy, speed in speeds.items() if policy != "adaptive"), default=0.0)
+    tokens = next(one.played.tokens for one in plays)
+    for one in plays if asked.check and not case.slow else ():
+        assert play(one.setup, one.policy).speed == one.played.speed, f"{one.policy} on {name}"
+    return {
+        "ring": name,
+        **asdict(case),
+        "temperature": asked.temperature,
+        "tokens_per_second": speeds,
+        "adaptive_over_best_other": speeds["adaptive"] / best if own and best else None,
+        "same_tokens": all(one.played.tokens == tokens for one in plays),
+        "learnt": learnt_against_charged(own, case) if own else "",
+    }
+
+
+def table(rows: Sequence[dict[str, Any]], policies: Sequence[str], *, learnt: bool) -> str:
+    """In Markdown."""
+    lines = ["| ring | T | " + " | ".join(policies) + " | adaptive / best other | same tokens |"]
+    lines.append("| --- " * (4 + len(policies)) + "|")
+    for row in rows:
+        speeds = row["tokens_per_second"]
+        ratio = row["adaptive_over_best_other"]
+        cells = [row["ring"], f"{row['temperature']:g}", *(f"{speeds[p]:.2f}" for p in policies)]
+        cells += ["" if ratio is None else f"{ratio:.3f}", "yes" if row["same_tokens"] else "NO"]
+        lines.append("| " + " | ".join(cells) + " |")
+    if learnt:
+        lines += ["", *(f"{row['ring']}: {row['learnt']}" for row in rows)]
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -334,43 +186,52 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--prompts", required=True)
     parser.add_argument("--rings", default=",".join(RINGS))
-    parser.add_argument("--temperatures", default="0,1")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--models", default=MODELS)
+    parser.add_argument("--profiles", default=",".join((NANO, NX, AGX, PI)))
+    parser.add_argument("--links", default=LINKS)
     parser.add_argument("--policies", default="all")
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=0)
+    parser.add_argument("--json", default="")
     parser.add_argument("--check", action="store_true")
     chosen = parser.parse_args()
-    prompts = read_prompts(chosen.prompts, chosen.limit)
-    policies = chosen_policies(chosen.policies.split(","), "independent")
-    print("| ring | T | " + " | ".join(policies) + " | adaptive / best other |")
-    print("| --- " * (3 + len(policies)) + "|", flush=True)
-    with one_thread():
-        for temperature in map(float, chosen.temperatures.split(",")):
-            first = setup_of(RINGS["even"], prompts, temperature, chosen.new_tokens)
-            script = Script(first)
-            for name in chosen.rings.split(","):
-                _row(script, name, first, policies, check=chosen.check)
+    prompts = tuple(read_prompts(chosen.prompts, chosen.limit))
+    policies = chosen_policies([REFERENCE, *chosen.policies.split(",")], "independent")
+    asked = Asked(prompts, chosen.temperature, chosen.new_tokens, policies, chosen.check)
+    cases = {name: RINGS[name] for name in chosen.rings.split(",")}
+    if chosen.table:
+        cases = {}
+        for model in chosen.models.split(","):
+            for profile in chosen.profiles.split(","):
+                for link in chosen.links.split(","):
+                    case = fitting_case(model, profile, link, asked)
+                    cases[f"{model}, {len(case.stages)} × {profile}, {link}"] = case
+    rows = play_all_rings(cases, asked, chosen.jobs)
+    if chosen.json:
+        Path(chosen.json).write_text(json.dumps(rows), encoding="utf-8")
+    print(table(rows, policies, learnt=not chosen.table))
     return 0
 
 
-def _row(script: Script, name: str, first: Setup, policies: Sequence[str], *, check: bool) -> None:
-    case = RINGS[name]
-    setup = setup_of(case, first.prompts, float(first.sampling.temperature), first.max_new_tokens)
-    speeds = {}
-    learnt = ""
-    for policy in policies:
-        played, estimates = script.play(setup, policy, case.slow)
-        speeds[policy] = played.speed
-        if policy == "adaptive":
-            seen = sum(a.prompt_tokens + a.new_tokens // 2 for a in played.answers)
-            learnt = learnt_against_charged(setup, case, estimates, seen // len(played.answers))
-        if check and not case.slow:
-            assert play(setup, policy).speed == played.speed, f"{policy} on {name} is not the same"
-    others = max((speeds[p] for p in policies if p != "adaptive"), default=0.0)
-    ratio = f"{speeds['adaptive'] / others:.3f}" if others and "adaptive" in speeds else ""
-    cells = " | ".join(f"{speeds[policy]:.2f}" for policy in policies)
-    print(f"| {name} | {first.sampling.temperature:g} | {cells} | {ratio} |", flush=True)
-    print(f"  {name}: {learnt}", file=sys.stderr, flush=True)
+def play_all_rings(cases: dict[str, RingCase], asked: Asked, jobs: int) -> list[dict[str, Any]]:
+    """The figures of all rings, which some processes share."""
+    names = list(cases)
+    hands = [names[n :: process_count(jobs)] for n in range(min(process_count(jobs), len(names)))]
+    items = [(asked, {name: cases[name] for name in hand}) for hand in hands]
+    done, of = [0] * len(items), len(cases) * len(asked.policies) * len(asked.prompts)
+    notes, left = Notes(), TimeLeft()
+    with notes.waiting("loading the models") as waiting:
+
+        def news(item: int, answers: int) -> None:
+            done[item] = answers
+            waiting(f"{sum(done)}/{of} answers{left(sum(done), of)}")
+
+        played = map_in_processes(play_rings, items, jobs, news)
+    found = {row["ring"]: row for part in played for row in part}
+    return [found[name] for name in names]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from support.terminals import Terminal
 
 from edgespec.cli.answer_view import AnswerView
 from edgespec.cli.answering import cancelling, show
-from edgespec.cli.notes import Notes
+from edgespec.cli.notes import Notes, TimeLeft
 from edgespec.wire.client_messages import Finished, Progress, Tokens
 
 EVIL = "stage 1: [/bold] [red]board :smile: loading 1 of 2 layers"
@@ -61,6 +61,16 @@ def test_where_there_is_no_terminal_progress_is_a_line_now_and_then(
     out, err = capfd.readouterr()
     assert out == ""
     assert err.splitlines() == ["0 of 1000"]
+
+
+def test_the_time_left_is_by_what_is_done() -> None:
+    now = 100.0
+    left = TimeLeft(lambda: now)
+    assert left(1, 41) == ""  # how long loading took says nothing
+    now = 130.0
+    assert left(11, 41) == ", about 90 s left"
+    assert left(2, 42) == ", about 20 min left"
+    assert left(41, 41) == ""
 
 
 # --- on a terminal --------------------------------------------------------------------------------
@@ -142,7 +152,7 @@ def test_without_a_terminal_there_are_no_colours(capfd: pytest.CaptureFixture[st
 IN_TMUX = """
 import sys
 from edgespec.cli.answer_view import AnswerView
-from edgespec.cli.notes import Notes
+from edgespec.cli.notes import Notes, TimeLeft
 from edgespec.wire.client_messages import (Finished, Progress, Tokens)
 end = Finished(1, "", (1,), "stop", "p", "d", 2, 3, 2, 1.0, 0.5, 2.0, (1, 1), 4, 3, 1, 0.25)
 why = Progress(1, "the ring is lost " * 9)

@@ -67,7 +67,7 @@ def test_people_get_a_table_that_no_narrow_terminal_cuts(here: Here) -> None:
     assert "llama-2-13b, drafts by tinyllama-1.1b; D0 and 2 stage(s)" in text
     assert "links of 5 ms, 100 Mbit/s, 1 ms jitter, 0.01 loss" in text
     assert "all times are virtual" in text
-    assert "autoregressive 1/1" in done.err
+    assert "1/3 answers" in done.err
 
 
 def test_devices_may_differ_and_prompts_come_from_a_file(here: Here, tmp_path: Path) -> None:

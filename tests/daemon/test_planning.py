@@ -270,8 +270,8 @@ def test_speculation_is_played_on_the_plan(monkeypatch: pytest.MonkeyPatch) -> N
     assert speed > 1 / made.trip_seconds(128)
     assert speed == speculative_speed(made)
     many = planned(f"{NANO},16*raspberry-pi-5-8gb")
-    assert len(many.split) > 8
-    assert speculative_speed(many) is None
+    assert len(many.split) > 8  # more stages than the bundled model has layers
+    assert speculative_speed(many) is not None
 
 
 def test_no_question_is_one_that_a_report_uses() -> None:
