@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 from support.boards import boards
 from support.commands import Command, Done, run
+from support.tiers import tiered
 from support.torch_rings import BASE, DRAFT, generated, tokenizer
 
+from edgespec.config import HEADS
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
 
@@ -52,11 +54,17 @@ def is_there(pid: int) -> bool:
 class Here:
     """A cluster on loopback, of which a stage runs on the coordinator's machine."""
 
-    def __init__(self, stack: ExitStack, folder: Path, stages: int, with_stage: int) -> None:
+    def __init__(
+        self, stack: ExitStack, folder: Path, stages: int, with_stage: int, head: str = HEADS[0]
+    ) -> None:
         self._stack, self._cache = stack, ("--cache", str(folder / "cache"))
         self.folder = folder / "cluster"
         settings = ClusterSettings(
-            BASE, DRAFT, stages, "float64", host="127.0.0.1", port=0, with_stage=with_stage
+            *(BASE, DRAFT, stages, "float64"),
+            host="127.0.0.1",
+            port=0,
+            with_stage=with_stage,
+            head=head,
         )
         self.cluster = ClusterFolder.create(self.folder, settings)
         self.own = with_stage
@@ -117,10 +125,11 @@ def assert_right(running: Command, new_tokens: int = NEW_TOKENS) -> None:
     assert (done.code, done.out) == (0, right(new_tokens)), done
 
 
+@pytest.mark.parametrize("head", tiered(HEADS, [HEADS[0]]))
 def test_one_board_alone_answers_exactly_and_its_stage_ends_with_it(
-    stack: ExitStack, tmp_path: Path
+    stack: ExitStack, tmp_path: Path, head: str
 ) -> None:
-    here = Here(stack, tmp_path, 1, with_stage=1)
+    here = Here(stack, tmp_path, 1, with_stage=1, head=head)
     here.serve()
     done = here.ask("--json", new_tokens=24).done()
     assert done.code == 0, done

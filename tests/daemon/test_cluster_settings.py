@@ -70,11 +70,22 @@ def test_settings_come_back_as_they_were(settings: ClusterSettings) -> None:
     assert ClusterSettings.from_json(settings.to_json(), Path("settings.json")) == settings
 
 
-def test_those_of_an_earlier_release_have_no_stage_on_the_coordinator() -> None:
+EARLIEST = (
+    *("version", "model", "draft", "stages", "dtype", "quant", "draft_quant", "layers", "context"),
+    *("host", "port", "places"),
+)
+"""The keys of release 0.2.0."""
+
+
+def test_a_cluster_of_an_earlier_release_is_read_and_nothing_of_it_changes() -> None:
     stored = json.loads(ClusterSettings(stages=2).to_json())
-    del stored["with_stage"]
-    read = ClusterSettings.from_json(json.dumps(stored), Path("settings.json"))
+    earlier = {key: stored[key] for key in EARLIEST}
+    read = ClusterSettings.from_json(json.dumps(earlier), Path("settings.json"))
     assert read == ClusterSettings(stages=2)
+    assert (read.with_stage, read.head) == (0, "coordinator")
+    del earlier["stages"]
+    with pytest.raises(ConfigError, match="the key 'stages' is missing"):
+        ClusterSettings.from_json(json.dumps(earlier), Path("settings.json"))
 
 
 @pytest.mark.parametrize(

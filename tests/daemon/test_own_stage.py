@@ -123,6 +123,9 @@ def test_what_the_coordinator_needs_is_its_head_and_its_draft_and_its_stage_apar
     assert first is not None
     assert first.stage > alone.stage, "it embeds"
     assert (alone.first, alone.end, first.first, first.end) == (6, 8, 0, 3)
+    last = machine_needs(replace(CONFIG, head="last-stage"))
+    assert last is not None
+    assert (last.coordinator, last.stage) == (alone.coordinator - head, alone.stage + head)
     assert machine_needs(replace(CONFIG, model="/nowhere")) is None
 
 
