@@ -23,6 +23,7 @@ from edgespec.errors import ConfigError
 if TYPE_CHECKING:
     from edgespec.daemon.kernels import Kernels
     from edgespec.daemon.measure import Measured
+    from edgespec.planning.profile import LogitTimes
 
 _LEAST_SECONDS, _MOST_SECONDS = 0.01, 3600.0
 
@@ -156,8 +157,11 @@ def _show(measured: Measured) -> None:
         ("rows", *("16 bit" if name == "none" else name for name in measured.layer)),
         _rows(measured),
         f"one layer of {measured.shape}: ms, and GB/s of its packed bytes; * the fastest",
-        f"four_bit is {of.quantisation}; a layer costs {of.layer_seconds.value * 1e6:.0f} µs "
-        "whatever its size",
+        f"four_bit is {of.quantisation}; launching a layer takes "
+        f"{of.launch_seconds.value * 1e6:.0f} µs, "
+        + ("while the device computes" if of.launches_ahead else "and then it computes"),
+        "on 10^6 logits, at temperature 0, above it, and with filters: "
+        f"{_each_way(of.choosing)} to choose a token, {_each_way(of.ranking)} to rank guesses",
         f"memory {of.memory_bytes.value / 2**30:.1f} GiB free, read at "
         f"{_rate(of.memory_bandwidth.value)}; cache rows {_rate(of.copy_bandwidth.value)}; disk "
         f"{disk}{draft}",
@@ -179,6 +183,12 @@ def _rows(measured: Measured) -> Iterator[list[str]]:
             mark = "*" if name == best else " "
             cells.append(f"{column[rows] * 1e3:.3g} ms, {speed:.3g} GB/s{mark}")
         yield cells
+
+
+def _each_way(times: LogitTimes) -> str:
+    """Milliseconds for 10^6 logits."""
+    ways = (times.greedy, times.sampled, times.filtered)
+    return ", ".join(f"{way.seconds(10**6) * 1e3:.3g}" for way in ways) + " ms"
 
 
 def _rate(bytes_per_second: float) -> str:

@@ -74,6 +74,17 @@ def simulate(
         metavar="LATENCY_MS:MBIT[:JITTER_MS[:LOSS]]",
         help="Every link of the ring, instead of the profiles' own; MBIT 0: no limit.",
     ),
+    row_price: float | None = typer.Option(
+        None,
+        metavar="F",
+        help="Each further row of a pass costs F of a step of one row, on every device, whatever "
+        "the profile's tables say.",
+    ),
+    d0_free: bool = typer.Option(
+        False,
+        "--d0-free",
+        help="Head, choosing, ranking and drafts take D0 no time: what the ring alone could do.",
+    ),
     model: str = options.MODEL,
     draft: str = options.DRAFT,
     dtype: options.Dtype = "float64",
@@ -134,6 +145,8 @@ def simulate(
         prompts=tuple(workload),
         max_new_tokens=sampling.max_new_tokens,
         sampling=sampling.sampling,
+        row_price=row_price,
+        d0_free=d0_free,
         with_stage=with_stage,
     )
     if recording is not None:
@@ -249,13 +262,22 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
         map(cells, runs),
         f"charged: {of.name}, drafts by {of.draft.name or 'none'}; D0 and {setup.stages} stage(s)"
         + (f", V{setup.with_stage} on D0's device" if setup.with_stage else "")
-        + f", {devices}; {links}",
+        + f", {devices}; {links}"
+        + _instead(setup),
         f"{len(setup.prompts)} prompts, {runs[0].new_tokens} new tokens; all times are virtual, "
         "from those figures and not measured",
         f"vs AR, vs naive: tok/s over that of {REFERENCE}, {RIVAL}; exact: the tokens of "
         f"{REFERENCE}",
         left=("policy",),
     )
+
+
+def _instead(setup: Setup) -> str:
+    """What is charged otherwise than the profiles say."""
+    told = ""
+    if setup.row_price is not None:
+        told += f"; a further row costs {setup.row_price:g} of a step of one"
+    return told + ("; D0's own work costs nothing" if setup.d0_free else "")
 
 
 # --- replays and campaigns ----------------------------------------------------------------------

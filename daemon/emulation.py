@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from edgespec.backends.timed import CoordinatorDurations, StageDurations
+from functools import partial
+
+from edgespec.backends.timed import CoordinatorDurations, StageDurations, segment_bytes
 from edgespec.config import Emulation
 from edgespec.daemon.profiles import profile_named
 from edgespec.drafting.grower import DraftSource
@@ -66,4 +68,4 @@ def described(costs: RingCosts) -> str:
 
 def _links(costs: RingCosts, node: int) -> LinkPace:
     control = max(link.latency for link in costs.links)
-    return LinkPace(costs.links[node], control, costs.segment_bytes)
+    return LinkPace(costs.links[node], control, partial(segment_bytes, costs))

@@ -64,8 +64,8 @@ class LayerTimes:
 
     `stored`: bytes of a layer's matrices as packed; `weights`: how many weights they have.
     `passes`: by rows, a pass through `depth` layers, of which there were `copies`. `tiny`: one row
-    through so many layers of tiny matrices. `seen`: as `passes[1]`, but the row attends to SEEN
-    cached ones.
+    through so many layers of tiny matrices; `launched`: until the host has launched such a pass, on
+    a GPU. `seen`: as `passes[1]`, but the row attends to SEEN cached ones.
     """
 
     stored: int
@@ -74,6 +74,7 @@ class LayerTimes:
     copies: int
     passes: dict[int, Sample]
     tiny: dict[int, Sample]
+    launched: dict[int, Sample]
     seen: Sample
 
 
@@ -157,10 +158,15 @@ def measure_layer(
         _passes(blocks[-1:], 1, 0)()  # the first pass may still prepare something
     tiny_forms = {name: _narrow(form) for name, form in shape.forms.items()}
     tiny = RandomLayers(_deeper(_shrunk(shape.config), max(TINY)), quantisation, tiny_forms)
-    tiny_times = timed(
-        {layers: _passes([block(tiny, layers)], 1, 0) for layers in TINY},
-        max(_TINY_SECONDS, _TINY_SHARE * seconds()),
-    )
+    tiny_blocks = {layers: block(tiny, layers) for layers in TINY}
+    tiny_seconds = max(_TINY_SECONDS, _TINY_SHARE * seconds())
+
+    def tiny_times(settle: bool) -> dict[int, Sample]:
+        works = {n: _passes([one], 1, 0, settle=settle) for n, one in tiny_blocks.items()}
+        return timed(works, tiny_seconds)
+
+    settled_times = tiny_times(settle=True)
+    launched = tiny_times(settle=False) if device.type == "cuda" else settled_times
     works = {rows: _passes(blocks, rows, 0) for rows in ROWS}
     works[_WITH_CACHE] = _passes(blocks, 1, SEEN)
     found = timed(works, seconds())
@@ -168,7 +174,7 @@ def measure_layer(
     del works, blocks
     _free(device)
     seen = found.pop(_WITH_CACHE)
-    return LayerTimes(stored, weights, depth, copies, found, tiny_times, seen)
+    return LayerTimes(stored, weights, depth, copies, found, settled_times, launched, seen)
 
 
 def measure_draft(
@@ -200,9 +206,10 @@ def _narrow(form: Quantisation) -> Quantisation:
 
 
 def _passes(
-    blocks: list[Block], rows: int, seen: int, head: OutputHead | None = None
+    blocks: list[Block], rows: int, seen: int, head: OutputHead | None = None, settle: bool = True
 ) -> Callable[[], object]:
-    """One pass of `rows` rows after `seen` cached ones, through the next block at each call."""
+    """One pass of `rows` rows after `seen` cached ones, through the next block at each call; done
+    when it returns if it is to `settle`, else only launched."""
     first = blocks[0]
     device = first.device
     inputs = (
@@ -225,7 +232,8 @@ def _passes(
         if head is not None:
             assert hidden is not None, "it is never stopped"
             head.logits(hidden)
-        settled(device)
+        if settle:
+            settled(device)
 
     return work
 

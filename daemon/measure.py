@@ -37,6 +37,7 @@ from edgespec.daemon.layer_times import (
     misfits,
     shape_of,
 )
+from edgespec.daemon.logit_times import measure_logits
 from edgespec.daemon.memory import Available, available_memory
 from edgespec.daemon.precision import quantisation_for
 from edgespec.daemon.profile_figures import (
@@ -68,6 +69,7 @@ COORDINATOR_WAIT_S = 5.0
 
 _MEMORY_SHARE = 0.03  # of the given time, for each of the two kinds of copying
 _DRAFT_SHARE = 0.15
+_LOGITS_SHARE = 0.1
 _BUSY = 0.7  # load average, before anything is measured
 _MISLEADING = 0.5  # of a file in memory: reading it says nothing about the disk
 
@@ -198,6 +200,10 @@ def measure(
     say("reading the disk")
     disk = _disk(session)
     draft = _draft(session)
+    say("choosing tokens and ranking guesses")
+    choosing, ranking, noise = measure_logits(
+        session.device, session.conditions, _LOGITS_SHARE * request.seconds
+    )
     times = _layers(session, shape, usable, memory.per_second)
     chosen = best_four_bit(times)
     overlaps = session.device.type == "cuda"
@@ -217,6 +223,11 @@ def measure(
         four_bit=figures.four_bit(),
         sixteen_bit=figures.table(SIXTEEN_BIT),
         layer_seconds=figures.layer_seconds(),
+        launch_seconds=figures.launch_seconds(),
+        launches_ahead=overlaps,
+        choosing=choosing,
+        ranking=ranking,
+        noise=noise,
         copy_bandwidth=figures.copy_bandwidth(gather),
         link_latency=latency,
         link_bandwidth=bandwidth,

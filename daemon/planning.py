@@ -33,7 +33,7 @@ from edgespec.planning.cost_model import (
 )
 from edgespec.planning.memory import Device, PlannedModel
 from edgespec.planning.plan import Plan
-from edgespec.planning.profile import Figure, Profile, RowTable
+from edgespec.planning.profile import Figure, LogitTimes, Profile, RowTable
 from edgespec.schema import FileStruct, Text, as_type, parse_json
 
 DEFAULT_CONTEXT = 4096
@@ -117,7 +117,7 @@ def devices_of(text: str) -> tuple[Device, tuple[Device, ...]]:
 def measured_share(profile: Profile) -> tuple[int, int]:
     """How many of a profile's figures were measured on a device, of how many."""
     entries = structs.astuple(profile)
-    figures = [entry for entry in entries if isinstance(entry, Figure | RowTable)]
+    figures = [entry for entry in entries if isinstance(entry, Figure | RowTable | LogitTimes)]
     return sum(figure.origin.startswith("measured") for figure in figures), len(figures)
 
 

@@ -11,7 +11,7 @@ from edgespec.config import QUANTISATIONS
 from edgespec.daemon.bandwidths import CACHE_ROWS, Rate
 from edgespec.daemon.kernels import is_four_bit
 from edgespec.daemon.layer_times import SEEN, TINY, LayerTimes, Shape
-from edgespec.daemon.timing import LEAST_RUNS, shown
+from edgespec.daemon.timing import LEAST_RUNS, Sample, shown
 from edgespec.planning.cost_model import GROUP, packed_bytes
 from edgespec.planning.profile import ROWS, Figure, RowTable
 
@@ -49,9 +49,14 @@ def anyway(times: LayerTimes) -> tuple[float, float]:
     Their fastest runs count: such short runs suffer most from whatever else the device does, and
     what is subtracted from other times must not be more than it can be.
     """
-    few, many = TINY
-    layer = max(0.0, (times.tiny[many].least - times.tiny[few].least) / (many - few))
+    layer, few = _a_layer(times.tiny), min(TINY)
     return layer, max(0.0, times.tiny[few].least - few * layer)
+
+
+def _a_layer(tiny: Mapping[int, Sample]) -> float:
+    """The slope of the line through two blocks of tiny layers."""
+    few, many = TINY
+    return max(0.0, (tiny[many].least - tiny[few].least) / (many - few))
 
 
 def by_layer(times: LayerTimes) -> dict[int, float]:
@@ -154,9 +159,10 @@ class ProfileFigures:
             f"{one.depth} layers at a time" if one.depth > 1 else f"{one.copies} copies by turns"
         )
         raised = ", ".join(map(str, self.fit.raised[name]))
+        fixed = "layer_seconds" if self.overlaps else "launch_seconds"
         origin = (
             f"{self.conditions}: a layer of {self.shape.name} with random weights, {called(name)}, "
-            f"{one.stored} bytes, {copies}, without layer_seconds; passes at 1 row: "
+            f"{one.stored} bytes, {copies}, without {fixed}; passes at 1 row: "
             f"{one.passes[1]}, at 64 rows: {one.passes[64]}"
             + (f"; raised to what fewer rows took: {raised} rows" if raised else "")
         )
@@ -175,22 +181,34 @@ class ProfileFigures:
         return row_table((seconds * ratio for seconds in self.fit.tables[self.chosen]), origin)
 
     def layer_seconds(self) -> Figure:
-        few, many = TINY
+        if not self.overlaps:
+            return Figure(0, f"{self.conditions}: launch_seconds has it, on a processor")
         tiny = self.times[self.chosen].tiny
-        slope, _ = anyway(self.times[self.chosen])
-        origin = (
+        origin = self._of_tiny(tiny)
+        if self.fit.layer_seconds < (slope := _a_layer(tiny)):
+            origin += (
+                f"; {shown(slope)} a layer, lowered to what the measured layers leave when their "
+                "bytes have been read at memory_bandwidth, as the two overlap"
+            )
+        return Figure(tidy(self.fit.layer_seconds), origin)
+
+    def launch_seconds(self) -> Figure:
+        """Of a processor all that a layer costs whatever its size."""
+        launched = self.times[self.chosen].launched
+        origin, slope = self._of_tiny(launched), _a_layer(launched)
+        if self.overlaps:
+            return Figure(tidy(slope), f"{origin}; until the host had launched it all")
+        if self.fit.layer_seconds < slope:
+            origin += f"; {shown(slope)} a layer, lowered to half of the fastest measured layer"
+        return Figure(tidy(self.fit.layer_seconds), origin)
+
+    def _of_tiny(self, tiny: Mapping[int, Sample]) -> str:
+        few, many = TINY
+        return (
             f"{self.conditions}: 1 row through blocks of {few} and of {many} layers like those of "
             f"{self.shape.name} with tiny matrices, {self.chosen}: the difference of the fastest "
             f"runs, divided by {many - few} ({few}: {tiny[few]}; {many}: {tiny[many]})"
         )
-        if self.fit.layer_seconds < slope:
-            origin += f"; {shown(slope)} a layer, lowered to " + (
-                "what the measured layers leave when their bytes have been read at "
-                "memory_bandwidth, as the two overlap"
-                if self.overlaps
-                else "half of the fastest measured layer"
-            )
-        return Figure(tidy(self.fit.layer_seconds), origin)
 
     def copy_bandwidth(self, gather: Rate) -> Figure:
         """The slower one of gathering rows and attending to them, as one figure stands for both."""

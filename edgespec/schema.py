@@ -50,9 +50,16 @@ def parse_json(text: str | bytes, where: str, remedy: str = "") -> Any:
 
 
 def check_version(
-    content: Any, where: str, remedy: str, version: tuple[str, int]
+    content: Any,
+    where: str,
+    remedy: str,
+    version: tuple[str, int],
+    older: str = "use the edgespec that wrote it",
 ) -> dict[str, Any]:
-    """The object in a JSON file, without its version: the key, and the number that is read."""
+    """The object in a JSON file, without its version: the key, and the number that is read.
+
+    `older`: what to do about another number.
+    """
     if not isinstance(content, dict):
         raise _refused(f"{where} is {_SHOWN.repr(content)}; it must be an object", remedy)
     key, number = version
@@ -60,7 +67,7 @@ def check_version(
     if found != number or isinstance(found, bool):
         raise ConfigError(
             f"{where} has {key} {_SHOWN.repr(found)}, and this edgespec reads {key} {number}; "
-            "use the edgespec that wrote it"
+            f"{older}"
         )
     return {name: value for name, value in content.items() if name != key}
 

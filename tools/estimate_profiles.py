@@ -29,7 +29,7 @@ from pathlib import Path
 
 from edgespec.planning.cost_model import COST_MODELS, packed_bytes
 from edgespec.planning.costs import NodeCosts
-from edgespec.planning.profile import ROWS, Figure, Profile, RowTable
+from edgespec.planning.profile import ROWS, Figure, LogitTime, LogitTimes, Profile, RowTable
 
 # --- what every estimate assumes ----------------------------------------------------------------
 
@@ -39,12 +39,38 @@ CPU_MEMORY_SHARE = 0.6  # a Cortex-A76 cluster does not saturate the memory it i
 CPU_COMPUTE_SHARE = 0.25  # 4-bit weights are unpacked and scaled between the dot products
 COPY_SHARE = 0.5  # cache rows lie scattered, so they stream worse than weights
 TENSOR_CORE_FLOP = 512  # a clock, dense FP16, Orin's Ampere GPU; 4 × this is its sparse INT8 rate
-GPU_LAYER_SECONDS = 30e-6  # some ten small kernels, replayed as a CUDA graph
+GPU_LAYER_SECONDS = 30e-6  # some ten small kernels, were they replayed as a CUDA graph
 CPU_LAYER_SECONDS = 10e-6  # barriers between the threads
 LINK_BANDWIDTH = 117e6  # TCP payload of 1 Gbit/s Ethernet, bytes a second
 LINK_LATENCY = 0.25e-3
 ETHERNET = "1 Gbit/s Ethernet and one switch"
 GIB = 2**30
+
+# --- what was measured on one core of an x86 processor --------------------------------------------
+
+X86 = "one core of an AMD EPYC, torch 2.13, times of the thread"
+X86_LAUNCH_SECONDS = 0.37e-3  # a layer of 30 with tiny matrices, 35 to 40 operations
+X86_CHOOSING = {
+    "greedy": (18e-6, 0.18e-3),
+    "sampled": (26e-6, 0.88e-3),
+    "filtered": (0.12e-3, 12.5e-3),
+}
+"""Seconds of a call, and of 10^6 logits, by daemon/logit_times.py."""
+X86_RANKING = {
+    "greedy": (0.125e-3, 2.8e-3),
+    "sampled": (0.144e-3, 3.2e-3),
+    "filtered": (0.25e-3, 10.5e-3),
+}
+X86_NOISE = 6.4e-3  # of 10^6 tokens
+A78_CYCLES = 6e9
+"""How many cycles of a Cortex-A78AE do the work of a second of that core: taken for four times the
+time at the 1.5 GHz of an Orin Nano, in the middle of three to five; no board was at hand."""
+A76_CYCLES = 6.6e9  # a tenth more than its successor
+
+RANKING_KERNELS = 25  # launched to rank guesses on a GPU
+X86_KERNEL_SECONDS = 5e-6  # of the driver, for each, beside what torch takes on a CPU too
+RANKING_BYTES = {"greedy": 47, "sampled": 59, "filtered": 55}
+"""Read and written for each logit by these kernels, of which each goes over all (float32)."""
 
 # --- the fit to FlowSpec Table 1 ----------------------------------------------------------------
 
@@ -73,6 +99,7 @@ class Board:
 
     `memory`: bytes of RAM; `reserved`: of these, what models cannot use. `bandwidth`: bytes a
     second. `peak`: for weights of 4 and of 16 bits, operations a second and where they come from.
+    `slowness`: how many times as long as X86 one `core` takes for Python and numpy.
     """
 
     name: str
@@ -87,6 +114,9 @@ class Board:
     compute_share: float
     layer_seconds: float
     layer_origin: str
+    core: str
+    slowness: float
+    has_gpu: bool
     ethernet: str = ETHERNET
 
 
@@ -99,9 +129,10 @@ def orin(
     bandwidth: float,
     cores: int,
     clock: float,
+    cpu_clock: float,
     ethernet: str = ETHERNET,
 ) -> Board:
-    """A Jetson Orin: `cores` tensor cores at `clock` Hz."""
+    """A Jetson Orin: `cores` tensor cores at `clock` Hz, its processor's at `cpu_clock` Hz."""
     flops = TENSOR_CORE_FLOP * cores * clock
     peak = (
         flops,
@@ -120,7 +151,10 @@ def orin(
         memory_share=GPU_MEMORY_SHARE,
         compute_share=GPU_COMPUTE_SHARE,
         layer_seconds=GPU_LAYER_SECONDS,
-        layer_origin="some ten small kernels a layer, replayed as a CUDA graph",
+        layer_origin="some ten small kernels a layer, were they replayed as a CUDA graph",
+        core=f"a Cortex-A78AE at {cpu_clock / 1e9:g} GHz",
+        slowness=A78_CYCLES / cpu_clock,
+        has_gpu=True,
         ethernet=ethernet,
     )
 
@@ -134,6 +168,7 @@ BOARDS = (
         bandwidth=68e9,
         cores=32,
         clock=625e6,
+        cpu_clock=1.5e9,
     ),
     orin(
         "jetson-orin-nano-super-8gb",
@@ -143,6 +178,7 @@ BOARDS = (
         bandwidth=102e9,
         cores=32,
         clock=1020e6,
+        cpu_clock=1.7e9,
     ),
     orin(
         "jetson-orin-nx-16gb",
@@ -153,6 +189,7 @@ BOARDS = (
         bandwidth=102.4e9,
         cores=32,
         clock=918e6,
+        cpu_clock=2.0e9,
     ),
     orin(
         "jetson-agx-orin-64gb",
@@ -163,6 +200,7 @@ BOARDS = (
         bandwidth=204.8e9,
         cores=64,
         clock=1300e6,
+        cpu_clock=2.2e9,
         ethernet="10 Gbit/s Ethernet, held to 1 Gbit/s by the switch",
     ),
     Board(
@@ -187,6 +225,9 @@ BOARDS = (
         compute_share=CPU_COMPUTE_SHARE,
         layer_seconds=CPU_LAYER_SECONDS,
         layer_origin="barriers between four threads",
+        core="a Cortex-A76 at 2.4 GHz",
+        slowness=A76_CYCLES / 2.4e9,
+        has_gpu=False,
     ),
 )
 
@@ -217,6 +258,52 @@ def roofline(board: Board, bits: int) -> RowTable:
     )
 
 
+def on_core(board: Board) -> str:
+    """The end of an origin: where something was measured, and how it was carried over."""
+    return f"measured on {X86}, times {board.slowness:.3g} for {board.core}"
+
+
+def choosing(board: Board) -> LogitTimes:
+    """On the processor; from a GPU a row of float32 is copied first."""
+    copied = 4e6 / (COPY_SHARE * board.bandwidth) if board.has_gpu else 0.0
+    slow = board.slowness
+    times = {
+        way: LogitTime(tidy(slow * call), tidy(slow * million + copied))
+        for way, (call, million) in X86_CHOOSING.items()
+    }
+    return LogitTimes(
+        **times,
+        origin=f"estimated: {on_core(board)}"
+        + (", and 4 bytes a logit at copy_bandwidth" if board.has_gpu else ""),
+    )
+
+
+def ranking(board: Board) -> LogitTimes:
+    """Where the draft's logits are: on the GPU if there is one."""
+    slow = board.slowness
+    if not board.has_gpu:
+        times = {
+            way: LogitTime(tidy(slow * call), tidy(slow * million))
+            for way, (call, million) in X86_RANKING.items()
+        }
+        return LogitTimes(**times, origin=f"estimated: {on_core(board)}, one of its four")
+    launches = RANKING_KERNELS * X86_KERNEL_SECONDS
+    times = {
+        way: LogitTime(
+            tidy(slow * (call + launches)),
+            tidy(1e6 * RANKING_BYTES[way] / (board.memory_share * board.bandwidth)),
+        )
+        for way, (call, _) in X86_RANKING.items()
+    }
+    return LogitTimes(
+        **times,
+        origin=f"estimated: a call {on_core(board)}, with {launches * 1e3:g} ms more there for "
+        f"launching {RANKING_KERNELS} kernels; its logits by the {RANKING_BYTES['greedy']} to "
+        f"{RANKING_BYTES['sampled']} bytes that these read and write for each, at "
+        f"{board.memory_share} × {board.bandwidth / 1e9:.5g} GB/s of the data sheet",
+    )
+
+
 def estimated(board: Board) -> Profile:
     """A board's profile from its data sheet."""
     return Profile(
@@ -231,6 +318,18 @@ def estimated(board: Board) -> Profile:
         four_bit=roofline(board, 4),
         sixteen_bit=roofline(board, 16),
         layer_seconds=Figure(board.layer_seconds, f"estimated: {board.layer_origin}"),
+        launch_seconds=Figure(
+            tidy(board.slowness * X86_LAUNCH_SECONDS),
+            f"estimated: {X86_LAUNCH_SECONDS * 1e3:g} ms for the 35 to 40 operations of a layer, "
+            f"launched one by one from Python, {on_core(board)}",
+        ),
+        launches_ahead=board.has_gpu,
+        choosing=choosing(board),
+        ranking=ranking(board),
+        noise=Figure(
+            tidy(board.slowness * X86_NOISE),
+            f"estimated: {X86_NOISE * 1e3:g} ms {on_core(board)}",
+        ),
         copy_bandwidth=Figure(
             tidy(COPY_SHARE * board.bandwidth),
             f"estimated: {COPY_SHARE} × {board.bandwidth / 1e9:.5g} GB/s of the data sheet, as "
@@ -260,6 +359,8 @@ def flowspec() -> Profile:
         return (FLOWSPEC_DRAFT_SECONDS + further - fixed) * 1e9 / draft_bytes
 
     same = estimated(BOARDS[0])
+    nothing = "nothing extra: it is a part of the fitted times of a stage and of the draft"
+    free = LogitTime(0, 0)
 
     def as_estimated(figure: Figure) -> Figure:
         return Figure(figure.value, f"not fitted, that of {same.name}: {figure.origin}")
@@ -287,6 +388,11 @@ def flowspec() -> Profile:
             FLOWSPEC_LAYER_SECONDS,
             f"{FLOWSPEC_ORIGIN}: a part of the times of a stage and of the draft",
         ),
+        launch_seconds=Figure(0, nothing),
+        launches_ahead=True,
+        choosing=LogitTimes(free, free, free, nothing),
+        ranking=LogitTimes(free, free, free, nothing),
+        noise=Figure(0, nothing),
         copy_bandwidth=as_estimated(same.copy_bandwidth),
         link_latency=Figure(FLOWSPEC_LINK_LATENCY, FLOWSPEC_ORIGIN),
         link_bandwidth=Figure(int(FLOWSPEC_LINK_BANDWIDTH), FLOWSPEC_ORIGIN),

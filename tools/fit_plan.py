@@ -24,11 +24,12 @@ from edgespec.daemon.planning import QUESTIONS
 from edgespec.daemon.profiles import profile_named
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import RingCosts
+from edgespec.planning.problem import coordinator_step
 from edgespec.planning.profile import Figure, Profile
 from edgespec.verify.sampling import Sampling
 
 SEEN = 256  # cached rows that a stage reads
-ROWS, DRAFT_ROWS = 16, 8  # of a segment, and of a draft pass
+ROWS = 16  # of a segment
 NEW_TOKENS = 64
 
 
@@ -98,17 +99,15 @@ def setup_of(ring: Ring) -> Setup:
 def terms(costs: RingCosts) -> tuple[float, float, float]:
     """The slowest step, the trip, and D0's step, in seconds (docs/planning.md)."""
     links = costs.links
-    link = max(one.seconds(costs.segment_bytes(ROWS, hidden=True)) for one in links[1:])
+    link = max(one.seconds(costs.segment_bytes(ROWS, ran)) for ran, one in enumerate(links[1:], 1))
     slowest = max(link, *(stage.block_seconds(ROWS, SEEN) for stage in costs.stages))
     trip = sum(stage.block_seconds(1, SEEN) for stage in costs.stages)
     trip += sum(
-        one.latency + one.seconds(costs.segment_bytes(1, hidden=number > 0))
+        one.latency + one.seconds(costs.segment_bytes(1, number))
         for number, one in enumerate(links)
     )
-    trip += costs.coordinator.head_seconds(1)
-    own = costs.coordinator.head_seconds(ROWS)
-    own += costs.coordinator.draft_seconds(DRAFT_ROWS, SEEN // 2)
-    return slowest, trip, own
+    trip += costs.coordinator.head_seconds(1) + costs.coordinator.choose_seconds(1, "greedy")
+    return slowest, trip, coordinator_step(costs.coordinator, SEEN // 2)
 
 
 def main(count: int) -> None:

@@ -70,7 +70,7 @@ class Emulated:
             event, end = self._draft(effect, start)
         else:
             event = self._perform(effect, stop)
-            end = start + self._durations.seconds(effect)
+            end = start + self._durations.seconds(effect, event)
         self._wait_until(end)
         self.began, self.free_at = start, end
         self.late = max(self._clock() - end, 0.0)
@@ -80,7 +80,7 @@ class Emulated:
         """Run a draft at once, give event and end; heads that are asked for in its charged time
         run at its boundaries, by when they were asked for, however late that is noticed."""
         event = self._perform(effect, lambda: False)
-        charged = ChargedTime(start, self._durations.seconds(effect))
+        charged = ChargedTime(start, self._durations.seconds(effect, event))
         parts = self._durations.parts(effect)
         while (asked := self._asked.head_asked(charged.end - self._clock())) is not None:
             boundary = charged.boundary(asked, parts)
@@ -99,7 +99,8 @@ class Emulated:
 
         A block that is no longer wanted ends after the layer that it is in, as real ones do.
         """
-        charged, layers = self._durations.seconds(effect), len(self._durations.parts(effect))
+        charged, parts = self._durations.seconds(effect, None), self._durations.parts(effect)
+        layers = len(parts)
         end, layer = start + charged, charged / layers
         size = len(effect.rows).bit_length()
         begin = max(end - HEADROOM * self._usual.get(size, charged), start)

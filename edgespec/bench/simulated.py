@@ -53,6 +53,9 @@ _ROOM = 4096
 _OF_TOKENS = {"independent", "ngram", "easyspec"}
 """Draft sources that take tokens alone of the base: no row of it has to be computed for them."""
 
+MOST_ROW_PRICE = 100.0
+"""Of a step of one row: far beyond any device."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -61,8 +64,9 @@ class Setup:
     `model`: a folder. `draft`: what drafting.choice takes, with its folders (none: "").
     `profiles`: D0's, then those of V1 … VN. `link`: every link of the ring, instead of the
     profiles' own, but for those on D0's device. `split`: layers of the cost model that each stage
-    is charged for; none given: evenly. `with_stage`: the stage on D0's device, 0: none. Raises
-    ConfigError for what cannot run.
+    is charged for; none given: evenly. `with_stage`: the stage on D0's device, 0: none.
+    `row_price`: see planning.costs.NodeCosts. `d0_free`: head, choosing, ranking and drafts take no
+    time. Raises ConfigError for what cannot run.
     """
 
     model: str
@@ -76,10 +80,17 @@ class Setup:
     sampling: Sampling
     split: tuple[int, ...] = ()
     with_stage: int = 0
+    row_price: float | None = None
+    d0_free: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ConfigError(f"max-new-tokens is {self.max_new_tokens}; it must be at least 1")
+        if self.row_price is not None and not 0 <= self.row_price <= MOST_ROW_PRICE:
+            raise ConfigError(
+                f"row-price is {self.row_price:g}; it must be from 0 to {MOST_ROW_PRICE:g}, of "
+                "a step of one row"
+            )
         if not self.prompts:
             raise ConfigError("there are no prompts; give at least one")
         self.costs()
@@ -101,7 +112,9 @@ class Setup:
     def costs(self) -> RingCosts:
         """The charged costs. Raises ConfigError if the model does not fit the devices."""
         try:
-            return ring_costs(self.profiles, self.cost_model, self.split, self.with_stage)
+            return ring_costs(
+                self.profiles, self.cost_model, self.split, self.row_price, self.with_stage
+            )
         except CapacityError as problem:
             raise ConfigError(str(problem)) from None
 
@@ -126,6 +139,8 @@ class Setup:
             "profiles": [profile.name for profile in self.profiles],
             "cost_model": self.cost_model.name,
             "link": None if self.link is None else structs.asdict(self.link),
+            "row_price": self.row_price,
+            "d0_free": self.d0_free,
             "dtype": self.dtype,
             "max_new_tokens": self.max_new_tokens,
             **asdict(self.sampling),
@@ -286,6 +301,7 @@ def draft_of(
 
     source = open_source(setup.model)
     base = BaseParts(local_folder(setup.model), source, head, setup.dtype, "cpu", measured=False)
+    # With `d0_free` too: which members of a hybrid pay stays as it would be.
     seconds = setup.costs().coordinator.draft_work_seconds
     builders = dict(BUILDERS)
     if independent is not None:
@@ -349,7 +365,7 @@ def ring_world(
         ),
         device,
         make_stages,
-        CostDurations(setup.costs()),
+        CostDurations(setup.costs(), setup.d0_free),
         setup.network(),
         faults,
         seed=setup.sampling.seed,

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from edgespec.tree.drafted import Children
-from edgespec.types.draft_pass import DraftPass
+from edgespec.tree.ledger import IntArray
+from edgespec.types.draft_pass import DraftPass, DraftWork, RankedRows
 from edgespec.types.features import NO_NEEDS, DraftNeeds, Features
 from edgespec.verify.sampling import Sampling
 
@@ -26,7 +27,7 @@ class Guesser(ABC):
         self, name: str, needs: DraftNeeds = NO_NEEDS, sources: tuple[str, ...] = ()
     ) -> None:
         self.name, self.needs, self.sources = name, needs, sources or (name,)
-        self._work: list[DraftPass] = []
+        self._work: list[DraftWork] = []
         self._let_in: Callable[[], object] = lambda: None
 
     @abstractmethod
@@ -69,7 +70,12 @@ class Guesser(ABC):
         """Note a forward pass over so many rows."""
         self._work.append(DraftPass(rows, self.name))
 
-    def take_work(self) -> tuple[DraftPass, ...]:
-        """The forward passes since the last call, in order: what a device is charged for."""
+    def ranked(self, positions: IntArray, sampling: Sampling) -> None:
+        """Note that guesses were taken from a row of logits for each of these positions."""
+        where = tuple(positions.tolist())
+        self._work.append(RankedRows(where, self.name, sampling.way, sampling.seed))
+
+    def take_work(self) -> tuple[DraftWork, ...]:
+        """What was done since the last call, in order: what a device is charged for."""
         work, self._work = tuple(self._work), []
         return work

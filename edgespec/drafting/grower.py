@@ -11,7 +11,7 @@ from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.errors import LocalProtocolError
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, Floats
 from edgespec.tree.ledger import IntArray
-from edgespec.types.draft_pass import DraftPass
+from edgespec.types.draft_pass import DraftWork
 from edgespec.types.features import NO_FEATURES, Features
 from edgespec.verify.sampling import Sampling
 
@@ -150,7 +150,7 @@ class DraftSource:
         work but this source's. The guesses are the same."""
         self._guesser.let_in(call)
 
-    def take_work(self) -> tuple[DraftPass, ...]:
+    def take_work(self) -> tuple[DraftWork, ...]:
         return self._guesser.take_work()
 
     def close(self, request: int) -> None:

@@ -16,7 +16,7 @@ from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.feedback import Feedback
 from edgespec.policy.estimates import Calibration
 from edgespec.tree.drafted import Children
-from edgespec.types.draft_pass import DraftPass
+from edgespec.types.draft_pass import DraftWork
 from edgespec.types.features import NO_NEEDS, Features, joined
 from edgespec.verify.sampling import Sampling
 
@@ -92,9 +92,9 @@ class HybridGuesser(Guesser):
     def __init__(
         self,
         members: Sequence[Guesser],
-        seconds: Callable[[tuple[DraftPass, ...]], float] | None = None,
+        seconds: Callable[[tuple[DraftWork, ...]], float] | None = None,
     ) -> None:
-        """`seconds`: what forward passes cost, where times are charged; else they are measured."""
+        """`seconds`: what such work costs, where times are charged; else it is measured."""
         names = tuple(guesser.name for guesser in members)
         needs = reduce(or_, (guesser.needs for guesser in members))
         super().__init__("hybrid:" + "+".join(names), needs, names)

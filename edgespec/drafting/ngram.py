@@ -117,13 +117,14 @@ class NgramGuesser(Guesser):
         parents: list[int] = []
         tokens: list[int] = []
         scores: list[float] = []
+        positions = len(state.tokens) + np.array([len(path) for path in paths], np.int64)
+        self.ranked(positions, state.sampling)
         for index, path in enumerate(paths):
             candidates = state.candidates(path)
             shares = [successes.share(n, rank) for rank, (_, n) in enumerate(candidates)]
             guesses = [token for token, _ in candidates]
             if not state.sampling.greedy:
-                position = len(state.tokens) + len(path)
-                shares = _with_noise(guesses, shares, state.sampling.seed, position)
+                shares = _with_noise(guesses, shares, state.sampling.seed, int(positions[index]))
             best = sorted(range(len(guesses)), key=lambda at: -shares[at])[:width]
             parents += [index] * len(best)
             tokens += [guesses[at] for at in best]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,7 +69,9 @@ class Ranking:
     A request keeps the draft temperature that it began with: all scores of its tree compare.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[IntArray, Sampling], None]) -> None:
+        """`note`: told the positions for which guesses are taken, each from a row of logits."""
+        self._note = note
         self._learnt: defaultdict[Sampling, DraftTemperature] = defaultdict(DraftTemperature)
         self._requests: dict[int, _RankedRequest] = {}
 
@@ -107,6 +109,7 @@ class Ranking:
         models with a vocabulary of their own; left out, column v is token v.
         """
         state = self._requests[request]
+        self._note(positions, state.sampling)
         rows, columns, scores = best_guesses(
             logits, positions, state.sampling, width, state.draft_temperature, token_ids
         )

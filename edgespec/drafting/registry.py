@@ -27,7 +27,7 @@ from edgespec.model.hub import local_folder
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import require_same_tokenizer
-from edgespec.types.draft_pass import DraftPass
+from edgespec.types.draft_pass import DraftWork
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
 def build_draft(
     choice: DraftChoice,
     base: BaseParts,
-    seconds: Callable[[tuple[DraftPass, ...]], float] | None = None,
+    seconds: Callable[[tuple[DraftWork, ...]], float] | None = None,
     builders: Mapping[str, Callable[[str, BaseParts], Guesser]] = BUILDERS,
 ) -> DraftSource | None:
     """The draft source; None if none is chosen.

@@ -44,12 +44,12 @@ class LinkPace:
     """The outgoing links of one node.
 
     `ring` leads to the next node; a control message takes `control` seconds and no bandwidth;
-    `segment_bytes(rows, hidden)`: the size of a segment with rows of the charged model.
+    `segment_bytes(segment)`: its size, were its rows those of the charged model.
     """
 
     ring: LinkCosts
     control: float
-    segment_bytes: Callable[[int, bool], int]
+    segment_bytes: Callable[[Segment], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class PacedTransport(ZmqTransport):
 
     def _count(self, message: Message) -> int:
         if self.pace is not None and isinstance(message, Segment):
-            nbytes = self.pace.segment_bytes(message.rows, message.hidden is not None)
+            nbytes = self.pace.segment_bytes(message)
         elif self.on_sent is None:
             return 0
         else:

@@ -36,7 +36,8 @@ class DraftCosts:
     """A draft model on D0: its layers at `bits` (4, 8 or 16), its head in 16.
 
     `layer_bytes` as held; `kv_bytes`: keys and values of one row in one layer, 16 bit.
-    `ends_bytes`: what D0 holds of the draft's embedding and head, beside the base's head.
+    `ends_bytes`: what D0 holds of the draft's embedding and head, beside the base's head. `vocab`:
+    of how many tokens it ranks guesses.
     """
 
     name: str
@@ -46,13 +47,14 @@ class DraftCosts:
     head_bytes: int
     kv_bytes: int
     ends_bytes: int
+    vocab: int
 
     @property
     def held_bytes(self) -> int:
         return self.layers * self.layer_bytes + self.ends_bytes
 
 
-NO_DRAFT = DraftCosts("", 0, 0, 16, 0, 0, 0)
+NO_DRAFT = DraftCosts("", 0, 0, 16, 0, 0, 0, 0)
 """A ring without a draft model."""
 
 
@@ -63,6 +65,7 @@ class CostModel:
     `layer_bytes`: one layer, held in `bits` (4, 8 or 16) a weight, scales included; `quantisation`:
     its name, "" where only the bits are known. `kv_bytes`: keys and values of one row in one
     layer, 16 bit. `head_bytes`: the output head in 16 bit; the input embedding has as many.
+    `vocab`: tokens, of which one is chosen.
     `expert_bytes`: what the `experts` of a mixture have of `layer_bytes`; each row goes through
     `active` of them. `draft`: the whole model that guesses; `heads`: EAGLE heads by the names of
     their draft sources.
@@ -74,6 +77,7 @@ class CostModel:
     layer_bytes: int
     kv_bytes: int
     head_bytes: int
+    vocab: int
     draft: DraftCosts
     bits: int = 4
     quantisation: str = ""
@@ -83,7 +87,11 @@ class CostModel:
     heads: Mapping[str, DraftCosts] = field(default_factory=dict)
 
     def draft_of(self, source: str) -> DraftCosts:
-        """What a pass of that draft source is charged as."""
+        """What a pass and the ranking of that draft source are charged as."""
+        if source == "ngram":  # it looks tokens up
+            return NO_DRAFT
+        if source == "ppd":  # its rows go round with the base's, and through the base's head
+            return replace(NO_DRAFT, vocab=self.vocab)
         return self.heads.get(source, self.draft)
 
     @property
@@ -122,6 +130,7 @@ def cost_model_of(
         layer_bytes=file_bytes or of.layer_bytes(quantisation),
         kv_bytes=of.kv_bytes,
         head_bytes=of.head_bytes,
+        vocab=of.vocab,
         draft=draft,
         bits=_file_bits(of, file_bytes) if file_bytes else bits_of(quantisation),
         quantisation=quantisation.name,
@@ -159,6 +168,7 @@ def draft_costs_of(
         head_bytes=of.head_bytes,
         kv_bytes=of.kv_bytes,
         ends_bytes=(1 if of.tied else 2) * of.head_bytes + of.layers * unused,
+        vocab=of.vocab,
     )
 
 
@@ -184,6 +194,7 @@ def eagle_costs(base: str, of: Architecture, bits: int) -> DraftCosts:
         head_bytes=of.head_bytes,
         kv_bytes=of.kv_bytes,
         ends_bytes=of.head_bytes,
+        vocab=of.vocab,
     )
 
 
@@ -205,6 +216,7 @@ def eagle3_costs(base: str, of: Architecture, bits: int) -> DraftCosts:
         head_bytes=head,
         kv_bytes=of.kv_bytes,
         ends_bytes=head + held,
+        vocab=min(of.vocab, EAGLE3_VOCAB),
     )
 
 

@@ -11,11 +11,12 @@ from edgespec.errors import CapacityError, ConfigError
 from edgespec.planning.cost_model import CostModel
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import Profile
-from edgespec.types.draft_pass import DraftPass
+from edgespec.types.draft_pass import DraftPass, DraftWork, Way
 
-# The ring's key, and the header of a segment, whatever it holds, with the times of four stages: 12
-# bytes each. From link to link there is one more; four are the mean of a ring of eight.
-_SEGMENT_BYTES = 150
+_KEY_BYTES = 40  # the ring's key, the first frame of every message
+_HEADER_BYTES = 34  # of a segment of one request, the second frame
+_HIDDEN_HEADER_BYTES = 13  # type and shape of the hidden rows
+_RAN_BYTES = 11  # rows and seconds of a stage that has computed it
 _ROW_BYTES = 3 * 8  # id, parent and position travel all the way
 _TOKEN_BYTES = 8  # only as far as the first stage
 
@@ -24,16 +25,24 @@ _TOKEN_BYTES = 8  # only as far as the first stage
 class NodeCosts:
     """What one device charges, in seconds; `layers` of the model are its own (D0: none).
 
-    A forward pass of R rows through a layer costs the profile's fixed `layer_seconds`, the row
-    table's time for the layer's bytes, and the reading of the `seen` cache rows. They are read
-    once for all R rows, as an attention kernel does whose rows share a tile. Arithmetic of the
+    A forward pass of R rows through a layer takes the device the profile's fixed `layer_seconds`,
+    the row table's time for the layer's bytes, and the reading of the `seen` cache rows. They are
+    read once for all R rows, as an attention kernel does whose rows share a tile. Arithmetic of the
     attention itself is left out: at a thousand cached rows it is a few percent of the layer's.
     Of a mixture, only the experts are charged that the rows go through, each for its own rows.
+
+    Nothing captures CUDA graphs: the host launches a layer's operations one by one. A GPU computes
+    meanwhile, so that L layers take max(L × launch, L × device); on a CPU the two add up.
+
+    D0's work on logits is charged too: choosing tokens row by row, as verification looks at them,
+    noise once a position, ranking a draft's guesses. With a `row_price` every row after the first
+    costs that share of what the weights take for one row, whatever the profile's tables say.
     """
 
     profile: Profile
     model: CostModel
     layers: int
+    row_price: float | None = None
 
     def block_seconds(self, rows: int, seen: int) -> float:
         """Its layers over `rows` rows, each attending to up to `seen` cached rows."""
@@ -55,27 +64,54 @@ class NodeCosts:
         """The base model's output head over `rows` rows."""
         return self._weights(rows, self.model.head_bytes, 16)
 
-    def draft_work_seconds(self, work: Sequence[DraftPass]) -> float:
-        """Forward passes of a draft, the rows that they see left out."""
-        return sum(self.draft_seconds(rows, 0, source) for rows, source in work)
+    def choose_seconds(self, rows: int, way: Way) -> float:
+        """Taking the tokens after `rows` rows of logits, one row after the other."""
+        return rows * self.profile.choosing.of(way).seconds(self.model.vocab)
+
+    def noise_seconds(self, positions: int) -> float:
+        """Making the noise of so many positions, which choosing and ranking share."""
+        return positions * self.profile.noise.value * self.model.vocab / 1e6
+
+    def draft_work_seconds(self, work: Sequence[DraftWork], seen: int = 0) -> float:
+        """What a draft source did, without noise; its passes attend to `seen` cached rows each."""
+        return sum(
+            self.draft_seconds(one.rows, seen, one.source)
+            if isinstance(one, DraftPass)
+            else self.rank_seconds(len(one.positions), one.way, one.source)
+            for one in work
+        )
 
     def draft_seconds(self, rows: int, seen: int, source: str = "") -> float:
-        """One forward pass of a draft source, its output head included; "": of the draft model."""
+        """One forward pass through the layers of a draft source; "": of the draft model."""
         return sum(self.draft_parts(rows, seen, source), 0.0)
 
     def draft_parts(self, rows: int, seen: int, source: str = "") -> list[float]:
-        """The same pass layer by layer, its output head last; nothing for no rows."""
+        """The same pass layer by layer; nothing for no rows."""
         draft = self.model.draft_of(source)
         if rows == 0:
             return []
         weights = self._weights(rows, draft.layer_bytes, draft.bits)
-        layer = self._layer(weights, seen, draft.kv_bytes)
-        return [layer] * draft.layers + [self._weights(rows, draft.head_bytes, 16)]
+        return [self._layer(weights, seen, draft.kv_bytes)] * draft.layers
+
+    def rank_seconds(self, rows: int, way: Way, source: str = "") -> float:
+        """A draft source's output head over `rows` rows, and the best guesses of their logits.
+
+        A look-up without logits takes no longer than the fixed part of choosing a token.
+        """
+        draft, profile = self.model.draft_of(source), self.profile
+        if rows == 0:
+            return 0.0
+        if not draft.vocab:
+            return rows * profile.choosing.of("greedy" if way == "greedy" else "filtered").call
+        head = self._weights(rows, draft.head_bytes, 16)
+        return head + profile.ranking.of(way).seconds(rows * min(draft.vocab, self.model.vocab))
 
     def _layer(self, weights: float, seen: int, kv_bytes: int) -> float:
         """A layer whose weights take so many seconds."""
-        cache = seen * kv_bytes / self.profile.copy_bandwidth.value
-        return self.profile.layer_seconds.value + weights + cache
+        profile = self.profile
+        cache = seen * kv_bytes / profile.copy_bandwidth.value
+        device, launch = profile.layer_seconds.value + weights + cache, profile.launch_seconds.value
+        return max(device, launch) if profile.launches_ahead else device + launch
 
     def _experts(self, rows: int) -> float:
         model = self.model
@@ -90,6 +126,10 @@ class NodeCosts:
         """By the device's table for this very quantisation if it has one, else by the bits."""
         if rows == 0:
             return 0.0
+        if self.row_price is not None:
+            further, rows = self.row_price * (rows - 1), 1
+        else:
+            further = 0.0
         profile = self.profile
         if quantisation in profile.quantisations:
             seconds = profile.quantisations[quantisation].at(rows)
@@ -99,7 +139,7 @@ class NodeCosts:
             # A byte holds twice as many weights in 8 bits as in 16, so it costs the arithmetic of
             # twice the rows, and the same reading.
             seconds = profile.sixteen_bit.at(rows if bits == 16 else 2 * rows)
-        return weight_bytes / 1e9 * seconds
+        return weight_bytes / 1e9 * seconds * (1 + further)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +172,32 @@ class RingCosts:
     links: tuple[LinkCosts, ...]
     with_stage: int = 0
 
-    def segment_bytes(self, rows: int, hidden: bool) -> int:
-        """Bytes of a segment on the wire; without `hidden` states (D0 to V1) it holds tokens."""
-        row = self.coordinator.model.activation_bytes if hidden else _TOKEN_BYTES
-        return _SEGMENT_BYTES + rows * (_ROW_BYTES + row)
+    def segment_bytes(self, rows: int, ran: int) -> int:
+        """Bytes on the wire of a segment that `ran` stages have computed.
+
+        From D0 (0) it holds tokens, then hidden states.
+        """
+        if not ran:
+            numbers = frame_bytes(rows * (_ROW_BYTES + _TOKEN_BYTES))
+            return frame_bytes(_KEY_BYTES) + frame_bytes(_HEADER_BYTES) + numbers
+        header = _HEADER_BYTES + _HIDDEN_HEADER_BYTES + ran * _RAN_BYTES
+        frames = (_KEY_BYTES, header, rows * _ROW_BYTES, rows * self.row_bytes)
+        return sum(map(frame_bytes, frames))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row's hidden state on the wire."""
+        return self.coordinator.model.activation_bytes
+
+
+def frame_bytes(content: int) -> int:
+    """Bytes of a message's frame as ZeroMQ sends it.
+
+    A MESSAGE command of CurveZMQ (RFC 26) has a name and a nonce of 8 bytes each, an authenticator
+    of 16 and a flag; ZMTP's header (RFC 23) has 2 or 9.
+    """
+    body = 33 + content
+    return body + (2 if body < 256 else 9)
 
 
 def link_between(near: Profile, far: Profile) -> LinkCosts:
@@ -147,13 +209,17 @@ def link_between(near: Profile, far: Profile) -> LinkCosts:
 
 
 def ring_costs(
-    profiles: Sequence[Profile], model: CostModel, split: Sequence[int] = (), with_stage: int = 0
+    profiles: Sequence[Profile],
+    model: CostModel,
+    split: Sequence[int] = (),
+    row_price: float | None = None,
+    with_stage: int = 0,
 ) -> RingCosts:
     """The costs of a ring of these devices: profiles[0] is D0's, then those of V1 … VN.
 
     `with_stage`: the stage that is on D0's device, 0: none; its profile is D0's.
-
-    `split`: how many layers each stage has; none given: as `split_layers` does. Memory: a stage
+    `split`: how many layers each stage has; none given: as `split_layers` does. `row_price`: see
+    NodeCosts. Memory: a stage
     needs room for its block, and V1 for the input embedding too (16 bit). KV caches, and what D0
     holds, are not counted here (see planning.plan).
 
@@ -185,11 +251,11 @@ def ring_costs(
                 f"{end - 1} of {model.name} and has {profile.memory_bytes.value / 1e9:.2f} GB; "
                 "use more stages or a device with more memory"
             )
-        stages.append(NodeCosts(profile, model, end - first))
+        stages.append(NodeCosts(profile, model, end - first, row_price))
     links = list(starmap(link_between, pairwise([*profiles, profiles[0]])))
     for number in local_links(len(stages), with_stage):
         links[number] = LOCAL_LINK
-    coordinator = NodeCosts(profiles[0], model, 0)
+    coordinator = NodeCosts(profiles[0], model, 0, row_price)
     return RingCosts(coordinator, tuple(stages), tuple(links), with_stage)
 
 

@@ -11,7 +11,7 @@ from edgespec.errors import CapacityError, ConfigError
 from edgespec.planning.costs import RingCosts, ring_costs
 from edgespec.planning.layout import Layout, fastest
 from edgespec.planning.memory import Device, Need, gib
-from edgespec.planning.problem import Problem
+from edgespec.planning.problem import Problem, head_seconds
 from edgespec.planning.refusal import refusal
 
 
@@ -56,7 +56,8 @@ class Plan:
     @cached_property
     def costs(self) -> RingCosts:
         profiles = [node.device.profile for node in self.nodes]
-        return ring_costs(profiles, self.problem.model.costs, self.split, self.with_stage)
+        costs = self.problem.model.costs
+        return ring_costs(profiles, costs, self.split, with_stage=self.with_stage)
 
     def trip_seconds(self, seen: int) -> float:
         """One row round the ring and through the head: a token of plain decoding.
@@ -65,11 +66,11 @@ class Plan:
         """
         costs = self.costs
         links = sum(
-            link.latency + link.seconds(costs.segment_bytes(1, number > 0))
+            link.latency + link.seconds(costs.segment_bytes(1, number))
             for number, link in enumerate(costs.links)
         )
         stages = sum(stage.block_seconds(1, seen) for stage in costs.stages)
-        return stages + links + costs.coordinator.head_seconds(1)
+        return stages + links + head_seconds(costs.coordinator, 1, 1)
 
 
 def plan(problem: Problem) -> Plan:

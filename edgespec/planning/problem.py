@@ -18,6 +18,9 @@ MOST_DEVICES = 17
 DRAFT_ROWS = 8
 """Rows of the draft pass that counts into D0's step."""
 
+CHOSEN_ROWS = 3
+"""Rows of a segment that are looked at, in D0's step: those that were right, and one."""
+
 STEP_WEIGHT, TRIP_WEIGHT, COORDINATOR_WEIGHT, SHARED_WEIGHT = 0.15, 0.10, 0.61, 0.5
 """Seconds a token with a draft, by the slowest step, the trip, D0's step, and the step of the stage
 on D0's board (docs/planning.md)."""
@@ -97,10 +100,9 @@ class Problem:
     def fixed_seconds(self) -> float:
         """What D0 adds to the seconds of a token, whatever the layout is."""
         node = NodeCosts(self.coordinator.profile, self.model.costs, 0)
-        seconds = self.weights[1] * node.head_seconds(1)
+        seconds = self.weights[1] * head_seconds(node, 1, 1)
         if self.model.draft.layers:
-            draft = node.draft_seconds(DRAFT_ROWS, self.context // 2)
-            seconds += COORDINATOR_WEIGHT * (node.head_seconds(SEGMENT_ROWS) + draft)
+            seconds += COORDINATOR_WEIGHT * coordinator_step(node, self.context // 2)
         return seconds
 
     def runs(self) -> bool:
@@ -122,6 +124,7 @@ class Problem:
         """
         devices = [self.coordinator, *self.boards]
         bytes_of = RingCosts(NodeCosts(self.coordinator.profile, self.model.costs, 0), (), ())
+        ran = [0] + [2] * len(self.boards)  # whatever stage it will be: 11 bytes each
         trip = np.zeros((len(devices), len(devices)))
         step = np.zeros_like(trip)
         for i, near in enumerate(devices):
@@ -129,7 +132,18 @@ class Problem:
                 link = link_between(near.profile, far.profile)
                 if {i, j} == {0, len(self.boards)}:
                     link = LOCAL_LINK
-                trip[i, j] = link.latency + link.seconds(bytes_of.segment_bytes(1, i > 0))
-                step[i, j] = link.seconds(bytes_of.segment_bytes(SEGMENT_ROWS, i > 0))
+                trip[i, j] = link.latency + link.seconds(bytes_of.segment_bytes(1, ran[i]))
+                step[i, j] = link.seconds(bytes_of.segment_bytes(SEGMENT_ROWS, ran[i]))
         trip[-1, 1:] = step[-1, 1:] = np.inf
         return LinkTimes(trip, step)
+
+
+def coordinator_step(node: NodeCosts, seen: int) -> float:
+    """D0's step at temperature 0: a segment's head and choice, a draft pass and its ranking."""
+    draft = node.draft_seconds(DRAFT_ROWS, seen) + node.rank_seconds(DRAFT_ROWS, "greedy")
+    return head_seconds(node, SEGMENT_ROWS, CHOSEN_ROWS) + draft
+
+
+def head_seconds(node: NodeCosts, rows: int, chosen: int) -> float:
+    """The output head over `rows` rows, and taking the tokens after `chosen` of them."""
+    return node.head_seconds(rows) + node.choose_seconds(chosen, "greedy")

@@ -11,13 +11,15 @@ from msgspec import Meta, field, to_builtins
 
 from edgespec.config import NAMED
 from edgespec.schema import FileStruct, Text, as_type, check_version
+from edgespec.types.draft_pass import Way
 
-FORMAT = 1
+FORMAT = 2
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 """The rows of a forward pass at which a row table has figures."""
 
 _KEYS = tuple(map(str, ROWS))
 _REMEDY = "profiles/README.md describes the format"
+_MEASURE_AGAIN = "measure it again with `edgespec profile`"
 
 # The upper limit keeps integers out that no float can hold; every sane figure is far below.
 Positive = Annotated[float, Meta(gt=0, lt=1e30)]
@@ -71,16 +73,42 @@ class RowTable(FileStruct, frozen=True):
         return left + (right - left) * (rows - ROWS[end - 1]) / (ROWS[end] - ROWS[end - 1])
 
 
+class LogitTime(FileStruct, frozen=True):
+    """Seconds of a piece of work on logits: `call`, and `million` for each 10^6 of them."""
+
+    call: NotNegative
+    million: NotNegative
+
+    def seconds(self, logits: int) -> float:
+        return self.call + self.million * logits / 1e6
+
+
+class LogitTimes(FileStruct, frozen=True):
+    """The times of one kind of work on logits, for each way to take tokens from them."""
+
+    greedy: LogitTime
+    sampled: LogitTime
+    filtered: LogitTime
+    origin: Text
+
+    def of(self, way: Way) -> LogitTime:
+        return {"greedy": self.greedy, "sampled": self.sampled, "filtered": self.filtered}[way]
+
+
 class Profile(FileStruct, frozen=True, kw_only=True):
     """One device (profiles/README.md has the file format). Bytes, seconds, bytes a second.
 
     `memory_bytes`: RAM that models may use. `memory_bandwidth`: of the data sheet, or measured
     (its origin says which). `four_bit`, `sixteen_bit`: time to run rows through weights packed in
     4 bits (a scale of 16 bits for each 64 is counted in the bytes) or held in 16. `layer_seconds`:
-    what a layer costs on top in every forward pass, whatever its size. `copy_bandwidth`: at which
-    attention reads cache rows and a gather moves them. `link_latency`: one way, from application
-    to application. `cost_model`: the model that the figures were fitted with, used when the user
-    names none; "" if they fit any.
+    what the device takes for a layer on top in every forward pass, whatever its size, were it a
+    CUDA graph. `launch_seconds`: what the host takes to launch a layer's operations one by one;
+    `launches_ahead`: whether the device computes meanwhile, as GPUs do. `choosing`: taking the
+    token after one row of logits, on the host; `ranking`: the best guesses of some rows at once,
+    where the draft's logits are; both without making noise. `noise`: making that of one position,
+    for 10^6 tokens. `copy_bandwidth`: at which attention reads cache rows and a gather moves them.
+    `link_latency`: one way, from application to application. `cost_model`: the model that the
+    figures were fitted with, used when the user names none; "" if they fit any.
 
     Known only from measurements on a device; empty or None in other profiles:
     `quantisations`: a table for each quantisation that runs here, by name, for 10^9 bytes as
@@ -98,6 +126,11 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     copy_bandwidth: Figure
     link_bandwidth: Figure
     layer_seconds: Figure
+    launch_seconds: Figure
+    launches_ahead: bool
+    choosing: LogitTimes
+    ranking: LogitTimes
+    noise: Figure
     link_latency: Figure
     four_bit: RowTable
     sixteen_bit: RowTable
@@ -133,13 +166,14 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     @staticmethod
     def from_dict(data: object, where: str) -> Profile:
         """The profile in a parsed JSON file; `where` names the file. Raises ConfigError."""
-        content = check_version(data, where, _REMEDY, ("format", FORMAT))
+        content = check_version(data, where, _REMEDY, ("format", FORMAT), _MEASURE_AGAIN)
         return as_type(Profile, content, where, _REMEDY)
 
     def to_dict(self) -> dict[str, object]:
         """What `from_dict` reads: dicts, text and numbers only, in the order of the format."""
         content = to_builtins(self)
-        kept = {key: value for key, value in content.items() if value or key == "cost_model"}
+        empty: tuple[object, ...] = (None, "", {})
+        kept = {k: value for k, value in content.items() if value not in empty or k == "cost_model"}
         return {"format": FORMAT, **kept}
 
 

@@ -6,12 +6,13 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
-from edgespec.backends.timed import CoordinatorDurations, StageDurations
+from edgespec.backends.timed import CoordinatorDurations, StageDurations, segment_bytes
 from edgespec.decoding.effects import RunHead
 from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import Event
 from edgespec.planning.costs import RingCosts
 from edgespec.sim.links import LinkSpec, Network
-from edgespec.types.draft_pass import DraftPass
+from edgespec.types.draft_pass import DraftWork
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
 
@@ -19,11 +20,12 @@ from edgespec.wire.segment import Segment
 class Durations(Protocol):
     """What a run charges; stages are numbered from 1."""
 
-    def coordinator(self, effect: Effect, work: tuple[DraftPass, ...]) -> float:
-        """Seconds of a coordinator's effect; `work`: the draft's passes that it took."""
+    def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
+        """Seconds of a coordinator's effect; `done`: what came of it; `work`: what the draft did
+        for it."""
 
-    def stage(self, number: int, effect: Effect) -> float:
-        """Seconds of a stage's effect."""
+    def stage(self, number: int, effect: Effect, done: Event | None) -> float:
+        """Seconds of a stage's effect; `done`: what came of it, of a head alone."""
 
     def parts(self, number: int, effect: Effect) -> Sequence[float]:
         """The lengths, in any unit, of an effect's parts (layers) at stage `number`, 0: the
@@ -37,39 +39,26 @@ class Durations(Protocol):
 class CostDurations:
     """What the devices of `costs` would take, whatever small model stands in for the real one."""
 
-    def __init__(self, costs: RingCosts) -> None:
-        self._costs = costs
+    def __init__(self, costs: RingCosts, d0_free: bool = False) -> None:
+        """`d0_free`: nothing that the coordinator does takes time."""
+        self._costs, self._d0_free = costs, d0_free
         self._coordinator = CoordinatorDurations(costs.coordinator)
         self._stages = [StageDurations(stage) for stage in costs.stages]
 
-    def coordinator(self, effect: Effect, work: tuple[DraftPass, ...]) -> float:
-        return self._coordinator.seconds(effect, work)
+    def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
+        return 0.0 if self._d0_free else self._coordinator.seconds(effect, done, work)
 
-    def stage(self, number: int, effect: Effect) -> float:
-        return self._stages[number - 1].seconds(effect)
+    def stage(self, number: int, effect: Effect, done: Event | None) -> float:
+        return self._stages[number - 1].seconds(effect, done)
 
     def parts(self, number: int, effect: Effect) -> Sequence[float]:
+        if not number and self._d0_free:
+            return (1.0,)
         return (self._stages[number - 1] if number else self._coordinator).parts(effect)
 
     def message_bytes(self, message: Message, encoded: int) -> int:
         """A segment as the charged model's rows would make it; all else as it is."""
-        if not isinstance(message, Segment):
-            return encoded
-        vectors = 0 if message.ppd_tokens is None else message.ppd_tokens.shape[0]
-        plain = self._costs.segment_bytes(message.rows, message.hidden is not None)
-        plain += self._costs.segment_bytes(vectors, True) if vectors else 0
-        return plain + self._aux_bytes(message)
-
-    def _aux_bytes(self, segment: Segment) -> int:
-        """What its auxiliary rows would take of the charged model: a byte a number, and a scale."""
-        if segment.aux_hidden is None or segment.hidden is None:
-            return 0
-        layers = round(segment.aux_hidden.shape[1] / (segment.hidden.shape[1] + _SCALE_BYTES))
-        wide = self._costs.coordinator.model.activation_bytes // 2
-        return segment.rows * layers * (wide + _SCALE_BYTES)
-
-
-_SCALE_BYTES = 4
+        return segment_bytes(self._costs, message) if isinstance(message, Segment) else encoded
 
 
 def network_of(costs: RingCosts) -> Network:
@@ -103,14 +92,14 @@ class RandomDurations:
         self._layers = layers
         self._passes = 0  # of the last draft
 
-    def coordinator(self, effect: Effect, work: tuple[DraftPass, ...]) -> float:
+    def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
         """A draft is charged for every pass."""
         if isinstance(effect, RunHead):
             return self._draw(self._head)
         self._passes = len(work)
         return self._draw(self._draft) * len(work)
 
-    def stage(self, number: int, effect: Effect) -> float:
+    def stage(self, number: int, effect: Effect, done: Event | None) -> float:
         """What is neither a block nor a head costs a tenth of a block."""
         if isinstance(effect, RunHead):
             return self._draw(self._head)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgespec.backends.charged_time import ChargedTime
-from edgespec.backends.compute import FIRST, lane_of
+from edgespec.backends.compute import FIRST, INTERRUPTIBLE, lane_of
 from edgespec.backends.emulated import Perform
 from edgespec.decoding.effects import RunHead
 from edgespec.errors import EdgespecError
@@ -75,16 +75,16 @@ class Turns:
         if self.running is None:
             self._workers[node].go()
         elif lane < self.running.running_lane:
-            self.running.give_way()
+            self.running.give_way(self._workers[node])
 
 
 class VirtualWorker:
     """Carries out compute effects in order; each takes virtual time and gives at most one event.
     What runs gives way to what comes first on its device (see Turns and backends.charged_time).
 
-    With `at_start` an effect is carried out when its time begins, because what it did decides how
-    long it takes; else when its time ends, because an abort may come meanwhile. Either way its
-    event is delivered at the end.
+    A head, and with `at_start` every effect, is carried out when its time begins, because what it
+    did decides how long it takes; else when its time ends, because an abort may come meanwhile.
+    Either way its event is delivered at the end.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class VirtualWorker:
         node: int,
         clock: Clock,
         perform: Perform,
-        seconds: Callable[[Effect], float],
+        seconds: Callable[[Effect, Event | None], float],
         parts: Callable[[Effect], Sequence[float]],
         done: Callable[[int, Effect, Event | None], None],
         spans: list[Span] | None,
@@ -100,8 +100,8 @@ class VirtualWorker:
         *,
         at_start: bool,
     ) -> None:
-        """`seconds`: how long an effect that starts now takes; `parts`: the lengths of the parts
-        that this falls into, in any unit."""
+        """`seconds`: how long an effect that starts now takes, and what came of it if it was
+        carried out; `parts`: the lengths of the parts that this falls into, in any unit."""
         self._node = node
         self._clock = clock
         self._carry_out = perform
@@ -182,10 +182,13 @@ class VirtualWorker:
         else:
             self._running = self._begun(self._queue.popleft(), now)
 
-    def give_way(self) -> None:
-        """Something of a better lane waits."""
-        if self._running is not None and not self._running.stopped:
-            self._cut(self._running, self._interrupt)
+    def give_way(self, other: VirtualWorker) -> None:
+        """Something of a better lane waits there; of its own work, only drafts make way."""
+        running = self._running
+        assert running is not None
+        may = other is not self or isinstance(running.effect, INTERRUPTIBLE)
+        if may and not running.stopped:
+            self._cut(running, self._interrupt)
 
     def _cut(self, running: _RunningEffect, act: Callable[[], None]) -> bool:
         """Let `act` happen at the next boundary of what runs; False if that runs its last part."""
@@ -209,12 +212,15 @@ class VirtualWorker:
 
     def _begun(self, effect: Effect, now: float) -> _RunningEffect:
         unwanted = isinstance(effect, RunBlock) and effect.job in self._unwanted
-        result = self._perform(effect, stopped=False) if self._at_start else None
-        charged = ChargedTime(now, 0.0 if unwanted else self._seconds(effect))
+        result = self._perform(effect, stopped=False) if self._is_early(effect) else None
+        charged = ChargedTime(now, 0.0 if unwanted else self._seconds(effect, result))
         if isinstance(effect, RunBlock):
             self._unwanted.discard(effect.job)
         booking = self._clock.book(charged.end, self._end)
         return _RunningEffect(effect, now, charged, booking, unwanted, result)
+
+    def _is_early(self, effect: Effect) -> bool:
+        return self._at_start or isinstance(effect, FIRST)
 
     def _end(self) -> None:
         running = self._running
@@ -222,7 +228,8 @@ class VirtualWorker:
         self._running = self._turns.running = None
         self._ran(running)
         effect = running.effect
-        event = running.result if self._at_start else self._perform(effect, running.stopped)
+        early = self._is_early(effect)
+        event = running.result if early else self._perform(effect, running.stopped)
         self._done(self._node, effect, event)
         self._turns.look()
 

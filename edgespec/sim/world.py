@@ -296,12 +296,12 @@ class World:
             at_start=False,
         )
 
-    def _head_seconds(self, effect: Effect) -> float:
+    def _head_seconds(self, effect: Effect, done: Event | None) -> float:
         work = self.draft.take_work() if self.draft is not None else ()
-        return self._durations.coordinator(effect, work)
+        return self._durations.coordinator(effect, done, work)
 
-    def _stage_seconds(self, number: int, effect: Effect) -> float:
-        return self._durations.stage(number, effect) * self._dice.slowness(number, self.now)
+    def _stage_seconds(self, number: int, effect: Effect, done: Event | None) -> float:
+        return self._durations.stage(number, effect, done) * self._dice.slowness(number, self.now)
 
     # --- machines -----------------------------------------------------------------------------
 

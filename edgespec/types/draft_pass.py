@@ -1,8 +1,12 @@
-"""Draft passes: what a draft source ran, for charging it."""
+"""Draft work: what a draft source computed, for charging it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
+
+Way = Literal["greedy", "sampled", "filtered"]
+"""How tokens are taken from logits: the largest one, with noise, or with noise from a few of them
+that filters leave. Sampling has one; what it costs to take or to guess a token depends on it."""
 
 
 class DraftPass(NamedTuple):
@@ -10,3 +14,19 @@ class DraftPass(NamedTuple):
 
     rows: int
     source: str
+
+
+class RankedRows(NamedTuple):
+    """Guesses were taken from one row of logits for each of `positions`, by that draft source.
+
+    `positions`: absolute, of the tokens that were guessed. `seed`: the request's, whose noise at
+    these positions was needed if `way` is "sampled".
+    """
+
+    positions: tuple[int, ...]
+    source: str
+    way: Way
+    seed: int
+
+
+DraftWork: TypeAlias = DraftPass | RankedRows

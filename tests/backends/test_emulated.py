@@ -46,7 +46,7 @@ def gather() -> GatherRows:
 class Prices:
     """Known ones."""
 
-    def seconds(self, effect: Effect) -> float:
+    def seconds(self, effect: Effect, done: Event | None) -> float:
         """Charged."""
         return CHARGED if isinstance(effect, RunBlock) else GATHER
 
@@ -202,7 +202,7 @@ def test_a_draft_is_charged_for_the_passes_that_it_took() -> None:
 
 def test_a_real_clock_keeps_the_charged_time() -> None:
     class Short(Prices):
-        def seconds(self, effect: Effect) -> float:
+        def seconds(self, effect: Effect, done: Event | None) -> float:
             return 0.05
 
     start = time.monotonic()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from msgspec import structs
 from support.segments import run_block
 
 from edgespec.backends.compute import COORDINATOR_COMPUTE, STAGE_COMPUTE
@@ -19,16 +22,22 @@ from edgespec.decoding.effects import (
     OpenDraft,
     RunHead,
 )
+from edgespec.decoding.events import HeadDone
 from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import ComputeFailed
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import ring_costs
+from edgespec.planning.profile import Figure
 from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.ledger import Rows
-from edgespec.types.draft_pass import DraftPass
+from edgespec.types.draft_pass import DraftPass, RankedRows
 from edgespec.types.tensor import Tensor
-from edgespec.verify.sampling import Sampling
+from edgespec.verify.noise import KEPT_ROWS
+from edgespec.verify.sampling import Choice, Sampling
 
-RING = ring_costs([profile_named("jetson-orin-nano-8gb")] * 5, cost_model_named("llama-2-13b"))
+NANO = profile_named("jetson-orin-nano-8gb")
+QUICK = structs.replace(NANO, launch_seconds=Figure(0, "made up"))  # so that cached rows count
+RING = ring_costs([QUICK] * 5, cost_model_named("llama-2-13b"))
 STAGE, D0 = RING.stages[0], RING.coordinator
 
 
@@ -91,17 +100,19 @@ def test_a_block_can_be_stopped_behind_each_of_its_layers() -> None:
 def test_a_draft_can_be_interrupted_behind_each_layer_of_its_passes_and_not_in_its_matrix() -> None:
     durations = CoordinatorDurations(D0)
     expand = Draft(1, 1, Expand((1,), 8, 1), tuple(range(50)), ((1,),))
-    whole = durations.seconds(expand, passes(3, 4))
+    ranks = [RankedRows((50,) * rows, "independent", "greedy", 0) for rows in (3, 4)]
+    one, other = passes(3, 4)
+    whole = durations.seconds(expand, None, (one, ranks[0], other, ranks[1]))
     parts = durations.parts(expand)
     layers = D0.model.draft_of("independent").layers
     assert len(parts) == 2 * (layers + 1)
     assert sum(parts) == pytest.approx(whole)
     assert len(set(parts[:layers])) == 1, "layers are alike"
-    assert parts[layers] > 2 * parts[0], "a matrix of 32k tokens is larger than a layer"
-    assert sum(parts[layers + 1 :]) == pytest.approx(D0.draft_seconds(4, 50))
-    durations.seconds(head(6), ())
+    assert parts[layers] == D0.rank_seconds(3, "greedy")
+    assert sum(parts[layers + 1 : -1]) == pytest.approx(D0.draft_seconds(4, 50))
+    durations.seconds(head(6), None, ())
     assert durations.parts(expand) == parts, "a head in between has no say in it"
-    durations.seconds(expand, ())
+    durations.seconds(expand, None, ())
     assert not durations.parts(expand)
 
 
@@ -113,42 +124,95 @@ def test_every_source_has_its_own_price() -> None:
     durations = CoordinatorDurations(D0)
     expand = Draft(1, 1, Expand((1,), 8, 1), tuple(range(50)), ((1,),))
     both = (*passes(3), *passes(4, source="eagle"))
-    assert durations.seconds(expand, both) == pytest.approx(
+    assert durations.seconds(expand, None, both) == pytest.approx(
         D0.draft_seconds(3, 50) + D0.draft_seconds(4, 50, "eagle")
     )
     assert D0.draft_seconds(4, 50, "eagle") != D0.draft_seconds(4, 50)
+    ranks = RankedRows((50, 51), "eagle", "greedy", 0), RankedRows((50,), "ngram", "greedy", 0)
+    assert durations.seconds(expand, None, ranks) == pytest.approx(
+        D0.rank_seconds(2, "greedy", "eagle") + D0.rank_seconds(1, "greedy", "ngram")
+    )
 
 
 def test_the_coordinator_is_charged_for_head_rows_and_draft_passes() -> None:
     durations = CoordinatorDurations(D0)
     context = tuple(range(50))
-    assert durations.seconds(OpenDraft(1, Sampling()), ()) == 0.0
-    assert durations.seconds(head(6), ()) == D0.head_seconds(6)
+    assert durations.seconds(OpenDraft(1, Sampling()), None, ()) == 0.0
+    assert durations.seconds(head(6), None, ()) == D0.head_seconds(6)
     assert durations.seconds(
-        Draft(1, 1, Grow(5, 8, 1), context), passes(50, 1, 8)
+        Draft(1, 1, Grow(5, 8, 1), context), None, passes(50, 1, 8)
     ) == pytest.approx(D0.draft_seconds(50, 50) + D0.draft_seconds(1, 50) + D0.draft_seconds(8, 50))
-    assert durations.seconds(Draft(1, 1, Expand((1,), 8, 1), context, ((1,),)), passes(3)) == (
-        D0.draft_seconds(3, 50)
-    )
-    assert durations.seconds(Draft(1, 1, Grow(5, 8, 1), context), ()) == 0.0
+    assert durations.seconds(
+        Draft(1, 1, Expand((1,), 8, 1), context, ((1,),)), None, passes(3)
+    ) == (D0.draft_seconds(3, 50))
+    assert durations.seconds(Draft(1, 1, Grow(5, 8, 1), context), None, ()) == 0.0
+
+
+def done(*rows: int) -> HeadDone:
+    """A head that looked at these rows."""
+    found = np.array(rows)
+    return HeadDone(1, 1, Choice(found, found, np.zeros(len(rows))))
+
+
+def test_a_head_is_charged_for_the_rows_that_it_looked_at() -> None:
+    for sampling in (Sampling(), Sampling(1.0), Sampling(1.0, top_k=5)):
+        durations = CoordinatorDurations(D0)
+        walk = replace(head(6), sampling=sampling)
+        seconds = durations.seconds(walk, done(0, 2, 5), ())
+        noise = D0.noise_seconds(3 if sampling.way == "sampled" else 0)
+        expected = D0.head_seconds(6) + D0.choose_seconds(3, sampling.way) + noise
+        assert seconds == pytest.approx(expected)
+        assert durations.seconds(walk, ComputeFailed(1, 1, "no"), ()) == D0.head_seconds(6)
+    logprobs = CoordinatorDurations(D0).seconds(replace(head(6), top=0), done(0), ())
+    both = D0.choose_seconds(1, "greedy") + D0.choose_seconds(2, "filtered")
+    assert logprobs == pytest.approx(D0.head_seconds(6) + both)
+
+
+def test_noise_is_made_once_a_position_for_draft_and_head() -> None:
+    durations = CoordinatorDurations(D0)
+    expand = Draft(1, 1, Expand((1,), 8, 1), (1,), ((1,),))
+
+    def ranked(*positions: int, seed: int = 7, source: str = "independent") -> float:
+        work = (RankedRows(positions, source, "sampled", seed),)
+        seconds = durations.seconds(expand, None, work)
+        return seconds - D0.rank_seconds(len(positions), "sampled", source)
+
+    walk = replace(head(6), sampling=Sampling(1.0, seed=7))  # row i is of position i + 1
+
+    def chosen(*rows: int) -> float:
+        seconds = durations.seconds(walk, done(*rows), ())
+        return seconds - D0.head_seconds(6) - D0.choose_seconds(len(rows), "sampled")
+
+    assert ranked(1, 1, 2) == pytest.approx(D0.noise_seconds(2))
+    assert chosen(0, 1) == pytest.approx(0.0)
+    assert chosen(0, 2) == pytest.approx(D0.noise_seconds(1))
+    assert ranked(3) == pytest.approx(0.0)
+    assert ranked(3, seed=8) == pytest.approx(D0.noise_seconds(1))
+    assert ranked(9, source="ngram") == pytest.approx(0.0), "it needs that of few tokens"
+    assert ranked(*range(100, 100 + KEPT_ROWS)) == pytest.approx(D0.noise_seconds(KEPT_ROWS))
+    assert chosen(0) == pytest.approx(D0.noise_seconds(1)), "it was forgotten"
 
 
 def test_a_deepened_tree_attends_to_the_context_that_it_hangs_from() -> None:
     durations = CoordinatorDurations(D0)
-    durations.seconds(Draft(1, 1, Grow(5, 8, 1), tuple(range(50))), passes(50))
-    durations.seconds(Draft(1, 2, Grow(5, 8, 1), tuple(range(900))), passes(900))
-    assert durations.seconds(Draft(2, 1, Deepen(2, 8, 1), ()), passes(8, 8)) == pytest.approx(
-        2 * D0.draft_seconds(8, 50)
+    durations.seconds(Draft(1, 1, Grow(5, 8, 1), tuple(range(50))), None, passes(50))
+    durations.seconds(Draft(1, 2, Grow(5, 8, 1), tuple(range(900))), None, passes(900))
+    deepen = Draft(2, 1, Deepen(2, 8, 1), ())
+    seconds = durations.seconds(deepen, None, passes(8, 8))
+    assert seconds == pytest.approx(2 * D0.draft_seconds(8, 50))
+    assert durations.seconds(CloseDraft(1), None, ()) == 0.0
+    durations.seconds(Draft(1, 3, Grow(5, 8, 1), tuple(range(50))), None, passes(50))
+    assert durations.seconds(OpenDraft(4, Sampling(), base=3, rows=20), None, ()) == 0.0
+    assert durations.seconds(Draft(2, 3, Deepen(2, 8, 1), ()), None, passes(8)) == D0.draft_seconds(
+        8, 0
     )
-    assert durations.seconds(CloseDraft(1), ()) == 0.0
-    durations.seconds(Draft(1, 3, Grow(5, 8, 1), tuple(range(50))), passes(50))
-    assert durations.seconds(OpenDraft(4, Sampling(), base=3, rows=20), ()) == 0.0
-    assert durations.seconds(Draft(2, 3, Deepen(2, 8, 1), ()), passes(8)) == D0.draft_seconds(8, 0)
-    assert durations.seconds(Draft(2, 1, Deepen(2, 8, 1), ()), passes(8)) == D0.draft_seconds(8, 0)
+    assert durations.seconds(Draft(2, 1, Deepen(2, 8, 1), ()), None, passes(8)) == D0.draft_seconds(
+        8, 0
+    )
 
 
 def test_an_effect_of_the_other_node_is_refused() -> None:
     with pytest.raises(TypeError, match="a stage computes no CloseDraft"):
         StageDurations(STAGE).seconds(CloseDraft(1))
     with pytest.raises(TypeError, match="a coordinator computes no RunBlock"):
-        CoordinatorDurations(D0).seconds(block(1, 0, 1), ())
+        CoordinatorDurations(D0).seconds(block(1, 0, 1), None, ())

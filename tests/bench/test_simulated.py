@@ -116,9 +116,7 @@ def test_a_stage_on_the_coordinators_device_shares_its_time() -> None:
     # One row after the other keeps nobody waiting, and has one link less to cross.
     (costs, links), local = (setup.costs(), SHORT.costs().links), setup.costs().links[2]
     saved = links[2].latency - local.latency
-    saved += links[2].seconds(costs.segment_bytes(1, True)) - local.seconds(
-        costs.segment_bytes(1, True)
-    )
+    saved += links[2].seconds(costs.segment_bytes(1, 2)) - local.seconds(costs.segment_bytes(1, 2))
     trips = shared_plain.answers[0].new_tokens - 1
     assert decoding(plain) - decoding(shared_plain) == pytest.approx(trips * saved)
     even = replace(setup, link=LinkSpec(0.1, 1e6)).network()

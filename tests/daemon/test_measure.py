@@ -141,6 +141,7 @@ def made_up(
         copies=1,
         passes={rows: passes(depth, stored / 1e9 * table[rows]) for rows in ROWS},
         tiny={layers: passes(layers, 0.0) for layers in (1, 9)},
+        launched={layers: sample(once + layers * layer / 2) for layers in (1, 9)},
         seen=sample(1.0),
     )
 

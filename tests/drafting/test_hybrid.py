@@ -12,7 +12,7 @@ import pytest
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.hybrid import LEAST, PAUSE, HybridGuesser
 from edgespec.tree.drafted import Children
-from edgespec.types.draft_pass import DraftPass
+from edgespec.types.draft_pass import DraftPass, DraftWork
 from edgespec.types.features import NO_FEATURES, NO_NEEDS, DraftNeeds, Features
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
@@ -66,9 +66,9 @@ class Scripted(Guesser):
         """End."""
 
 
-def charged(work: Sequence[DraftPass]) -> float:
+def charged(work: Sequence[DraftWork]) -> float:
     """A second a row."""
-    return float(sum(one.rows for one in work))
+    return float(sum(one.rows for one in work if isinstance(one, DraftPass)))
 
 
 def always(*guesses: tuple[int, float]) -> Callable[[tuple[int, ...]], list[tuple[int, float]]]:

@@ -24,7 +24,7 @@ from edgespec.wire.segment import Segment
 
 LATENCY = 0.05
 SENDING = 0.02  # of a segment with one row
-PACE = LinkPace(LinkCosts(LATENCY, 1000.0), 0.03, lambda rows, hidden: 20 * rows)
+PACE = LinkPace(LinkCosts(LATENCY, 1000.0), 0.03, lambda segment: 20 * segment.rows)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_control_messages_of_a_request_take_their_time_and_others_none(
 
 
 def test_a_poll_does_not_wait_for_what_is_due_later(near: PacedTransport) -> None:
-    near.pace = LinkPace(LinkCosts(9.0, 1e9), 0.0, lambda rows, hidden: 0)
+    near.pace = LinkPace(LinkCosts(9.0, 1e9), 0.0, lambda segment: 0)
     near.send_ring(segment())
     begin = time.monotonic()
     while time.monotonic() - begin < 0.1:

@@ -17,6 +17,7 @@ from edgespec.planning.costs import NodeCosts
 from edgespec.planning.memory import GIB, Device, PlannedModel
 from edgespec.planning.plan import Plan, plan
 from edgespec.planning.problem import (
+    CHOSEN_ROWS,
     COORDINATOR_WEIGHT,
     DRAFT_ROWS,
     SEGMENT_ROWS,
@@ -24,6 +25,7 @@ from edgespec.planning.problem import (
     STEP_WEIGHT,
     TRIP_WEIGHT,
     Problem,
+    coordinator_step,
 )
 from edgespec.planning.profile import Figure, RowTable
 from edgespec.planning.refusal import draft_room, remedies, shortages
@@ -78,8 +80,9 @@ def test_the_seconds_are_those_of_the_formula() -> None:
     made = plan(problem(4, context=512))
     costs = made.costs
     step = max(stage.block_seconds(SEGMENT_ROWS, 256) for stage in costs.stages)
-    head = costs.coordinator.head_seconds(SEGMENT_ROWS)
-    draft = costs.coordinator.draft_seconds(DRAFT_ROWS, 256)
+    node = costs.coordinator
+    head = node.head_seconds(SEGMENT_ROWS) + node.choose_seconds(CHOSEN_ROWS, "greedy")
+    draft = node.draft_seconds(DRAFT_ROWS, 256) + node.rank_seconds(DRAFT_ROWS, "greedy")
     expected = (
         STEP_WEIGHT * step
         + TRIP_WEIGHT * made.trip_seconds(256)
@@ -112,7 +115,7 @@ def test_the_coordinators_board_carries_what_does_not_fit_elsewhere() -> None:
     # Its steps count twice: for the ring, and for D0's time.
     step = [one.block_seconds(SEGMENT_ROWS, 2750) for one in made.costs.stages]
     own = made.costs.coordinator
-    d0 = own.head_seconds(SEGMENT_ROWS) + own.draft_seconds(DRAFT_ROWS, 2750)
+    d0 = coordinator_step(own, 2750)
     assert made.seconds == pytest.approx(
         STEP_WEIGHT * max(step)
         + TRIP_WEIGHT * made.trip_seconds(2750)
@@ -213,7 +216,8 @@ def test_a_mixture_is_held_whole_and_charged_for_the_experts_in_use() -> None:
     assert mixture.experts_of(1) == pytest.approx(8)
     assert mixture.experts_of(2) == pytest.approx(128 * (1 - (15 / 16) ** 2))
     assert mixture.experts_of(1000) == pytest.approx(128)
-    node = NodeCosts(NANO, mixture, 1)
+    quick = structs.replace(NANO, launch_seconds=Figure(0, "made up"))
+    node = NodeCosts(quick, mixture, 1)
     dense = mixture.layer_bytes - mixture.expert_bytes
     one = NANO.layer_seconds.value + (dense + mixture.expert_bytes / 16) / 1e9 * (
         NANO.four_bit.at(1)

@@ -25,8 +25,13 @@ def fresh() -> dict[str, Any]:
     def table(unit: float) -> dict[str, Any]:
         return {"seconds": {str(rows): unit * rows for rows in ROWS}, "origin": "made up"}
 
+    def logits(unit: float) -> dict[str, Any]:
+        ways = ("greedy", "sampled", "filtered")
+        times = {way: {"call": unit, "million": unit * n} for n, way in enumerate(ways)}
+        return {**times, "origin": "made up"}
+
     return {
-        "format": 1,
+        "format": 2,
         "name": "board",
         "title": "A board",
         "memory_bytes": figure(8 * 10**9),
@@ -34,6 +39,11 @@ def fresh() -> dict[str, Any]:
         "four_bit": table(0.01),
         "sixteen_bit": table(0.005),
         "layer_seconds": figure(0),
+        "launch_seconds": figure(0),
+        "launches_ahead": False,
+        "choosing": logits(0.001),
+        "ranking": logits(0.002),
+        "noise": figure(0.01),
         "copy_bandwidth": figure(1e10),
         "link_latency": figure(0.0),
         "link_bandwidth": figure(1e8),
@@ -72,9 +82,15 @@ FIGURES = (
     "copy_bandwidth",
     "link_bandwidth",
     "layer_seconds",
+    "launch_seconds",
+    "noise",
     "link_latency",
 )
-NUMBERS = [*(f"{key}.value" for key in FIGURES), "four_bit.seconds.1", "sixteen_bit.seconds.64"]
+NUMBERS = [
+    *(f"{key}.value" for key in FIGURES),
+    *("four_bit.seconds.1", "sixteen_bit.seconds.64"),
+    *("choosing.greedy.call", "ranking.filtered.million"),
+]
 
 
 BAD_NUMBERS = [-1, -0.5, math.nan, math.inf, 10**400, True, "8", None, [1], {"value": 1}]
@@ -93,12 +109,12 @@ def test_a_value_that_is_no_fit_number_is_refused() -> None:
 
 def test_what_is_divided_by_is_not_zero() -> None:
     for path in NUMBERS:
-        if path.split(".")[0] not in FIGURES[4:]:
+        if path.split(".")[0] not in (*FIGURES[4:], "choosing", "ranking"):
             refused(changed(path, 0), f"{path} is 0(.0)?; it must be a number > 0")
 
 
 def test_an_empty_text_is_refused() -> None:
-    origins = [f"{key}.origin" for key in (*FIGURES, "four_bit", "sixteen_bit")]
+    origins = [f"{key}.origin" for key in (*FIGURES, "four_bit", "sixteen_bit", "ranking")]
     for path, value in itertools.product(["name", "title", *origins], ["", "  ", 3, None]):
         refused(changed(path, value), f"{path} is .*; it must be a text")
     refused(changed("name", " "), "name is ' '; it must be a text that is not empty; profiles/REA")
@@ -122,7 +138,13 @@ def test_any_other_mistake_is_named() -> None:
         ("four_bit.seconds", [1, 2], r"four_bit\.seconds is \[1, 2\]; it must be an object"),
         ("link_latency", {"value": 1}, "the key 'origin' is missing in link_latency"),
         ("cost_model", 7, "cost_model is 7"),
-        ("format", 2, "format 2, and this edgespec reads format 1"),
+        ("launches_ahead", 1, "launches_ahead is 1; it must be true or false"),
+        ("choosing.greedy.row", 1, "unknown key 'row' in choosing.greedy"),
+        (
+            "format",
+            1,
+            "format 1, and this edgespec reads format 2; measure it again with ",
+        ),
         ("format", "1", "format '1'"),
         ("four_bit.seconds.16", 0.07, r"four_bit: seconds\.16 is 0\.07, less than for fewer rows"),
     ):

@@ -10,6 +10,7 @@ import pytest
 from support.worlds import FixedDurations, submit, toy_world
 
 from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import Event
 from edgespec.policy.estimates import RingEstimates
 from edgespec.sim.faults import SlowStage
 from edgespec.sim.oracle import Oracle
@@ -27,10 +28,10 @@ SEEDS = range(6)
 class RowDurations(FixedDurations):
     """A block takes longer with more rows."""
 
-    def stage(self, number: int, effect: Effect) -> float:
+    def stage(self, number: int, effect: Effect, done: Event | None) -> float:
         """A constant and something for each row."""
         rows = len(effect.rows) if isinstance(effect, RunBlock) else 0
-        return super().stage(number, effect) + ROW_S * rows
+        return super().stage(number, effect, done) + ROW_S * rows
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def test_a_trace_has_a_span_for_each_stretch_of_the_draft(
 class Prices:
     """A draft of four parts of 10 ms, a head of 5 ms."""
 
-    def seconds(self, effect: Effect) -> float:
+    def seconds(self, effect: Effect, done: Event | None) -> float:
         """Charged."""
         return 0.04 if isinstance(effect, Draft) else 0.005
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.segments import one_part, run_block
+from support.segments import changed, one_part, run_block
 from support.worlds import submit, toy_world
 
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.effects import Draft, OpenCache, RunHead
+from edgespec.decoding.events import HeadDone
 from edgespec.machines.effects import Effect
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import LinkCosts, ring_costs
@@ -21,9 +22,9 @@ from edgespec.sim.links import LinkSpec
 from edgespec.tree.ledger import Rows
 from edgespec.types.draft_pass import DraftPass
 from edgespec.types.tensor import Tensor
-from edgespec.verify.sampling import Sampling
+from edgespec.verify.sampling import Choice, Sampling
 from edgespec.wire.messages import CloseRequest
-from edgespec.wire.segment import Segment
+from edgespec.wire.segment import Segment, StageTime
 
 NANO, NX = profile_named("jetson-orin-nano-8gb"), profile_named("jetson-orin-nx-16gb")
 COSTS = ring_costs([NX, NX, NANO, NANO, NANO], cost_model_named("llama-2-7b"))
@@ -40,21 +41,28 @@ def segment(hidden: Tensor | None) -> Segment:
 def test_every_node_is_charged_its_own_costs() -> None:
     durations = CostDurations(COSTS)
     for number, stage in enumerate(COSTS.stages, 1):
-        assert durations.stage(number, BLOCK) == stage.block_seconds(3, 8)
+        assert durations.stage(number, BLOCK, None) == stage.block_seconds(3, 8)
         assert durations.parts(number, BLOCK) == (1.0,) * stage.layers
-    assert durations.coordinator(HEAD, ()) == COSTS.coordinator.head_seconds(3)
+    d0, choice = COSTS.coordinator, Choice(IDS[:2], IDS[:2], np.zeros(2))
+    head = durations.coordinator(HEAD, HeadDone(1, 1, choice), ())
+    assert head == d0.head_seconds(3) + d0.choose_seconds(2, "greedy")
     draft = durations.coordinator(
         Draft(1, 1, Grow(2, 2, 1), (1, 2, 3)),
+        None,
         tuple(DraftPass(rows, "independent") for rows in (3, 2)),
     )
-    one, two = (COSTS.coordinator.draft_seconds(rows, 3) for rows in (3, 2))
-    assert draft == one + two
+    assert draft == sum(d0.draft_seconds(rows, 3) for rows in (3, 2))
+    free = CostDurations(COSTS, d0_free=True)
+    assert free.coordinator(HEAD, HeadDone(1, 1, choice), (DraftPass(3, "independent"),)) == 0.0
+    assert free.stage(1, BLOCK, None) == durations.stage(1, BLOCK, None)
 
 
 def test_segments_are_charged_as_the_charged_model_s() -> None:
     durations = CostDurations(COSTS)
-    assert durations.message_bytes(segment(None), 7) == COSTS.segment_bytes(3, hidden=False)
-    assert durations.message_bytes(segment(HIDDEN), 7) == COSTS.segment_bytes(3, hidden=True)
+    assert durations.message_bytes(segment(None), 7) == COSTS.segment_bytes(3, 0)
+    assert durations.message_bytes(segment(HIDDEN), 7) == COSTS.segment_bytes(3, 1)
+    ran = changed(segment(HIDDEN), cost=(StageTime(3, 0.5),) * 2)
+    assert durations.message_bytes(ran, 7) == COSTS.segment_bytes(3, 2)
     assert durations.message_bytes(CloseRequest(1), 7) == 7
 
 
@@ -73,16 +81,17 @@ def test_a_whole_answer_costs_the_sum_of_its_parts() -> None:
 
     def trip(rows: int, seen: int, returned: int) -> float:
         blocks = sum(stage.block_seconds(rows, seen) for stage in COSTS.stages)
-        there = COSTS.links[0].seconds(COSTS.segment_bytes(rows, hidden=False))
-        size = COSTS.segment_bytes(rows, hidden=True)
-        between = sum(link.seconds(size) for link in COSTS.links[1:-1])
-        back = COSTS.links[-1].seconds(COSTS.segment_bytes(returned, hidden=True))
+        on_links = list(enumerate(COSTS.links))
+        there = COSTS.links[0].seconds(COSTS.segment_bytes(rows, 0))
+        between = sum(link.seconds(COSTS.segment_bytes(rows, ran)) for ran, link in on_links[1:-1])
+        back = COSTS.links[-1].seconds(COSTS.segment_bytes(returned, len(COSTS.stages)))
         latency = sum(link.latency for link in COSTS.links)
         head = COSTS.coordinator.head_seconds(returned)
+        head += COSTS.coordinator.choose_seconds(1, "greedy")
         return blocks + there + between + back + latency + head
 
     # The retained set reaches V1 before the segment, which waits for the rest of the gather.
-    there = COSTS.links[0].seconds(COSTS.segment_bytes(1, hidden=False))
+    there = COSTS.links[0].seconds(COSTS.segment_bytes(1, 0))
     wait = COSTS.stages[0].gather_seconds(1) - there
     assert wait > 0
     trips = [trip(3, 3, 1), trip(1, 4, 1), trip(1, 5, 1) + wait]
@@ -92,21 +101,22 @@ def test_a_whole_answer_costs_the_sum_of_its_parts() -> None:
 @pytest.mark.parametrize("effect", [BLOCK, OpenCache(1, 5)])
 def test_random_times_are_within_twice_the_pace(effect: Effect) -> None:
     durations = RandomDurations(random.Random(0), 0.0, 0.0, (1.0, 0.0), (3, 4))
-    times = [durations.stage(1, effect) for _ in range(500)]
+    times = [durations.stage(1, effect, None) for _ in range(500)]
     most = 2.0 if effect is BLOCK else 0.2
     assert 0.0 in times
     assert most * 0.9 < max(times) <= most
-    assert durations.stage(2, effect) == 0.0
+    assert durations.stage(2, effect, None) == 0.0
     assert len(durations.parts(1, effect)) == (3 if effect is BLOCK else 1)
     assert len(durations.parts(2, BLOCK)) == 4
 
 
 def test_random_drafts_pay_for_every_pass() -> None:
     durations = RandomDurations(random.Random(0), 1.0, 0.0, (), (5,))
-    assert durations.coordinator(Draft(1, 1, Deepen(1, 1, 1), ()), (3, 3)) == 0.0
-    assert len(durations.parts(0, Draft(1, 1, Deepen(1, 1, 1), ()))) == 2 * 5, "passes by layers"
-    assert any(durations.coordinator(HEAD, ()) for _ in range(20))
+    draft, one = Draft(1, 1, Deepen(1, 1, 1), ()), DraftPass(3, "independent")
+    assert durations.coordinator(draft, None, (one, one)) == 0.0
+    assert len(durations.parts(0, draft)) == 2 * 5, "passes by layers"
+    assert any(durations.coordinator(HEAD, None, ()) for _ in range(20))
     durations = RandomDurations(random.Random(0), 0.0, 1.0, (), (5,))
-    assert durations.coordinator(HEAD, ()) == 0.0
-    assert any(durations.coordinator(Draft(1, 1, Deepen(1, 1, 1), ()), (3,)) for _ in range(20))
-    assert durations.coordinator(Draft(1, 1, Deepen(1, 1, 1), ()), ()) == 0.0
+    assert durations.coordinator(HEAD, None, ()) == 0.0
+    assert any(durations.coordinator(draft, None, (one,)) for _ in range(20))
+    assert durations.coordinator(draft, None, ()) == 0.0

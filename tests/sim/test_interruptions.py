@@ -44,7 +44,7 @@ class Schedule:
     asked: dict[int, tuple[float, Effect, float, Sequence[float]]]
     real: float = 0.0
 
-    def seconds(self, effect: Effect) -> float:
+    def seconds(self, effect: Effect, done: Event | None = None) -> float:
         """As charged."""
         return self.asked[getattr(effect, "job", -1)][2]
 

@@ -50,7 +50,7 @@ class SharedBoard:
                 node,
                 self.clock,
                 lambda effect, stop: None,
-                lambda effect: 1.0 if isinstance(effect, RunHead) else 4.0,
+                lambda effect, done: 1.0 if isinstance(effect, RunHead) else 4.0,
                 lambda effect: (1.0,) * 4,
                 self._done,
                 self.spans,

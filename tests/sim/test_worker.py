@@ -44,7 +44,7 @@ class Bench:
             at_start=at_start,
         )
 
-    def seconds(self, effect: Effect) -> float:
+    def seconds(self, effect: Effect, done: Event | None) -> float:
         return self._seconds
 
     def parts(self, effect: Effect) -> Sequence[float]:

@@ -16,6 +16,7 @@ from edgespec.machines.effects import (
     Effect,
     RunBlock,
 )
+from edgespec.machines.events import Event
 from edgespec.sim.durations import CostDurations
 from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
@@ -24,7 +25,7 @@ from edgespec.sim.scenario import Scenario, ScenarioRequest, Setting
 from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.sim.world import CoordinatorParts, StageParts, World
-from edgespec.types.draft_pass import DraftPass
+from edgespec.types.draft_pass import DraftPass, DraftWork
 from edgespec.wire.client_messages import Submit
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
@@ -39,16 +40,16 @@ class FixedDurations:
     draft_row: float = 0.0
     layers: int = 1
     segment_bytes: int = 0
-    works: list[tuple[DraftPass, ...]] = field(default_factory=list)
+    works: list[tuple[DraftWork, ...]] = field(default_factory=list)
 
-    def coordinator(self, effect: Effect, work: tuple[DraftPass, ...]) -> float:
+    def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
         """The head's time, or the draft's rows."""
         self.works.append(work)
         if isinstance(effect, RunHead):
             return self.head
-        return self.draft_row * sum(one.rows for one in work)
+        return self.draft_row * sum(one.rows for one in work if isinstance(one, DraftPass))
 
-    def stage(self, number: int, effect: Effect) -> float:
+    def stage(self, number: int, effect: Effect, done: Event | None) -> float:
         """Blocks cost, all else is free."""
         return self.stages[number - 1] if isinstance(effect, RunBlock) else 0.0
 

@@ -116,7 +116,7 @@ class EagleGuesser(Guesser):
         self._tokens = None if files.tokens is None else files.tokens.numpy()
         self._ropes = shape.ropes
         self._launches = Launches(device)
-        self._ranking = Ranking()
+        self._ranking = Ranking(self.ranked)
         self._requests: dict[int, _PairedRequest] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
