@@ -52,7 +52,8 @@ def bench(
     model: str = options.MODEL,
     draft: str = options.DRAFT,
     quant: options.Quant = AUTO,
-    draft_quant: options.DraftQuant = "none",
+    head_quant: options.HeadQuant = AUTO,
+    draft_quant: options.DraftQuant = AUTO,
     dtype: options.Dtype = AUTO,
     out: str = typer.Option("bench-results", help="Folder for results, answers and pictures."),
     as_json: bool = options.JSON,
@@ -64,7 +65,7 @@ def bench(
     """
     emulation = Emulation.parse(emulate, cost_model)
     config = coordinator_config(
-        RingOptions(model, draft, stages, dtype, quant, draft_quant),
+        RingOptions(model, draft, stages, dtype, quant, head_quant, draft_quant),
         Address(LOOPBACK, 0),
         emulation,
         usual_stages=options.USUAL_STAGES,
@@ -91,6 +92,7 @@ def bench(
             "model": model or options.BUNDLED,
             "draft": draft or (options.BUNDLED if config.draft else ""),
             "quantisation": config.quantisation.name,
+            "head_quantisation": config.head_quantisation.name,
             "draft_quantisation": config.draft_quantisation.name,
             "dtype": config.dtype,
             "workload": prompts or DEFAULT_WORKLOAD,

@@ -52,7 +52,8 @@ def demo(
     model: str = options.MODEL,
     draft: str = options.DRAFT,
     quant: options.Quant = AUTO,
-    draft_quant: options.DraftQuant = "none",
+    head_quant: options.HeadQuant = AUTO,
+    draft_quant: options.DraftQuant = AUTO,
     layers: str = options.LAYERS,
     dtype: options.Dtype = AUTO,
     emulate: str = options.EMULATE,
@@ -68,7 +69,7 @@ def demo(
     submit = request.complete(question) if raw else request.ask(question)
     emulation = Emulation.parse(emulate, cost_model)
     notes = Notes(verbose)
-    ring = RingOptions(model, draft, stages, dtype, quant, draft_quant, layers)
+    ring = RingOptions(model, draft, stages, dtype, quant, head_quant, draft_quant, layers)
     config = coordinator_config(
         ring if model else _with_default_model(ring, compare, notes),
         Address(LOOPBACK, 0),
@@ -121,7 +122,7 @@ def ring_here(
     """A client of a ring of processes on this machine, once it is ready."""
     name = known_name(config.model) or Path(config.model).name
     notes.say(f"starting {name} in {config.stages} stage(s) on this machine")
-    if text := precision_text(config.quantisation, config.dtype):
+    if text := precision_text(config.quantisation, config.head_quantisation, config.dtype):
         notes.detail(text)
     # On SIGTERM it ends its processes first (the kernel ends them if it has no chance to).
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -20,7 +20,13 @@ from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, folder_of
-from edgespec.daemon.planning import chosen_context, devices_of, model_to_plan, speculative_speed
+from edgespec.daemon.planning import (
+    Quants,
+    chosen_context,
+    devices_of,
+    model_to_plan,
+    speculative_speed,
+)
 from edgespec.daemon.precision import AUTO, precision_text, sixteen_bit_dtype
 from edgespec.daemon.settings import (
     LAST_STAGE,
@@ -61,7 +67,8 @@ def init(
         "or files of profiles, the coordinator's first.",
     ),
     quant: options.Quant = AUTO,
-    draft_quant: options.DraftQuant = "none",
+    head_quant: options.HeadQuant = AUTO,
+    draft_quant: options.DraftQuant = AUTO,
     with_stage: int | None = options.WITH_STAGE,
     context: int = options.CONTEXT,
     dtype: str = typer.Option(
@@ -92,13 +99,15 @@ def init(
                 "one is on the coordinator's device; leave --stages, --layers and the number of "
                 "--with-stage out"
             )
-        plan = _planned(model, draft, quant, draft_quant, context, devices)
-        quant, context = plan.problem.model.quantisation.name, plan.problem.context
+        quants = Quants(quant, head_quant, draft_quant)
+        plan = _planned(model, draft, quants, context, devices)
+        of, context = plan.problem.model, plan.problem.context
+        quant, head_quant = of.quantisation.name, of.head.name
         layers, with_stage = ",".join(map(str, plan.split)), plan.with_stage
         dtype = sixteen_bit_dtype() if dtype == AUTO else dtype
     settings, later = _settings(
         RingOptions(
-            *(model, draft, stages, dtype, quant, draft_quant, layers, context),
+            *(model, draft, stages, dtype, quant, head_quant, draft_quant, layers, context),
             with_stage=with_stage,
             head=head,
         ),
@@ -138,6 +147,8 @@ def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, lis
         stages=config.stages,
         dtype=config.dtype,
         quant=config.quantisation.name,
+        head_quant=config.head_quantisation.name,
+        draft_quant=config.draft_quantisation.name,
         host=address.host,
         port=address.port,
         with_stage=config.with_stage,
@@ -146,11 +157,9 @@ def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, lis
     return ClusterSettings(**asdict(made)), later
 
 
-def _planned(
-    model: str, draft: str, quant: str, draft_quant: str, context: int, devices: str
-) -> Plan:
+def _planned(model: str, draft: str, quants: Quants, context: int, devices: str) -> Plan:
     chosen = chosen_draft(draft, model)
-    asked = model_to_plan(model or bundled("base"), quant, str(chosen) or NONE, draft_quant)
+    asked = model_to_plan(model or bundled("base"), quants, str(chosen) or NONE)
     coordinator, others = devices_of(devices)
     return make_plan(Problem(asked.model, coordinator, others, chosen_context(asked, context)))
 
@@ -223,7 +232,8 @@ def _tell(notes: Notes, made: ClusterFolder, kept: bool, later: list[str]) -> No
                 f"{model} was not downloaded yet, and the hub cannot be reached now: connect this "
                 "machine before `edgespec serve`, or for `edgespec pull`"
             )
-    if text := precision_text(Quantisation.parse(settings.quant), settings.dtype):
+    quant, head = Quantisation.parse(settings.quant), Quantisation.parse(settings.head_quant)
+    if text := precision_text(quant, head, settings.dtype):
         notes.say(text)
     notes.say(f"start the coordinator:        {with_cluster('edgespec serve', made.path)}")
     notes.say(f"another token, when needed:   {with_cluster('edgespec token new', made.path)}")

@@ -120,8 +120,20 @@ Quant = Annotated[
         "one; else 4 bits a weight, or none for a model below 100 MB."
     ),
 ]
+HeadQuant = Annotated[
+    str,
+    typer.Option(
+        help="How the coordinator holds output heads, the base's and a draft's: a name as for "
+        "--quant. auto: as the base's file has it, if stages take its codes; else int8, or none "
+        "where --quant is none."
+    ),
+]
 DraftQuant = Annotated[
-    str, typer.Option(help="The same for the draft model, or the layer of an EAGLE head.")
+    str,
+    typer.Option(
+        help="As --quant, of the draft model, or the layer of an EAGLE head. auto: none where "
+        "--quant is."
+    ),
 ]
 LAYERS = typer.Option(
     "",

@@ -14,6 +14,7 @@ from edgespec.cli.tables import show_table
 from edgespec.daemon.model_names import spoken
 from edgespec.daemon.planning import (
     ModelToPlan,
+    Quants,
     chosen_context,
     devices_of,
     measured_share,
@@ -55,7 +56,8 @@ def plan(
         "`edgespec models` has for the base, or none.",
     ),
     quant: options.Quant = AUTO,
-    draft_quant: options.DraftQuant = "none",
+    head_quant: options.HeadQuant = AUTO,
+    draft_quant: options.DraftQuant = AUTO,
     context: int = typer.Option(
         0,
         help="Tokens that prompt and answer may have together. Default: 4096, or what the "
@@ -70,7 +72,7 @@ def plan(
     that would not help, lets the coordinator's board carry layers where that helps, and says what
     is measured and what is estimated. docs/planning.md has the problem and the formula.
     """
-    asked = model_to_plan(model, quant, draft, draft_quant)
+    asked = model_to_plan(model, Quants(quant, head_quant, draft_quant), draft)
     coordinator, others = devices_of(devices)
     problem = Problem(asked.model, coordinator, others, chosen_context(asked, context), requests)
     made = make_plan(problem)
@@ -112,7 +114,8 @@ def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
     problem = made.problem
     of, draft = problem.model, problem.model.draft
     yield (
-        f"{of.name}, {of.quantisation.name}, head and embedding in 16 bit; {problem.requests} "
+        f"{of.name}, {of.quantisation.name}, head as {of.head.name}, embedding in 16 bit; "
+        f"{problem.requests} "
         f"request(s) of {problem.context} tokens; memory in GiB, times at half the context"
     )
     for device, reason in made.left_out:
@@ -182,11 +185,12 @@ def commands_of(made: Plan, model: str, draft: str, draft_quant: str) -> Iterato
     drafting = draft or of.draft.name
     if drafting:
         drafting = f" --draft {shlex.quote(drafting)}"
-        drafting += f" --draft-quant {draft_quant}" if draft_quant != "none" else ""
+        drafting += f" --draft-quant {draft_quant}" if draft_quant != AUTO else ""
     coordinator = made.nodes[0].device.name
     yield (
         f"{coordinator}: edgespec init --model {shlex.quote(spoken(model))}{drafting} "
-        f"--quant {of.quantisation.name} --layers {_joined(made.split)} "
+        f"--quant {of.quantisation.name} --head-quant {of.head.name} "
+        f"--layers {_joined(made.split)} "
         + (f"--with-stage {made.with_stage} " if made.with_stage else "")
         + f"--context {made.problem.context} --dtype bfloat16"
     )
@@ -207,6 +211,7 @@ def plan_as_json(made: Plan, speed: float | None, commands: list[str]) -> dict[s
     return {
         "model": problem.model.name,
         "quantisation": problem.model.quantisation.name,
+        "head_quantisation": problem.model.head.name,
         "draft": problem.model.draft.name,
         "context": problem.context,
         "requests": problem.requests,

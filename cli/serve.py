@@ -33,6 +33,7 @@ def serve(
         show_default=False,
     ),
     quant: options.Quant = "",
+    head_quant: options.HeadQuant = "",
     draft_quant: options.DraftQuant = "",
     layers: str = options.LAYERS,
     with_stage: int | None = options.WITH_STAGE,
@@ -67,7 +68,8 @@ def serve(
     timing = Timing(recovery=recovery)
     folder = ClusterFolder.open(folder_of(cluster))
     asked = RingOptions(
-        *(model, draft, stages, dtype, quant, draft_quant, layers, context, host, port),
+        *(model, draft, stages, dtype, quant, head_quant, draft_quant, layers, context),
+        *(host, port),
         with_stage=with_stage,
         head=head,
     )

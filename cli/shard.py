@@ -12,7 +12,7 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.config import MOST_STAGES
-from edgespec.daemon.precision import AUTO, quantisation_for
+from edgespec.daemon.precision import AUTO, head_quantisation_for, quantisation_for
 from edgespec.errors import ConfigError
 from edgespec.model.hub import require_model
 from edgespec.model.manifest import Manifest, size_text
@@ -30,6 +30,7 @@ def shard(
     ),
     layers: str = options.LAYERS,
     quant: options.Quant = AUTO,
+    head_quant: options.HeadQuant = AUTO,
     out: str = typer.Option(
         "", metavar="DIR", help="Folder to write. Default: ./NAME-QUANT-Nstages."
     ),
@@ -48,12 +49,13 @@ def shard(
         )
     require_model(model)
     quantisation = quantisation_for(model, quant)
+    head = head_quantisation_for(model, quantisation, head_quant)
     notes = Notes()
     with notes.waiting("opening the model") as waiting:
         # Imported late, as torch takes seconds: a wrong option is refused at once.
         from edgespec.model.sharding import Sharding
 
-        sharding = Sharding(model, quantisation)
+        sharding = Sharding(model, quantisation, head)
         blocks = blocks_of(sharding.layers, stages, split)
         name = f"{Path(model).resolve().name}-{quantisation.name}-{stages}stages"
         folder = Path(out or name)
@@ -89,6 +91,7 @@ def summary(folder: Path, manifest: Manifest) -> dict[str, object]:
         "model": manifest.model,
         "fingerprint": manifest.fingerprint,
         "quantisation": manifest.quantisation.name,
+        "head_quantisation": manifest.head_quantisation.name,
         "dtype": manifest.dtype,
         "layers": manifest.layers,
         "split": [[first, end] for first, end in manifest.split],

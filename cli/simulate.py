@@ -22,9 +22,9 @@ from edgespec.cli.answering import USUAL, SamplingOptions
 from edgespec.cli.notes import Notes, TimeLeft
 from edgespec.cli.replays import show_replay
 from edgespec.cli.tables import show_table
-from edgespec.config import DTYPES, MOST_STAGES
+from edgespec.config import DTYPES, MOST_STAGES, Quantisation
 from edgespec.daemon.bundled_models import bundled
-from edgespec.daemon.planning import model_to_plan
+from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.profiles import profile_named
@@ -58,6 +58,11 @@ def simulate(
         help="The model whose costs are charged: a name, or a folder or file, whose sizes are "
         "taken, with those of the draft. Default: the one that the profile was fitted with, or "
         "llama-2-13b.",
+    ),
+    head_quant: str = typer.Option(
+        AUTO,
+        help="How the coordinator is charged for output heads, the base's and the draft's: as "
+        "`edgespec serve` holds them with this option; none: in 16 bit, as published systems do.",
     ),
     stages: int = typer.Option(4, help="Number of stages in the ring."),
     with_stage: int = typer.Option(
@@ -140,7 +145,7 @@ def simulate(
         draft=str(chosen),
         dtype=dtype,
         profiles=profiles,
-        cost_model=charged_model(cost_model, profiles, str(chosen)),
+        cost_model=charged_model(cost_model, profiles, str(chosen), head_quant),
         link=parse_link(link) if link else None,
         prompts=tuple(workload),
         max_new_tokens=sampling.max_new_tokens,
@@ -201,19 +206,23 @@ def ring_of(values: Sequence[str], stages: int) -> tuple[tuple[str, ...], tuple[
     return tuple(names), tuple(known[name] for name in names)
 
 
-def charged_model(name: str, profiles: Sequence[Profile], draft: str = "") -> CostModel:
+def charged_model(
+    name: str, profiles: Sequence[Profile], draft: str = "", head_quant: str = AUTO
+) -> CostModel:
     """The cost model of that name; "": that of the profiles, or the default.
 
     That of a folder or file is by its sizes, held as daemon.precision chooses, with `draft`.
+    `head_quant` "auto": with heads as the cost model has them.
     """
     if name and name not in COST_MODELS and Path(name).exists():
-        return model_to_plan(name, AUTO, draft or NONE, NONE).model.costs
+        return model_to_plan(name, Quants(head=head_quant), draft or NONE).model.costs
     wanted = dict.fromkeys(profile.cost_model for profile in profiles if profile.cost_model)
     if not name and len(wanted) > 1:
         raise ConfigError(
             f"the profiles name several cost models ({', '.join(wanted)}); choose with --cost-model"
         )
-    return cost_model_named(name or next(iter(wanted), DEFAULT_COST_MODEL))
+    head = None if head_quant == AUTO else Quantisation.parse(head_quant)
+    return cost_model_named(name or next(iter(wanted), DEFAULT_COST_MODEL), head)
 
 
 def parse_link(text: str) -> LinkSpec:

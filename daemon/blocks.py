@@ -89,7 +89,7 @@ class BlockKey:
         if manifest.fingerprint != self.fingerprint:
             return None
         if self.is_head:
-            return manifest.head if self.quantisation == PLAIN else None
+            return manifest.head if manifest.head_quantisation == self.quantisation else None
         if manifest.quantisation != self.quantisation:
             return None
         place = self.first, self.end
@@ -205,7 +205,7 @@ class BlockLibrary:
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
         self._make_folder(folder)
         if key.is_head:
-            needed = head_inventory(source.config)
+            needed = head_inventory(source)
         else:
             needed = block_inventory(source, key.first, key.end)
         dtype = plain_dtype(source, needed)
@@ -222,6 +222,7 @@ class BlockLibrary:
             head=write_head(source, folder / HEAD) if key.is_head else None,
             files=(copy_file(model_files(source.path).file(CONFIG), folder),),
             version=__version__,
+            head_quantisation=key.quantisation if key.is_head else PLAIN,
         )
         put_manifest(manifest, folder / MANIFEST)
 

@@ -81,6 +81,7 @@ class ClusterSettings(FileStruct, frozen=True):
     stages: int = 1
     dtype: str = "float32"
     quant: str = "none"
+    head_quant: str = "none"
     draft_quant: str = "none"
     layers: str = ""
     context: int = 0
@@ -99,6 +100,7 @@ class ClusterSettings(FileStruct, frozen=True):
             self.dtype,
             Address(self.host, self.port),
             quantisation=Quantisation.parse(self.quant or "none"),
+            head_quantisation=Quantisation.parse(self.head_quant),
             draft_quantisation=Quantisation.parse(self.draft_quant),
             layers=parse_split(self.layers),
             context=self.context,

@@ -26,6 +26,7 @@ from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.drafting.choice import parse_draft
 from edgespec.net.block_server import BlockServer
 from edgespec.net.emulated_link import PacedTransport
+from edgespec.planning.cost_model import draft_head
 from edgespec.planning.costs import RingCosts
 from edgespec.planning.memory import SPECULATIVE_ROWS
 from edgespec.ring.membership import MembershipMachine
@@ -52,7 +53,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     address that cannot be used.
     """
     look_at_models(config)
-    if text := precision_text(config.quantisation, config.dtype):
+    if text := precision_text(config.quantisation, config.head_quantisation, config.dtype):
         log.info(text)
     take_file_descriptors()
     access_policy = AccessStore(cluster)
@@ -131,14 +132,20 @@ def _build(
     head = None
     if not config.head_last:
         log.info("loading the output head of %s", config.model)
-        head = OutputHead(model.head, config.dtype, device)
+        head = OutputHead(model.kept_head(), config.dtype, device)
     choice = parse_draft(config.draft)
     if choice.members:
         log.info("loading the draft source %s", choice)
     draft = build_draft(
         choice,
         BaseParts(
-            model.tokenizer, model.head, head, config.dtype, device, config.draft_quantisation
+            model.tokenizer,
+            model.head,
+            head,
+            config.dtype,
+            device,
+            config.draft_quantisation,
+            draft_head(config.head_quantisation),
         ),
         costs.coordinator.draft_work_seconds if costs else None,
     )
@@ -182,7 +189,7 @@ def _build(
         context_length=context_length,
         blocks_port=blocks.port,
         ring_key=secrets.token_hex(SECRET_BYTES),
-        head="none" if config.head_last else "",
+        head=config.head_quantisation.name if config.head_last else "",
     )
     assignment = LayerAssignment(model.layers, like, config.layers, planned)
     can_replan = model.can_be_cut_anew and costs is None  # an emulated ring is what was asked for

@@ -112,6 +112,7 @@ class LocalRing:
         serve = ["serve", "--model", config.model, "--stages", str(config.stages)]
         serve += ["--draft", config.draft, "--dtype", config.dtype]
         serve += ["--quant", config.quantisation.name, "--context", str(config.context)]
+        serve += ["--head-quant", config.head_quantisation.name]
         serve += ["--draft-quant", config.draft_quantisation.name]
         serve += ["--layers", ",".join(map(str, config.layers))]
         serve += ["--head", config.head]

@@ -14,7 +14,7 @@ from edgespec.config import LOOPBACK, Address, CoordinatorConfig
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.child_process import ChildProcess
 from edgespec.daemon.cluster import ClusterFolder, own_key
-from edgespec.daemon.planning import model_to_plan
+from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.daemon.private_files import make_folder
 from edgespec.daemon.process import BESIDE, EXIT_USAGE
 from edgespec.drafting.choice import NONE
@@ -73,12 +73,9 @@ class MachineNeeds:
 def machine_needs(config: CoordinatorConfig) -> MachineNeeds | None:
     """What coordinator and own stage need; None if the planner does not know the model or draft."""
     try:
-        asked = model_to_plan(
-            config.model,
-            config.quantisation.name,
-            config.draft or NONE,
-            config.draft_quantisation.name,
-        )
+        held = config.quantisation, config.head_quantisation, config.draft_quantisation
+        quants = Quants(*(one.name for one in held))
+        asked = model_to_plan(config.model, quants, config.draft or NONE)
     except ConfigError as problem:
         log.info("what the coordinator needs beside its stage is not known: %s", problem)
         return None

@@ -12,7 +12,13 @@ from msgspec import Meta, structs
 from edgespec.config import FILE, Quantisation
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.model_names import known_name
-from edgespec.daemon.precision import AUTO, four_bit_for, quantisation_for
+from edgespec.daemon.precision import (
+    AUTO,
+    draft_quantisation_for,
+    four_bit_for,
+    head_quantisation_for,
+    quantisation_for,
+)
 from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft
 from edgespec.drafting.choice import HYBRID, DraftChoice, parse_draft
@@ -23,11 +29,12 @@ from edgespec.model.manifest import Manifest, manifest_of
 from edgespec.planning.architecture import architecture_of, longest_context
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import (
-    COST_MODELS,
     NO_DRAFT,
     DraftCosts,
     bits_of,
+    cost_model_named,
     draft_costs_of,
+    draft_head,
     eagle3_costs,
     eagle_costs,
 )
@@ -40,6 +47,20 @@ DEFAULT_CONTEXT = 4096
 
 GGUF_BITS = 6
 """Of a weight as held, in the largest layers of a Q4_K_M file that is not here to be looked at."""
+
+
+GGUF_HEAD_BITS = 9
+"""The same of the output head, which has 6 to 8 bits in such a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quants:
+    """What `--quant`, `--head-quant` and `--draft-quant` say; "auto": as daemon.precision chooses,
+    or as block files have it."""
+
+    stages: str = AUTO
+    head: str = AUTO
+    draft: str = AUTO
 
 
 class _DeviceEntry(FileStruct, frozen=True):
@@ -61,35 +82,43 @@ class ModelToPlan:
     split: tuple[int, ...]
 
 
-def model_to_plan(model: str, quant: str, draft: str, draft_quant: str) -> ModelToPlan:
+def model_to_plan(model: str, quants: Quants, draft: str) -> ModelToPlan:
     """A known model, a hub id, a file, a folder or one of block files, with its draft.
 
-    `quant` "auto": as the block files have it, or what daemon.precision chooses. `draft`: see
-    drafting.choice; "": none, or the small model that the catalogue has for a known one. Raises
-    ConfigError for what cannot be read or is not known.
+    `draft`: see drafting.choice; "": none, or the small model that the catalogue has for a known
+    one. Raises ConfigError for what cannot be read or is not known.
     """
-    asked = _base(model, quant)
+    asked = _base(model, quants)
     known = MODELS.get(known_name(model))
     choice = chosen_draft(draft or (known.draft_of("independent") if known else ""), model)
     if not choice.members:
         return asked
     if not draft:  # as the cost models charge it
-        costs = COST_MODELS[asked.model.name].draft
+        head = draft_head(asked.model.head)
+        costs = cost_model_named(asked.model.name, head).draft
         return replace(asked, model=replace(asked.model, draft=costs))
-    costs = _draft(choice, asked.model, Quantisation.parse(draft_quant))
+    held = draft_quantisation_for(choice, model, asked.model.quantisation, quants.draft)
+    costs = _draft(choice, asked.model, held)
     return replace(asked, model=replace(asked.model, draft=costs, sources=_names(choice)))
 
 
-def _base(model: str, quant: str) -> ModelToPlan:
+def _base(model: str, quants: Quants) -> ModelToPlan:
     known = MODELS.get(known_name(model))
     packed = known is not None and model == known.gguf
     if known is None or Path(model).exists() or (packed and is_here(model)):
-        return stored_model(model, quant)
-    usual = FILE if packed else four_bit_for(known.sizes)
-    quantisation = usual if quant == AUTO else Quantisation.parse(quant)
-    held = known.sizes.layer_weights * (9 if "Q8_0" in model else GGUF_BITS) // 8
-    file_bytes = held if quantisation == FILE else 0
-    planned = PlannedModel(known_name(model), known.sizes, quantisation, file_bytes=file_bytes)
+        return stored_model(model, quants.stages, quants.head)
+    of, bits = known.sizes, 9 if "Q8_0" in model else GGUF_BITS
+    usual = FILE if packed else four_bit_for(of)
+    quantisation = usual if quants.stages == AUTO else Quantisation.parse(quants.stages)
+    head = head_quantisation_for(model, quantisation, quants.head)
+    planned = PlannedModel(
+        known_name(model),
+        of,
+        quantisation,
+        file_bytes=of.layer_weights * bits // 8 if quantisation == FILE else 0,
+        head=head,
+        head_file_bytes=of.head_bytes // 2 * GGUF_HEAD_BITS // 8 if head == FILE else 0,
+    )
     return ModelToPlan(planned, known.context, ())
 
 
@@ -171,7 +200,7 @@ QUESTIONS = (
 # --- models -------------------------------------------------------------------------------------
 
 
-def stored_model(model: str, quant: str) -> ModelToPlan:
+def stored_model(model: str, quant: str, head_quant: str = AUTO) -> ModelToPlan:
     """A model whose files are here: a folder, a file, or a hub id that was downloaded.
 
     Of a packed model also the forms of its matrices are looked up, which imports torch. Raises
@@ -186,9 +215,15 @@ def stored_model(model: str, quant: str) -> ModelToPlan:
             "out, or give the folder of the original model"
         )
     quantisation = quantisation_for(model, quant)
-    packed = _file_bytes(model, made) if quantisation == FILE else 0
-    name = known_name(model) or Path(model).resolve().name
-    planned = PlannedModel(name, of, quantisation, file_bytes=packed)
+    head = head_quantisation_for(model, quantisation, head_quant)
+    planned = PlannedModel(
+        known_name(model) or Path(model).resolve().name,
+        of,
+        quantisation,
+        file_bytes=_file_bytes(model, made) if quantisation == FILE else 0,
+        head=head,
+        head_file_bytes=_head_file_bytes(model, made) if head == FILE else 0,
+    )
     split = made.layers_of_stages if made else ()
     return ModelToPlan(planned, longest_context(config, where), split)
 
@@ -219,6 +254,20 @@ def _file_bytes(model: str, made: Manifest | None) -> int:
     return max(layers.values())
 
 
+def _head_file_bytes(model: str, made: Manifest | None) -> int:
+    """Bytes of the output head, held in the form that its file has."""
+    import torch
+
+    from edgespec.model.block_folder import BlockFolder
+    from edgespec.model.inventory import head_inventory
+    from edgespec.model.quantised.linear import held_bytes
+    from edgespec.model.sources import open_source
+
+    source = open_source(model, FILE) if made is None else BlockFolder(Path(model)).head()
+    (head,) = head_inventory(source)
+    return held_bytes(head.form, head.shape, torch.bfloat16)
+
+
 def _names(choice: DraftChoice) -> str:
     """The sources without their folders, as `--draft` has them for the bundled base."""
     names = [member.name for member in choice.members]
@@ -243,12 +292,12 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     (one,) = weighty
     if one.name in _HEADS:
         require_model(one.folder)
-        return _HEADS[one.name](base.name, base.of, bits_of(quantisation))
+        return _HEADS[one.name](base.name, base.of, bits_of(quantisation), base.costs.head)
     known = MODELS.get(known_name(one.folder))
     of = known.sizes if known else architecture_of(*_config(one.folder))
     name = known_name(one.folder) or Path(one.folder).resolve().name
     packed = _file_bytes(one.folder, None) if quantisation == FILE else 0
-    return draft_costs_of(name, of, quantisation, packed)
+    return draft_costs_of(name, of, quantisation, draft_head(base.head), packed)
 
 
 _HEADS = {"eagle": eagle_costs, "eagle3": eagle3_costs}

@@ -7,20 +7,25 @@ import json
 from pathlib import Path
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
+from edgespec.drafting.choice import DraftChoice
 from edgespec.errors import ConfigError
 from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.hub import ModelFiles, NotHereYet, model_files
 from edgespec.model.manifest import manifest_of
 from edgespec.planning.architecture import Architecture, architecture_of
+from edgespec.planning.cost_model import HEAD, PLAIN
 
 AUTO = "auto"
-"""The value of --quant and --dtype that leaves the choice to this module."""
+"""The value of --quant, --head-quant, --draft-quant and --dtype that leaves it to this module."""
 
 SMALL_BYTES = 100_000_000
 """A model of fewer bytes in 16 bit stays as it is: no board is short of them."""
 
 NARROW = 2048
 """Below this hidden size groups of 32 columns are taken: small models lose more by rounding."""
+
+_QUANTISED = ("independent", "eagle", "eagle3")
+"""Draft sources whose layers can be packed."""
 
 _HELD = {
     "file": "blocks as the model's files pack them",
@@ -59,6 +64,58 @@ def quantisation_for(model: str, quant: str = AUTO) -> Quantisation:
     return four_bit_for(of) if sixteen_bit_bytes(of) > SMALL_BYTES else QUANTISATIONS["none"]
 
 
+def head_quantisation_for(model: str, stages: Quantisation, head_quant: str = AUTO) -> Quantisation:
+    """How D0 holds the output head of a model whose layers are held as `stages` says.
+
+    "auto": in 16 bit where these are; else in the codes of the model's file, if stages take those
+    and it has some of the head, or in 8 bits. Raises ConfigError for an unknown name, or another
+    one than that of a folder of block files.
+    """
+    made = manifest_of(model)
+    if made is not None:
+        held = made.head_quantisation
+        if head_quant not in (AUTO, held.name) and held != PLAIN:
+            raise ConfigError(
+                f"{model} holds the output head in {held.name}, not {head_quant}; leave "
+                "--head-quant out, or make another folder with `edgespec shard`"
+            )
+        return held if head_quant == AUTO else Quantisation.parse(head_quant)
+    if head_quant != AUTO:
+        return Quantisation.parse(head_quant)
+    if stages.kind == "none":
+        return PLAIN
+    return FILE if stages == FILE and _has_head_codes(model) else HEAD
+
+
+def draft_quantisation_for(
+    choice: DraftChoice, model: str, stages: Quantisation, draft_quant: str = AUTO
+) -> Quantisation:
+    """How the layers of drafts for this base are held; "auto": as --quant would choose for each.
+
+    In 16 bit where the base's are, and for easyspec, which takes no others; in 8 bits where two
+    drafts would differ. Raises as `quantisation_for`.
+    """
+    if draft_quant != AUTO:
+        return Quantisation.parse(draft_quant)
+    weighty = [member for member in choice.members if member.name in _QUANTISED]
+    if stages.kind == "none" or any(member.name == "easyspec" for member in choice.members):
+        return PLAIN
+    found = {
+        quantisation_for(member.folder) if member.name == "independent" else _layer_like(model)
+        for member in weighty
+    }
+    return found.pop() if len(found) == 1 else QUANTISATIONS["int8"] if found else PLAIN
+
+
+def _layer_like(model: str) -> Quantisation:
+    """Of an EAGLE head, whose layer is one like the base's."""
+    try:
+        file = model_files(model).file("config.json")
+        return four_bit_for(architecture_of(json.loads(file.read_text("utf-8")), str(file)))
+    except (OSError, ValueError, ConfigError):
+        return QUANTISATIONS["int8"]
+
+
 def dtype_for(quantisation: Quantisation, dtype: str = AUTO) -> str:
     """What is asked for; "auto": float32, or for packed blocks 16 bit, as the kernels want it."""
     if dtype != AUTO:
@@ -78,17 +135,18 @@ def sixteen_bit_dtype() -> str:
     return sixteen_bit_type(best_device())
 
 
-def precision_text(quantisation: Quantisation, dtype: str) -> str:
-    """One line for the user: what blocks are held and computed in; "" if nothing is packed."""
+def precision_text(quantisation: Quantisation, head: Quantisation, dtype: str) -> str:
+    """One line for the user: what blocks are held and computed in; "" if no block is packed."""
     if quantisation.kind == "none":
         return ""
-    text = f"{_HELD[quantisation.kind]} ({quantisation.name}), computed in {dtype}"
+    text = f"{_HELD[quantisation.kind]} ({quantisation.name}), the output head as {head.name}"
+    text += f", computed in {dtype}"
     if quantisation.kind in ("int4", "file") and dtype == "float32":
         return (
             f"{text}: several times slower than in bfloat16, which 4-bit kernels are made for; "
             "leave --dtype out"
         )
-    return f"{text}; --quant and --dtype choose others"
+    return f"{text}; --quant, --head-quant and --dtype choose others"
 
 
 def sixteen_bit_bytes(of: Architecture) -> int:
@@ -104,6 +162,19 @@ def four_bit_for(of: Architecture) -> Quantisation:
         if all(count % QUANTISATIONS[name].group == 0 for count in columns):
             return QUANTISATIONS[name]
     return QUANTISATIONS["int8"]
+
+
+def _has_head_codes(model: str) -> bool:
+    """Whether a GGUF file has codes of its output matrix, too; folders hardly ever have."""
+    try:
+        files = model_files(model)
+        if not isinstance(files, GgufFiles):
+            return False
+        tensors = files.opened.tensors
+        head = tensors.get("output.weight") or tensors.get("token_embd.weight")
+        return head is not None and not head.type.plain
+    except NotHereYet:
+        return model.endswith(".gguf")
 
 
 def _is_packed(files: ModelFiles, config: dict[str, object]) -> bool:

@@ -12,8 +12,9 @@ from edgespec.model.block_folder import CONFIG, BlockFolder
 from edgespec.model.hub import local_folder
 from edgespec.model.loader import fingerprint
 from edgespec.model.manifest import MANIFEST, manifest_of
+from edgespec.model.quantised.source import quantising
 from edgespec.model.source import TensorSource
-from edgespec.model.sources import PLAIN, open_source
+from edgespec.model.sources import open_source
 from edgespec.net.block_server import ServedBlock
 from edgespec.wire.block_messages import HEAD_NUMBER
 from edgespec.wire.messages import Assign
@@ -27,13 +28,17 @@ class RingModel:
     def __init__(self, config: CoordinatorConfig) -> None:
         """Raises ModelError if it cannot be used."""
         self._quantisation = config.quantisation
+        self._head_quantisation = config.head_quantisation
         self._library = BlockLibrary(config.cache)
         self._made = BlockFolder(Path(config.model)) if manifest_of(config.model) else None
         if self._made is not None:
             self.fingerprint = self._made.manifest.fingerprint
-            self.head: TensorSource = self._made.head()
+            self.head: TensorSource
+            made = self._made.head()
+            is_so = self._made.manifest.head_quantisation == config.head_quantisation
+            self.head = made if is_so else quantising(made, config.head_quantisation)
         else:
-            self.head = open_source(config.model)
+            self.head = open_source(config.model, config.head_quantisation)
             self.fingerprint = fingerprint(config.model)
         self.tokenizer = local_folder(config.model)
         """The folder with the tokenizer's files."""
@@ -48,6 +53,17 @@ class RingModel:
         return self._made is None
 
     @property
+    def _head_key(self) -> BlockKey:
+        return BlockKey.of_head(self.fingerprint, self._head_quantisation)
+
+    def kept_head(self) -> TensorSource:
+        """The output matrix for this machine; one that is rounded is kept, and mapped, as blocks
+        are. Raises ModelError, and ConfigError for what the disk refuses."""
+        if self._made is not None or self._head_quantisation.kind in ("none", "file"):
+            return self.head
+        return self._library.make(self.head, self._head_key).head()
+
+    @property
     def layers(self) -> int:
         return int(self.head.config.num_hidden_layers)
 
@@ -60,7 +76,7 @@ class RingModel:
         if not HEAD_NUMBER <= number <= len(blocks):
             raise ConfigError(f"there is no block {number} here, only 1 to {len(blocks)}")
         if number == HEAD_NUMBER:
-            key = BlockKey.of_head(self.fingerprint, PLAIN)
+            key = self._head_key
         else:
             place = blocks[number - 1]
             key = BlockKey(self.fingerprint, place.first, place.end, self._quantisation)

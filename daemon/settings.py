@@ -15,12 +15,17 @@ from edgespec.config import (
     Address,
     CoordinatorConfig,
     Emulation,
-    Quantisation,
 )
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterSettings
 from edgespec.daemon.model_names import resolved, weights_at_hand
-from edgespec.daemon.precision import AUTO, dtype_for, quantisation_for
+from edgespec.daemon.precision import (
+    AUTO,
+    draft_quantisation_for,
+    dtype_for,
+    head_quantisation_for,
+    quantisation_for,
+)
 from edgespec.drafting.choice import HYBRID, NONE, SOURCES, DraftChoice, parse_draft
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.hub import NotHereYet, model_files, require_model
@@ -41,9 +46,9 @@ _OF_ANY_RING = ("host", "port", "with_stage")
 class RingOptions:
     """The ring options of a command; those that were not given are empty, or None.
 
-    `quant` and `dtype` may be "auto" (see daemon.precision), and so may `head`: a plan chooses it
-    (`edgespec init --devices`), without one it is on the coordinator. `with_stage` may be
-    LAST_STAGE.
+    `quant`, `head_quant`, `draft_quant` and `dtype` may be "auto" (see daemon.precision), and so
+    may `head`: a plan chooses it (`edgespec init --devices`), without one it is on the coordinator.
+    `with_stage` may be LAST_STAGE.
     """
 
     model: str
@@ -51,6 +56,7 @@ class RingOptions:
     stages: int
     dtype: str
     quant: str = ""
+    head_quant: str = ""
     draft_quant: str = ""
     layers: str = ""
     context: int = 0
@@ -69,7 +75,8 @@ def served_config(
             asked,
             quant=asked.quant or AUTO,
             dtype=asked.dtype or AUTO,
-            draft_quant=asked.draft_quant or "none",
+            head_quant=asked.head_quant or AUTO,
+            draft_quant=asked.draft_quant or AUTO,
         )
         port = DEFAULT_PORT if asked.port is None else asked.port
         return coordinator_config(ring, Address(asked.host or LOOPBACK, port), emulation)
@@ -120,7 +127,8 @@ def coordinator_config(
         address,
         emulation=emulation,
         quantisation=quantisation,
-        draft_quantisation=Quantisation.parse(ring.draft_quant),
+        head_quantisation=head_quantisation_for(model, quantisation, ring.head_quant),
+        draft_quantisation=draft_quantisation_for(choice, model, quantisation, ring.draft_quant),
         layers=split,
         context=ring.context,
         with_stage=stages if ring.with_stage == LAST_STAGE else ring.with_stage or 0,

@@ -346,7 +346,7 @@ def flowspec() -> Profile:
     """The boards of FlowSpec's testbed, from the constants above."""
     stage_bytes = FLOWSPEC_LAYERS * FLOWSPEC_MODEL.layer_bytes
     draft = FLOWSPEC_MODEL.draft
-    draft_bytes = draft.layers * draft.layer_bytes + draft.head_bytes
+    draft_bytes = draft.layers * draft.layer_bytes + draft.head.bytes
 
     def stage(rows: int) -> float:
         further = FLOWSPEC_STAGE_ROW_SECONDS * (rows - 1)

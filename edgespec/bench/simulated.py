@@ -138,6 +138,7 @@ class Setup:
             "with_stage": self.with_stage,
             "profiles": [profile.name for profile in self.profiles],
             "cost_model": self.cost_model.name,
+            "head_bits": self.cost_model.head.bits,
             "link": None if self.link is None else structs.asdict(self.link),
             "row_price": self.row_price,
             "d0_free": self.d0_free,

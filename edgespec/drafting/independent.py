@@ -172,14 +172,16 @@ class IndependentGuesser(WholeModelGuesser[GuessCache]):
         dtype: str = "float32",
         device: torch.device | str = "cpu",
         vocab_size: int | None = None,
+        ends: TensorSource | None = None,
     ) -> None:
         """Load the draft model. `vocab_size`: tokens that the base model knows; no others are
-        guessed (embeddings may be padded to different sizes). Raises ModelError."""
+        guessed (embeddings may be padded to different sizes). `ends`: the same model with its
+        output head as it is to be held; None: as `source` has it. Raises ModelError."""
         block = Block(source, 0, source.layers, dtype, device)
         super().__init__(
             "independent",
             lambda: GuessCache(block, self.ran, self.between_layers),
-            OutputHead(source, dtype, device, share=block),
+            OutputHead(ends or source, dtype, device, share=block),
             known=block.vocab_size,
             most_rows=int(source.config.max_position_embeddings),
             vocab_size=vocab_size,

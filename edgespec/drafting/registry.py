@@ -38,7 +38,8 @@ class BaseParts:
 
     `tokenizer`: the folder of the base's tokenizer. `source`: where the base's tensors are, those
     of its ends at least. `head`: None if it is on the last stage. `quantisation`: how layers of the
-    draft are held. `measured`: whether what is faster on this machine decides how it is computed.
+    draft are held, `head_quantisation`: how its own output head is. `measured`: whether what is
+    faster on this machine decides how it is computed.
     """
 
     tokenizer: str | Path
@@ -47,6 +48,7 @@ class BaseParts:
     dtype: str
     device: torch.device | str
     quantisation: Quantisation = PLAIN
+    head_quantisation: Quantisation = PLAIN
     measured: bool = True
 
     @property
@@ -59,20 +61,35 @@ class BaseParts:
         return self.head
 
     def draft(self, folder: str) -> TensorSource:
-        """A draft model, as it is to be held."""
+        """A draft model, as its layers are to be held."""
         return open_source(folder, self.quantisation)
+
+    def draft_ends(self, folder: str) -> TensorSource:
+        """A draft model, as its output head is to be held."""
+        return open_source(folder, self.head_quantisation)
 
     def eagle(self, folder: str, kind: Kind) -> EagleGuesser:
         """The EAGLE head in a folder, or of a hub id, as it is to be held."""
         return load_eagle(
-            folder, kind, self.source, self.own_head(), self.dtype, self.device, self.quantisation
+            folder,
+            kind,
+            self.source,
+            self.own_head(),
+            self.dtype,
+            self.device,
+            self.quantisation,
+            self.head_quantisation,
         )
 
 
 def _independent(folder: str, base: BaseParts) -> Guesser:
     require_same_tokenizer(base.tokenizer, local_folder(folder))
     return IndependentGuesser(
-        base.draft(folder), base.dtype, base.device, vocab_size=base.vocab_size
+        base.draft(folder),
+        base.dtype,
+        base.device,
+        vocab_size=base.vocab_size,
+        ends=base.draft_ends(folder),
     )
 
 
@@ -95,7 +112,7 @@ def _easyspec(folder: str, base: BaseParts) -> Guesser:
     if base.measured and not times.pays:
         log.info("layers in groups do not pay here: drafting plainly")
         return _independent(folder, base)
-    head = OutputHead(source, base.dtype, base.device)
+    head = OutputHead(base.draft_ends(folder), base.dtype, base.device)
     limit = int(source.config.max_position_embeddings)
     return EasySpecGuesser(model, head, limit, base.vocab_size)
 

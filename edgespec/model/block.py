@@ -19,7 +19,7 @@ from edgespec.model.source import TensorSource, check_layers, check_names, shape
 from edgespec.model.tensors import TORCH_DTYPES
 from edgespec.model.tree_attention import ATTENTION, Visibility
 
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 

@@ -53,14 +53,19 @@ def write_block(
 
 
 def write_head(source: TensorSource, path: Path) -> FileEntry:
-    """Write the output matrix (the embedding, where the two are tied). Raises as `write_block`."""
-    count, sha256 = _write(source, head_inventory(source.config), path, {"layers": "head"}, None)
+    """Write the output matrix (the embedding, where the two are tied) in the form that the source
+    has for it. Raises as `write_block`."""
+    needed = head_inventory(source)
+    about = {"layers": "head", _FORMS: _forms_text(needed)}
+    count, sha256 = _write(source, needed, path, about, None)
     return FileEntry(path.name, count, sha256)
 
 
 def plain_dtype(source: TensorSource, needed: Sequence[Needed]) -> torch.dtype:
-    """The dtype of the first tensor that is not packed (every layer has such norms)."""
-    return source.tensor(next(one.name for one in needed if not one.packed)).dtype
+    """The dtype of the first tensor that is not packed (every layer has such norms, a head may have
+    none: then that of the final norm)."""
+    plain = (one.name for one in needed if not one.packed)
+    return source.tensor(next(plain, "model.norm.weight")).dtype
 
 
 def _write(

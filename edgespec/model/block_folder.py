@@ -8,6 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
+from edgespec.config import FILE, Quantisation
 from edgespec.errors import BlockDamaged, ConfigError, ModelError
 from edgespec.model.block_file import BlockFile, Progress
 from edgespec.model.loader import open_config
@@ -58,7 +59,7 @@ class BlockFolder:
         """
         for entry in self.manifest.blocks:
             if (entry.first, entry.end) == (first, end):
-                return self._open(entry, progress)
+                return self._open(entry, self.manifest.quantisation, progress)
         has = ", ".join(f"{one} to {end - 1}" for one, end in self.manifest.split)
         raise ModelError(
             f"{self.path} holds no block of layers {first} to {end - 1}, only of {has or 'none'}; "
@@ -72,11 +73,14 @@ class BlockFolder:
                 f"{self.path} holds no output matrix: it is a stage's; use a folder that "
                 "`edgespec shard` made"
             )
-        return self._open(self.manifest.head, progress)
+        # Whatever it was made as: the file itself says which form it has.
+        return self._open(self.manifest.head, FILE, progress)
 
-    def _open(self, entry: FileEntry, progress: Progress | None) -> BlockFile:
+    def _open(
+        self, entry: FileEntry, quantisation: Quantisation, progress: Progress | None
+    ) -> BlockFile:
         self.verify(entry, progress)
-        return BlockFile(self.path / entry.name, self.config, self.manifest.quantisation)
+        return BlockFile(self.path / entry.name, self.config, quantisation)
 
 
 def verify(folder: Path, entry: FileEntry, progress: Progress | None = None) -> None:

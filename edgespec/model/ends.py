@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch.nn.functional import embedding, linear
 
 from edgespec.errors import ModelError
-from edgespec.model.block import EMBEDDING, Block, compute_dtype, load_parameter
+from edgespec.model.block import EMBEDDING, LM_HEAD, Block, compute_dtype, load_parameter
 from edgespec.model.families import embedding_scale, logits_from
+from edgespec.model.quantised.linear import linear_from
 from edgespec.model.source import TensorSource
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""Rows [R, hidden_size] times a matrix [vocab_size, hidden_size]: [R, vocab_size]."""
 
 
 class OutputHead:
-    """The model's output matrix alone, `weight` [vocab_size, hidden_size]: lm_head, or the
-    embedding where the two are tied."""
+    """The model's output matrix alone, [vocab_size, hidden_size]: lm_head, or the embedding where
+    the two are tied. `weight`: the matrix if it is held plain, None if it is packed."""
 
     def __init__(
         self,
@@ -23,9 +30,10 @@ class OutputHead:
         *,
         share: Block | None = None,
     ) -> None:
-        """Read the matrix, or where it is tied take that of the block `share`, which embeds.
+        """Read the matrix in the form that `source` has for it.
 
-        Raises ModelError if the source does not have it.
+        A plain one that is tied is that of the block `share`, which embeds. Raises ModelError if
+        the source does not have it, or cannot hold it in that form.
         """
         config = source.config
         self.device = torch.device(device)
@@ -33,12 +41,19 @@ class OutputHead:
         self.vocab_size, self.hidden_size = int(config.vocab_size), int(config.hidden_size)
         self.layers = int(config.num_hidden_layers)  # of the whole model
         self._config = config
-        if config.tie_word_embeddings and share is not None and share.embedding is not None:
-            self.weight = share.embedding
-            return
-        name = EMBEDDING if config.tie_word_embeddings else "lm_head.weight"
+        tied = bool(config.tie_word_embeddings)
+        name = EMBEDDING if tied else LM_HEAD
         shape = torch.Size((self.vocab_size, self.hidden_size))
-        self.weight = load_parameter(source, name, shape, self.dtype, device)
+        self.form = source.form(name)
+        self.weight: torch.nn.Parameter | None = None
+        if self.form.kind != "none":
+            packed = source.packed(name, shape)
+            self._product: Product = linear_from(packed, None, shape, self.form, self.dtype, device)
+            return
+        self.weight = share.embedding if tied and share is not None else None
+        if self.weight is None:
+            self.weight = load_parameter(source, name, shape, self.dtype, device)
+        self._product = partial(linear, weight=self.weight)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -46,7 +61,7 @@ class OutputHead:
 
         On its device; float64 if the head computes in it, else float32.
         """
-        logits = logits_from(self._config, linear(hidden, self.weight))
+        logits = logits_from(self._config, self._product(hidden))
         return logits if self.dtype == torch.float64 else logits.float()
 
 
@@ -61,14 +76,14 @@ class InputEmbedding:
         *,
         share: OutputHead | None = None,
     ) -> None:
-        """Read the matrix, or where it is tied take that of `share`.
+        """Read the matrix, or where it is tied take that of `share`, if it is plain.
 
         Raises ModelError if the source does not have it.
         """
         config = source.config
         kind = compute_dtype(dtype, device)
         self._scale = embedding_scale(config, kind)
-        if config.tie_word_embeddings and share is not None:
+        if config.tie_word_embeddings and share is not None and share.weight is not None:
             self.weight = share.weight
             return
         if EMBEDDING not in source.names:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
 
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.block import EMBEDDING, skeleton
+from edgespec.model.block import EMBEDDING, LM_HEAD, skeleton
 from edgespec.model.quantised import linear
 from edgespec.model.safetensors_writer import Slot
 from edgespec.model.source import TensorSource, check_layers, check_names
@@ -59,11 +58,12 @@ def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
     return needed
 
 
-def head_inventory(config: PretrainedConfig) -> list[Needed]:
-    """The output matrix, under the name that it has in the checkpoint."""
-    name = EMBEDDING if config.tie_word_embeddings else "lm_head.weight"
+def head_inventory(source: TensorSource) -> list[Needed]:
+    """The output matrix, under the name and in the form that it has in a source for it."""
+    config = source.config
+    name = EMBEDDING if config.tie_word_embeddings else LM_HEAD
     shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
-    return [Needed(name, shape, _PLAIN, -1)]
+    return [Needed(name, shape, source.form(name), -1)]
 
 
 def packed_slots(one: Needed) -> list[Slot]:
@@ -89,7 +89,7 @@ def held_bytes(source: TensorSource, first: int, end: int, dtype: torch.dtype) -
 
 def head_bytes(source: TensorSource, dtype: torch.dtype) -> int:
     """Bytes of memory that the output matrix takes once it computes in `dtype`."""
-    needed = head_inventory(source.config)
+    needed = head_inventory(source)
     return sum(linear.held_bytes(one.form, one.shape, dtype) for one in needed)
 
 

@@ -21,6 +21,9 @@ MANIFEST = "manifest.json"
 REMEDY = "make the folder again with `edgespec shard`, or copy it again"
 """What to do about a damaged folder."""
 
+_NAMES = ("quantisation", "head_quantisation")
+"""Fields that stand by name in the file."""
+
 Count = Annotated[int, Meta(ge=0)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
@@ -56,7 +59,8 @@ class Manifest(FileStruct, frozen=True):
 
     `model`: its name, for people; `fingerprint`: see model.loader. `dtype`: of the tensors that
     are not packed, as the model has them. `layers`: of the whole model; `blocks`: those of them
-    that are here, in order. `head`: the file with the output matrix, if it is here. `files`:
+    that are here, in order. `head`: the file with the output matrix, if it is here, and
+    `head_quantisation`: how that is held. `files`:
     config.json and the tokenizer's. `version`: the edgespec that wrote it.
     """
 
@@ -69,6 +73,7 @@ class Manifest(FileStruct, frozen=True):
     head: FileEntry | None
     files: tuple[FileEntry, ...]
     version: Text
+    head_quantisation: Quantisation = Quantisation()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -99,8 +104,8 @@ class Manifest(FileStruct, frozen=True):
         return tuple(block.end - block.first for block in self.blocks)
 
     def to_dict(self) -> dict[str, Any]:
-        name = self.quantisation.name
-        content = {"format": FORMAT, **to_builtins(self), "quantisation": name}
+        names = {field: getattr(self, field).name for field in _NAMES}
+        content = {"format": FORMAT, **to_builtins(self), **names}
         return {**content, "seal": _seal(content)}
 
     @staticmethod
@@ -109,18 +114,20 @@ class Manifest(FileStruct, frozen=True):
         try:
             content = parse_json(text, where, REMEDY)
             fields = check_version(content, where, REMEDY, ("format", FORMAT))
-            seal, quantisation = fields.pop("seal", None), fields.get("quantisation")
+            seal = fields.pop("seal", None)
             if seal != _seal({"format": FORMAT, **fields}):
                 raise ConfigError(
                     f"{where}: its seal does not fit its content: it was changed after it was "
                     f"made; {REMEDY}"
                 )
-            if not isinstance(quantisation, str) or quantisation not in NAMED:
-                raise ConfigError(
-                    f"{where}: quantisation is {quantisation!r}; it must be one of: "
-                    f"{', '.join(NAMED)}; {REMEDY}"
-                )
-            fields["quantisation"] = NAMED[quantisation]
+            for field in _NAMES:
+                name = fields.get(field, "none" if field == "head_quantisation" else None)
+                if not isinstance(name, str) or name not in NAMED:
+                    raise ConfigError(
+                        f"{where}: {field} is {name!r}; it must be one of: {', '.join(NAMED)}; "
+                        f"{REMEDY}"
+                    )
+                fields[field] = NAMED[name]
             return as_type(Manifest, fields, where, REMEDY)
         except (ConfigError, RecursionError) as problem:
             raise BlockDamaged(str(problem)) from None

@@ -25,6 +25,9 @@ from edgespec.model.tensors import TORCH_DTYPES
 UNFINISHED = MANIFEST + ".part"
 """The manifest while files are missing: tells a later run what is there already."""
 
+_SAME = ("fingerprint", "quantisation", "head_quantisation")
+"""What files of an earlier run must agree in to be kept."""
+
 Split = Sequence[tuple[int, int]]
 Progress = Callable[[str, int, int], None]
 """Hears what is done now, how many of the model's layers are done, and how many it has."""
@@ -43,10 +46,12 @@ def named(manifest: Manifest) -> dict[str, tuple[int, int]]:
 class Sharding:
     """One model, opened to be written as block files."""
 
-    def __init__(self, model: str, quantisation: Quantisation) -> None:
-        """`model`: see `open_source`. Raises ModelError if it cannot be used."""
+    def __init__(self, model: str, quantisation: Quantisation, head: Quantisation) -> None:
+        """`model`: see `open_source`; `head`: the output matrix's quantisation. Raises ModelError
+        if it cannot be used."""
         self._model = model
         self._source = open_source(model, quantisation)
+        self._head = open_source(model, head)
         self.layers = self._source.layers
 
     def into(self, folder: Path, split: Split, progress: Progress) -> Manifest:
@@ -98,6 +103,7 @@ class Sharding:
             head=None,
             files=(),
             version=__version__,
+            head_quantisation=self._head.quantisation,
         )
 
     def _sound(self, folder: Path, kept: Manifest, progress: Progress) -> Manifest:
@@ -121,7 +127,7 @@ class Sharding:
     def _require_room(self, folder: Path, manifest: Manifest, missing: Split) -> None:
         needed = [block_inventory(self._source, *block) for block in missing]
         if manifest.head is None:
-            needed.append(head_inventory(self._source.config))
+            needed.append(head_inventory(self._head))
         dtype = TORCH_DTYPES[manifest.dtype]
         require_room(folder, sum(stored_bytes(some, dtype) for some in needed))
 
@@ -147,7 +153,7 @@ class Sharding:
         """With the head, and the small files, which are copied in any case."""
         if manifest.head is None:
             progress(f"writing {HEAD}", self.layers, self.layers)
-            manifest = structs.replace(manifest, head=write_head(self._source, folder / HEAD))
+            manifest = structs.replace(manifest, head=write_head(self._head, folder / HEAD))
             _put(folder, manifest)
         original = local_folder(self._model)
         names = [name for name in (CONFIG, *TOKENIZER_FILES) if (original / name).is_file()]
@@ -170,7 +176,7 @@ def _kept(folder: Path, empty: Manifest, planned: dict[str, tuple[int, int]]) ->
                 "made by `edgespec shard`; choose a new folder with --out"
             )
         return empty
-    same = (old.fingerprint, old.quantisation) == (empty.fingerprint, empty.quantisation)
+    same = all(getattr(old, what) == getattr(empty, what) for what in _SAME)
     if not same or not named(old).items() <= planned.items():
         raise ConfigError(
             f"{folder} holds {old.model} as {old.quantisation.name}, cut before layers "

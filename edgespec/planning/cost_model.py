@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.config import FILE, NAMED, QUANTISATIONS, Quantisation
 from edgespec.errors import ConfigError
-from edgespec.planning.architecture import Architecture
+from edgespec.planning.architecture import Architecture, matrix_bytes
 from edgespec.planning.catalogue import MODELS
 
 GROUP = 64
@@ -17,6 +17,9 @@ DEFAULT_COST_MODEL = "llama-2-13b"
 
 EAGLE3_VOCAB = 32000
 """Tokens that published EAGLE-3 heads guess."""
+
+PLAIN, HEAD = QUANTISATIONS["none"], QUANTISATIONS["int8"]
+"""How output heads are held: in 16 bit where the layers are, in 8 where these have 4 or 8."""
 
 ARCHITECTURES = {name: model.sizes for name, model in MODELS.items()}
 """From the models' published config.json files."""
@@ -31,9 +34,38 @@ def packed_bytes(weights: int, bits: int) -> int:
     return 2 * weights if bits == 16 else weights // 2 + 2 * -(-weights // GROUP)
 
 
+def draft_head(base: Quantisation) -> Quantisation:
+    """How a draft's own output head is held: as the base's, or in 8 bits if that is in the codes
+    of its file."""
+    return HEAD if base == FILE else base
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCosts:
+    """An output head as it is held: in `bits` (4, 8 or 16) a weight, `bytes` with scales.
+
+    `quantisation`: its name.
+    """
+
+    bytes: int
+    bits: int = 16
+    quantisation: str = "none"
+
+
+def head_costs(
+    vocab: int, hidden: int, quantisation: Quantisation, file_bytes: int = 0
+) -> HeadCosts:
+    """The head [vocab, hidden] in that quantisation. `file_bytes`: as held, for "file"."""
+    if file_bytes:
+        bits = _file_bits(file_bytes, vocab * hidden)
+        return HeadCosts(file_bytes, bits, quantisation.name)
+    nbytes = matrix_bytes(vocab, hidden, quantisation)
+    return HeadCosts(nbytes, bits_of(quantisation), quantisation.name)
+
+
 @dataclass(frozen=True, slots=True)
 class DraftCosts:
-    """A draft model on D0: its layers at `bits` (4, 8 or 16), its head in 16.
+    """A draft model on D0: its layers at `bits` (4, 8 or 16), and its head.
 
     `layer_bytes` as held; `kv_bytes`: keys and values of one row in one layer, 16 bit.
     `ends_bytes`: what D0 holds of the draft's embedding and head, beside the base's head. `vocab`:
@@ -44,7 +76,7 @@ class DraftCosts:
     layers: int
     layer_bytes: int
     bits: int
-    head_bytes: int
+    head: HeadCosts
     kv_bytes: int
     ends_bytes: int
     vocab: int
@@ -54,7 +86,7 @@ class DraftCosts:
         return self.layers * self.layer_bytes + self.ends_bytes
 
 
-NO_DRAFT = DraftCosts("", 0, 0, 16, 0, 0, 0, 0)
+NO_DRAFT = DraftCosts("", 0, 0, 16, HeadCosts(0), 0, 0, 0)
 """A ring without a draft model."""
 
 
@@ -64,7 +96,7 @@ class CostModel:
 
     `layer_bytes`: one layer, held in `bits` (4, 8 or 16) a weight, scales included; `quantisation`:
     its name, "" where only the bits are known. `kv_bytes`: keys and values of one row in one
-    layer, 16 bit. `head_bytes`: the output head in 16 bit; the input embedding has as many.
+    layer, 16 bit. `embedding_bytes`: the input embedding, 16 bit; `head`: the output head.
     `vocab`: tokens, of which one is chosen.
     `expert_bytes`: what the `experts` of a mixture have of `layer_bytes`; each row goes through
     `active` of them. `draft`: the whole model that guesses; `heads`: EAGLE heads by the names of
@@ -76,7 +108,8 @@ class CostModel:
     hidden_size: int
     layer_bytes: int
     kv_bytes: int
-    head_bytes: int
+    embedding_bytes: int
+    head: HeadCosts
     vocab: int
     draft: DraftCosts
     bits: int = 4
@@ -112,6 +145,7 @@ def cost_model_of(
     name: str,
     of: Architecture,
     quantisation: Quantisation,
+    head: HeadCosts,
     draft: DraftCosts = NO_DRAFT,
     file_bytes: int = 0,
 ) -> CostModel:
@@ -129,10 +163,11 @@ def cost_model_of(
         hidden_size=of.hidden,
         layer_bytes=file_bytes or of.layer_bytes(quantisation),
         kv_bytes=of.kv_bytes,
-        head_bytes=of.head_bytes,
+        embedding_bytes=of.head_bytes,
+        head=head,
         vocab=of.vocab,
         draft=draft,
-        bits=_file_bits(of, file_bytes) if file_bytes else bits_of(quantisation),
+        bits=_file_bits(file_bytes, of.layer_weights) if file_bytes else bits_of(quantisation),
         quantisation=quantisation.name,
         expert_bytes=expert_bytes if of.experts else 0,
         experts=of.experts,
@@ -140,9 +175,9 @@ def cost_model_of(
     )
 
 
-def _file_bits(of: Architecture, file_bytes: int) -> int:
-    """4, 8 or 16: of a file that mixes them, what most of a layer has."""
-    each = 8 * file_bytes / of.layer_weights
+def _file_bits(file_bytes: int, weights: int) -> int:
+    """4, 8 or 16: of a file that mixes them, what most of these weights have."""
+    each = 8 * file_bytes / weights
     return next((bits for bits, most in ((4, 6.5), (8, 12.5)) if each <= most), 16)
 
 
@@ -152,35 +187,42 @@ def bits_of(quantisation: Quantisation) -> int:
 
 
 def draft_costs_of(
-    name: str, of: Architecture, quantisation: Quantisation, file_bytes: int = 0
+    name: str,
+    of: Architecture,
+    quantisation: Quantisation,
+    head: Quantisation,
+    file_bytes: int = 0,
 ) -> DraftCosts:
     """The costs of any model as the draft; `file_bytes` as for `cost_model_of`.
 
-    A mixture is charged for the experts of one row only, as most passes have few rows.
+    A mixture is charged for the experts of one row only, as most passes have few rows. A tied head
+    is the embedding only where both are in 16 bit.
     """
-    whole = cost_model_of(name, of, quantisation, file_bytes=file_bytes)
+    own = head_costs(of.vocab, of.hidden, head)
+    whole = cost_model_of(name, of, quantisation, own, file_bytes=file_bytes)
     unused = whole.expert_bytes - whole.expert_bytes * of.active // max(1, of.experts)
+    shared = of.tied and head == PLAIN
     return DraftCosts(
         name=name,
         layers=of.layers,
         layer_bytes=whole.layer_bytes - unused,
         bits=whole.bits,
-        head_bytes=of.head_bytes,
+        head=own,
         kv_bytes=of.kv_bytes,
-        ends_bytes=(1 if of.tied else 2) * of.head_bytes + of.layers * unused,
+        ends_bytes=of.head_bytes + (0 if shared else own.bytes) + of.layers * unused,
         vocab=of.vocab,
     )
 
 
-def _independent(name: str) -> DraftCosts:
-    """A whole small model as the draft: layers in 4 bits, head in 16."""
+def _independent(name: str, head: Quantisation) -> DraftCosts:
+    """A whole small model as the draft, its layers in 4 bits."""
     of = ARCHITECTURES[name]
-    costs = draft_costs_of(name, of, QUANTISATIONS["int4"])
+    costs = draft_costs_of(name, of, QUANTISATIONS["int4"], head)
     return replace(costs, layer_bytes=packed_bytes(of.layer_weights, 4))
 
 
-def eagle_costs(base: str, of: Architecture, bits: int) -> DraftCosts:
-    """EAGLE-2's head for a base: one layer like its, and the base's own output head, in 16 bit.
+def eagle_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> DraftCosts:
+    """EAGLE-2's head for a base: one layer like its, and the base's own output head.
 
     In front of the layer a matrix of 2 hidden × hidden joins a token's embedding and the base's
     hidden state. The head is there anyway, the base's embedding is not.
@@ -191,62 +233,74 @@ def eagle_costs(base: str, of: Architecture, bits: int) -> DraftCosts:
         layers=1,
         layer_bytes=packed_bytes(weights, bits),
         bits=bits,
-        head_bytes=of.head_bytes,
+        head=head,
         kv_bytes=of.kv_bytes,
         ends_bytes=of.head_bytes,
         vocab=of.vocab,
     )
 
 
-def eagle3_costs(base: str, of: Architecture, bits: int) -> DraftCosts:
+def eagle3_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> DraftCosts:
     """EAGLE-3's head for a base: one layer whose attention reads twice the width, and an output
-    head of its own for up to EAGLE3_VOCAB tokens, in 16 bit.
+    head of its own for up to EAGLE3_VOCAB tokens.
 
     The matrix that joins three hidden states runs over committed rows only: it is held, and not
     charged. So is the base's embedding, which D0 needs too.
     """
     wider = of.hidden * (of.width + 2 * of.kv_width)
-    head = packed_bytes(of.hidden * min(of.vocab, EAGLE3_VOCAB), 16)
+    form = draft_head(NAMED[head.quantisation])
+    own = head_costs(min(of.vocab, EAGLE3_VOCAB), of.hidden, form)
     held = packed_bytes(3 * of.hidden * of.hidden, bits) + of.head_bytes
     return DraftCosts(
         name=f"{base}-eagle3",
         layers=1,
         layer_bytes=packed_bytes(of.layer_weights + wider, bits),
         bits=bits,
-        head_bytes=head,
+        head=own,
         kv_bytes=of.kv_bytes,
-        ends_bytes=head + held,
+        ends_bytes=own.bytes + held,
         vocab=min(of.vocab, EAGLE3_VOCAB),
     )
 
 
-def _cost_model(name: str, base: str, draft: DraftCosts) -> CostModel:
+_EAGLE = "-eagle"
+
+
+def _cost_model(name: str, head: Quantisation) -> CostModel:
+    """One of COST_MODELS, with output heads held so."""
+    base = name.removesuffix(_EAGLE)
     of = ARCHITECTURES[base]
+    own = head_costs(of.vocab, of.hidden, head)
+    if name.endswith(_EAGLE):
+        draft = eagle_costs(base, of, 16, own)
+    else:
+        draft = _independent(MODELS[name].draft_of("independent"), head)
     return replace(
-        cost_model_of(name, of, QUANTISATIONS["int4"], draft),
+        cost_model_of(name, of, QUANTISATIONS["int4"], own, draft),
         layer_bytes=packed_bytes(of.layer_weights, 4),
         quantisation="",
-        heads={"eagle": eagle_costs(base, of, 4), "eagle3": eagle3_costs(base, of, 4)},
+        heads={"eagle": eagle_costs(base, of, 4, own), "eagle3": eagle3_costs(base, of, 4, own)},
     )
 
 
-def _cost_models() -> Iterator[CostModel]:
-    """A model of the catalogue can be charged if its draft can: a small model beside it."""
-    for name, model in MODELS.items():
-        if small := model.draft_of("independent"):
-            yield _cost_model(name, name, _independent(small))
-    base = "llama-2-7b"
-    yield _cost_model(f"{base}-eagle", base, eagle_costs(base, ARCHITECTURES[base], 16))
+COST_MODELS = {
+    name: _cost_model(name, HEAD) for name, model in MODELS.items() if model.draft_of("independent")
+} | {"llama-2-7b-eagle": _cost_model("llama-2-7b-eagle", PLAIN)}
+"""By the catalogue's names: a model can be charged if a small one drafts for it. Layers are in 4
+bits, heads in 8; in the one of FlowSpec's paper heads and the EAGLE layer that drafts are in 16."""
 
 
-COST_MODELS = {model.name: model for model in _cost_models()}
-"""By the catalogue's names, and the one of FlowSpec's paper: an EAGLE head in 16 bit drafts."""
+def cost_model_named(name: str, head: Quantisation | None = None) -> CostModel:
+    """The cost model of this name, with output heads held so (None: as in COST_MODELS).
 
-
-def cost_model_named(name: str) -> CostModel:
-    """The cost model of this name; raises ConfigError, with all names, if there is none."""
+    Raises ConfigError, with all names, if there is none, and for heads as in a file.
+    """
+    if head == FILE:
+        raise ConfigError(
+            f"the heads of {name} are in no file here; choose one of: {', '.join(QUANTISATIONS)}"
+        )
     if name not in COST_MODELS:
         raise ConfigError(
             f"there is no cost model {name!r}; choose one of: {', '.join(COST_MODELS)}"
         )
-    return COST_MODELS[name]
+    return COST_MODELS[name] if head is None else _cost_model(name, head)

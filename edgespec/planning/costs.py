@@ -8,7 +8,7 @@ from itertools import pairwise, starmap
 from math import ceil
 
 from edgespec.errors import CapacityError, ConfigError
-from edgespec.planning.cost_model import CostModel
+from edgespec.planning.cost_model import CostModel, HeadCosts
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import Profile
 from edgespec.types.draft_pass import DraftPass, DraftWork, Way
@@ -62,7 +62,7 @@ class NodeCosts:
 
     def head_seconds(self, rows: int) -> float:
         """The base model's output head over `rows` rows."""
-        return self._weights(rows, self.model.head_bytes, 16)
+        return self._head(rows, self.model.head)
 
     def choose_seconds(self, rows: int, way: Way) -> float:
         """Taking the tokens after `rows` rows of logits, one row after the other."""
@@ -103,8 +103,11 @@ class NodeCosts:
             return 0.0
         if not draft.vocab:
             return rows * profile.choosing.of("greedy" if way == "greedy" else "filtered").call
-        head = self._weights(rows, draft.head_bytes, 16)
-        return head + profile.ranking.of(way).seconds(rows * min(draft.vocab, self.model.vocab))
+        ranked = profile.ranking.of(way).seconds(rows * min(draft.vocab, self.model.vocab))
+        return self._head(rows, draft.head) + ranked
+
+    def _head(self, rows: int, head: HeadCosts) -> float:
+        return self._weights(rows, head.bytes, head.bits, head.quantisation)
 
     def _layer(self, weights: float, seen: int, kv_bytes: int) -> float:
         """A layer whose weights take so many seconds."""
@@ -244,7 +247,7 @@ def ring_costs(
     blocks = blocks_of(model.layers, len(profiles) - 1, split)
     stages = []
     for stage, (profile, (first, end)) in enumerate(zip(profiles[1:], blocks, strict=True), 1):
-        needed = (end - first) * model.layer_bytes + (model.head_bytes if stage == 1 else 0)
+        needed = (end - first) * model.layer_bytes + (model.embedding_bytes if stage == 1 else 0)
         if needed > profile.memory_bytes.value:
             raise CapacityError(
                 f"stage {stage} ({profile.name}) needs {needed / 1e9:.2f} GB for layers {first} to "

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from edgespec.config import Quantisation
 from edgespec.planning.architecture import Architecture
-from edgespec.planning.cost_model import NO_DRAFT, CostModel, DraftCosts, cost_model_of
+from edgespec.planning.cost_model import (
+    HEAD,
+    NO_DRAFT,
+    CostModel,
+    DraftCosts,
+    cost_model_of,
+    head_costs,
+)
 from edgespec.planning.profile import Profile
 
 GIB = 2**30
@@ -23,11 +30,11 @@ WIDEST_SEGMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model to be planned: its sizes, how its layers are held, and the draft beside it.
+    """A model to be planned: its sizes, how layers and head are held, and the draft beside it.
 
     `sources`: the names of the draft sources that were asked for, as `--draft` has them; "": none
     was. Their costs are `draft`. `file_bytes`: of the largest layer, as held, where `quantisation`
-    is "file"; 0 for others.
+    is "file"; 0 for others. `head_file_bytes`: the same of the head.
     """
 
     name: str
@@ -36,10 +43,14 @@ class PlannedModel:
     draft: DraftCosts = NO_DRAFT
     sources: str = ""
     file_bytes: int = 0
+    head: Quantisation = HEAD
+    head_file_bytes: int = 0
 
     @property
     def costs(self) -> CostModel:
-        return cost_model_of(self.name, self.of, self.quantisation, self.draft, self.file_bytes)
+        of = self.of
+        head = head_costs(of.vocab, of.hidden, self.head, self.head_file_bytes)
+        return cost_model_of(self.name, of, self.quantisation, head, self.draft, self.file_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,35 +111,37 @@ class Needs:
         """A stage of so many layers; `first`: it has the embedding; `last`: and the head, if that
         is on a stage."""
         costs = self.model.costs
-        ends, logits = self._ends(first, last)
-        original = ends - layers * self.layer
+        ends, originals, logits = self._ends(first, last)
+        original = originals - layers * self.layer
         return Need(
             weights=layers * costs.layer_bytes + ends,
             cache=layers * self.rows * costs.kv_bytes,
             overhead=RUNTIME_BYTES + max(self._work_space(), logits, original),
         )
 
-    def _ends(self, first: bool, last: bool) -> tuple[int, int]:
-        """Bytes of embedding and head on a stage, and of the head's logits."""
-        has_head = last and self.head_last
-        return self.model.costs.head_bytes * (first + has_head), self._logits * has_head
+    def _ends(self, first: bool, last: bool) -> tuple[int, int, int]:
+        """Bytes of embedding and head on a stage, of their originals, and of the head's logits."""
+        costs, has_head = self.model.costs, last and self.head_last
+        held = first * costs.embedding_bytes + has_head * costs.head.bytes
+        return held, (first + has_head) * self.model.of.head_bytes, has_head * self._logits
 
     def coordinator(self) -> Need:
         """D0: the output head, if it is here, and the draft with its cache. Logits, its own or the
         draft's, are held in 32 bit, thrice."""
         draft = self.model.draft
-        head = 0 if self.head_last else self.model.costs.head_bytes
+        here = not self.head_last
+        head, original = here * self.model.costs.head.bytes, here * self.model.of.head_bytes
         cache = draft.layers * self.rows * draft.kv_bytes
         return Need(
             weights=head + draft.held_bytes,
             cache=cache,
-            overhead=RUNTIME_BYTES + max(self._logits, head - draft.held_bytes - cache),
+            overhead=RUNTIME_BYTES + max(self._logits, original - draft.held_bytes - cache),
         )
 
     def most_layers(self, memory: int, first: bool, last: bool = False) -> int:
         """How many layers fit a stage with this memory: 0 if none, never more than there are."""
-        ends, logits = self._ends(first, last)
-        if memory < RUNTIME_BYTES + 2 * ends:
+        ends, originals, logits = self._ends(first, last)
+        if memory < RUNTIME_BYTES + ends + originals:
             return 0  # not even while it is loaded
         room = memory - RUNTIME_BYTES - ends - max(self._work_space(), logits)
         return max(0, min(self.model.of.layers, room // self.layer))

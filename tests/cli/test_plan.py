@@ -57,8 +57,9 @@ def test_a_table_that_no_narrow_terminal_cuts_and_the_commands(here: Here, folde
     assert "with speculation: not predicted, as there is no draft" in text
     assert f"figures of {NANO}: 0 of 12 measured on a device; the others are estimates" in text
     assert (
-        f"{NANO}#1: edgespec init --model '{folder}' --quant nf4 --layers 20,20 --context 4096 "
-        f"--dtype bfloat16 {NANO}#1: edgespec serve {NANO}#2: edgespec join TOKEN --stage 1"
+        f"{NANO}#1: edgespec init --model '{folder}' --quant nf4 --head-quant int8 --layers 20,20 "
+        f"--context 4096 --dtype bfloat16 {NANO}#1: edgespec serve "
+        f"{NANO}#2: edgespec join TOKEN --stage 1"
     ) in text
     assert f"{NANO}#3: edgespec join TOKEN --stage 2" in text
 
@@ -182,7 +183,10 @@ def test_a_known_model_is_planned_by_its_name(here: Here, monkeypatch: pytest.Mo
     monkeypatch.setattr("edgespec.cli.plan.speculative_speed", lambda made: None)
     done = here("--model", "llama-2-13b", "--devices", f"3*{NANO}", "--context", "512")
     assert done.code == 0, done.err
-    assert "--model llama-2-13b --draft tinyllama-1.1b --quant int4 --layers" in done.out
+    assert (
+        "--model llama-2-13b --draft tinyllama-1.1b --quant int4 --head-quant int8 --layers"
+        in done.out
+    )
     assert "charged as tinyllama-1.1b, but the guesses are those of the bundled pair" in done.out
 
 

@@ -237,7 +237,7 @@ class TestFolders:
     ) -> None:
         usage = namedtuple("usage", "total used free")
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 3 << 20))
-        here(*self.ARGUMENTS).assert_refused("o needs 8.7 MiB, its disk has 3.0 MiB free")
+        here(*self.ARGUMENTS).assert_refused("o needs 8.2 MiB, its disk has 3.0 MiB free")
         assert list((tmp_path / "o").iterdir()) == []
 
 

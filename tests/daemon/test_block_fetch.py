@@ -223,7 +223,9 @@ def test_another_model_in_the_named_folder_is_left_alone(model: Path, tmp_path: 
 
 def test_a_folder_of_block_files_serves_both_sides(model: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
-    Sharding(str(model), Quantisation.parse(QUANT)).into(made, [(0, 1), (1, 4)], lambda *_: None)
+    Sharding(str(model), Quantisation.parse(QUANT), Quantisation()).into(
+        made, [(0, 1), (1, 4)], lambda *_: None
+    )
     with serving(made, tmp_path / "theirs") as there:
         assert not (tmp_path / "theirs").exists()
         for given in ("", str(made)):

@@ -153,7 +153,7 @@ class TestReceiving:
 
     @pytest.fixture
     def sender(self, model: Path, tmp_path: Path) -> BlockFolder:
-        Sharding(str(model), INT8).into(tmp_path / "out", [(0, 1), (1, 3), (3, 4)], print)
+        Sharding(str(model), INT8, INT8).into(tmp_path / "out", [(0, 1), (1, 3), (3, 4)], print)
         return BlockFolder(tmp_path / "out")
 
     @staticmethod

@@ -17,6 +17,7 @@ from edgespec.daemon import planning
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.planning import (
     QUESTIONS,
+    Quants,
     chosen_context,
     devices_of,
     measured_share,
@@ -47,7 +48,7 @@ def written(path: Path, content: object) -> str:
 def test_a_model_folder_needs_no_weights(tmp_path: Path) -> None:
     config = json.loads((Path(bundled("base")) / "config.json").read_text())
     written(tmp_path / "config.json", config)
-    asked = model_to_plan(str(tmp_path), "nf4", bundled("draft"), "none")
+    asked = model_to_plan(str(tmp_path), Quants("nf4", draft="none"), bundled("draft"))
     assert (asked.model.of.layers, asked.model.quantisation.name) == (8, "nf4")
     assert asked.model.draft.name == "draft"
     assert asked.model.draft.bits == 16
@@ -59,17 +60,17 @@ def test_a_model_folder_needs_no_weights(tmp_path: Path) -> None:
 
 
 def test_a_cost_model_has_its_published_draft() -> None:
-    asked = model_to_plan("llama-2-7b", "auto", "", "none")
+    asked = model_to_plan("llama-2-7b", Quants(draft="none"), "")
     assert asked.model.quantisation.name == "int4"
     assert asked.model.draft == COST_MODELS["llama-2-7b"].draft
     assert chosen_context(asked, 0) == 4096
-    quantised = model_to_plan("llama-2-7b", "auto", bundled("draft"), "int4").model.draft
+    quantised = model_to_plan("llama-2-7b", Quants(draft="int4"), bundled("draft")).model.draft
     assert (quantised.name, quantised.bits) == ("draft", 4)
 
 
 def test_a_packed_file_that_is_not_here_is_planned_as_packed() -> None:
-    packed = model_to_plan(MODELS["qwen3-8b"].gguf, "auto", "none", "none").model
-    usual = model_to_plan(MODELS["qwen3-8b"].hub, "auto", "none", "none").model
+    packed = model_to_plan(MODELS["qwen3-8b"].gguf, Quants(draft="none"), "none").model
+    usual = model_to_plan(MODELS["qwen3-8b"].hub, Quants(draft="none"), "none").model
     assert (packed.name, packed.quantisation.name) == ("qwen3-8b", "file")
     assert usual.quantisation.name == "int4"
     assert usual.costs.layer_bytes < packed.costs.layer_bytes < 2 * usual.costs.layer_bytes
@@ -83,10 +84,10 @@ def test_block_files_say_how_they_are_quantised_and_cut(tmp_path: Path) -> None:
     made = Manifest("base", mark, QUANTISATIONS["nf4"], "bfloat16", 8, blocks, None, (), "1")
     written(tmp_path / MANIFEST, made.to_dict())
     for quant in ("auto", "nf4"):
-        asked = model_to_plan(str(tmp_path), quant, "", "none")
+        asked = model_to_plan(str(tmp_path), Quants(quant, draft="none"), "")
         assert (asked.model.quantisation.name, asked.split) == ("nf4", (5, 3))
     with pytest.raises(ConfigError, match="holds block files in nf4, not int4"):
-        model_to_plan(str(tmp_path), "int4", "", "none")
+        model_to_plan(str(tmp_path), Quants("int4", draft="none"), "")
 
 
 def test_layers_of_a_packed_file_count_as_the_largest_is_held(tmp_path: Path) -> None:
@@ -103,32 +104,33 @@ def test_layers_of_a_packed_file_count_as_the_largest_is_held(tmp_path: Path) ->
 
     file = tmp_path / "mixed.gguf"
     write_gguf(folder, file, types, tokenizer_values(tmp_path))
-    asked = model_to_plan(str(file), "auto", "", "none").model
+    asked = model_to_plan(str(file), Quants(draft="none"), "").model
     assert asked.quantisation == FILE
     assert asked.file_bytes == norms + ((weights - wide) * four + wide * eight) / 8
     costs = asked.costs
     assert (costs.layer_bytes, costs.bits, costs.quantisation) == (asked.file_bytes, 4, "file")
-    rounded = model_to_plan(str(file), "int4-g32", "", "none").model.costs
+    rounded = model_to_plan(str(file), Quants("int4-g32", draft="none"), "").model.costs
     assert rounded.layer_bytes == weights * four / 8
     sharded = tmp_path / "sharded"
-    Sharding(str(file), FILE).into(sharded, ((0, 1), (1, 2)), lambda what, done, layers: None)
-    again = model_to_plan(str(sharded), "auto", "", "none")
+    Sharding(str(file), FILE, FILE).into(sharded, ((0, 1), (1, 2)), lambda what, done, layers: None)
+    again = model_to_plan(str(sharded), Quants(draft="none"), "")
     assert (again.model.file_bytes, again.split) == (asked.file_bytes, (1, 1))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nothing", "auto", "", "none"), "there is no model folder nothing"),
-        (("llama-2-7b", "int5", "", "none"), "unknown quantisation 'int5'"),
+        (("nothing", Quants(), ""), "there is no model folder nothing"),
+        (("llama-2-7b", Quants("int5"), ""), "unknown quantisation 'int5'"),
+        (("llama-2-7b", Quants(head="int5"), ""), "unknown quantisation 'int5'"),
         (
-            ("llama-2-7b", "auto", "nothing", "none"),
+            ("llama-2-7b", Quants(), "nothing"),
             "no model folder or file nothing, .*or name a draft source",
         ),
-        (("llama-2-7b", "auto", bundled("draft"), "int5"), "unknown quantisation 'int5'"),
+        (("llama-2-7b", Quants(draft="int5"), bundled("draft")), "unknown quantisation 'int5'"),
     ],
 )
-def test_models_that_cannot_be_planned(arguments: tuple[str, ...], message: str) -> None:
+def test_models_that_cannot_be_planned(arguments: tuple[str, Quants, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         model_to_plan(*arguments)
 
@@ -145,12 +147,12 @@ def test_models_that_cannot_be_planned(arguments: tuple[str, ...], message: str)
 def test_a_config_that_says_nothing(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ConfigError, match=f"config.json.*{message}"):
-        model_to_plan(str(tmp_path), "auto", "", "none")
+        model_to_plan(str(tmp_path), Quants(draft="none"), "")
 
 
 def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*config.json"):
-        model_to_plan(str(tmp_path), "auto", "", "none")
+        model_to_plan(str(tmp_path), Quants(draft="none"), "")
 
 
 # --- devices ------------------------------------------------------------------------------------
@@ -235,7 +237,7 @@ def test_measured_figures_are_counted() -> None:
 
 
 def planned(devices: str) -> Plan:
-    asked = model_to_plan("llama-2-13b", "auto", "", "none")
+    asked = model_to_plan("llama-2-13b", Quants(draft="none"), "")
     coordinator, others = devices_of(devices)
     return plan(Problem(asked.model, coordinator, others, 4096))
 

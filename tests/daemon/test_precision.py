@@ -12,7 +12,7 @@ from support.ggufs import all_as, write_gguf
 from edgespec.config import FILE, QUANTISATIONS
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.precision import dtype_for, four_bit_for, precision_text, quantisation_for
-from edgespec.planning.cost_model import ARCHITECTURES
+from edgespec.planning.cost_model import ARCHITECTURES, HEAD
 
 AUTO = "auto"
 SMALL = {
@@ -63,10 +63,10 @@ def test_what_is_packed_stays_as_its_files_have_it(tmp_path: Path) -> None:
     for kind, expected in (("Q8_0", "file"), ("F16", "none")):
         write_gguf(plain, tmp_path / f"{kind}.gguf", all_as(kind))
         assert quantisation_for(str(tmp_path / f"{kind}.gguf")).name == expected
-    assert precision_text(FILE, "bfloat16").startswith(
-        "blocks as the model's files pack them (file), computed in bfloat16"
+    assert precision_text(FILE, FILE, "bfloat16").startswith(
+        "blocks as the model's files pack them (file), the output head as file, computed in "
     )
-    assert "several times slower" in precision_text(FILE, "float32")
+    assert "several times slower" in precision_text(FILE, FILE, "float32")
 
 
 def test_packed_blocks_are_computed_in_16_bit_and_a_slow_choice_is_said() -> None:
@@ -74,9 +74,10 @@ def test_packed_blocks_are_computed_in_16_bit_and_a_slow_choice_is_said() -> Non
     assert (dtype_for(none, AUTO), dtype_for(none, "bfloat16")) == ("float32", "bfloat16")
     assert dtype_for(four, AUTO) in ("bfloat16", "float16")
     assert dtype_for(four, "float32") == "float32"
-    assert precision_text(none, "float32") == ""
-    assert precision_text(four, "bfloat16") == (
-        "4-bit blocks (int4-g32), computed in bfloat16; --quant and --dtype choose others"
+    assert precision_text(none, none, "float32") == ""
+    assert precision_text(four, HEAD, "bfloat16") == (
+        "4-bit blocks (int4-g32), the output head as int8, computed in bfloat16; --quant, "
+        "--head-quant and --dtype choose others"
     )
-    assert "several times slower than in bfloat16" in precision_text(four, "float32")
-    assert "8-bit blocks (int8)" in precision_text(QUANTISATIONS["int8"], "float32")
+    assert "several times slower than in bfloat16" in precision_text(four, HEAD, "float32")
+    assert "8-bit blocks (int8)" in precision_text(HEAD, HEAD, "float32")

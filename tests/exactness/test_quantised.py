@@ -43,8 +43,30 @@ def test_greedy_is_what_one_process_generates(
         assert answer.token_ids == generated(prompt, NEW_TOKENS, quant), name
 
 
+@pytest.mark.parametrize(
+    ("head", "policy", "count"),
+    [
+        ("int4-g32", "adaptive", 1),
+        ("int8", "autoregressive", 1),
+        *(
+            pytest.param(head, policy, PROMPTS, marks=pytest.mark.thorough)
+            for head in ("int4", "int4-g32", "int8", "nf4")
+            for policy in ("autoregressive", "naive_tree", "flowspec", "adaptive")
+        ),
+    ],
+)
+def test_a_head_in_few_bits_is_one_matrix_of_the_model(head: str, policy: str, count: int) -> None:
+    ring = torch_ring(3, head_quant=head)
+    for tag, (name, prompt) in enumerate(list(prompts().items())[::5][:count]):
+        ring.replies.clear()
+        answer = ring.ask(request(prompt, policy, NEW_TOKENS, tag=tag))
+        assert answer.token_ids == generated(prompt, NEW_TOKENS, head_quant=head), name
+
+
 def test_quantisation_changes_the_model_at_all() -> None:
-    """Otherwise the test above would pass with stages that quantise nothing."""
+    """Otherwise the tests above would pass with stages, or a head, that quantise nothing."""
     prompt = prompts()["gsm8k-test-3"]
     plain = generated(prompt, 4 * NEW_TOKENS)
     assert any(generated(prompt, 4 * NEW_TOKENS, quant) != plain for quant in ("int4", "nf4"))
+    heads = ("int4", "int4-g32", "nf4")
+    assert any(generated(prompt, 4 * NEW_TOKENS, head_quant=one) != plain for one in heads)

@@ -70,9 +70,10 @@ def source_of(folder: Path, name: str) -> TensorSource:
 
 def sharded(model: Path, folder: Path, name: str = "none") -> BlockFolder:
     """The model in two stages of three layers and one."""
-    sharding = Sharding(str(model), Quantisation.parse("none" if name == "file" else name))
+    held = Quantisation.parse("none" if name == "file" else name)
+    sharding = Sharding(str(model), held, held)
     if name == "file":
-        sharding._source = source_of(model, name)
+        sharding._source = sharding._head = source_of(model, name)
     sharding.into(folder, [(0, 3), (3, 4)], quiet)
     return BlockFolder(folder)
 

@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("made")
     model = write_tokenizer(write_checkpoint(root / "tiny", kind="qwen2"))
-    Sharding(str(model), INT8).into(root / "out", [(0, 3), (3, 4)], lambda *_: None)
+    Sharding(str(model), INT8, INT8).into(root / "out", [(0, 3), (3, 4)], lambda *_: None)
     return root / "out"
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from support.segments import one_part
 
+from edgespec.config import FILE, QUANTISATIONS
 from edgespec.daemon.profiles import profile_named, profile_names
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.planning.cost_model import (
@@ -18,7 +19,9 @@ from edgespec.planning.cost_model import (
     COST_MODELS,
     DEFAULT_COST_MODEL,
     EAGLE3_VOCAB,
+    HeadCosts,
     cost_model_named,
+    head_costs,
     packed_bytes,
 )
 from edgespec.planning.costs import LinkCosts, NodeCosts, RingCosts, ring_costs
@@ -68,11 +71,12 @@ def test_the_default_model() -> None:
     assert DEFAULT_COST_MODEL == "llama-2-13b"
     assert (MODEL.layers, MODEL.hidden_size, MODEL.activation_bytes) == (40, 5120, 10240)
     assert MODEL.kv_bytes == 2 * 40 * 128 * 2
-    assert MODEL.head_bytes == 32000 * 5120 * 2
+    assert MODEL.embedding_bytes == 32000 * 5120 * 2
+    assert MODEL.head == HeadCosts(32000 * 5120 + 32000 * 2, 8, "int8")  # a scale for each row
     assert MODEL.layers * MODEL.layer_bytes == pytest.approx(12.69e9 * 4.25 / 8, rel=1e-3)
     draft = MODEL.draft
     assert (draft.name, draft.layers, draft.bits) == ("tinyllama-1.1b", 22, 4)
-    assert draft.head_bytes == 32000 * 2048 * 2
+    assert draft.head == HeadCosts(32000 * 2048 + 32000 * 2, 8, "int8")
     assert draft.kv_bytes == 2 * 4 * 64 * 2
 
 
@@ -81,7 +85,7 @@ def test_eagle_is_one_layer_and_the_base_s_head() -> None:
     weights = ARCHITECTURES["llama-2-7b"].layer_weights + 2 * 4096 * 4096
     assert (model.draft.layers, model.draft.bits) == (1, 16)
     assert model.draft.layer_bytes == 2 * weights
-    assert model.draft.head_bytes == model.head_bytes
+    assert model.draft.head == model.head == HeadCosts(32000 * 4096 * 2, 16, "none")
     assert model.layer_bytes == cost_model_named("llama-2-7b").layer_bytes
 
 
@@ -95,9 +99,43 @@ def test_every_model_has_an_eagle_head_of_each_kind() -> None:
     layer = 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
     assert eagle.layer_bytes == packed_bytes(layer + 2 * 4096 * 4096, 4)
     assert eagle3.layer_bytes == packed_bytes(layer + 4096 * (4096 + 2 * 1024), 4)
-    assert eagle.head_bytes == model.head_bytes
-    assert eagle3.head_bytes == 2 * 4096 * 32000
+    assert eagle.head == model.head
+    assert eagle3.head == HeadCosts((4096 + 2) * 32000, 8, "int8")
     assert model.draft_of("independent") == model.draft_of("easyspec") == model.draft
+
+
+def test_heads_are_charged_as_they_are_held() -> None:
+    """The same model with its heads, and those of its drafts, in more bits and in fewer."""
+    many, few = (cost_model_named("llama-3.1-8b", QUANTISATIONS[name]) for name in ("none", "int4"))
+    weights, own = 128256 * 4096, 128256 * 2048  # its own, and that of its draft
+    assert many.head == HeadCosts(2 * weights, 16, "none")
+    assert few.head == HeadCosts(weights * 9 // 16, 4, "int4")  # a scale and a zero for each 64
+    assert few.embedding_bytes == many.embedding_bytes == 2 * weights
+    assert few.draft.head.bytes == own * 9 // 16
+    assert (many.draft_of("eagle").head, few.draft_of("eagle").head) == (many.head, few.head)
+    assert few.draft_of("eagle3").head.bytes == 32000 * 4096 * 9 // 16
+    # A tied embedding stays in 16 bit beside a head in fewer.
+    assert few.draft.ends_bytes - many.draft.ends_bytes == few.draft.head.bytes
+    assert few.draft.layer_bytes == many.draft.layer_bytes
+    seconds = [NodeCosts(NANO, model, 0).head_seconds(16) for model in (few, many)]
+    assert seconds[1] == pytest.approx(2 * weights / 1e9 * NANO.sixteen_bit.at(16))
+    assert seconds[0] == pytest.approx(weights * 9 / 16 / 1e9 * NANO.four_bit.at(16))
+    nodes = [NodeCosts(NANO, model, 0) for model in (few, many)]
+    assert nodes[0].draft_seconds(16, 0) == nodes[1].draft_seconds(16, 0)
+    fewer, more = (node.rank_seconds(16, "greedy") for node in nodes)
+    ranked = more - 2 * own / 1e9 * NANO.sixteen_bit.at(16)
+    assert fewer == pytest.approx(ranked + own * 9 / 16 / 1e9 * NANO.four_bit.at(16))
+
+
+def test_a_head_as_its_file_has_it() -> None:
+    """Codes of 6 bits are held in 8; bits are told from the bytes."""
+    weights = 32000 * 4096
+    assert head_costs(32000, 4096, FILE, weights * 17 // 16) == HeadCosts(
+        weights * 17 // 16, 8, "file"
+    )
+    assert head_costs(32000, 4096, FILE, weights * 5 // 8).bits == 4
+    with pytest.raises(ConfigError, match="the heads of llama-2-7b are in no file here; choose"):
+        cost_model_named("llama-2-7b", FILE)
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
@@ -127,7 +165,7 @@ def test_what_a_layer_is_charged() -> None:
     assert node.gather_seconds(7) == pytest.approx(
         7 * 2 * MODEL.kv_bytes / NANO.copy_bandwidth.value
     )
-    assert node.head_seconds(5) == pytest.approx(MODEL.head_bytes / 1e9 * NANO.sixteen_bit.at(5))
+    assert node.head_seconds(5) == pytest.approx(MODEL.head.bytes / 1e9 * NANO.sixteen_bit.at(10))
 
 
 def test_what_a_draft_pass_is_charged() -> None:
@@ -137,7 +175,7 @@ def test_what_a_draft_pass_is_charged() -> None:
     d0 = nano_ring(4).coordinator
     assert layer < NANO.launch_seconds.value, "the host is slower, and the GPU waits for it"
     assert d0.draft_seconds(4, 50) == pytest.approx(22 * NANO.launch_seconds.value)
-    head = draft.head_bytes / 1e9 * NANO.sixteen_bit.at(4)
+    head = draft.head.bytes / 1e9 * NANO.sixteen_bit.at(8)
     ranked = NANO.ranking.filtered.call + NANO.ranking.filtered.million * 4 * 32000 / 1e6
     assert d0.rank_seconds(4, "filtered") == pytest.approx(head + ranked)
 
@@ -165,7 +203,7 @@ def test_work_on_logits_goes_by_the_way_and_the_vocabulary() -> None:
         assert node.choose_seconds(3, way) == pytest.approx(expected)
     assert node.noise_seconds(2) == pytest.approx(2 * NANO.noise.value * wide)
     eagle3 = NANO.ranking.greedy.call + NANO.ranking.greedy.million * 4 * EAGLE3_VOCAB / 1e6
-    head = model.draft_of("eagle3").head_bytes / 1e9 * NANO.sixteen_bit.at(4)
+    head = model.draft_of("eagle3").head.bytes / 1e9 * NANO.sixteen_bit.at(8)
     assert node.rank_seconds(4, "greedy", "eagle3") == pytest.approx(eagle3 + head)
     ppd = NANO.ranking.sampled.call + NANO.ranking.sampled.million * 4 * wide
     assert node.rank_seconds(4, "sampled", "ppd") == pytest.approx(ppd), "its head is the base's"
@@ -250,8 +288,8 @@ def test_a_block_that_does_not_fit_is_refused_by_stage() -> None:
 
 def test_the_first_stage_holds_the_embedding_too() -> None:
     block = 40 * MODEL.layer_bytes
-    roomy = structs.replace(NANO, memory_bytes=Figure(block + MODEL.head_bytes, "made up"))
-    tight = structs.replace(NANO, memory_bytes=Figure(block + MODEL.head_bytes - 1, "made up"))
+    roomy = structs.replace(NANO, memory_bytes=Figure(block + MODEL.embedding_bytes, "made up"))
+    tight = structs.replace(NANO, memory_bytes=Figure(block + MODEL.embedding_bytes - 1, "made up"))
     ring_costs([NANO, roomy], MODEL)
     with pytest.raises(CapacityError, match="stage 1 "):
         ring_costs([NANO, tight], MODEL)

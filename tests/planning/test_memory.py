@@ -10,7 +10,12 @@ from support.wires import Wire
 
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon.profiles import profile_named
-from edgespec.planning.cost_model import ARCHITECTURES, COST_MODELS
+from edgespec.planning.cost_model import (
+    ARCHITECTURES,
+    COST_MODELS,
+    NO_DRAFT,
+    cost_model_named,
+)
 from edgespec.planning.memory import (
     GIB,
     RUNTIME_BYTES,
@@ -67,17 +72,30 @@ def test_a_stage_is_layers_cache_and_process() -> None:
 
 def test_the_coordinator_holds_head_and_draft() -> None:
     need, draft = NEEDS.coordinator(), MODEL.draft
-    assert need.weights == 2 * 32000 * 5120 + draft.held_bytes
-    assert draft.held_bytes == 22 * draft.layer_bytes + 2 * draft.head_bytes
+    head = 32000 * (5120 + 2)  # 8 bits a weight, 16 a row
+    assert need.weights == head + draft.held_bytes
+    embedding = 2 * 32000 * 2048
+    assert draft.held_bytes == 22 * draft.layer_bytes + embedding + draft.head.bytes
     assert need.cache == 22 * NEEDS.rows * draft.kv_bytes
-    tied = COST_MODELS["llama-3.1-8b"].draft
-    assert tied.held_bytes == tied.layers * tied.layer_bytes + tied.head_bytes
+    tied = cost_model_named("llama-3.1-8b", QUANTISATIONS["none"]).draft
+    assert tied.held_bytes == tied.layers * tied.layer_bytes + tied.head.bytes
+
+
+def test_while_the_head_is_loaded_its_original_is_there_too() -> None:
+    """Without a draft, whose memory it could have meanwhile."""
+    of = replace(MODEL.of, vocab=1, hidden=2**30)
+    plain = replace(MODEL, of=of, draft=NO_DRAFT, head=QUANTISATIONS["none"])
+    few = replace(plain, head=QUANTISATIONS["int4"])
+    original = 2 * 2**30
+    for model, held in ((plain, original), (few, 2**30 * 9 // 16)):
+        need = Needs(model, 4096, 1).coordinator()
+        assert (need.weights, need.overhead) == (held, RUNTIME_BYTES + original)
 
 
 @pytest.mark.parametrize("layers", [2, 10])
 def test_the_head_is_counted_where_it_is(layers: int) -> None:
     there = replace(NEEDS, head_last=True)
-    head = MODEL.costs.head_bytes
+    head = MODEL.costs.head.bytes
     here = NEEDS.coordinator()
     assert there.coordinator().weights == here.weights - head
     assert there.stage(layers, False) == NEEDS.stage(layers, False)

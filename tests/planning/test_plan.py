@@ -225,10 +225,10 @@ def test_a_mixture_is_held_whole_and_charged_for_the_experts_in_use() -> None:
     assert node.layer_seconds(1, 0) == pytest.approx(one)
     times = [node.layer_seconds(rows, 0) for rows in range(1, 100)]
     assert times == sorted(times)
-    draft = draft_costs_of("mixture", of, QUANTISATIONS["none"])
+    draft = draft_costs_of("mixture", of, QUANTISATIONS["none"], QUANTISATIONS["none"])
     assert draft.held_bytes == 2 * (4 * of.layer_weights + of.head_bytes)
-    packed = draft_costs_of("mixture", of, FILE, 10**9)
-    assert packed.held_bytes == 4 * 10**9 + 2 * of.head_bytes
+    packed = draft_costs_of("mixture", of, FILE, QUANTISATIONS["int8"], 10**9)
+    assert packed.held_bytes == 4 * 10**9 + of.head_bytes + packed.head.bytes
     assert packed.layer_bytes < 0.2 * 10**9  # 8 of 128 experts, and attention
 
 
@@ -265,8 +265,8 @@ def test_a_long_context_can_be_dropped() -> None:
 def test_a_coordinator_without_room_for_its_draft() -> None:
     unfit = Problem(MODEL, with_memory("tiny", 1.5), nanos(4))
     message = refused(unfit)
-    assert "the coordinator (tiny) needs 1.74 GiB for the output head and the draft" in message
-    assert "has 1.50 GiB; choose a draft of at most 0.58 GiB" in message
+    assert "the coordinator (tiny) needs 1.53 GiB for the output head and the draft" in message
+    assert "choose a draft of at most 0.73 GiB" in message
 
 
 def test_a_draft_of_the_size_that_the_advice_names_fits() -> None:

@@ -132,7 +132,8 @@ class MixedSource:
         self.names = checkpoint.names
 
     def form(self, name: str) -> Quantisation:
-        turn = sorted(one for one in self.names if one.endswith("_proj.weight")).index(name)
+        matrices = sorted(one for one in self.names if one.endswith("_proj.weight"))
+        turn = [*matrices, "lm_head.weight", "model.embed_tokens.weight"].index(name)
         forms = [Quantisation(), *FORMS.values()]
         columns = self._plain.tensor(name).shape[1]
         for form in forms[turn % len(forms) :] + forms:

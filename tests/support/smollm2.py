@@ -97,9 +97,11 @@ def blocks(stages: int, quantisation: Quantisation) -> list[Block]:
 
 
 def smollm2_ring(stages: int, quantisation: Quantisation = FILE) -> LocalRing:
-    """A lock-step ring of the file's codes, or numbers, in float64, with n-grams as its draft."""
+    """A lock-step ring of the file's codes, those of its head too, or numbers, in float64, with
+    n-grams as its draft."""
     source = weights()
-    head = OutputHead(source, "float64")
+    ends = open_source(smollm2_file(), FILE) if quantisation == FILE else source
+    head = OutputHead(ends, "float64")
     folder = local_folder(smollm2_file())
     parts = BaseParts(folder, source, head, "float64", "cpu", measured=False)
     draft = build_draft(parse_draft("ngram"), parts)

@@ -58,15 +58,18 @@ def torch_ring(
     draft_name: str = "independent",
     base: str | Path = BASE,
     head_last: bool = False,
+    head_quant: str = "none",
 ) -> LocalRing:
     """A ring of the bundled base and one of its draft sources; without `kept_rows` it is empty
     again after every answer, so that it may be shared. `base`: another form of the same model.
-    `head_last`: the output head is on the last stage."""
+    `head_last`: the output head is on the last stage. `head_quant`: of the output heads, the base's
+    and the draft's."""
     mixed = quant == "file" and base == BASE
     source = MixedSource(Checkpoint(BASE)) if mixed else open_source(base, NAMED[quant])
     blocks = [Block(source, a, b, dtype) for a, b in split_layers(source.layers, stages)]
-    head = OutputHead(source, dtype)
-    parts = BaseParts(BASE, source, head, dtype, "cpu", measured=False)
+    few = NAMED[head_quant]
+    head = OutputHead(open_source(base, few), dtype)
+    parts = BaseParts(BASE, source, head, dtype, "cpu", head_quantisation=few, measured=False)
     draft = build_draft(parse_draft(draft_name, bundled), parts)
     assert draft is not None
     ring = Ring(
@@ -95,10 +98,15 @@ def torch_ring(
 
 @lru_cache
 def transformers_model(
-    dtype: str = "float64", quant: str = "none", base: str | Path = BASE
+    dtype: str = "float64", quant: str = "none", base: str | Path = BASE, head_quant: str = "none"
 ) -> torch.nn.Module:
-    """The whole base model as transformers runs it, its matrices rounded as `quant` does."""
+    """The whole base model as transformers runs it, its matrices rounded as `quant` does, that of
+    its head as `head_quant` does."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype)).eval()
+    if head_quant != "none":
+        weight, few = model.lm_head.weight.detach(), NAMED[head_quant]
+        held = dequantised(pack(weight, few), weight.shape, few, weight.dtype)
+        model.lm_head.weight = torch.nn.Parameter(held)  # no longer the embedding, if it was
     if quant == "none":
         return model
     mixed, kind = MixedSource(Checkpoint(BASE)), NAMED[quant]
@@ -115,11 +123,15 @@ def transformers_model(
 
 @lru_cache
 def generated(
-    prompt: str, new_tokens: int, quant: str = "none", base: str | Path = BASE
+    prompt: str,
+    new_tokens: int,
+    quant: str = "none",
+    base: str | Path = BASE,
+    head_quant: str = "none",
 ) -> tuple[int, ...]:
     """What transformers' own greedy generate gives in float64, without the prompt."""
     ids = torch.tensor([tokenizer().encode(prompt)])
-    model = transformers_model(quant=quant, base=base)
+    model = transformers_model(quant=quant, base=base, head_quant=head_quant)
     with torch.inference_mode():
         out = model.generate(ids, max_new_tokens=new_tokens, do_sample=False)  # type: ignore[operator]
     return tuple(out[0, ids.shape[1] :].tolist())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from edgespec.drafting.ranking import Ranking
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import unpacked
 from edgespec.model.block import compute_dtype
-from edgespec.model.ends import InputEmbedding, OutputHead
+from edgespec.model.ends import InputEmbedding, OutputHead, Product
 from edgespec.model.quantised.linear import linear_from, pack
 from edgespec.model.source import TensorSource
 from edgespec.model.tensors import to_torch
@@ -102,9 +103,10 @@ class EagleGuesser(Guesser):
         dtype: str = "float32",
         device: torch.device | str = "cpu",
         quantisation: Quantisation = PLAIN,
+        head_quantisation: Quantisation = PLAIN,
     ) -> None:
         """`base` and `embedding` are lent where the head has no matrix or embedding of its own;
-        `quantisation` is of the matrices of its layer."""
+        `quantisation` is of the matrices of its layer, `head_quantisation` of its own matrix."""
         shape = self._shape = files.shape
         aux_layers = Layers(tuple(sorted(shape.aux_hidden)))
         super().__init__(shape.kind, DraftNeeds(not aux_layers, aux_layers))
@@ -112,7 +114,9 @@ class EagleGuesser(Guesser):
         self._head = _filled_head(shape, files.weights, quantisation, self._dtype, self._device)
         self._base, self._lent = base, embedding
         self._embedding = None if files.embedding is None else self._own(files.embedding)
-        self._matrix = None if files.matrix is None else self._own(files.matrix)
+        self._matrix: Product | None = None
+        if files.matrix is not None:
+            self._matrix = self._product(files.matrix, head_quantisation)
         self._tokens = None if files.tokens is None else files.tokens.numpy()
         self._ropes = shape.ropes
         self._launches = Launches(device)
@@ -186,6 +190,13 @@ class EagleGuesser(Guesser):
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, self._dtype, copy=True)
 
+    def _product(self, matrix: torch.Tensor, quantisation: Quantisation) -> Product:
+        """The product with the head's own output matrix, held so."""
+        if quantisation.kind == "none":
+            return partial(linear, weight=self._own(matrix))
+        packed = pack(matrix.float(), quantisation)
+        return linear_from(packed, None, matrix.shape, quantisation, self._dtype, self._device)
+
     def _new_rows(self, rope: Rope) -> PairRows:
         head, embed, ran, pause = self._head, self._embed, self.ran, self.between_layers
         return PairRows(head, embed, rope, self._dtype, self._device, ran, pause)
@@ -213,7 +224,7 @@ class EagleGuesser(Guesser):
         rows = self._head.outgoing(out)
         if self._matrix is None:
             return self._base.logits(rows)
-        logits = linear(rows, self._matrix)
+        logits = self._matrix(rows)
         return logits if self._dtype == torch.float64 else logits.float()
 
     def _try(self, state: _PairedRequest, features: torch.Tensor) -> None:
@@ -244,9 +255,10 @@ def load_eagle(
     dtype: str = "float32",
     device: torch.device | str = "cpu",
     quantisation: Quantisation = PLAIN,
+    head_quantisation: Quantisation = PLAIN,
 ) -> EagleGuesser:
     """The head of that kind in a folder, or of a hub id, for the base `source` with the output
-    head `base`.
+    head `base`; see EagleGuesser.
 
     Raises ModelError if there is none, it does not fit, or cannot be quantised so.
     """
@@ -256,4 +268,4 @@ def load_eagle(
     embedding = None
     if not files.shape.own_embedding:
         embedding = InputEmbedding(source, dtype, device, share=base)
-    return EagleGuesser(files, base, embedding, dtype, device, quantisation)
+    return EagleGuesser(files, base, embedding, dtype, device, quantisation, head_quantisation)
