@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.config import DTYPES, HEADS, QUANTISATIONS
+from edgespec.config import DTYPES, HEADS, NAMED, QUANTISATIONS
 from edgespec.daemon.cluster import ClusterSettings
 from edgespec.daemon.settings import LAST_STAGE, RingOptions, served_config
 from edgespec.errors import ConfigError
@@ -22,6 +22,7 @@ from edgespec.errors import ConfigError
         ({"stages": 0}, "0 stages"),
         ({"dtype": "int7"}, "unknown dtype"),
         ({"quant": "int3"}, "unknown quantisation"),
+        ({"head_quant": "auto"}, "unknown quantisation"),
         ({"draft_quant": ""}, "unknown quantisation"),
         ({"layers": "2,two"}, "layers is '2,two'"),
         ({"layers": "2,2,2"}, "layers for 3 stages, but 2 stages"),
@@ -54,6 +55,7 @@ def all_settings(draw: st.DrawFn) -> ClusterSettings:
         stages=stages,
         dtype=draw(st.sampled_from(DTYPES)),
         quant=draw(st.sampled_from(["", *QUANTISATIONS])),
+        head_quant=draw(st.sampled_from(list(NAMED))),
         draft_quant=draw(st.sampled_from(list(QUANTISATIONS))),
         layers=draw(st.sampled_from(["", ",".join(map(str, layers))])),
         context=draw(st.sampled_from([0, 2, 4096])),

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
+import pytest
 from support.cases import case
 from support.checkpoints import write_checkpoint
 from support.ggufs import all_as, write_gguf
 
-from edgespec.config import FILE, QUANTISATIONS
+from edgespec.config import FILE, NAMED, QUANTISATIONS
 from edgespec.daemon.bundled_models import bundled
-from edgespec.daemon.precision import dtype_for, four_bit_for, precision_text, quantisation_for
+from edgespec.daemon.precision import (
+    draft_quantisation_for,
+    dtype_for,
+    four_bit_for,
+    head_quantisation_for,
+    precision_text,
+    quantisation_for,
+)
+from edgespec.drafting.choice import parse_draft
+from edgespec.errors import ConfigError
+from edgespec.model.manifest import MANIFEST, Manifest
 from edgespec.planning.cost_model import ARCHITECTURES, HEAD
 
 AUTO = "auto"
@@ -81,3 +93,79 @@ def test_packed_blocks_are_computed_in_16_bit_and_a_slow_choice_is_said() -> Non
     )
     assert "several times slower than in bfloat16" in precision_text(four, HEAD, "float32")
     assert "8-bit blocks (int8)" in precision_text(HEAD, HEAD, "float32")
+
+
+# --- ends ---------------------------------------------------------------------------------------
+
+
+def test_the_head_follows_the_stages(tmp_path: Path) -> None:
+    """In 16 bit where these are, in 8 where they have fewer, in the file's codes if it has some."""
+    plain = write_checkpoint(tmp_path / "plain", num_hidden_layers=1, intermediate_size=64)
+    stages = {name: NAMED[name] for name in ("none", "int8", "int4", "nf4", "file")}
+    found = {name: head_quantisation_for(str(plain), one).name for name, one in stages.items()}
+    assert found == {"none": "none", "int8": "int8", "int4": "int8", "nf4": "int8", "file": "int8"}
+    assert head_quantisation_for(str(plain), stages["none"], "int4").name == "int4"
+    assert head_quantisation_for(str(plain), stages["int4"], "none").name == "none"
+    with pytest.raises(ConfigError, match="unknown quantisation 'int3'"):
+        head_quantisation_for(str(plain), stages["int4"], "int3")
+
+    def types(name: str, shape: tuple[int, ...]) -> str:
+        return "F16" if name == "lm_head.weight" or len(shape) < 2 else "Q8_0"
+
+    for file, kinds, expected in (
+        ("codes.gguf", all_as("Q8_0"), "file"),
+        ("plain-head.gguf", types, "int8"),
+    ):
+        write_gguf(plain, tmp_path / file, kinds)
+        model = str(tmp_path / file)
+        assert head_quantisation_for(model, stages["file"]).name == expected
+        assert head_quantisation_for(model, stages["int4"]).name == "int8"
+
+
+def test_the_head_of_block_files_is_as_they_have_it(tmp_path: Path) -> None:
+    """One in 16 bit, as all had once, can be rounded as it is read."""
+    mark = "0" * 64
+    made = Manifest("m", mark, NAMED["int4"], "bfloat16", 8, (), None, (), "1", NAMED["int4-g32"])
+    (tmp_path / MANIFEST).write_text(json.dumps(made.to_dict()))
+    assert head_quantisation_for(str(tmp_path), NAMED["int4"]).name == "int4-g32"
+    with pytest.raises(ConfigError, match="holds the output head in int4-g32, not none; leave"):
+        head_quantisation_for(str(tmp_path), NAMED["int4"], "none")
+    old = made.to_dict()
+    del old["head_quantisation"], old["seal"]
+    canonical = json.dumps(old, sort_keys=True, separators=(",", ":"))
+    old["seal"] = hashlib.sha256(canonical.encode()).hexdigest()
+    (tmp_path / MANIFEST).write_text(json.dumps(old))
+    assert head_quantisation_for(str(tmp_path), NAMED["int4"]).name == "none"
+    assert head_quantisation_for(str(tmp_path), NAMED["int4"], "int8").name == "int8"
+
+
+@pytest.mark.parametrize(
+    ("draft", "stages", "expected"),
+    [
+        ("independent", "int4", "int4-g32"),  # hidden size 512
+        ("independent", "none", "none"),
+        ("easyspec", "int4", "none"),
+        ("eagle", "int4", "int4-g32"),
+        ("eagle3", "file", "int4-g32"),
+        ("ngram", "int4", "none"),
+        ("ppd", "int4", "none"),
+        ("hybrid:ngram+independent", "nf4", "int4-g32"),
+        ("hybrid:independent+easyspec", "int4", "none"),
+    ],
+)
+def test_drafts_follow_the_stages(tmp_path: Path, draft: str, stages: str, expected: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    choice = parse_draft(draft, lambda _: str(tmp_path))
+    found = draft_quantisation_for(choice, str(tmp_path), NAMED[stages])
+    assert found.name == expected
+    assert draft_quantisation_for(choice, str(tmp_path), NAMED[stages], "int8").name == "int8"
+
+
+def test_two_drafts_that_would_differ_are_held_in_8_bits(tmp_path: Path) -> None:
+    for name, sizes in (("small", {}), ("large", {"hidden_size": 4096})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({**SMALL, **sizes}))
+    choice = parse_draft(f"hybrid:independent:{tmp_path / 'small'}+eagle:{tmp_path / 'x'}")
+    base = str(tmp_path / "large")
+    assert draft_quantisation_for(choice, base, NAMED["int4"]).name == "int8"
+    assert draft_quantisation_for(choice, str(tmp_path / "none"), NAMED["int4"]).name == "int8"

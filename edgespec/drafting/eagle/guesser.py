@@ -194,7 +194,7 @@ class EagleGuesser(Guesser):
         """The product with the head's own output matrix, held so."""
         if quantisation.kind == "none":
             return partial(linear, weight=self._own(matrix))
-        packed = pack(matrix.float(), quantisation)
+        packed = pack(matrix, quantisation)
         return linear_from(packed, None, matrix.shape, quantisation, self._dtype, self._device)
 
     def _new_rows(self, rope: Rope) -> PairRows:

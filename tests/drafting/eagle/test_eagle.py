@@ -348,18 +348,21 @@ def test_a_quantised_head_guesses_as_one_with_the_rounded_matrices(
     form, int8 = FORMS[name], Quantisation.parse("int8")
     write_eagle(tmp_path, form)
     files = read_head(tmp_path, HIDDEN, VOCAB, 8)
+
+    def held(weight: torch.Tensor) -> torch.Tensor:
+        return dequantised(pack(weight, int8), weight.shape, int8, torch.float64)
+
     rounded = {
-        key: dequantised(pack(weight, int8), weight.shape, int8, torch.float64)
-        if weight.ndim == 2
-        else weight
-        for key, weight in files.weights.items()
+        key: held(weight) if weight.ndim == 2 else weight for key, weight in files.weights.items()
     }
+    matrix = None if files.matrix is None else held(files.matrix)
     source = Checkpoint(base)
     head, ends = OutputHead(source, "float64"), InputEmbedding(source, "float64", "cpu")
     drafts = [
-        EagleGuesser(files, head, ends, "float64", quantisation=int8),
-        EagleGuesser(replace(files, weights=rounded), head, ends, "float64"),
+        EagleGuesser(files, head, ends, "float64", "cpu", int8, int8),
+        EagleGuesser(replace(files, weights=rounded, matrix=matrix), head, ends, "float64"),
         EagleGuesser(files, head, ends, "float64"),
+        EagleGuesser(files, head, ends, "float64", "cpu", int8),
     ]
     scores = []
     for draft in drafts:
@@ -368,6 +371,7 @@ def test_a_quantised_head_guesses_as_one_with_the_rounded_matrices(
         scores.append(draft.guess(1, PATHS, VOCAB).scores)
     np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-9)
     assert np.abs(scores[0] - scores[2]).max() > 1e-5
+    assert np.array_equal(scores[0], scores[3]) == (matrix is None)
 
 
 def test_a_head_that_cannot_be_quantised_so(base: Path, tmp_path: Path) -> None:
