@@ -22,6 +22,7 @@ from edgespec.daemon.planning import (
     speculative_speed,
 )
 from edgespec.daemon.precision import AUTO
+from edgespec.daemon.profiles import unproven
 from edgespec.planning.memory import GIB
 from edgespec.planning.plan import Plan, PlannedNode
 from edgespec.planning.plan import plan as make_plan
@@ -169,6 +170,7 @@ def _sureness(made: Plan) -> Iterator[str]:
         measured, all_of_them = measured_share(profile)
         rest = "" if measured == all_of_them else "; the others are estimates, not measurements"
         yield f"figures of {name}: {measured} of {all_of_them} measured on a device{rest}"
+    yield from unproven(profiles.values())
 
 
 def _other_cut(asked: ModelToPlan, made: Plan) -> Iterator[str]:

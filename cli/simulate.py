@@ -27,7 +27,7 @@ from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.process import EXIT_FAILED
-from edgespec.daemon.profiles import profile_named
+from edgespec.daemon.profiles import profile_named, unproven
 from edgespec.daemon.settings import chosen_draft
 from edgespec.drafting.choice import NONE, DraftChoice
 from edgespec.errors import ConfigError
@@ -277,6 +277,7 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
         "from those figures and not measured",
         f"vs AR, vs naive: tok/s over that of {REFERENCE}, {RIVAL}; exact: the tokens of "
         f"{REFERENCE}",
+        *(unproven(setup.profiles) if setup.row_price is None else ()),
         left=("policy",),
     )
 

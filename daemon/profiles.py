@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -17,6 +18,16 @@ def profile_names() -> list[str]:
     """The names of the installed profiles, sorted."""
     files = resources.files(_PACKAGE).iterdir()
     return sorted(file.name.removesuffix(_SUFFIX) for file in files if file.name.endswith(_SUFFIX))
+
+
+def unproven(profiles: Iterable[Profile]) -> Iterator[str]:
+    """What a reader of predicted speeds must know of each device whose kernels nobody has timed."""
+    for profile in dict.fromkeys(profiles):
+        if not profile.has_timed_kernel:
+            yield (
+                f"{profile.name}: no 4-bit kernel was timed on it, so what a further row costs is "
+                "an estimate; see what it decides: edgespec simulate --row-price 0.24"
+            )
 
 
 def profile_named(name_or_path: str) -> Profile:

@@ -251,7 +251,7 @@ def roofline(board: Board, bits: int) -> RowTable:
     compute = 1e9 * flop_per_byte / (board.compute_share * peak)
     return table(
         lambda rows: math.hypot(memory, rows * compute),
-        "estimated, not measured: sqrt(memory² + compute²), memory = 1e9 / "
+        "estimated, no kernel was timed on this board: sqrt(memory² + compute²), memory = 1e9 / "
         f"({board.memory_share} × {board.bandwidth / 1e9:.5g} GB/s), compute = rows × 1e9 × "
         f"{flop_per_byte:.4g} flop a byte / ({board.compute_share} × peak), peak = {peak_origin}; "
         f"{board.sheet}; why this formula: tools/estimate_profiles.py",
@@ -308,7 +308,7 @@ def estimated(board: Board) -> Profile:
     """A board's profile from its data sheet."""
     return Profile(
         name=board.name,
-        title=board.title,
+        title=f"{board.title}, estimated; no kernel was timed on it",
         memory_bytes=Figure(
             int(board.memory - board.reserved),
             f"estimated: {board.memory / GIB:.0f} GiB of RAM less {board.reserved / GIB} GiB for "

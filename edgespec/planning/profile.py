@@ -163,6 +163,11 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     def __hash__(self) -> int:
         return hash((self.name, self.memory_bytes, self.four_bit, self.sixteen_bit))
 
+    @property
+    def has_timed_kernel(self) -> bool:
+        """Whether `four_bit` comes from a kernel that ran on the device."""
+        return bool(self.quantisation)
+
     @staticmethod
     def from_dict(data: object, where: str) -> Profile:
         """The profile in a parsed JSON file; `where` names the file. Raises ConfigError."""

@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
 IN_A_BLOCK = re.compile(r"^ {4}((?:sudo )?(?:\S*/)?edgespec [a-z].*(?:\n {8,}\S.*)*)", re.MULTILINE)
 IN_A_LINE = re.compile(r"`((?:sudo )?(?:\S*/)?edgespec [a-z][^`]*)`")
-OPTION = re.compile(r"\[?(--[a-z-]+)")
+OPTION = re.compile(r"\[?(--[a-z0-9-]+)")
 IN_WORDS = re.compile(r"\[[a-z][^]]*\]")  # [options of a request]
 TOP = typer.main.get_command(app)
 

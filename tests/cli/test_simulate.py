@@ -67,7 +67,31 @@ def test_people_get_a_table_that_no_narrow_terminal_cuts(here: Here) -> None:
     assert "llama-2-13b, drafts by tinyllama-1.1b; D0 and 2 stage(s)" in text
     assert "links of 5 ms, 100 Mbit/s, 1 ms jitter, 0.01 loss" in text
     assert "all times are virtual" in text
+    assert "jetson-orin-nano-8gb: no 4-bit kernel was timed on it" in text
     assert "1/3 answers" in done.err
+
+
+def test_a_row_price_and_a_free_d0_stand_in_for_the_profiles(here: Here) -> None:
+    def played(*arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        result = json.loads(here(*SMALL, "--policy", "autoregressive", "--json", *arguments).out)
+        (entry,) = result["runs"]
+        return result["settings"], entry
+
+    settings, usual = played()
+    assert (settings["row_price"], settings["d0_free"]) == (None, False)
+    settings, dear = played("--row-price", "0.5")
+    assert settings["row_price"] == 0.5
+    # The prompt is the segment of many rows, then come segments of one.
+    assert dear["first_token_seconds"] > 2 * usual["first_token_seconds"]
+    assert dear["decode_tokens_per_second"] == pytest.approx(usual["decode_tokens_per_second"])
+    settings, free = played("--d0-free")
+    assert settings["d0_free"] is True
+    assert free["coordinator_busy"] == 0.0 < usual["coordinator_busy"]
+    assert free["decode_tokens_per_second"] > usual["decode_tokens_per_second"]
+    both = here(*SMALL, "--policy", "autoregressive", "--row-price", "0.5", "--d0-free").out
+    text = " ".join(both.split())
+    assert "a further row costs 0.5 of a step of one; D0's own work costs nothing" in text
+    assert "no 4-bit kernel was timed" not in text
 
 
 def test_devices_may_differ_and_prompts_come_from_a_file(here: Here, tmp_path: Path) -> None:
@@ -103,6 +127,8 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "limit": (("--limit", "-1"), "limit is -1"),
     "tokens": (("--max-new-tokens", "0"), "max-new-tokens is 0"),
     "temperature": (("--temperature", "-1"), "temperature is -1.0"),
+    "row price": (("--row-price", "-0.1"), "row-price is -0.1; it must be from 0 to 100"),
+    "no row price": (("--row-price", "nan"), "row-price is nan"),
     "link": (("--link", "5"), "'5' is no link; give LATENCY_MS:MBIT"),
     "model": (("--model", "/none"), "there is no model folder /none"),
     "draft": (("--draft", "/none"), "there is no model folder /none"),

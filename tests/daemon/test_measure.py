@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from torch import nn
 from transformers import AutoConfig
 
 from edgespec.config import FILE, QUANTISATIONS, Address, Quantisation
-from edgespec.daemon import bandwidths, device, measure, timing
+from edgespec.daemon import bandwidths, device, logit_times, measure, timing
 from edgespec.daemon.bandwidths import disk_rate
 from edgespec.daemon.layer_times import (
     LayerTimes,
@@ -233,6 +234,42 @@ def test_a_disturbed_measurement_is_noticed() -> None:
 def test_what_a_pass_costs_once_cannot_be_more_than_half_of_it() -> None:
     slow = replace(made_up(LINE), tiny={1: Sample((9.0,)), 9: Sample((9.0,))})
     assert by_layer(slow)[1] == pytest.approx(slow.passes[1].median / 2)
+
+
+def test_on_a_gpu_launching_has_a_figure_of_its_own(tmp_path: Path) -> None:
+    shape, times = small(tmp_path), {name: made_up(LINE) for name in ("none", "int4")}
+
+    def figures(overlaps: bool) -> ProfileFigures:
+        found = fit(times, "int4", FAST_MEMORY if overlaps else None)
+        return ProfileFigures("measured", shape, times, found, "int4", overlaps)
+
+    assert figures(True).launch_seconds().value == pytest.approx(0.0005), "until it is launched"
+    assert figures(True).layer_seconds().value == pytest.approx(0.001)
+    assert figures(False).launch_seconds().value == pytest.approx(0.001), "all that is fixed"
+    assert figures(False).layer_seconds().value == 0
+
+
+def test_work_on_logits_is_timed_for_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece of work runs, and a line through made-up times gives its call and its logits."""
+    per_logit = {"greedy": 1e-9, "sampled": 2e-9, "filtered": 3e-9, "": 4e-9}
+
+    def made_up_times(works: dict[tuple[str, str, int], Any], seconds: float) -> dict[Any, Sample]:
+        found = {}
+        for (kind, way, width), work in works.items():
+            work()
+            rows = logit_times.ROWS if kind == "ranking" and width == logit_times.WIDE else 1
+            call = 0.0 if kind == "noise" else 0.001
+            found[kind, way, width] = Sample((call + rows * width * per_logit[way],))
+        return found
+
+    monkeypatch.setattr(logit_times, "timed", made_up_times)
+    choosing, ranking, noise = logit_times.measure_logits(CPU, "measured", 0.0)
+    for times in (choosing, ranking):
+        assert times.origin.startswith("measured: ")
+        for way in logit_times.WAYS:
+            assert times.of(way).call == pytest.approx(0.001)
+            assert times.of(way).million == pytest.approx(per_logit[way] * 1e6)
+    assert noise.value == pytest.approx(0.004)
 
 
 # --- layers -------------------------------------------------------------------------------------

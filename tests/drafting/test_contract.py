@@ -36,6 +36,7 @@ from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import toy_next
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
+from edgespec.types.draft_pass import RankedRows
 from edgespec.types.features import NO_FEATURES, Features
 from edgespec.verify.sampling import Sampling
 
@@ -246,6 +247,25 @@ def test_work_is_told_once(draft: DraftSource) -> None:
     assert 1 <= sum(work) <= 3
     draft.expand(1, CONTEXT, [], 2)
     assert rows_of(draft) == ()
+
+
+RANKS_NOTHING = {"fake", "oracle"}
+
+
+def test_what_is_ranked_is_noted_with_its_positions_and_its_way(draft: DraftSource) -> None:
+    if draft.name in RANKS_NOTHING:
+        return
+    for request, sampling in enumerate((Sampling(), Sampling(1.0, seed=3), Sampling(1.0, 2)), 7):
+        draft.open(request, sampling)
+        draft.take_work()
+        draft.expand(request, CONTEXT, [(), (4,)], 2)
+        ranked = [one for one in draft.take_work() if isinstance(one, RankedRows)]
+        assert {(one.way, one.seed) for one in ranked} <= {(sampling.way, sampling.seed)}
+        assert {one.source for one in ranked} <= set(draft.sources)
+        positions = [position for one in ranked for position in one.positions]
+        assert set(positions) <= {len(CONTEXT), len(CONTEXT) + 1}
+        if len(draft.sources) == 1 and not draft.needs.hidden and not draft.needs.ppd_tokens:
+            assert sorted(positions) == [len(CONTEXT), len(CONTEXT) + 1]
 
 
 def test_what_was_read_of_an_answered_request_is_not_read_again(draft: DraftSource) -> None:
