@@ -260,7 +260,7 @@ class ScriptedGuesser(WholeModelGuesser[GuessCache]):
         found = self._guesses.best(self._rows[request].context, paths, width, heat)
         parents = np.repeat(np.arange(len(found)), [len(tokens) for tokens, _ in found])
         tokens, scores = (np.concatenate(column) for column in zip(*found, strict=True))
-        return self._ranking.ranked(request, paths, parents, tokens, scores)
+        return self._ranking.ranked(request, paths, positions, parents, tokens, scores)
 
 
 class _Nothing:

@@ -109,23 +109,24 @@ class Ranking:
         models with a vocabulary of their own; left out, column v is token v.
         """
         state = self._requests[request]
-        self._note(positions, state.sampling)
         rows, columns, scores = best_guesses(
             logits, positions, state.sampling, width, state.draft_temperature, token_ids
         )
         tokens = columns if token_ids is None else token_ids[columns]
-        return self.ranked(request, paths, rows, tokens, scores)
+        return self.ranked(request, paths, positions, rows, tokens, scores)
 
     def ranked(
         self,
         request: int,
         paths: Sequence[TokenPath],
+        positions: IntArray,
         rows: IntArray,
         tokens: IntArray,
         scores: Floats,
     ) -> Children:
         """These are the best children: of each path at `rows`, in order, the best first."""
         state = self._requests[request]
+        self._note(positions, state.sampling)
         if state.draft_temperature is not None:
             ends = np.searchsorted(rows, np.arange(1, len(paths)))
             state.feedback.guessed(
