@@ -237,14 +237,12 @@ def _tell(notes: Notes, made: ClusterFolder, kept: bool, later: list[str]) -> No
         notes.say(text)
     notes.say(f"start the coordinator:        {with_cluster('edgespec serve', made.path)}")
     notes.say(f"another token, when needed:   {with_cluster('edgespec token new', made.path)}")
-    if made.settings.places:
-        names = " ".join(made.settings.places)
-        notes.say(f"places in the ring are kept for the devices with these host names: {names}")
-    if made.settings.with_stage:
-        notes.say(
-            f"stage {made.settings.with_stage} runs on this machine, beside the coordinator, which "
-            "starts it"
-        )
+    own = settings.with_stage
+    if names := [name for stage, name in enumerate(settings.places, start=1) if stage != own]:
+        kept_for = " ".join(names)
+        notes.say(f"places in the ring are kept for the devices with these host names: {kept_for}")
+    if own:
+        notes.say(f"stage {own} runs on this machine: `edgespec serve` starts it")
     notes.say("on each device, within an hour:")
 
 

@@ -18,6 +18,7 @@ from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.process import beside, end_with_parent, leave, start_logging
 from edgespec.daemon.stage import run_stage
 from edgespec.errors import ConfigError
+from edgespec.net.discovery_interfaces import listens_everywhere
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,9 @@ def join(
     except ConfigError as problem:  # the address only makes the next start faster
         log.warning("where the coordinator is cannot be remembered: %s", problem)
     config, name = replace(config, coordinator=address), folder.name
-    if folder.is_coordinator:  # on its machine: others reach the stage as they reach it
-        config = replace(config, listen=folder.settings.host)
+    if folder.is_coordinator:
         name = clean_name(socket.gethostname())
+        host = folder.settings.host
+        if listens_everywhere(host):  # others reach this stage as they reach the coordinator
+            config = replace(config, listen=host)
     leave(run_stage(config, folder.identity, name, accepts))

@@ -148,7 +148,9 @@ class MembershipMachine:
                 return []
             case Health():
                 layers = self._ring.assignment.layers(member.stage)
-                return self._ring.devices.health.heard(peer, str(member), layers, message, now)
+                shares = ", beside the coordinator," if member.join.key in self._own_keys else ""
+                who = f"{member}{shares}"  # which explains why it may be slow
+                return self._ring.devices.health.heard(peer, who, layers, message, now)
             case Ready(ring=ring) if ring == NO_RING:
                 return self._repartition.on_prepared(member, now)
             case Ready(seconds, ring):

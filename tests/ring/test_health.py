@@ -349,6 +349,20 @@ def test_the_health_of_a_stage_is_reported_by_its_name_and_that_of_strangers_is_
     assert status_of(ring).nodes[0].warning == "hot"
 
 
+def test_a_report_says_that_a_stage_shares_its_machine_with_the_coordinator() -> None:
+    ring = Membership(1)
+    key = asks(1).key
+    ring.machine = MembershipMachine(ring.places, HOME, TIMING, own_keys=[key])
+    ring.bring_up()
+    said = []
+    for _ in range(5):
+        ring.now += HEALTH_S
+        said += ring.say(address(1), replace(FINE, temperature=99.0))
+    (report,) = said
+    assert isinstance(report, Log)
+    assert report.text.startswith("stage 1 (board1, process 71), beside the coordinator, is hot")
+
+
 def test_names_of_devices_are_one_short_line() -> None:
     ring = Membership(1)
     effects = ring.say(address(1), asks(1, name="\x1b]0;title\x07" + "n" * 5000))
