@@ -180,7 +180,7 @@ class Cluster:
         for peer in self.machine.stage_peers:
             stage, first, end = shared[self.place(peer) - 1]
             assert self.boards[peer].is_on
-            assert self.boards[peer].holds == ("mark", first, end, "none", "float32"), stage
+            assert self.boards[peer].holds == ("mark", first, end, "none", "float32", ""), stage
 
 
 def ups(effects: Sequence[Effect]) -> int:
@@ -235,7 +235,7 @@ def test_it_loads_its_layers_while_the_others_go_on_and_they_fetch_theirs() -> N
     assert cluster.stages == 2
     assert cluster.boards[back].loads == 1
     assert cluster.boards[peers[0]].loads == 0
-    assert ("mark", 0, 4, "none", "float32") in (cluster.boards[peers[0]].on_disk or ())
+    assert ("mark", 0, 4, "none", "float32", "") in (cluster.boards[peers[0]].on_disk or ())
     cluster.wait(5 + 20)
     assert cluster.stages == 3
     assert cluster.boards[back].loads == 1, "it was loaded already"
