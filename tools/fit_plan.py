@@ -2,10 +2,11 @@
 
     python tools/fit_plan.py [RINGS]
 
-simulates `adaptive` on 34 rings (or the first RINGS of them) in virtual time, with the bundled pair
+simulates `adaptive` on 56 rings (or the first RINGS of them) in virtual time, with the bundled pair
 and the questions of daemon/planning.py, which no report uses, prints a line for each, and then the
-weights that make the sum of squared relative errors least (STEP_WEIGHT, TRIP_WEIGHT and
-COORDINATOR_WEIGHT of edgespec/planning/plan.py) with the mean and the largest error.
+weights that make the sum of squared relative errors least (STEP_WEIGHT, TRIP_WEIGHT,
+COORDINATOR_WEIGHT and SHARED_WEIGHT of edgespec/planning/problem.py) with the mean and the largest
+error, of all rings and of those whose coordinator's board carries layers.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import structs
 
-from edgespec.bench.simulated import Setup, play
+from edgespec.bench.report import Played
+from edgespec.bench.simulated import Setup
+from edgespec.bench.together import play_together
 from edgespec.bench.workloads import Prompt
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.planning import QUESTIONS
 from edgespec.daemon.profiles import profile_named
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import RingCosts
+from edgespec.planning.partition import split_layers
 from edgespec.planning.problem import coordinator_step
 from edgespec.planning.profile import Figure, Profile
 from edgespec.verify.sampling import Sampling
@@ -32,14 +36,22 @@ SEEN = 256  # cached rows that a stage reads
 ROWS = 16  # of a segment
 NEW_TOKENS = 64
 
+LEAST = 0.02
+"""The slowest step's weight is no smaller: where D0 decides alone, boards are to be used all the
+same, as they are what helps with a lighter draft."""
+
 
 @dataclass(frozen=True)
 class Ring:
-    """One ring that is simulated: D0's profile and those of the stages."""
+    """One ring that is simulated: D0's profile and those of the stages.
+
+    `own`: layers of the last stage, which is on D0's board; 0: they are spread evenly over others.
+    """
 
     name: str
     cost_model: str
     profiles: tuple[Profile, ...]
+    own: int = 0
 
 
 def rings() -> Iterator[Ring]:
@@ -72,32 +84,56 @@ def rings() -> Iterator[Ring]:
     for cost_model in ("llama-2-13b", "llama-2-7b"):
         for name, profiles in made:
             yield Ring(name, cost_model, profiles)
+    shared: list[tuple[str, tuple[Profile, ...], tuple[int, ...]]] = [
+        ("nano alone", (nano,), (1,)),
+        ("agx alone", (agx,), (1,)),
+        ("nano, 1 nano", (nano,) * 2, (2, 4)),
+        ("nano, 3 nano", (nano,) * 4, (4, 8)),
+        ("nano, 7 nano", (nano,) * 8, (8,)),
+        ("agx, 2 nano", (agx, nano, nano), (2, 3)),
+        ("nano, 3 nano, slow links", (slow,) * 4, (6,)),
+        ("super, nano, nx", (plus, nano, nx), (5,)),
+    ]
+    for cost_model in ("llama-2-13b", "llama-3.1-8b"):
+        layers = cost_model_named(cost_model).layers
+        for name, profiles, parts in shared:
+            for part in parts:
+                label = f"{name}, 1 / {part} on D0's board"
+                yield Ring(label, cost_model, (*profiles, profiles[0]), layers // part)
 
 
-def token_seconds(setup: Setup) -> float:
+def token_seconds(played: Played) -> float:
     """Virtual seconds a token behind the first one."""
-    answers = play(setup, "adaptive").answers
+    answers = played.answers
     seconds = sum(answer.seconds - answer.first_token_seconds for answer in answers)
     return float(seconds / sum(answer.new_tokens - 1 for answer in answers))
 
 
 def setup_of(ring: Ring) -> Setup:
     """The bundled pair on a ring."""
+    costs, others = cost_model_named(ring.cost_model), len(ring.profiles) - 1 - (ring.own > 0)
+    split: tuple[int, ...] = ()
+    if ring.own:
+        shares = split_layers(costs.layers - ring.own, others) if others else []
+        split = (*(end - first for first, end in shares), ring.own)
     return Setup(
         model=bundled("base"),
         draft=bundled("draft"),
         dtype="float64",
         profiles=ring.profiles,
-        cost_model=cost_model_named(ring.cost_model),
+        cost_model=costs,
         link=None,
         prompts=tuple(Prompt(str(n), "", (text,)) for n, text in enumerate(QUESTIONS)),
         max_new_tokens=NEW_TOKENS,
         sampling=Sampling(0.0, 0, 1.0, 0.0, 0),
+        split=split,
+        with_stage=len(split) if ring.own else 0,
     )
 
 
-def terms(costs: RingCosts) -> tuple[float, float, float]:
-    """The slowest step, the trip, and D0's step, in seconds (docs/planning.md)."""
+def terms(costs: RingCosts) -> tuple[float, float, float, float]:
+    """The slowest step, the trip, D0's step, and that of the stage on D0's board, in seconds
+    (docs/planning.md)."""
     links = costs.links
     link = max(one.seconds(costs.segment_bytes(ROWS, ran)) for ran, one in enumerate(links[1:], 1))
     slowest = max(link, *(stage.block_seconds(ROWS, SEEN) for stage in costs.stages))
@@ -107,27 +143,35 @@ def terms(costs: RingCosts) -> tuple[float, float, float]:
         for number, one in enumerate(links)
     )
     trip += costs.coordinator.head_seconds(1) + costs.coordinator.choose_seconds(1, "greedy")
-    return slowest, trip, coordinator_step(costs.coordinator, SEEN // 2)
+    shared = costs.stages[costs.with_stage - 1].block_seconds(ROWS, SEEN) if costs.with_stage else 0
+    return slowest, trip, coordinator_step(costs.coordinator, SEEN // 2), shared
 
 
 def main(count: int) -> None:
     """Simulate, then fit."""
+    chosen = list(rings())[:count]
+    setups = [setup_of(ring) for ring in chosen]
+    plays = play_together([(setup, "adaptive") for setup in setups])
     found = []
-    for ring in list(rings())[:count]:
-        setup = setup_of(ring)
-        seconds = token_seconds(setup)
-        found.append((seconds, *terms(setup.costs())))
+    for ring, setup, played in zip(chosen, setups, plays, strict=True):
+        found.append((token_seconds(played), *terms(setup.costs())))
         figures = ", ".join(f"{1000 * value:.1f}" for value in found[-1])
         print(
-            f"{ring.cost_model}, {ring.name}: ms a token, slowest, trip, D0: {figures}", flush=True
+            f"{ring.cost_model}, {ring.name}: ms a token, slowest, trip, D0, shared: {figures}",
+            flush=True,
         )
     measured, by_ring = np.array(found)[:, 0], np.array(found)[:, 1:]
-    weights, *_ = np.linalg.lstsq(by_ring / measured[:, None], np.ones(len(found)), rcond=None)
+    shares, ones = by_ring / measured[:, None], np.ones(len(found))
+    weights, *_ = np.linalg.lstsq(shares, ones, rcond=None)
+    if weights[0] < LEAST:
+        rest, *_ = np.linalg.lstsq(shares[:, 1:], ones - LEAST * shares[:, 0], rcond=None)
+        weights = np.array([LEAST, *rest])
     errors = np.abs(by_ring @ weights / measured - 1)
-    print(
-        f"weights {weights.round(3).tolist()}; relative error {errors.mean():.3f}, at most "
-        f"{errors.max():.3f}"
-    )
+    print(f"weights {weights.round(3).tolist()}")
+    for name, which in (("all", by_ring[:, 3] >= 0), ("shared", by_ring[:, 3] > 0)):
+        if which.any():
+            worst = errors[which].max()
+            print(f"{name}: relative error {errors[which].mean():.3f}, at most {worst:.3f}")
 
 
 if __name__ == "__main__":

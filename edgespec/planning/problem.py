@@ -21,7 +21,7 @@ DRAFT_ROWS = 8
 CHOSEN_ROWS = 3
 """Rows of a segment that are looked at, in D0's step: those that were right, and one."""
 
-STEP_WEIGHT, TRIP_WEIGHT, COORDINATOR_WEIGHT, SHARED_WEIGHT = 0.15, 0.10, 0.61, 0.5
+STEP_WEIGHT, TRIP_WEIGHT, COORDINATOR_WEIGHT, SHARED_WEIGHT = 0.02, 0.05, 0.96, 0.53
 """Seconds a token with a draft, by the slowest step, the trip, D0's step, and the step of the stage
 on D0's board (docs/planning.md)."""
 

@@ -243,7 +243,7 @@ def planned(devices: str) -> Plan:
 
 
 def test_plain_decoding_is_what_the_machines_take() -> None:
-    made = planned(f"{NX},{NANO},{NX},{NANO}")
+    made = planned(f"{NX},3*{NANO}")
     assert len(set(made.split)) > 1, "an uneven split is what this is about"
     setup = Setup(
         bundled("base"),
@@ -256,6 +256,7 @@ def test_plain_decoding_is_what_the_machines_take() -> None:
         12,
         Sampling(0.0, 0, 1.0, 0.0, 0),
         made.split,
+        made.with_stage,
     )
     (answer,) = play(setup, "autoregressive").answers
     each = (answer.seconds - answer.first_token_seconds) / (answer.new_tokens - 1)
