@@ -22,7 +22,7 @@ from edgespec.cli.answering import USUAL, SamplingOptions
 from edgespec.cli.notes import Notes, TimeLeft
 from edgespec.cli.replays import show_replay
 from edgespec.cli.tables import show_table
-from edgespec.config import DTYPES, MOST_STAGES, Quantisation
+from edgespec.config import DTYPES, HEAD_ON_COORDINATOR, MOST_STAGES, Quantisation
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.daemon.precision import AUTO
@@ -69,6 +69,9 @@ def simulate(
         0,
         metavar="K",
         help="The stage that runs on the coordinator's device and shares its time; 0: none.",
+    ),
+    head: str = typer.Option(
+        HEAD_ON_COORDINATOR, help="Where the output head is: coordinator, or last-stage."
     ),
     policy: str = options.POLICIES,
     prompts: str = options.PROMPTS,
@@ -153,6 +156,7 @@ def simulate(
         row_price=row_price,
         d0_free=d0_free,
         with_stage=with_stage,
+        head=head,
     )
     if recording is not None:
         show_replay(setup, recorded, policies[0] if len(policies) == 1 else "", as_json_object)
@@ -271,6 +275,7 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
         map(cells, runs),
         f"charged: {of.name}, drafts by {of.draft.name or 'none'}; D0 and {setup.stages} stage(s)"
         + (f", V{setup.with_stage} on D0's device" if setup.with_stage else "")
+        + (f", head on V{setup.stages}" if setup.head_last else "")
         + f", {devices}; {links}"
         + _instead(setup),
         f"{len(setup.prompts)} prompts, {runs[0].new_tokens} new tokens; all times are virtual, "

@@ -57,7 +57,11 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
         log.info(text)
     take_file_descriptors()
     access_policy = AccessStore(cluster)
-    costs = emulated_costs(config.emulation, config.stages) if config.emulation else None
+    costs = (
+        emulated_costs(config.emulation, config.stages, config.head_last)
+        if config.emulation
+        else None
+    )
     trace = Trace(config.trace) if config.trace else None
     requests = RequestLog(config.record) if config.record else None
     transport = PacedTransport.coordinator(

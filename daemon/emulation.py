@@ -15,8 +15,8 @@ from edgespec.planning.costs import RingCosts, ring_costs
 from edgespec.runtime.instrumentation import NodePace
 
 
-def emulated_costs(emulation: Emulation, stages: int) -> RingCosts:
-    """The costs of a ring of so many stages.
+def emulated_costs(emulation: Emulation, stages: int, head_last: bool = False) -> RingCosts:
+    """The costs of a ring of so many stages; `head_last`: the last one has the output head.
 
     Raises ConfigError for profiles that cannot be read or are not one for each device, for an
     unknown cost model, and for one that does not fit the devices.
@@ -37,7 +37,7 @@ def emulated_costs(emulation: Emulation, stages: int) -> RingCosts:
         )
     model = emulation.cost_model or next(iter(fitted), DEFAULT_COST_MODEL)
     try:
-        return ring_costs(profiles, cost_model_named(model))
+        return ring_costs(profiles, cost_model_named(model), head_last=head_last)
     except CapacityError as problem:
         raise ConfigError(str(problem)) from None
 

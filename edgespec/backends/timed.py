@@ -45,7 +45,13 @@ _SCALE_BYTES = 4  # of an auxiliary row, beside a byte a number
 def segment_bytes(costs: RingCosts, segment: Segment) -> int:
     """Bytes of a segment on the wire, were its rows those of the charged model."""
     hidden, aux_hidden, rows = segment.hidden, segment.aux_hidden, segment.rows
-    total = costs.segment_bytes(rows, 0 if hidden is None else max(len(segment.cost), 1))
+    verdict = segment.parts[0].verdict
+    if verdict is not None:
+        chosen, columns = verdict.figures.shape
+        numbers = chosen * (columns - 1) + len(verdict.top)
+        return costs.verdict_bytes(rows, len(segment.cost), chosen, numbers)
+    tokens = any(len(part.tokens) for part in segment.parts)
+    total = costs.segment_bytes(rows, 0 if hidden is None else max(len(segment.cost), 1), tokens)
     if segment.ppd_tokens is not None:
         total += frame_bytes(segment.ppd_tokens.shape[0] * costs.row_bytes)
     if aux_hidden is not None and hidden is not None:

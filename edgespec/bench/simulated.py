@@ -23,6 +23,7 @@ from edgespec.backends.base import BlockBackend
 from edgespec.bench.processes import News, map_in_processes, process_count
 from edgespec.bench.report import REFERENCE, RIVAL, Played, Run, run_of
 from edgespec.bench.workloads import Prompt, submit_of
+from edgespec.config import HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE, HEADS
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
@@ -66,7 +67,8 @@ class Setup:
     profiles' own, but for those on D0's device. `split`: layers of the cost model that each stage
     is charged for; none given: evenly. `with_stage`: the stage on D0's device, 0: none.
     `row_price`: see planning.costs.NodeCosts. `d0_free`: head, choosing, ranking and drafts take no
-    time. Raises ConfigError for what cannot run.
+    time. `head`: where the output head is, one of config.HEADS. Raises ConfigError for what cannot
+    run.
     """
 
     model: str
@@ -82,6 +84,7 @@ class Setup:
     with_stage: int = 0
     row_price: float | None = None
     d0_free: bool = False
+    head: str = HEAD_ON_COORDINATOR
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -93,6 +96,9 @@ class Setup:
             )
         if not self.prompts:
             raise ConfigError("there are no prompts; give at least one")
+        if self.head not in HEADS:
+            raise ConfigError(f"unknown head {self.head!r}; choose one of: {', '.join(HEADS)}")
+        parse_draft(self.draft).check_head(self.head)
         self.costs()
 
     @property
@@ -109,11 +115,20 @@ class Setup:
         members = parse_draft(self.draft).members
         return self.dtype == "float64" and all(one.name in _OF_TOKENS for one in members)
 
+    @property
+    def head_last(self) -> bool:
+        return self.head == HEAD_ON_LAST_STAGE
+
     def costs(self) -> RingCosts:
         """The charged costs. Raises ConfigError if the model does not fit the devices."""
         try:
             return ring_costs(
-                self.profiles, self.cost_model, self.split, self.row_price, self.with_stage
+                self.profiles,
+                self.cost_model,
+                self.split,
+                self.row_price,
+                self.with_stage,
+                self.head_last,
             )
         except CapacityError as problem:
             raise ConfigError(str(problem)) from None
@@ -136,6 +151,7 @@ class Setup:
         return {
             "stages": self.stages,
             "with_stage": self.with_stage,
+            "head": self.head,
             "profiles": [profile.name for profile in self.profiles],
             "cost_model": self.cost_model.name,
             "head_bits": self.cost_model.head.bits,
@@ -338,7 +354,9 @@ def ring_world(
     faults: Sequence[Fault] = (),
 ) -> World:
     """A ring of that set-up in virtual time, whatever computes: V1 … VN have `block_of(1 … N)`."""
-    stages, draft = setup.stages, device.draft
+    stages, draft, head = setup.stages, device.draft, None
+    if setup.head_last:
+        head, device = device.head, replace(device, head=None)
 
     def make_stages() -> list[StageParts]:
         return [
@@ -349,6 +367,7 @@ def ring_world(
                     row_limit=loaded.context_length + _ROOM,
                 ),
                 block_of(number),
+                head if number == stages else None,
             )
             for number in range(1, stages + 1)
         ]
@@ -361,6 +380,7 @@ def ring_world(
                 draft.name if draft else "",
                 needs=draft.needs if draft else NO_NEEDS,
                 sources=draft.sources if draft else (),
+                head_last=setup.head_last,
             ),
             loaded.tokenizer,
         ),

@@ -18,7 +18,8 @@ _HEADER_BYTES = 34  # of a segment of one request, the second frame
 _HIDDEN_HEADER_BYTES = 13  # type and shape of the hidden rows
 _RAN_BYTES = 11  # rows and seconds of a stage that has computed it
 _ROW_BYTES = 3 * 8  # id, parent and position travel all the way
-_TOKEN_BYTES = 8  # only as far as the first stage
+_TOKEN_BYTES = 8  # only as far as the first stage, unless the last one chooses
+_CHOSEN_BYTES = 3 * 8  # id, target token and margin of a row that the last stage looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +176,26 @@ class RingCosts:
     links: tuple[LinkCosts, ...]
     with_stage: int = 0
 
-    def segment_bytes(self, rows: int, ran: int) -> int:
+    def segment_bytes(self, rows: int, ran: int, tokens: bool = False) -> int:
         """Bytes on the wire of a segment that `ran` stages have computed.
 
-        From D0 (0) it holds tokens, then hidden states.
+        From D0 (0) it holds tokens, then hidden states, and the tokens still if the last stage
+        chooses (`tokens`).
         """
         if not ran:
             numbers = frame_bytes(rows * (_ROW_BYTES + _TOKEN_BYTES))
             return frame_bytes(_KEY_BYTES) + frame_bytes(_HEADER_BYTES) + numbers
         header = _HEADER_BYTES + _HIDDEN_HEADER_BYTES + ran * _RAN_BYTES
-        frames = (_KEY_BYTES, header, rows * _ROW_BYTES, rows * self.row_bytes)
+        numbers = rows * (_ROW_BYTES + tokens * _TOKEN_BYTES)
+        frames = (_KEY_BYTES, header, numbers, rows * self.row_bytes)
+        return sum(map(frame_bytes, frames))
+
+    def verdict_bytes(self, rows: int, ran: int, chosen: int, numbers: int = 0) -> int:
+        """The same of one whose last stage has `chosen` tokens: these in the place of hidden
+        states, and `numbers` more of 8 bytes for log-probabilities."""
+        header = _HEADER_BYTES + _HIDDEN_HEADER_BYTES + ran * _RAN_BYTES
+        own = chosen * _CHOSEN_BYTES + numbers * 8
+        frames = (_KEY_BYTES, header, rows * (_ROW_BYTES + _TOKEN_BYTES), own)
         return sum(map(frame_bytes, frames))
 
     @property
@@ -217,14 +228,15 @@ def ring_costs(
     split: Sequence[int] = (),
     row_price: float | None = None,
     with_stage: int = 0,
+    head_last: bool = False,
 ) -> RingCosts:
     """The costs of a ring of these devices: profiles[0] is D0's, then those of V1 … VN.
 
     `with_stage`: the stage that is on D0's device, 0: none; its profile is D0's.
     `split`: how many layers each stage has; none given: as `split_layers` does. `row_price`: see
-    NodeCosts. Memory: a stage
-    needs room for its block, and V1 for the input embedding too (16 bit). KV caches, and what D0
-    holds, are not counted here (see planning.plan).
+    NodeCosts. Memory: a stage needs room for its block, V1 for the input embedding too (16 bit),
+    and with `head_last` the last one for the output head. KV caches, and what D0 holds, are not
+    counted here (see planning.plan).
 
     Raises ConfigError without a stage, with more stages than layers or a split that does not fit
     them, for a `with_stage` that cannot be, and CapacityError if a stage's block does not fit its
@@ -248,6 +260,7 @@ def ring_costs(
     stages = []
     for stage, (profile, (first, end)) in enumerate(zip(profiles[1:], blocks, strict=True), 1):
         needed = (end - first) * model.layer_bytes + (model.embedding_bytes if stage == 1 else 0)
+        needed += model.head_bytes if head_last and stage == len(blocks) else 0
         if needed > profile.memory_bytes.value:
             raise CapacityError(
                 f"stage {stage} ({profile.name}) needs {needed / 1e9:.2f} GB for layers {first} to "

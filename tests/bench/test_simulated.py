@@ -125,6 +125,22 @@ def test_a_stage_on_the_coordinators_device_shares_its_time() -> None:
     assert setup.settings()["with_stage"] == 2
 
 
+def test_the_head_on_the_last_stage_is_charged_there() -> None:
+    """The same text; with a large vocabulary D0 is no longer what all wait for."""
+    model = cost_model_named("llama-3.1-8b")
+    large = replace(SHORT, cost_model=model, profiles=(NANO,) * 5, max_new_tokens=12)
+    names = ("adaptive", "autoregressive")
+    here, plain = (play(large, name) for name in names)
+    there, plain_there = (play(replace(large, head="last-stage"), name) for name in names)
+    assert there.tokens == here.tokens == plain.tokens == plain_there.tokens
+    assert there.speed > 1.03 * here.speed
+    # In plain decoding the one moves what it takes to the other.
+    moved = plain.busy[0] - plain_there.busy[0]
+    assert moved == pytest.approx(plain.busy[0])
+    assert plain_there.busy[4] - plain.busy[4] == pytest.approx(moved, rel=0.02)
+    assert replace(large, head="last-stage").settings()["head"] == "last-stage"
+
+
 def decoding(played: Played) -> float:
     """Seconds behind the first tokens."""
     return sum(one.seconds - one.first_token_seconds for one in played.answers)
@@ -223,6 +239,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
             replace(SETUP, prompts=(Prompt("a", "", ("word " * 2000,)),)), ["autoregressive"]
         ),
         "prompt 'a' has .* tokens and the model's context is 1024",
+    ),
+    "head": (lambda: replace(SETUP, head="middle"), "unknown head 'middle'"),
+    "hidden rows": (
+        lambda: replace(SETUP, head="last-stage", draft="eagle:folder"),
+        "eagle guesses from the base's hidden rows",
     ),
     "jobs": (lambda: simulate(SETUP, ["autoregressive"], jobs=-1), "jobs is -1"),
 }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from support.segments import one_part
+from support.segments import changed, one_part
 
 from edgespec.config import FILE, QUANTISATIONS
 from edgespec.daemon.profiles import profile_named, profile_names
@@ -28,7 +28,7 @@ from edgespec.planning.costs import LinkCosts, NodeCosts, RingCosts, ring_costs
 from edgespec.planning.profile import Figure
 from edgespec.types.tensor import Tensor
 from edgespec.wire.codec import encode
-from edgespec.wire.segment import StageTime
+from edgespec.wire.segment import StageTime, Verdict
 
 NANO = profile_named("jetson-orin-nano-8gb")
 MODEL = cost_model_named("llama-2-13b")
@@ -327,3 +327,30 @@ def test_a_segment_is_charged_what_is_sent(rows: int, ran: int) -> None:
         frames = encode(one_part(1, seq, epoch, False, 0, rows, *parts))
         sent = sum(map(on_the_wire, [bytes(KEY_CHARS), *frames]))
         assert abs(charged - sent) <= 4
+
+
+@pytest.mark.parametrize("rows", [0, 1, 16])
+@pytest.mark.parametrize("likeliest", [-1, 0, 5])
+def test_a_verdict_is_charged_what_is_sent(rows: int, likeliest: int) -> None:
+    column, chosen = np.arange(rows), rows // 2
+    columns = 1 if likeliest < 0 else 2 + likeliest
+    figures = Tensor("float64", (chosen, columns), bytes(8 * chosen * columns))
+    top = np.arange(chosen * max(likeliest, 0))
+    times = (StageTime(max(rows, 1), 0.5),) * 4
+    segment = one_part(1, 9, 9, False, 0, rows, column, column, column, column, None, times)
+    verdict = Verdict(column[:chosen], column[:chosen], top, figures)
+    frames = encode(changed(segment, verdict=verdict))
+    sent = sum(map(on_the_wire, [bytes(KEY_CHARS), *frames]))
+    charged = nano_ring(4).verdict_bytes(rows, 4, chosen, chosen * (columns - 1) + len(top))
+    assert abs(charged - sent) <= 16  # a frame of integers is longer than 255 bytes, or not
+
+
+def test_the_last_stage_needs_room_for_the_head_that_it_holds() -> None:
+    nbytes = 20 * MODEL.layer_bytes + MODEL.head_bytes
+    exact = structs.replace(NANO, memory_bytes=Figure(nbytes, "made up"))
+    assert ring_costs([NANO, exact, exact], MODEL)
+    ring_costs([NANO, exact, exact], MODEL, head_last=True)
+    tight = structs.replace(NANO, memory_bytes=Figure(nbytes - 1, "made up"))
+    ring_costs([NANO, exact, tight], MODEL)
+    with pytest.raises(CapacityError, match="stage 2"):
+        ring_costs([NANO, exact, tight], MODEL, head_last=True)

@@ -24,7 +24,7 @@ from edgespec.types.draft_pass import DraftPass
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.wire.messages import CloseRequest
-from edgespec.wire.segment import Segment, StageTime
+from edgespec.wire.segment import Segment, StageTime, Verdict
 
 NANO, NX = profile_named("jetson-orin-nano-8gb"), profile_named("jetson-orin-nx-16gb")
 COSTS = ring_costs([NX, NX, NANO, NANO, NANO], cost_model_named("llama-2-7b"))
@@ -35,7 +35,8 @@ HEAD = RunHead(1, 1, HIDDEN, Rows(IDS, IDS, IDS, IDS), Sampling())
 
 
 def segment(hidden: Tensor | None) -> Segment:
-    return one_part(1, 1, 0, False, 0, 3, IDS, IDS - 1, IDS, IDS, hidden)
+    tokens = IDS if hidden is None else IDS[:0]
+    return one_part(1, 1, 0, False, 0, 3, IDS, IDS - 1, IDS, tokens, hidden)
 
 
 def test_every_node_is_charged_its_own_costs() -> None:
@@ -64,6 +65,13 @@ def test_segments_are_charged_as_the_charged_model_s() -> None:
     ran = changed(segment(HIDDEN), cost=(StageTime(3, 0.5),) * 2)
     assert durations.message_bytes(ran, 7) == COSTS.segment_bytes(3, 2)
     assert durations.message_bytes(CloseRequest(1), 7) == 7
+    # Where the last stage chooses, tokens travel with the hidden rows, and a verdict comes home.
+    tokens = changed(segment(HIDDEN), tokens=IDS)
+    assert durations.message_bytes(tokens, 7) == COSTS.segment_bytes(3, 1, tokens=True)
+    figures = Tensor("float64", (2, 5), bytes(80))
+    verdict = Verdict(IDS[:2], IDS[:2], np.zeros(6, np.int64), figures)
+    home = changed(segment(None), cost=(StageTime(3, 0.5),) * 2, verdict=verdict)
+    assert durations.message_bytes(home, 7) == COSTS.verdict_bytes(3, 2, 2, 8 + 6)
 
 
 def test_links_are_those_of_the_costs_and_control_takes_the_slowest_latency() -> None:
