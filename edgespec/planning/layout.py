@@ -9,7 +9,8 @@ device to another, that link takes for ever. Minimise
 
 where `trip` adds up, over the devices, layers × seconds a layer, and over the links; `slowest` is
 the largest of own + layers × seconds a layer (of a wide segment; own: what else a device that takes
-part does in each step) and of the links' times for it; `price` adds up layers × price a layer.
+part does in each step) and of the links' times for it; `price` adds up layers × price a layer. The
+last device may have something of its own to do, and less room: its `End` is part of all three.
 
 The way. If no step may take longer than T, the rest of the sum is least on a shortest path: its
 state is (first device, last device so far, layers placed so far). T = infinity gives the cheapest
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, permutations
 from operator import attrgetter
 
 import numpy as np
@@ -34,11 +35,24 @@ _EVEN = 1.0 + 1e-12  # two ways to compute the same step differ by rounding
 
 
 @dataclass(frozen=True, slots=True)
+class End:
+    """What a device has besides its layers if it is the last one, in seconds of trip, step and
+    price; and how many layers fit it then: as the last stage, as the only one."""
+
+    most: int
+    most_alone: int
+    trip: float
+    step: float
+    price: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """One device: how many layers fit it (as the first stage, as another), seconds a layer.
 
     `trip`: of one row; `step`: of a wide segment. `own`: seconds of each step in which it does
     something else. `price`: seconds that a layer on this device adds to the sum, beside these.
+    `end`: None if its being the last makes no difference.
     """
 
     most_first: int
@@ -47,9 +61,16 @@ class Candidate:
     step: float
     own: float = 0.0
     price: float = 0.0
+    end: End | None = None
 
-    def step_of(self, layers: int) -> float:
-        return self.own + layers * self.step
+    def step_of(self, layers: int, last: bool) -> float:
+        return self.own + layers * self.step + (self.end.step if last and self.end else 0.0)
+
+    def fitting(self, first: bool, last: bool) -> int:
+        """How many layers fit it there."""
+        if last and self.end:
+            return self.end.most_alone if first else self.end.most
+        return self.most_first if first else self.most
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +97,15 @@ class LinkTimes:
 
 def fits(layers: int, devices: Sequence[Candidate]) -> bool:
     """Whether any ring of these devices holds so many layers."""
-    most = sum(device.most for device in devices)
-    return any(
-        device.most_first >= 1 and most - device.most + device.most_first >= layers
-        for device in devices
-    )
+    count = len(devices)
+    if any(device.fitting(True, True) >= layers for device in devices):
+        return True
+    for first, last in permutations(range(count), 2):
+        ends = devices[first].most_first, devices[last].fitting(False, True)
+        between = sum(devices[i].most for i in range(last) if i != first)
+        if min(ends) >= 1 and layers > 1 and sum(ends) + between >= layers:
+            return True
+    return False
 
 
 def measured(
@@ -90,16 +115,18 @@ def measured(
     nodes = [0, *(device + 1 for device in order), 0]
     hops = list(pairwise(nodes))
     shares = [(devices[device], count) for device, count in zip(order, split, strict=True)]
+    end, last = shares[-1][0].end, len(shares) - 1
     return Layout(
         order=tuple(order),
         split=tuple(split),
         slowest=max(
-            *(device.step_of(count) for device, count in shares),
+            *(device.step_of(count, at == last) for at, (device, count) in enumerate(shares)),
             *(float(links.step[hop]) for hop in hops),
         ),
         trip=sum(count * device.trip for device, count in shares)
-        + sum(float(links.trip[hop]) for hop in hops),
-        price=sum(count * device.price for device, count in shares),
+        + sum(float(links.trip[hop]) for hop in hops)
+        + (end.trip if end else 0.0),
+        price=sum(count * device.price for device, count in shares) + (end.price if end else 0.0),
     )
 
 
@@ -146,12 +173,17 @@ def _evened(layout: Layout, devices: Sequence[Candidate], links: LinkTimes) -> L
     fewer; the fuller one has more room then.
     """
     split = list(layout.split)
+    last = len(split) - 1
     most = [
-        devices[index].most if stage else devices[index].most_first
+        devices[index].fitting(stage == 0, stage == last)
         for stage, index in enumerate(layout.order)
     ]
     alike_in = attrgetter("trip", "step", "own", "price")
-    speeds = [alike_in(devices[index]) for index in layout.order]
+    # The last device is like no other one if it has more to do than its layers.
+    speeds = [
+        (*alike_in(devices[index]), stage == last and devices[index].end is not None)
+        for stage, index in enumerate(layout.order)
+    ]
     moved = True
     while moved:
         moved = False
@@ -172,7 +204,11 @@ def _evened(layout: Layout, devices: Sequence[Candidate], links: LinkTimes) -> L
 def _possible_steps(layers: int, devices: Sequence[Candidate], links: LinkTimes) -> Floats:
     """Every value that the slowest step of a layout can have, in ascending order."""
     counts = np.arange(1, layers + 1)
-    of_devices = [device.own + counts * device.step for device in devices]
+    of_devices = [
+        own + counts * device.step
+        for device in devices
+        for own in {device.step_of(0, False), device.step_of(0, True)}
+    ]
     return np.unique(np.concatenate([*of_devices, links.step.ravel()]))
 
 
@@ -194,6 +230,7 @@ class _Search:
         self._layers = layers
         self._devices = devices
         self._links = links
+        self._trip_weight = trip_weight
         self._a_layer = [trip_weight * device.trip + device.price for device in devices]
         hops, self._busy = _hops(len(devices), links, must)
         self._hops, self._into = _times(trip_weight, hops), _times(trip_weight, links.trip[0])
@@ -214,20 +251,39 @@ class _Search:
             before = table[:, : index + 1] + hops[:, : index + 1, index, None]
             most = self._most(device.most, device, limit)
             table[:, index + 1] = _placed(before.min(axis=1), most, self._a_layer[index])
-        ends = table[:, :, self._layers] + hops[:, :, count]
+        ends = self._ends(table, hops, limit) + hops[:, :, count]
         first, place = divmod(int(ends.argmin()), count + 1)
         if not np.isfinite(ends[first, place]):
             return None
         return self._trace(table[first], hops[first], first, place, limit)
 
+    def _ends(self, table: Floats, hops: Floats, limit: float) -> Floats:
+        """Seconds [first, place] of all layers, with the last device at that place."""
+        ends = table[:, :, self._layers].copy()
+        for index, device in enumerate(self._devices):
+            if device.end is None:
+                continue
+            extra = self._trip_weight * device.end.trip + device.end.price
+            alone = self._layers * self._a_layer[index] + self._into[index + 1] + extra
+            most = self._most(device.end.most_alone, device, limit, last=True)
+            reached = self._links.step[0, index + 1] <= limit * _EVEN
+            ends[index, 0] = alone if reached and most >= self._layers else np.inf
+            before = table[:, : index + 1] + hops[:, : index + 1, index, None]
+            most = self._most(device.end.most, device, limit, last=True)
+            placed = _placed(before.min(axis=1), most, self._a_layer[index])
+            ends[:, index + 1] = placed[:, self._layers] + extra
+        return ends
+
     def _trace(self, table: Floats, hops: Floats, first: int, place: int, limit: float) -> Layout:
         """Walk back from the last device at `place`; `table` and `hops` are those of `first`."""
         order: list[int] = []
         split: list[int] = []
-        left = self._layers
+        left, last = self._layers, True
         while place:
             device = self._devices[place - 1]
-            most = min(left - 1, self._most(device.most, device, limit))
+            fitting = device.fitting(False, last)
+            most = min(left - 1, self._most(fitting, device, limit, last=last))
+            last = False
             counts = np.arange(1, most + 1)
             before = table[:place, left - counts] + hops[:place, place - 1, None]
             costs = before + self._a_layer[place - 1] * counts
@@ -240,12 +296,12 @@ class _Search:
         split.append(left)
         return measured(order[::-1], split[::-1], self._devices, self._links)
 
-    def _most(self, fitting: int, device: Candidate, limit: float) -> int:
+    def _most(self, fitting: int, device: Candidate, limit: float, *, last: bool = False) -> int:
         """Layers that fit, and with which its step is no longer than `limit`."""
         most = min(fitting, self._layers)
-        if limit * _EVEN >= device.step_of(most):
+        if limit * _EVEN >= device.step_of(most, last):
             return most
-        return max(0, int((limit * _EVEN - device.own) / device.step))
+        return max(0, int((limit * _EVEN - device.step_of(0, last)) / device.step))
 
 
 def _times(weight: float, seconds: Floats) -> Floats:

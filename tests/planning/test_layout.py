@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgespec.planning.layout import Candidate, Layout, LinkTimes, fastest, fits, measured
+from edgespec.planning.layout import Candidate, End, Layout, LinkTimes, fastest, fits, measured
 
 CASES = 200
 WEIGHTS = ((0.15, 0.1), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
@@ -34,8 +34,8 @@ def all_layouts(layers: int, devices: Sequence[Candidate], links: LinkTimes) -> 
         for chosen in itertools.combinations(range(len(devices)), size):
             for first in chosen:
                 order = (first, *(index for index in chosen if index != first))
-                most = [devices[index].most for index in order]
-                most[0] = devices[first].most_first
+                places = [(at == 0, at == size - 1) for at in range(size)]
+                most = [devices[i].fitting(*place) for i, place in zip(order, places, strict=True)]
                 for split in splits(most, layers):
                     layout = measured(order, split, devices, links)
                     if layout.trip < np.inf:
@@ -52,7 +52,8 @@ def random_case(seed: int) -> tuple[int, list[Candidate], LinkTimes]:
         trip = rng.choice([1.0, 1.0, 2.0, rng.uniform(0.1, 3.0)])
         step = trip * rng.choice([1.0, 1.1, 3.0])
         own, price = rng.choice([0.0, 0.0, 1.0]), rng.choice([0.0, 0.0, 0.5])
-        devices.append(Candidate(max(0, most - rng.randint(0, 2)), most, trip, step, own, price))
+        first = max(0, most - rng.randint(0, 2))
+        devices.append(Candidate(first, most, trip, step, own, price))
 
     def matrix(most: Sequence[float]) -> np.ndarray:
         size = range(count + 1)
@@ -63,7 +64,19 @@ def random_case(seed: int) -> tuple[int, list[Candidate], LinkTimes]:
         links.trip[-1, 1:] = links.step[-1, 1:] = np.inf
         alone = layers if devices[-1].most >= layers else 0
         devices[-1] = replace(devices[-1], most_first=alone)
+    if rng.random() < 0.5:  # the last one has something else to do, and less room
+        devices = [replace(one, end=random_end(rng, one, layers)) for one in devices]
+        if np.isinf(links.trip[-1, -1]):
+            devices[-1] = replace(devices[-1], most_first=0)
     return layers, devices, links
+
+
+def random_end(rng: random.Random, device: Candidate, layers: int) -> End:
+    """What that device has to do, and has room for, if it is the last one."""
+    most = max(0, device.most - rng.randint(0, 2))
+    alone = max(0, device.most_first - rng.randint(0, 2))
+    times = (rng.choice([0.0, 1.0, 4.0]), rng.choice([0.0, 1.0, 4.0]), rng.choice([0.0, 0.5]))
+    return End(most, alone, *times)
 
 
 @pytest.mark.parametrize("first_seed", range(0, CASES, 50))
