@@ -15,7 +15,7 @@ from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.plan import commands_of, plan_as_json
 from edgespec.cli.token import with_cluster
-from edgespec.config import DEFAULT_PORT, Address, Quantisation
+from edgespec.config import DEFAULT_PORT, HEADS, Address, Quantisation
 from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.bundled_models import bundled
@@ -24,6 +24,7 @@ from edgespec.daemon.planning import (
     Quants,
     chosen_context,
     devices_of,
+    head_places,
     model_to_plan,
     speculative_speed,
 )
@@ -100,7 +101,8 @@ def init(
                 "--with-stage out"
             )
         quants = Quants(quant, head_quant, draft_quant)
-        plan = _planned(model, draft, quants, context, devices)
+        plan = _planned(model, draft, quants, context, devices, head)
+        head = HEADS[plan.problem.head_last]
         of, context = plan.problem.model, plan.problem.context
         quant, head_quant = of.quantisation.name, of.head.name
         layers, with_stage = ",".join(map(str, plan.split)), plan.with_stage
@@ -157,11 +159,12 @@ def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, lis
     return ClusterSettings(**asdict(made)), later
 
 
-def _planned(model: str, draft: str, quants: Quants, context: int, devices: str) -> Plan:
+def _planned(model: str, draft: str, quants: Quants, context: int, devices: str, head: str) -> Plan:
     chosen = chosen_draft(draft, model)
     asked = model_to_plan(model or bundled("base"), quants, str(chosen) or NONE)
     coordinator, others = devices_of(devices)
-    return make_plan(Problem(asked.model, coordinator, others, chosen_context(asked, context)))
+    problem = Problem(asked.model, coordinator, others, chosen_context(asked, context))
+    return make_plan(problem, head_places(head, draft, model))
 
 
 def _places(plan: Plan) -> tuple[str, ...]:

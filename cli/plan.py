@@ -11,12 +11,14 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
+from edgespec.config import HEADS
 from edgespec.daemon.model_names import spoken
 from edgespec.daemon.planning import (
     ModelToPlan,
     Quants,
     chosen_context,
     devices_of,
+    head_places,
     measured_share,
     model_to_plan,
     speculative_speed,
@@ -58,6 +60,11 @@ def plan(
     ),
     quant: options.Quant = AUTO,
     head_quant: options.HeadQuant = AUTO,
+    head: str = typer.Option(
+        AUTO,
+        help="Where the output head is: coordinator, or last-stage. auto: where a token takes less "
+        "time by the formula.",
+    ),
     draft_quant: options.DraftQuant = AUTO,
     context: int = typer.Option(
         0,
@@ -76,7 +83,7 @@ def plan(
     asked = model_to_plan(model, Quants(quant, head_quant, draft_quant), draft)
     coordinator, others = devices_of(devices)
     problem = Problem(asked.model, coordinator, others, chosen_context(asked, context), requests)
-    made = make_plan(problem)
+    made = make_plan(problem, head_places(head, draft, model))
     with Notes().waiting("playing the plan in virtual time"):
         speed = speculative_speed(made)
     commands = list(commands_of(made, model, draft, draft_quant))
@@ -91,14 +98,18 @@ def plan(
 
 
 def _rows(made: Plan) -> Iterator[tuple[str, ...]]:
-    own = "head, draft" if made.problem.model.draft.layers else "head"
+    own = [] if made.problem.head_last else ["head"]
+    own += ["draft"] if made.problem.model.draft.layers else []
+    last = len(made.split)
     for node in made.nodes:
         need = node.need
+        has_head = made.problem.head_last and node.stage == last
+        layers = [f"{node.first}-{node.end - 1}", *["head"] * has_head]
         sizes = (need.weights, need.cache, need.overhead, need.total, node.device.memory)
         yield (
             "D0" if not node.stage else f"V{node.stage}",
             node.device.name,
-            f"{node.first}-{node.end - 1}" if node.stage else own,
+            ", ".join(layers if node.stage else own),
             *(f"{size / GIB:.2f}" for size in sizes),
             *(f"{_seconds(made, node, rows) * 1e3:.1f}" for rows in (1, SEGMENT_ROWS)),
         )
@@ -106,9 +117,11 @@ def _rows(made: Plan) -> Iterator[tuple[str, ...]]:
 
 def _seconds(made: Plan, node: PlannedNode, rows: int) -> float:
     """Seconds of a segment on a node, at half the context."""
-    if not node.stage:
-        return made.costs.coordinator.head_seconds(rows)
-    return made.costs.stages[node.stage - 1].block_seconds(rows, made.problem.context // 2)
+    last = made.problem.head_last
+    costs = made.costs.stages[node.stage - 1] if node.stage else made.costs.coordinator
+    has_head = node.stage == len(made.split) if last else not node.stage
+    head = costs.head_seconds(rows) if has_head else 0.0
+    return head + costs.block_seconds(rows, made.problem.context // 2)
 
 
 def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
@@ -129,6 +142,11 @@ def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
         )
     else:
         yield f"no layers on the coordinator's board ({made.why_idle})"
+    if made.elsewhere is not None:
+        here, there = "the coordinator", f"V{len(made.split)}"
+        where, other = (there, here) if made.problem.head_last else (here, "the last stage")
+        more = (made.elsewhere - made.seconds) * 1e3
+        yield f"output head on {where}; on {other}: {more:+.2f} ms a token, by the formula"
     yield from _one_board(made)
     yield (
         f"plain decoding: {1 / made.trip_seconds(SHORT_CONTEXT):.2f} tokens/s at "
@@ -194,6 +212,7 @@ def commands_of(made: Plan, model: str, draft: str, draft_quant: str) -> Iterato
         f"--quant {of.quantisation.name} --head-quant {of.head.name} "
         f"--layers {_joined(made.split)} "
         + (f"--with-stage {made.with_stage} " if made.with_stage else "")
+        + ("--head last-stage " if made.problem.head_last else "")
         + f"--context {made.problem.context} --dtype bfloat16"
     )
     yield f"{coordinator}: edgespec serve"
@@ -219,6 +238,7 @@ def plan_as_json(made: Plan, speed: float | None, commands: list[str]) -> dict[s
         "requests": problem.requests,
         "layers": list(made.split),
         "with_stage": made.with_stage,
+        "head": HEADS[made.problem.head_last],
         "nodes": [
             {
                 "stage": node.stage,

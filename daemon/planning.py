@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, structs
 
-from edgespec.config import FILE, Quantisation
+from edgespec.config import FILE, HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE, HEADS, Quantisation
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.model_names import known_name
 from edgespec.daemon.precision import (
@@ -102,6 +102,18 @@ def model_to_plan(model: str, quants: Quants, draft: str) -> ModelToPlan:
     return replace(asked, model=replace(asked.model, draft=costs, sources=_names(choice)))
 
 
+def head_places(head: str, draft: str, model: str) -> tuple[str, ...]:
+    """Where the output head may be, by what `--head` says. Raises ConfigError for a place that does
+    not exist, or that a draft source excludes."""
+    choice = chosen_draft(draft, model) if draft else DraftChoice()
+    if head == AUTO:
+        return HEADS[:1] if choice.needs_rows else HEADS
+    if head not in HEADS:
+        raise ConfigError(f"unknown head {head!r}; choose one of: {', '.join((AUTO, *HEADS))}")
+    choice.check_head(head)
+    return (head,)
+
+
 def _base(model: str, quants: Quants) -> ModelToPlan:
     known = MODELS.get(known_name(model))
     packed = known is not None and model == known.gguf
@@ -178,6 +190,7 @@ def speculative_speed(plan: Plan) -> float | None:
         sampling=Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0),
         split=plan.split,
         with_stage=plan.with_stage,
+        head=HEAD_ON_LAST_STAGE if plan.problem.head_last else HEAD_ON_COORDINATOR,
     )
     if not setup.is_scripted and len(plan.split) > layers:
         return None

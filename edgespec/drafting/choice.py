@@ -50,12 +50,17 @@ class DraftChoice:
     def folders(self) -> tuple[str, ...]:
         return tuple(member.folder for member in self.members if member.folder)
 
+    @property
+    def needs_rows(self) -> str:
+        """The first of them that guesses from hidden rows of the base; "" if none does."""
+        return next((one.name for one in self.members if one.name in NEED_ROWS), "")
+
     def check_head(self, head: str) -> None:
         """Raise ConfigError if the output head cannot be there (see config.HEADS) for them."""
-        needing = [member.name for member in self.members if member.name in NEED_ROWS]
+        needing = self.needs_rows
         if needing and head == HEAD_ON_LAST_STAGE:
             raise ConfigError(
-                f"the draft source {needing[0]} guesses from the base's hidden rows, which come "
+                f"the draft source {needing} guesses from the base's hidden rows, which come "
                 "back to the coordinator only if the output head is there: give --head "
                 "coordinator, or another --draft"
             )

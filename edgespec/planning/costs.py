@@ -260,7 +260,7 @@ def ring_costs(
     stages = []
     for stage, (profile, (first, end)) in enumerate(zip(profiles[1:], blocks, strict=True), 1):
         needed = (end - first) * model.layer_bytes + (model.embedding_bytes if stage == 1 else 0)
-        needed += model.head_bytes if head_last and stage == len(blocks) else 0
+        needed += model.head.bytes if head_last and stage == len(blocks) else 0
         if needed > profile.memory_bytes.value:
             raise CapacityError(
                 f"stage {stage} ({profile.name}) needs {needed / 1e9:.2f} GB for layers {first} to "

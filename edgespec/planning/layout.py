@@ -259,7 +259,7 @@ class _Search:
 
     def _ends(self, table: Floats, hops: Floats, limit: float) -> Floats:
         """Seconds [first, place] of all layers, with the last device at that place."""
-        ends = table[:, :, self._layers].copy()
+        ends: Floats = table[:, :, self._layers].copy()
         for index, device in enumerate(self._devices):
             if device.end is None:
                 continue

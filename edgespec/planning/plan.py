@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from edgespec.config import QUANTISATIONS
+from edgespec.config import HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE, QUANTISATIONS
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.planning.costs import RingCosts, ring_costs
 from edgespec.planning.layout import Layout, fastest
 from edgespec.planning.memory import Device, Need, gib
 from edgespec.planning.problem import Problem, head_seconds
 from edgespec.planning.refusal import refusal
+
+LEAST_GAIN = 1.01
+"""By so much must the last stage be the better place for the head: the formula is no finer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ class Plan:
     `with_stage`: the stage that is on the coordinator's own board, 0: none. `why_idle`: why that
     board has no layers, "" if it has. `seconds`: predicted for one token, at half the context, by
     the formula of docs/planning.md. `alone`: the same of each board that can hold the whole model,
-    with head and draft, by itself.
+    with head and draft, by itself. `elsewhere`: the seconds with the output head in the other
+    place, None if that was not asked for, or does not fit.
     """
 
     problem: Problem
@@ -47,6 +51,7 @@ class Plan:
     why_idle: str
     seconds: float
     alone: tuple[tuple[Device, float], ...]
+    elsewhere: float | None = None
 
     @property
     def split(self) -> tuple[int, ...]:
@@ -57,38 +62,52 @@ class Plan:
     def costs(self) -> RingCosts:
         profiles = [node.device.profile for node in self.nodes]
         costs = self.problem.model.costs
-        return ring_costs(profiles, costs, self.split, with_stage=self.with_stage)
+        last = self.problem.head_last
+        return ring_costs(profiles, costs, self.split, None, self.with_stage, last)
 
     def trip_seconds(self, seen: int) -> float:
         """One row round the ring and through the head: a token of plain decoding.
 
         `seen`: cached rows that it attends to.
         """
-        costs = self.costs
+        costs, last = self.costs, self.problem.head_last
+        nbytes = [costs.segment_bytes(1, ran, last) for ran in range(len(costs.links))]
+        if last:
+            nbytes[-1] = costs.verdict_bytes(1, len(costs.stages), 1)
         links = sum(
-            link.latency + link.seconds(costs.segment_bytes(1, number))
-            for number, link in enumerate(costs.links)
+            link.latency + link.seconds(size)
+            for link, size in zip(costs.links, nbytes, strict=True)
         )
         stages = sum(stage.block_seconds(1, seen) for stage in costs.stages)
-        return stages + links + head_seconds(costs.coordinator, 1, 1)
+        return stages + links + head_seconds(costs.stages[-1] if last else costs.coordinator, 1, 1)
 
 
-def plan(problem: Problem) -> Plan:
-    """The fastest ring for it (layout.py says which problem is solved, exactly).
+def plan(problem: Problem, heads: Sequence[str] = (HEAD_ON_COORDINATOR,)) -> Plan:
+    """The fastest ring for it (layout.py says which problem is solved, exactly), with the output
+    head in the best of the places `heads`; on the coordinator if the last stage is not clearly
+    better.
 
     Raises ConfigError if a device cannot run the quantisation, and CapacityError, with what is
     short where and with ways out, if the model does not fit.
     """
     _check_quantisation(problem)
-    if not problem.fits():
-        raise CapacityError(refusal(problem))
+    asked = [replace(problem, head_last=head == HEAD_ON_LAST_STAGE) for head in heads]
+    made = [_planned(one) for one in asked if one.fits()]
+    if not made:
+        raise CapacityError(refusal(asked[0]))
+    made.sort(key=lambda one: one.seconds * (LEAST_GAIN if one.problem.head_last else 1.0))
+    return replace(made[0], elsewhere=made[1].seconds if made[1:] else None)
+
+
+def _planned(problem: Problem) -> Plan:
+    """The fastest ring with the head where the problem has it."""
     layout = _layout(problem)
     assert layout is not None, "it fits"
     needs = problem.needs
     nodes = [PlannedNode(0, problem.coordinator, 0, 0, needs.coordinator())]
     for stage, (index, count) in enumerate(zip(layout.order, layout.split, strict=True), 1):
         first = nodes[-1].end
-        need = needs.stage(count, first=stage == 1)
+        need = needs.stage(count, first=stage == 1, last=stage == len(layout.order))
         nodes.append(PlannedNode(stage, problem.boards[index], first, first + count, need))
     own = len(problem.others)
     return Plan(
@@ -145,6 +164,6 @@ def _why_not(problem: Problem, layout: Layout, index: int) -> str:
 def _alone(problem: Problem) -> Iterator[tuple[Device, float]]:
     """Boards that could be the whole ring, and the seconds of a token that each then takes."""
     for device in (problem.coordinator, *problem.others):
-        single = replace(problem, coordinator=device, others=())
+        single = replace(problem, coordinator=device, others=(), head_last=False)
         if single.fits() and (layout := _layout(single)) is not None:
             yield device, _seconds(single, layout)

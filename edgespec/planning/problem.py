@@ -9,7 +9,7 @@ import numpy as np
 
 from edgespec.errors import ConfigError
 from edgespec.planning.costs import LOCAL_LINK, NodeCosts, RingCosts, link_between
-from edgespec.planning.layout import Candidate, LinkTimes, fits
+from edgespec.planning.layout import Candidate, End, LinkTimes, fits
 from edgespec.planning.memory import Device, Needs, PlannedModel
 
 MOST_DEVICES = 17
@@ -28,6 +28,8 @@ on D0's board (docs/planning.md)."""
 SEGMENT_ROWS = 16
 """Rows of the segment whose time on a node is its step."""
 
+_HEAD_ROWS = SEGMENT_ROWS, CHOSEN_ROWS
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -36,7 +38,7 @@ class Problem:
     The coordinator's board may carry layers too, in a process of its own: as the last stage, in
     the memory that D0 leaves. `boards` are those that may have a stage; the coordinator's is the
     last of them. `context`: tokens that each of `requests` open requests may have, prompt and
-    answer.
+    answer. `head_last`: the output head is on the last stage, and not on D0.
     """
 
     model: PlannedModel
@@ -44,6 +46,7 @@ class Problem:
     others: tuple[Device, ...]
     context: int = 4096
     requests: int = 1
+    head_last: bool = False
 
     def __post_init__(self) -> None:
         """Raises ConfigError for numbers of devices, tokens or requests that cannot be."""
@@ -58,7 +61,7 @@ class Problem:
 
     @cached_property
     def needs(self) -> Needs:
-        return Needs(self.model, self.context, self.requests)
+        return Needs(self.model, self.context, self.requests, self.head_last)
 
     @property
     def boards(self) -> tuple[Device, ...]:
@@ -81,15 +84,24 @@ class Problem:
             room = 0
         most_first = self.needs.most_layers(room, first=True)
         step, price = node.layer_seconds(SEGMENT_ROWS, seen), 0.0
+        alone = self.needs.most_layers(room, first=True, last=True)
         if index == len(self.others):
             most_first *= most_first == self.model.of.layers  # first and last only if it is alone
+            alone *= alone == self.model.of.layers
             price = SHARED_WEIGHT * step if self.model.draft.layers else 0.0
+        end = None
+        if self.head_last:
+            trip, head = (head_seconds(node, *rows) for rows in ((1, 1), _HEAD_ROWS))
+            most = self.needs.most_layers(room, first=False, last=True)
+            end = End(most, alone, trip, head, price / step * head)
+            most_first *= index < len(self.others)
         return Candidate(
             most_first,
             self.needs.most_layers(room, first=False),
             node.layer_seconds(1, seen),
             step,
             price=price,
+            end=end,
         )
 
     @property
@@ -100,9 +112,10 @@ class Problem:
     def fixed_seconds(self) -> float:
         """What D0 adds to the seconds of a token, whatever the layout is."""
         node = NodeCosts(self.coordinator.profile, self.model.costs, 0)
-        seconds = self.weights[1] * head_seconds(node, 1, 1)
+        seconds = 0.0 if self.head_last else self.weights[1] * head_seconds(node, 1, 1)
         if self.model.draft.layers:
-            seconds += COORDINATOR_WEIGHT * coordinator_step(node, self.context // 2)
+            step = coordinator_step(node, self.context // 2, self.head_last)
+            seconds += COORDINATOR_WEIGHT * step
         return seconds
 
     def runs(self) -> bool:
@@ -118,7 +131,8 @@ class Problem:
         )
 
     def links(self) -> LinkTimes:
-        """Between D0 and the boards; a segment from D0 holds tokens, no hidden rows.
+        """Between D0 and the boards; a segment from D0 holds tokens, no hidden rows, and neither
+        does one to D0 if the head is on the last stage.
 
         From the coordinator's board the ring goes home, and nowhere else.
         """
@@ -132,16 +146,23 @@ class Problem:
                 link = link_between(near.profile, far.profile)
                 if {i, j} == {0, len(self.boards)}:
                     link = LOCAL_LINK
-                trip[i, j] = link.latency + link.seconds(bytes_of.segment_bytes(1, ran[i]))
-                step[i, j] = link.seconds(bytes_of.segment_bytes(SEGMENT_ROWS, ran[i]))
+                one, wide = (
+                    bytes_of.verdict_bytes(rows, ran[i], chosen)
+                    if self.head_last and i and not j
+                    else bytes_of.segment_bytes(rows, ran[i], self.head_last)
+                    for rows, chosen in ((1, 1), _HEAD_ROWS)
+                )
+                trip[i, j] = link.latency + link.seconds(one)
+                step[i, j] = link.seconds(wide)
         trip[-1, 1:] = step[-1, 1:] = np.inf
         return LinkTimes(trip, step)
 
 
-def coordinator_step(node: NodeCosts, seen: int) -> float:
-    """D0's step at temperature 0: a segment's head and choice, a draft pass and its ranking."""
+def coordinator_step(node: NodeCosts, seen: int, head_last: bool = False) -> float:
+    """D0's step at temperature 0: a segment's head and choice, unless the last stage has them, a
+    draft pass and its ranking."""
     draft = node.draft_seconds(DRAFT_ROWS, seen) + node.rank_seconds(DRAFT_ROWS, "greedy")
-    return head_seconds(node, SEGMENT_ROWS, CHOSEN_ROWS) + draft
+    return draft if head_last else head_seconds(node, *_HEAD_ROWS) + draft
 
 
 def head_seconds(node: NodeCosts, rows: int, chosen: int) -> float:

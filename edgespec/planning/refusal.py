@@ -49,6 +49,8 @@ class Remedy:
 def refusal(problem: Problem) -> str:
     """Why a problem does not fit, and every remedy that was found."""
     short = "; ".join(map(str, shortages(problem)))
+    if not short:  # what is needed for layers is there
+        short = "no device that can be the last stage has room for the output head too"
     ways = ", or ".join(remedy.words for remedy in remedies(problem))
     of = problem.model
     return (
@@ -69,13 +71,25 @@ def shortages(problem: Problem) -> list[Shortage]:
 
 def remedies(problem: Problem) -> list[Remedy]:
     """Single changes that make everything fit, the mildest first; never none."""
-    ways = _shorter_context, _fewer_requests, _smaller_quantisation, _no_draft, _more_devices
+    ways = (
+        *(_head_here, _shorter_context, _fewer_requests, _smaller_quantisation),
+        *(_no_draft, _more_devices),
+    )
     found = [remedy for way in ways if (remedy := way(problem)) is not None]
     return found or [_more_memory(problem)]
 
 
+def _head_here(problem: Problem) -> Remedy | None:
+    changed = replace(problem, head_last=False)
+    if not problem.head_last or not changed.fits():
+        return None
+    return Remedy("leave the output head on the coordinator (--head coordinator)", changed)
+
+
 def _own_share(problem: Problem) -> str:
     draft = problem.model.draft.name
+    if problem.head_last:
+        return f"the draft {draft}" if draft else "its own process"
     return f"the output head and the draft {draft}" if draft else "the output head"
 
 

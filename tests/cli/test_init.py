@@ -139,7 +139,11 @@ def test_a_plan_gives_the_ring_and_the_places(
     names = devices_file(tmp_path / "boards.json", "desk", "nano a", "nano-b", "nano-c")
     done = here("--devices", names)
     assert done.code == 0, done.err
+    assert ClusterFolder.open(folder).settings.head == "last-stage"
+    done = here("--devices", names, "--head", "coordinator")
+    assert done.code == 0, done.err
     settings = ClusterFolder.open(folder).settings
+    assert settings.head == "coordinator"
     plan = json.loads((folder / "plan.json").read_text())
     assert settings.layers == ",".join(map(str, plan["layers"]))
     assert settings.stages == len(plan["layers"]) == len(settings.places)

@@ -11,6 +11,7 @@ import pytest
 from support.commands import Done, run_here
 from support.tiers import thorough
 
+from edgespec.config import HEADS
 from edgespec.daemon import planning
 from edgespec.daemon.bundled_models import bundled
 
@@ -132,9 +133,29 @@ def test_every_source_that_takes_room_is_planned(
     assert made["draft"] == charged
     assert f"--draft {draft}" in made["commands"][0]
     assert (made["speculative_tokens_per_second"] is None) == (not charged)
-    plain = json.loads(here("--model", folder, "--devices", f"4*{NANO}", "--json").out)
+    # Wherever the head is with this draft.
+    where = ("--head", made["head"], "--json")
+    plain = json.loads(here("--model", folder, "--devices", f"4*{NANO}", *where).out)
     more = made["nodes"][0]["weight_bytes"] - plain["nodes"][0]["weight_bytes"]
     assert (more > 0) == (charged not in ("", "ngram"))
+
+
+def test_the_output_head_is_where_it_pays(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.cli.plan.speculative_speed", lambda made: None)
+    asked = ("--model", "llama-3.1-8b", "--devices", f"5*{NANO}")
+    made = {head: json.loads(here(*asked, "--json", "--head", head).out) for head in HEADS}
+    chosen = json.loads(here(*asked, "--json").out)
+    assert chosen == made["last-stage"]
+    here_, there = (made[head]["formula_tokens_per_second"] for head in HEADS)
+    assert there > 1.1 * here_
+    assert made["coordinator"]["layers"] == [8, 8, 8, 8]
+    assert chosen["layers"][-1] < 8 == sum(chosen["layers"]) / 4
+    assert "--head last-stage" in chosen["commands"][0]
+    assert "--head last-stage" not in made["coordinator"]["commands"][0]
+    text = here(*asked).out
+    assert ", head " in text
+    assert "output head on V4; on the coordinator: +" in text
+    here(*asked, "--head", "V4").assert_refused("unknown head 'V4'; choose one of: auto, ")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +212,7 @@ def test_a_known_model_is_planned_by_its_name(here: Here, monkeypatch: pytest.Mo
 
 
 def test_what_does_not_fit_is_refused_in_numbers(here: Here, folder: str) -> None:
-    here("--model", folder, "--devices", f"2*{NANO}").assert_refused(
+    here("--model", folder, "--devices", f"2*{NANO}", "--head", "coordinator").assert_refused(
         f"stage 2 ({NANO}#1) needs 6.59 GiB for 19 layer(s) beside the output head, has 6.50 GiB; "
         "drop --context to 3840",
         code=1,

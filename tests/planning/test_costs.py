@@ -346,11 +346,10 @@ def test_a_verdict_is_charged_what_is_sent(rows: int, likeliest: int) -> None:
 
 
 def test_the_last_stage_needs_room_for_the_head_that_it_holds() -> None:
-    nbytes = 20 * MODEL.layer_bytes + MODEL.head_bytes
+    nbytes = 20 * MODEL.layer_bytes + MODEL.head.bytes
     exact = structs.replace(NANO, memory_bytes=Figure(nbytes, "made up"))
-    assert ring_costs([NANO, exact, exact], MODEL)
-    ring_costs([NANO, exact, exact], MODEL, head_last=True)
+    ring_costs([NANO, NANO, exact], MODEL, head_last=True)
     tight = structs.replace(NANO, memory_bytes=Figure(nbytes - 1, "made up"))
-    ring_costs([NANO, exact, tight], MODEL)
+    ring_costs([NANO, NANO, tight], MODEL)
     with pytest.raises(CapacityError, match="stage 2"):
-        ring_costs([NANO, exact, tight], MODEL, head_last=True)
+        ring_costs([NANO, NANO, tight], MODEL, head_last=True)

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from edgespec.config import FILE, QUANTISATIONS
+from edgespec.config import FILE, HEAD_ON_LAST_STAGE, HEADS, QUANTISATIONS
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.planning.architecture import Architecture
 from edgespec.planning.cost_model import ARCHITECTURES, COST_MODELS, NO_DRAFT, draft_costs_of
 from edgespec.planning.costs import NodeCosts
 from edgespec.planning.memory import GIB, Device, PlannedModel
-from edgespec.planning.plan import Plan, plan
+from edgespec.planning.plan import LEAST_GAIN, Plan, plan
 from edgespec.planning.problem import (
     CHOSEN_ROWS,
     COORDINATOR_WEIGHT,
@@ -97,6 +97,44 @@ def test_without_a_draft_a_token_is_a_trip() -> None:
     # Then nothing is gained by more stages than hold the layers: each costs a link. The one on the
     # coordinator's board costs least.
     assert len(made.split) == made.with_stage == 2
+
+
+def test_the_head_on_the_last_stage_is_part_of_its_step() -> None:
+    made = plan(problem(4, context=512), (HEAD_ON_LAST_STAGE,))
+    costs = made.costs
+    last = costs.stages[-1]
+    head = last.head_seconds(SEGMENT_ROWS) + last.choose_seconds(CHOSEN_ROWS, "greedy")
+    steps = [stage.block_seconds(SEGMENT_ROWS, 256) for stage in costs.stages]
+    steps[-1] += head
+    d0 = coordinator_step(costs.coordinator, 256, head_last=True)
+    assert d0 == pytest.approx(coordinator_step(costs.coordinator, 256) - head)
+    expected = STEP_WEIGHT * max(steps) + TRIP_WEIGHT * made.trip_seconds(256)
+    assert made.seconds == pytest.approx(expected + COORDINATOR_WEIGHT * d0)
+    here = plan(problem(4, context=512))
+    assert made.nodes[0].need.weights == here.nodes[0].need.weights - MODEL.costs.head.bytes
+    for node in made.nodes:
+        assert node.need.total <= node.device.memory
+    both = plan(problem(4, context=512), HEADS)
+    assert both.problem.head_last == (made.seconds * LEAST_GAIN < here.seconds)
+    assert both.elsewhere == here.seconds
+
+
+def test_a_head_that_fits_on_no_stage_is_refused_or_stays_where_it_is() -> None:
+    """The coordinator has room for head and draft alone, the stages for 20 layers each."""
+
+    def with_context(context: int) -> Problem:
+        one = problem(2, context=context)
+        need = Figure(one.needs.coordinator().total, "just enough")
+        d0 = Device("d0", structs.replace(NANO, memory_bytes=need))
+        return replace(one, coordinator=d0)
+
+    tight = with_context(max(c for c in range(2000, 9000, 10) if with_context(c).fits()))
+    assert not replace(tight, head_last=True).fits()
+    with pytest.raises(CapacityError, match="--head coordinator"):
+        plan(tight, (HEAD_ON_LAST_STAGE,))
+    made = plan(tight, HEADS)
+    assert not made.problem.head_last
+    assert made.elsewhere is None
 
 
 # --- layers on the coordinator's board ----------------------------------------------------------
