@@ -93,7 +93,8 @@ class Problem:
         if self.head_last:
             trip, head = (head_seconds(node, *rows) for rows in ((1, 1), _HEAD_ROWS))
             most = self.needs.most_layers(room, first=False, last=True)
-            end = End(most, alone, trip, head, price / step * head)
+            # On the coordinator's board the head takes as much of D0's time as on D0.
+            end = End(most, alone, trip, head, COORDINATOR_WEIGHT * head if price else 0.0)
             most_first *= index < len(self.others)
         return Candidate(
             most_first,
