@@ -23,8 +23,8 @@ class DraftJob:
     """A draft at work, or the last one that grew a tree.
 
     `root`: below which node it grows. `context_length`: committed tokens when it was asked for, at
-    `started`. `reads`: committed rows that it reads besides. `shares`: the head was, or is, at work
-    meanwhile, so that its time does not tell what drafting takes.
+    `started`. `reads`: committed rows that it reads besides. `head_seconds`: how long the head,
+    which goes first, was at work meanwhile: no part of what drafting takes.
     """
 
     job: int
@@ -33,7 +33,7 @@ class DraftJob:
     context_length: int
     started: float = 0.0
     reads: int = 0
-    shares: bool = False
+    head_seconds: float = 0.0
 
 
 def ask(request: Request, plan: Plan, now: float) -> Draft:
@@ -53,8 +53,7 @@ def ask(request: Request, plan: Plan, now: float) -> Draft:
     elif request.hidden is None:
         reads = len(context) - request.prefix.reused_rows
     root = request.tree.root if request.tree else -1
-    shares = request.head_job is not None
-    job = DraftJob(request.next_job(), plan, root, len(context), now, reads, shares)
+    job = DraftJob(request.next_job(), plan, root, len(context), now, reads)
     request.draft = job
     return Draft(job.job, request.number, plan, context, paths, features)
 
@@ -77,6 +76,7 @@ def merge(request: Request, guesses: DraftedTree | Children, now: float) -> None
     """The draft at work has ended: merge its guesses, and learn what it took."""
     draft, request.draft = request.draft, None
     assert draft is not None
+    request.head_since = now  # a head that is to run waited for the end of this
     plan, tree, last = draft.plan, request.tree, request.last_position
     if isinstance(plan, Expand):
         assert isinstance(guesses, Children)
@@ -109,5 +109,14 @@ def _features(request: Request) -> Features:
 
 def _learn(request: Request, draft: DraftJob, expanded: int, now: float) -> None:
     rows = draft.reads + expanded
-    if rows and not draft.shares:
-        request.estimates.draft.record(rows, now - draft.started)
+    if rows:
+        request.estimates.draft.record(rows, max(now - draft.started - draft.head_seconds, 0.0))
+
+
+def head_ended(request: Request, now: float) -> None:
+    """The head's work is done: learn what it took, and how long it kept a draft waiting."""
+    assert request.head_job is not None
+    request.estimates.head.record(len(request.head_job.rows), now - request.head_since)
+    if request.draft is not None:
+        request.draft.head_seconds += now - max(request.head_since, request.draft.started)
+    request.head_job = None

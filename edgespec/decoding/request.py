@@ -102,6 +102,7 @@ class Request:
         self.results: deque[Landed] = deque()
         self.rows_before = 0  # rows of the segment sent last, if no miss has made it worthless
         self.head_job: RunHead | None = None
+        self.head_since = 0.0  # when that was asked for
         self.draft: DraftJob | None = None
         self.grown: DraftJob | None = None
         self.exhausted = False
@@ -150,14 +151,14 @@ class Request:
         if self.hidden is not None and any(i in self.tree for i in ids):
             self.hidden.arrived(segment, np.flatnonzero([i in self.tree for i in ids]))
         rows = self.tree.unverified(ids)
-        return [self._sample(segment, rows)] if len(rows) else self._walk(now)
+        return [self._sample(segment, rows, now)] if len(rows) else self._walk(now)
 
     def _take_tokens(self, done: HeadDone, now: float) -> list[Effect]:
         """The target tokens after the rows of a path are known: walk the tree along them."""
         if self.head_job is None or self.head_job.job != done.job:
             raise LocalProtocolError(f"head job {done.job} ended but was not running")
         ids = self.head_job.rows.ids[done.choice.rows].tolist()
-        self.head_job = None
+        drafts.head_ended(self, now)
         return self._verify(ids, done.choice, done.top_logprobs, now)
 
     def _take_verdict(self, part: Part, now: float) -> list[Effect]:
@@ -249,16 +250,15 @@ class Request:
 
     # --- what a step leaves -------------------------------------------------------------------
 
-    def _sample(self, segment: Segment, rows: Rows) -> RunHead:
+    def _sample(self, segment: Segment, rows: Rows, now: float) -> RunHead:
         """Have the tokens after these rows of a result sampled, along the path that they lead down
         from the first."""
         assert segment.hidden is not None
-        if self.draft is not None:
-            self.draft.shares = True
         wanted, job = set(rows.ids.tolist()), self.next_job()
         index = [n for n, i in enumerate(segment.parts[0].ids.tolist()) if i in wanted]
         hidden = segment.hidden.take(np.array(index))
         self.head_job = RunHead(job, self.number, hidden, rows, self.sampling, self.top)
+        self.head_since = now
         return self.head_job
 
     def _learn(self, step: Advance, tree: DraftTree) -> None:
@@ -353,7 +353,8 @@ class Request:
         if self.tree is not None and self.tree.root in part.ids:
             if segment.hidden is None:
                 return effects + self._take_verdict(part, now)
-            effects.insert(0, self._sample(segment, self.tree.unverified([self.tree.root])))
+            rows = self.tree.unverified([self.tree.root])
+            effects.insert(0, self._sample(segment, rows, now))
         if self.hidden is not None and self.draft is None:
             # What the draft reads now it need not read before its first guess.
             effects.append(self.read_ahead(now))

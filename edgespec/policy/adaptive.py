@@ -75,12 +75,13 @@ class Adaptive(Policy):
     def _rows(self, view: RequestView) -> tuple[int, ...]:
         """The best unsent rows, as long as each one's gain covers its cost.
 
-        Gain: a row that is right comes home one step of the pipeline earlier than if it waited for
-        the next segment. Cost: the time that it adds to a step, for all that follow. While the
-        segment is no longer than the one ahead of it, it waits for that one at every stage anyway;
-        beyond, a row adds its time to this segment's own way at each stage that it reaches.
+        Gain: a row that is right comes home earlier than if it waited for the next segment, by one
+        step of the pipeline or by D0's work for a segment if that takes longer. Cost: the time that
+        it adds to a step, for all that follow. While the segment is no longer than the one ahead of
+        it, it waits for that one at every stage anyway; beyond, a row adds its time to this
+        segment's own way at each stage that it reaches.
         """
-        tree, step = view.tree, view.estimates.step
+        tree, step, own = view.tree, view.estimates.step, view.estimates.own
         rows = tree.unsent(self.most_rows)
         taken, total = 0, 0.0
         for node_id in rows:
@@ -88,7 +89,7 @@ class Adaptive(Policy):
             longer = step.seconds(taken + 1)
             added = longer - step.seconds(taken) if taken else 0.0
             times = view.estimates.reach if taken >= view.ahead else 1.0
-            if share * longer < added * times:
+            if share * max(longer, own) < added * times:
                 break
             taken += 1
             total += share
@@ -97,12 +98,14 @@ class Adaptive(Policy):
     def _frontier(self, view: RequestView) -> tuple[int, ...]:
         """The best nodes to expand, as long as each one's gain covers the time that it adds.
 
-        Gain as above: the children of a node that is right can leave one step earlier.
+        Gain as above: the children of a node that is right can leave in the next segment. They are
+        not guessed before the next pass ends if not in this one.
         """
-        tree, draft, step = view.tree, view.estimates.draft, view.estimates.step
+        tree, draft = view.tree, view.estimates.draft
         ids = tree.frontier(self.most_rows, view.depth_left)
         if not draft.known:
             return ids[:1]  # to find out
+        pace = max(view.estimates.step.seconds(1), view.estimates.own)
         taken = 0
         for node_id in ids:
             share = math.exp(tree.score(node_id))
@@ -110,7 +113,7 @@ class Adaptive(Policy):
                 worth = share >= LEAST_SHARE
             else:
                 added = draft.seconds(taken + 1) - draft.seconds(taken)
-                worth = share * step.seconds(1) >= added
+                worth = share * pace >= added
             if not worth:
                 break
             taken += 1

@@ -232,7 +232,8 @@ class RingEstimates:
 
     `step`: seconds of the slowest stage by rows of a segment. `reach`: seconds of a segment on all
     stages that computed it, in times of its longest; below `step.spread`, as segments lose rows on
-    their way, or all of them. `draft`: seconds of one forward pass of the draft source by rows.
+    their way, or all of them. `draft`: seconds of one forward pass of the draft source by rows;
+    `head`: of the output head by the rows of a result; nothing where the last stage has it.
     `ranks`: how often the model's token had which rank among the guesses of its level (None: it was
     not there). `calibrations`: one for each way of sampling, as scores are ranked differently for
     each; of MOST_CALIBRATIONS ways, those that were used last.
@@ -240,6 +241,7 @@ class RingEstimates:
 
     step: StepTimes = field(default_factory=StepTimes)
     draft: RowTimes = field(default_factory=RowTimes)
+    head: RowTimes = field(default_factory=RowTimes)
     reach: float = 0.0
     ranks: Counter[int | None] = field(default_factory=Counter)
     calibrations: dict[object, Calibration] = field(default_factory=dict)
@@ -264,6 +266,12 @@ class RingEstimates:
         if not self.step.sloped:
             return most
         return min(sizes, key=lambda c: (stages - 1 - rows // -c) * self.step.seconds(c))
+
+    @property
+    def own(self) -> float:
+        """Seconds that D0 works for one segment: a pass of the draft, and the head; of what is
+        known."""
+        return sum(work.seconds(1) for work in (self.draft, self.head) if work.known)
 
     @property
     def levels(self) -> int:

@@ -150,7 +150,7 @@ def test_the_rows_of_a_prompt_are_read_as_its_chunks_come() -> None:
     wire.expanded((0, 11, -0.1))
     wire.back(wire.segments[len(chunks)])
     wire.head(11)
-    wire.now += 0.5
+    wire.now += 0.05
     wire.expanded((0, 12, -0.1))
     assert asked(wire).features.rows == 1
     wire.now += 0.25
@@ -206,21 +206,37 @@ def test_drafting_is_timed() -> None:
     assert known.seconds(2) == pytest.approx(0.5)
 
 
-def test_a_draft_that_shared_its_time_with_the_head_tells_no_time() -> None:
-    """Both take turns on the coordinator's device."""
+def test_the_time_of_a_head_that_interrupts_a_draft_is_no_part_of_the_drafts() -> None:
+    """The head goes first on the coordinator's device."""
     wire = rooted()
+    known = wire.request.estimates
     wire.now += 0.25
     wire.expanded((0, 11, -0.1))
+    wire.now += 0.1
     wire.back(wire.segments[0])  # the head begins while 11 is expanded
     wire.now += 100.0
+    wire.head(11)  # and ends so, too
+    wire.now += 0.15
     wire.expanded((0, 12, -0.1))
-    wire.now += 100.0
-    wire.head(11)  # and ends while 12 is
-    wire.expanded((0, 13, -0.1))
-    assert wire.request.estimates.draft.seconds(1) == pytest.approx(0.25)
+    assert known.draft.seconds(1) == pytest.approx(0.25)
+    assert known.head.seconds(1) == pytest.approx((0.0 + 100.0) / 2), "the first took no time"
+
+
+def test_a_head_that_waits_for_a_drafts_last_layer_is_not_at_work_yet() -> None:
+    wire = rooted()
+    known = wire.request.estimates
     wire.now += 0.25
-    wire.expanded((0, 14, -0.1))
-    assert wire.request.estimates.draft.seconds(1) == pytest.approx(0.25)
+    wire.expanded((0, 11, -0.1))
+    wire.now += 0.2
+    wire.back(wire.segments[0])
+    wire.now += 0.05
+    wire.expanded((0, 12, -0.1))  # the next draft waits for the head, which begins now
+    wire.now += 10.0
+    wire.head(11)
+    wire.now += 0.25
+    wire.expanded((0, 13, -0.1))
+    assert known.draft.seconds(1) == pytest.approx(0.25)
+    assert known.head.seconds(1) == pytest.approx((0.0 + 10.0) / 2)
 
 
 # --- how they count -------------------------------------------------------------------------------

@@ -79,6 +79,17 @@ def test_rows_leave_as_long_as_their_gain_covers_their_cost(
     assert decided == [tree.unsent(rows)]
 
 
+@pytest.mark.parametrize(("draft", "head", "rows"), [(0.5, 0.5, 1), (0.5, 1.0, 2), (2.0, 0.4, 4)])
+def test_where_d0_is_slower_than_a_step_rows_leave_rather_than_wait_for_its_next_segment(
+    draft: float, head: float, rows: int
+) -> None:
+    """A draft pass and a head of 1.5, 2.4 s: .3 * 1.5 >= .1 * 4 > .2 * 1.5, .2 * 2.4 >= .1 * 4."""
+    tree = fan((0.5, 0.3, 0.2, 0.17, 0.06))
+    estimates = learnt({1: 1.0, 101: 11.0}, {1: draft, 2: draft}, spread=4.0, head=head)
+    decided = sent(Adaptive().decide(view(tree, estimates=estimates)))
+    assert decided == [tree.unsent(rows)]
+
+
 def test_rows_leave_in_descending_share() -> None:
     tree = fan((0.4, 0.6))
     below = grown(tree, [1, 2], [[0.9], [0.5]])
@@ -111,6 +122,15 @@ def test_expansions_take_the_best_nodes_as_long_as_they_pay() -> None:
     assert asked == [Expand((1, 2, 3), 10, 30)], "0.5, 0.3, 0.2 s gained, 0.19 s spent"
     none = fan((LEAST_SHARE / 2,))
     assert Adaptive().decide(view(none, estimates=dear)) == []
+
+
+@pytest.mark.parametrize(("head", "nodes"), [(0.0, 3), (0.4, 3), (1.1, 4), (3.0, 5)])
+def test_expansions_take_more_nodes_where_the_next_pass_comes_late(head: float, nodes: int) -> None:
+    """A row more takes the draft 0.19 s; a pass and a head take 0.5 s + `head`, a step 1 s."""
+    estimates = learnt({1: 1.0, 64: 1.0}, {1: 0.5, 101: 19.5}, head=head)
+    decided = Adaptive().decide(view(fan(), estimates=estimates))
+    (asked,) = (d for d in decided if isinstance(d, Expand))
+    assert len(asked.ids) == nodes
 
 
 def test_expansions_end_with_the_answer() -> None:

@@ -277,7 +277,8 @@ def test_times_and_spread_are_those_charged_after_a_hundred_segments(
 
 
 def test_what_is_learnt_of_drafts_is_their_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No head that interrupted one, and no wait behind one, makes drafts look dear."""
+    """No head that interrupted one, and no wait behind one, makes drafts look dear. How long a head
+    waited for the end of a layer counts as the head's."""
     costs, draft = ring_named(next(iter(RINGS))), Oracle(random.Random("draft"), 0.7)
     ask = submit(prompt="h" * 20, limit=80, policy="adaptive")
     draft.tell(plain_answer(ToyCodec(), ask, 4, 2000).whole)
@@ -294,7 +295,8 @@ def test_what_is_learnt_of_drafts_is_their_own_time(monkeypatch: pytest.MonkeyPa
         own[span.job] = own.get(span.job, 0.0) + span.end - span.start
     assert len(stretches) - len(own) >= 10, "drafts are interrupted"
     assert len(learnt) >= 10
-    assert all(min(abs(one - seconds) for one in own.values()) < 1e-9 for seconds in learnt)
+    each = set(own.values())
+    assert all(any(0.95 * one < seconds < one + 1e-9 for one in each) for seconds in learnt)
 
 
 def test_a_ring_whose_time_stands_still_is_known_too() -> None:

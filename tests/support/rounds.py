@@ -27,6 +27,7 @@ def learnt(
     draft: dict[int, float] | None = None,
     spread: float = 1.0,
     ranks: dict[int | None, int] | None = None,
+    head: float = 0.0,
 ) -> RingEstimates:
     """What was learnt: seconds by rows, and how often the model's token had which rank."""
     estimates = RingEstimates()
@@ -35,6 +36,8 @@ def learnt(
         estimates.segment([(rows, each) for each in stages], len(stages))
     for rows, seconds in (draft or {8: 0.5}).items():
         estimates.draft.record(rows, seconds)
+    if head:
+        estimates.head.record(1, head)
     estimates.ranks.update(ranks or {})
     return estimates
 
