@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray, Rows
+from edgespec.types.stop import Stop
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
@@ -25,12 +25,13 @@ class BlockBackend(Protocol):
     def fork(self, request: int, fork_of: int) -> None:
         """Begin `request` with the cache of `fork_of`, which has none afterwards."""
 
-    def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
-        """Run the block over the job's rows and append their keys and values to the caches.
+    def run(self, job: RunBlock, stop: Stop) -> Tensor | None:
+        """Run the block over the rows of all parts and append their keys and values to the caches.
 
         Returns hidden rows, a Tensor [R, H] in the model's dtype (after the final norm on the
         last stage), or None if `stop()` turned true between two layers: the rows' slots then
-        hold garbage that a later `gather` drops.
+        hold garbage that a later `gather` drops. So do those of a part whose `stop(request)` turned
+        true, which is left out from there on; its rows [R, H] are then zeros.
         """
 
     def take_aux_hidden(self) -> Tensor | None:

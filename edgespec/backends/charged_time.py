@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
-_SAME_S = 1e-9
+SAME_S = 1e-9
 """Times this close are one time: clocks count in binary fractions."""
 
 
@@ -17,7 +17,8 @@ class ChargedTime:
     head that is asked for while a draft runs starts at the draft's next boundary: before its first
     part, or between two. Heads that wait by then run one after the other; with the end of the last
     one the draft goes on, and takes what it had left. In its last part it ends first. No head is
-    interrupted. A block that is aborted ends at such a boundary.
+    interrupted. A block that is aborted ends at such a boundary, and one that goes on without some
+    requests' rows takes less from there on.
 
     A stage that is on D0's device shares its time by the same rule (see compute.lane_of): a block
     waits for heads, and drafts wait for blocks, each from its next boundary on.
@@ -35,8 +36,14 @@ class ChargedTime:
         unit = self._seconds / total if total else 0.0
         ends = [unit * end for end in accumulate(parts, initial=0.0)]
         done = self._done + max(at - self._since, 0.0)
-        part = bisect_left(ends, done - _SAME_S)
+        part = bisect_left(ends, done - SAME_S)
         return self._since + ends[part] - self._done if part < len(parts) else None
+
+    def change(self, boundary: float, seconds: float) -> None:
+        """From one of the boundaries on, the parts take what they do if all take `seconds`."""
+        done = (self._done + boundary - self._since) / self._seconds if self._seconds else 1.0
+        self._seconds, self._since, self._done = seconds, boundary, done * seconds
+        self.end = boundary + seconds - self._done
 
     def pause(self, boundary: float) -> None:
         """Heads run from one of the boundaries on."""

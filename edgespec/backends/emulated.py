@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-from edgespec.backends.charged_time import ChargedTime
+from edgespec.backends.charged_time import SAME_S, ChargedTime
 from edgespec.backends.compute import INTERRUPTIBLE
 from edgespec.backends.timed import EffectDurations
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import Event
+from edgespec.types.stop import Stop
 
-Perform = Callable[[Effect, Callable[[], bool]], Event | None]
+Perform = Callable[[Effect, Stop], Event | None]
 
 HEADROOM = 1.5
 """A block is begun this many times its usual time before its charged time ends: other processes of
@@ -61,7 +61,7 @@ class Emulated:
         self.began = self.free_at = clock()
         self.late = 0.0
 
-    def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
+    def perform(self, effect: Effect, stop: Stop) -> Event | None:
         """Carry out one effect; returns when its charged time is over, or a block was stopped."""
         start = max(self._asked.asked_at, self.free_at)
         if isinstance(effect, RunBlock):
@@ -79,7 +79,7 @@ class Emulated:
     def _draft(self, effect: Effect, start: float) -> tuple[Event | None, float]:
         """Run a draft at once, give event and end; heads that are asked for in its charged time
         run at its boundaries, by when they were asked for, however late that is noticed."""
-        event = self._perform(effect, lambda: False)
+        event = self._perform(effect, lambda request=None: False)
         charged = ChargedTime(start, self._durations.seconds(effect, event))
         parts = self._durations.parts(effect)
         while (asked := self._asked.head_asked(charged.end - self._clock())) is not None:
@@ -92,41 +92,70 @@ class Emulated:
             charged.go_on(self.free_at)
         return event, charged.end
 
-    def _block(
-        self, effect: RunBlock, stop: Callable[[], bool], start: float
-    ) -> tuple[Event | None, float]:
+    def _block(self, effect: RunBlock, stop: Stop, start: float) -> tuple[Event | None, float]:
         """Wait, run the block just in time for its charged end, give event and end.
 
-        A block that is no longer wanted ends after the layer that it is in, as real ones do.
+        A block that is no longer wanted ends after the layer that it is in, as real ones do, and
+        goes on without a part of which no row is.
         """
-        charged, parts = self._durations.seconds(effect, None), self._durations.parts(effect)
-        layers = len(parts)
-        end, layer = start + charged, charged / layers
+        block = _Block(effect, self._durations, start)
         size = len(effect.rows).bit_length()
-        begin = max(end - HEADROOM * self._usual.get(size, charged), start)
-        for boundary in (start + n * layer for n in range(layers)):
-            if boundary > begin:
-                break
+        usual = self._usual.get(size, block.end - start)
+        boundary: float | None = start
+        while boundary is not None and boundary <= max(block.end - HEADROOM * usual, start):
             self._wait_until(boundary)
-            if stop():
-                return self._perform(effect, lambda: True), boundary
-        self._wait_until(begin)
+            if block.ends(stop, boundary):
+                return self._perform(effect, lambda request=None: True), boundary
+            boundary = block.following(boundary)
+        self._wait_until(max(block.end - HEADROOM * usual, start))
         started = self._clock()
-        stopped_at: list[float] = []
-
-        def asks() -> bool:
-            if not stopped_at and stop():
-                stopped_at.append(self._clock())
-            return bool(stopped_at)
-
-        event = self._perform(effect, asks)
-        if stopped_at:
-            ran = math.ceil((stopped_at[0] - start) / layer) if layer else 0
-            return event, min(start + ran * layer, end)
-        took = self._clock() - started
-        self._usual[size] = max(took, 0.9 * self._usual.get(size, took))
-        return event, end
+        event = self._perform(
+            effect, lambda request=None: block.unwanted(stop, request, self._clock())
+        )
+        if not block.gone:
+            took = self._clock() - started
+            self._usual[size] = max(took, 0.9 * self._usual.get(size, took))
+        return event, block.end
 
     def _wait_until(self, at: float) -> None:
         if (left := at - self._clock()) > 0:
             self._sleep(left)
+
+
+class _Block:
+    """A block's charged time. `gone`: the requests whose rows were no longer wanted; None: all."""
+
+    def __init__(self, effect: RunBlock, durations: EffectDurations, start: float) -> None:
+        self._effect, self._durations = effect, durations
+        self._charged = ChargedTime(start, durations.seconds(effect, None))
+        self._layers = durations.parts(effect)
+        self.gone: set[int | None] = set()
+
+    @property
+    def end(self) -> float:
+        return self._charged.end
+
+    def following(self, boundary: float) -> float | None:
+        """The next boundary after this one."""
+        return self._charged.boundary(boundary + 2 * SAME_S, self._layers)
+
+    def ends(self, stop: Stop, boundary: float) -> bool:
+        """Whether nothing is wanted at that boundary; parts that are not are left out."""
+        if self.unwanted(stop, None, boundary):
+            return True
+        if len(self._effect.parts) > 1:
+            for part in self._effect.parts:
+                self.unwanted(stop, part.request, boundary)
+        return False
+
+    def unwanted(self, stop: Stop, request: int | None, now: float) -> bool:
+        """What `stop` says; once it is true, less is charged from the next boundary on."""
+        if request not in self.gone and stop(request):
+            self.gone.add(request)
+            boundary = self._charged.boundary(now, self._layers)
+            if boundary is not None:
+                left = self._effect.without(self.gone)
+                wanted = None not in self.gone and bool(left.parts)
+                seconds = self._durations.seconds(left, None) if wanted else 0.0
+                self._charged.change(boundary, seconds)
+        return request in self.gone

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.machines.effects import RunBlock
+from edgespec.machines.effects import BlockPart, RunBlock
 from edgespec.model.aux_hidden import packed
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
+from edgespec.model.joint import CachedPart
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import IntArray, Rows
+from edgespec.types.stop import Stop
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Logits, Sampling, choose_along
 from edgespec.verify.top_logprobs import TopLogprobs, top_logprobs
@@ -36,36 +36,34 @@ class TorchBlock:
         self._caches[request] = self._cache(fork_of)
         del self._caches[fork_of]
 
-    def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
+    def run(self, job: RunBlock, stop: Stop) -> Tensor | None:
         """Raises RemoteProtocolError, changing nothing, for tokens or hidden rows that this block
         cannot take; LocalProtocolError for a job that does not fit the cache."""
-        if len(job.parts) != 1:
-            raise RemoteProtocolError(f"job {job.job} has rows of {len(job.parts)} requests, not 1")
-        part = job.parts[0]
-        cache, rows = self._cache(part.request), len(part.rows)
-        if part.slots != cache.length + rows or rows != len(part.sees):
-            raise LocalProtocolError(
-                f"job {job.job} expects {part.slots - rows} rows in the cache of "
-                f"request {part.request}, which holds {cache.length}"
-            )
-        if not rows:
+        rows = job.rows
+        parts = [self._cached(job.job, part) for part in job.parts if len(part.rows)]
+        if not parts:
             return from_torch(torch.empty((0, self._block.hidden_size), dtype=self._block.dtype))
-        inputs = self._inputs(job, part.rows)
+        inputs = self._inputs(job, rows)
         self._taps = []
 
         def enters(layer: int, entering: torch.Tensor) -> None:
             if layer in job.aux_layers:
                 self._taps.append(entering)
 
-        hidden = self._block.forward(
-            inputs,
-            torch.from_numpy(part.rows.positions).to(self._block.device),
-            cache,
-            tree_mask(part.committed, part.sees, self._block.device),
-            stop,
-            enters if job.aux_layers else None,
-        )
+        positions = torch.from_numpy(rows.positions).to(self._block.device)
+        tapped = enters if job.aux_layers else None
+        hidden = self._block.forward_joint(inputs, positions, parts, stop, tapped)
         return None if hidden is None else from_torch(hidden)
+
+    def _cached(self, job: int, part: BlockPart) -> CachedPart:
+        cache, rows = self._cache(part.request), len(part.rows)
+        if part.slots != cache.length + rows or rows != len(part.sees):
+            raise LocalProtocolError(
+                f"job {job} expects {part.slots - rows} rows in the cache of "
+                f"request {part.request}, which holds {cache.length}"
+            )
+        mask = tree_mask(part.committed, part.sees, self._block.device)
+        return CachedPart(part.request, cache, mask)
 
     def take_aux_hidden(self) -> Tensor | None:
         aux_hidden, self._taps = self._taps, []

@@ -53,9 +53,11 @@ class CloseCache(Effect):
 
 @dataclass(frozen=True, slots=True)
 class AbortBlock(Effect):
-    """Stop this running job between two layers: none of its rows is wanted."""
+    """Stop this running job between two layers: none of its rows is wanted; with a `request`: go on
+    without its rows, as others are wanted."""
 
     job: int
+    request: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

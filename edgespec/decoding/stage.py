@@ -348,14 +348,19 @@ class StageMachine:
         return gather + self._abort_unwanted(request)
 
     def _abort_unwanted(self, request: int) -> list[Effect]:
-        """Stop the running block, if it computes rows of that request and none of it is wanted."""
+        """Stop the running block, if it computes rows of that request and none of them is wanted;
+        with the rows of others that are wanted it goes on."""
         running = self._running
         if running is None or running.head is not None:
             return []
-        pairs = list(zip(running.segment.parts, running.rows, strict=True))
-        concerned = any(part.request == request and len(rows) for part, rows in pairs)
-        wanted = any(len(self._staying(part, rows.ids)) for part, rows in pairs)
-        return [AbortBlock(running.job)] if concerned and not wanted else []
+        computed = {
+            part.request: len(self._staying(part, rows.ids))
+            for part, rows in zip(running.segment.parts, running.rows, strict=True)
+            if len(rows)
+        }
+        if computed.get(request, 1):
+            return []
+        return [AbortBlock(running.job, request if any(computed.values()) else None)]
 
     def _end(self, request: int) -> list[Effect]:
         if request not in self._ended:

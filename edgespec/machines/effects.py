@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from edgespec.machines.events import Hold, PeerGone, RingDown, RingUp
@@ -89,10 +90,14 @@ class RunBlock(Effect):
     @property
     def rows(self) -> Rows:
         """The rows of all parts."""
-        first, *others = (part.rows for part in self.parts)
-        return reduce(Rows.joined, others, first)
+        return reduce(Rows.joined, (part.rows for part in self.parts))
 
     @property
     def slots(self) -> int:
-        """Slots of the fullest cache that it works on (see BlockPart)."""
-        return max(part.slots for part in self.parts)
+        """Slots of all caches that it works on, once it is done (see BlockPart)."""
+        return sum(part.slots for part in self.parts)
+
+    def without(self, requests: Collection[int | None]) -> RunBlock:
+        """What is left to compute when the parts of those requests are left out; not `hidden`."""
+        left = tuple(part for part in self.parts if part.request not in requests)
+        return replace(self, parts=left, hidden=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -13,11 +13,13 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from edgespec.errors import ModelError
 from edgespec.model.experts import separate_experts
 from edgespec.model.families import angle_kinds, embedding_scale
+from edgespec.model.joint import CachedPart, JointPass, Turns
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.quantised.linear import linear_from
 from edgespec.model.source import TensorSource, check_layers, check_names, shaped
 from edgespec.model.tensors import TORCH_DTYPES
-from edgespec.model.tree_attention import ATTENTION, Visibility
+from edgespec.model.tree_attention import ATTENTION
+from edgespec.types.stop import Stop
 
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -155,7 +157,6 @@ class Block:
             device=self.device,
         )
 
-    @torch.inference_mode()
     def forward(
         self,
         inputs: torch.Tensor,
@@ -163,41 +164,51 @@ class Block:
         cache: TwoRegionCache,
         mask: torch.Tensor,
         stop: Callable[[], bool] | None = None,
+    ) -> torch.Tensor | None:
+        """Run rows of one request (see CachedPart) as `forward_joint` does."""
+        asked: Stop | None = None if stop is None else lambda request=None: stop()
+        return self.forward_joint(inputs, positions, [CachedPart(0, cache, mask)], asked)
+
+    @torch.inference_mode()
+    def forward_joint(
+        self,
+        inputs: torch.Tensor,
+        positions: torch.Tensor,
+        parts: Sequence[CachedPart],
+        stop: Stop | None = None,
         enters: Callable[[int, torch.Tensor], None] | None = None,
     ) -> torch.Tensor | None:
-        """Run R >= 1 rows and append their keys and values to `cache`.
+        """Run the R >= 1 rows of all parts and append their keys and values to the parts' caches.
 
         `inputs`: tokens int64 [R] or vectors in their place (see `embedded`) for the block with
-        layer 0, else hidden rows; both [R, hidden_size].
-        `positions` int64 [R], absolute. `mask` bool [1, 1, R, cache.length + R]: which slots each
-        row sees, its own included. Returns hidden rows [R, hidden_size], or None if `stop()` was
-        true before one of the layers; the R slots are taken in either case. `enters` is told each
-        layer's number in the model and the rows [R, hidden_size] that enter it.
+        layer 0, else hidden rows; both [R, hidden_size]. `positions` int64 [R], absolute.
+        Returns hidden rows [R, hidden_size], or None if `stop()` was true before one of the
+        layers; a part of which `stop(request)` was true is left out from there on, and its rows
+        are zeros. The R slots are taken in each case. `enters` is told each layer's number in the
+        model and the rows [R, hidden_size] that enter it.
         """
-        rows = inputs.shape[0]
         hidden = (inputs if inputs.dim() > 1 else self.embedded(inputs)).unsqueeze(0)
-        place = positions.unsqueeze(0)
-        turns = self._turns(hidden, place)
-        visible = Visibility(mask, positions, cache.place(positions))
+        joint = JointPass(parts, positions, self._turns(hidden, positions.unsqueeze(0)))
         for number, (layer, kind) in enumerate(
             zip(self._layers, self._angles, strict=True), start=self.first
         ):
             if enters is not None:
-                enters(number, hidden.squeeze(0))
-            if stop is not None and stop():
-                cache.advance(rows)
+                enters(number, joint.all_rows(hidden).squeeze(0))
+            kept = hidden if stop is None else joint.kept(stop, hidden)
+            if kept is None:
+                joint.advance()
                 return None
             hidden = layer(
-                hidden,
-                attention_mask=visible,
-                position_ids=place,
-                past_key_values=cache,
-                position_embeddings=turns[kind],
+                kept,
+                attention_mask=joint.seen,
+                position_ids=joint.place,
+                past_key_values=joint.cache,
+                position_embeddings=joint.turns[kind],
             )
-        cache.advance(rows)
+        joint.advance()
         if self._norm is not None:
             hidden = self._norm(hidden)
-        return hidden.squeeze(0)
+        return joint.all_rows(hidden).squeeze(0)
 
     @torch.inference_mode()
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -206,9 +217,7 @@ class Block:
         hidden = embedding(tokens, self.embedding)
         return hidden if self._scale is None else hidden * self._scale
 
-    def _turns(
-        self, hidden: torch.Tensor, place: torch.Tensor
-    ) -> dict[str | None, tuple[torch.Tensor, torch.Tensor] | None]:
+    def _turns(self, hidden: torch.Tensor, place: torch.Tensor) -> Turns:
         """Cosines and sines of the positions' angles, for each kind that the layers use."""
         if self._rotary is None:
             return dict.fromkeys(self._angles)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,12 +58,20 @@ class Visibility:
         return self._mask & (self._rows[:, None] - self._slots[None, :] < window)
 
 
+class JointVisibility:
+    """What the rows of several requests see, each of its own request's slots."""
+
+    def __init__(self, parts: Sequence[Visibility], rows: list[int]) -> None:
+        """`rows`: how many rows each part has."""
+        self.parts, self.rows = parts, rows
+
+
 def tree_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: Visibility,
+    key: torch.Tensor | list[torch.Tensor],
+    value: torch.Tensor | list[torch.Tensor],
+    attention_mask: Visibility | JointVisibility,
     scaling: float,
     dropout: float = 0.0,
     softcap: float | None = None,
@@ -73,23 +82,46 @@ def tree_attention(
     """Attention of R new rows over T cached rows, in the tensors' own dtype.
 
     `query` [1, heads, R, head_dim]; `key`, `value` [1, kv_heads, T, head_dim]; every row must see
-    at least one of the T slots. `softcap` c turns each score x into c · tanh(x / c). `s_aux`
-    [heads]: sinks, scores of a slot more, which has no value. The layers pass their own cap, sinks
-    and window. Returns [1, R, heads, head_dim], and None in the place of the weights. Raises
-    ModelError for variants of attention that it would otherwise silently leave out.
+    at least one of the T slots. Under a JointVisibility the rows are those of its parts, one after
+    the other, and `key`, `value` lists of each part's. `softcap` c turns each score x into
+    c · tanh(x / c). `s_aux` [heads]: sinks, scores of a slot more, which has no value. The layers
+    pass their own cap, sinks and window. Returns [1, R, heads, head_dim], and None in the place of
+    the weights. Raises ModelError for variants of attention that it would otherwise silently leave
+    out.
     """
     if dropout:
         raise ModelError(
             "this model's attention uses dropout, which edgespec does not compute; use a model of "
             "another family"
         )
+    form = scaling, softcap, sliding_window, s_aux
+    if isinstance(attention_mask, Visibility):
+        assert isinstance(key, torch.Tensor)
+        assert isinstance(value, torch.Tensor)
+        return _attention(query, key, value, attention_mask, *form), None
+    queries = query.split(attention_mask.rows, 2)
+    parts = zip(queries, key, value, attention_mask.parts, strict=True)
+    return torch.cat([_attention(*part, *form) for part in parts], 1), None
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    seen: Visibility,
+    scaling: float,
+    softcap: float | None,
+    sliding_window: int | None,
+    s_aux: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention of the rows of one request."""
     heads, rows, head_dim = query.shape[1:]
     kv_heads = key.shape[1]
     group = heads // kv_heads
     # The queries that share a key head become rows of that head: no kernel needs to know of
     # grouped heads then, and the cache is never copied to repeat it for each of them.
     query = query.reshape(1, kv_heads, group * rows, head_dim)
-    mask = attention_mask.mask(sliding_window, group)
+    mask = seen.mask(sliding_window, group)
     if s_aux is not None:
         sinks = s_aux.view(1, kv_heads, group, 1).repeat_interleave(rows, 2)
         out = _sinking_attention(query, key, value, mask, scaling, sinks)
@@ -97,7 +129,7 @@ def tree_attention(
         out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     else:
         out = _capped_attention(query, key, value, mask, scaling, softcap)
-    return out.reshape(1, heads, rows, value.shape[3]).transpose(1, 2).contiguous(), None
+    return out.reshape(1, heads, rows, value.shape[3]).transpose(1, 2).contiguous()
 
 
 def _capped_attention(

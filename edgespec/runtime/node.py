@@ -257,8 +257,8 @@ class RingNode(ABC):
                 self.worker.submit(effect, self.happened_at)
                 continue
             match effect:
-                case AbortBlock(job):
-                    self.worker.abort(job)
+                case AbortBlock(job, request):
+                    self.worker.abort(job, request)
                 case Log(text):
                     if self._log_limit.allows(text, now):
                         log.info(text)

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from edgespec.backends.compute import FIRST, INTERRUPTIBLE
 from edgespec.errors import EdgespecError
 from edgespec.machines.effects import Effect
-from edgespec.machines.events import ComputeFailed, Event
+from edgespec.machines.events import NO_JOB, ComputeFailed, Event
 from edgespec.ring.effects import LoadBlock
 from edgespec.ring.events import LoadFailed
+from edgespec.types.stop import Stop
 
 log = logging.getLogger(__name__)
 
-Perform = Callable[[Effect, Callable[[], bool]], Event | None]
+Perform = Callable[[Effect, Stop], Event | None]
 
 
 class Worker:
@@ -38,7 +39,8 @@ class Worker:
         self._others: deque[tuple[float, Effect]] = deque()
         self._more = threading.Condition()
         self._events: deque[tuple[float, Event]] = deque()
-        self._aborted: int | None = None
+        # The job that was aborted last, and of which requests; None: of all.
+        self._aborted: tuple[int, frozenset[int | None]] = NO_JOB, frozenset()
         self._stopping = False
         self.asked_at = 0.0
         """When the cause of the effect that is carried out now happened (time.monotonic)."""
@@ -60,12 +62,14 @@ class Worker:
             waiting.append((time.monotonic() if at is None else at, effect))
             self._more.notify()
 
-    def abort(self, job: int) -> None:
-        """Let the block of `job` stop between two layers; the latest call counts.
+    def abort(self, job: int, request: int | None = None) -> None:
+        """Let the block of `job` stop between two layers, or leave out the rows of one request;
+        the latest job counts.
 
         A stage has one block running or waiting at a time.
         """
-        self._aborted = job
+        before, requests = self._aborted
+        self._aborted = job, (requests if before == job else frozenset()) | {request}
 
     def post(self, event: Event, at: float | None = None) -> None:
         """Hand an event to the I/O loop; it happened now, or at `at`."""
@@ -125,12 +129,13 @@ class Worker:
             self.post(event, self.ended_at())
 
     def _carry_out(self, effect: Effect) -> Event | None:
-        job = getattr(effect, "job", -1)
+        job = getattr(effect, "job", NO_JOB)
 
-        def stop() -> bool:
+        def stop(request: int | None = None) -> bool:
             while self._heads and isinstance(effect, INTERRUPTIBLE) and not self._stopping:
                 self.run_head()
-            return self._stopping or self._aborted == job
+            aborted, requests = self._aborted
+            return self._stopping or (job == aborted and not requests.isdisjoint((None, request)))
 
         try:
             return self.perform(effect, stop)

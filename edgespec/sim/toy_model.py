@@ -7,7 +7,7 @@ a token. Any wrong visibility, order or position changes the tokens, and a run c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray, Rows
+from edgespec.types.stop import Stop
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling, path_of
 from edgespec.verify.top_logprobs import TopLogprobs
@@ -56,7 +57,7 @@ class FakeBlock:
         self._cache[request] = self._slots_of(fork_of)
         del self._cache[fork_of]
 
-    def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
+    def run(self, job: RunBlock, stop: Stop) -> Tensor | None:
         """One toy layer over the job's rows: Tensor uint64 [R, 1].
 
         Raises RemoteProtocolError for rows that this stage cannot take, LocalProtocolError for a
@@ -70,21 +71,20 @@ class FakeBlock:
         # The layers count as the stages do; what enters the first is its tokens' numbers.
         aux_layer = Tensor("uint8", (len(own), 8), own.tobytes())
         self._taps = aux_layer if self._stage in job.aux_layers else None
-        stopped = stop()
-        # The slots of an aborted job hold garbage that no row may see.
-        new = np.full_like(own, _GARBAGE) if stopped else _mix(own)
-        seen, first = np.zeros_like(own), 0
+        stopped, several = stop(), len(job.parts) > 1
+        new, out, first = _mix(own), np.zeros_like(own), 0
         for part in job.parts:
             rows = slice(first, first + len(part.rows))
+            first, left_out = rows.stop, stopped or (several and stop(part.request))
+            if left_out:  # the slots hold garbage that no row may see
+                new[rows] = _GARBAGE
             cache = np.concatenate([self._slots_of(part.request), new[rows]])
             self._cache[part.request] = cache
-            before, after = cache[: part.committed], cache[part.committed :]
-            seen[rows] = np.where(part.sees, after[None, :], np.uint64(0)).sum(1) + before.sum()
-            first = rows.stop
-        if stopped:
-            return None
-        out = _layer(self._stage, own, seen)
-        return Tensor("uint64", (len(out), 1), out.tobytes())
+            if not left_out:
+                before, after = cache[: part.committed], cache[part.committed :]
+                seen = np.where(part.sees, after[None, :], np.uint64(0)).sum(1) + before.sum()
+                out[rows] = _layer(self._stage, own[rows], seen)
+        return None if stopped else Tensor("uint64", (len(out), 1), out.tobytes())
 
     def take_aux_hidden(self) -> Tensor | None:
         """The 8 bytes of each row's number as it came in."""

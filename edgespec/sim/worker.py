@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from math import inf
 
 from edgespec.backends.charged_time import ChargedTime
 from edgespec.backends.compute import FIRST, INTERRUPTIBLE, lane_of
@@ -49,6 +50,7 @@ class _RunningEffect:
     booking: Booking
     stopped: bool
     result: Event | None
+    left_out: set[int | None] = field(default_factory=set)  # requests of a block
 
 
 class Turns:
@@ -113,7 +115,7 @@ class VirtualWorker:
         self._queue: deque[Effect] = deque()
         self._running: _RunningEffect | None = None
         self._interrupted: _RunningEffect | None = None
-        self._unwanted: set[int] = set()
+        self._unwanted: dict[int, set[int | None]] = {}  # of blocks that wait; None: all
         self.busy = 0.0
         turns.join(node, self)
 
@@ -147,15 +149,35 @@ class VirtualWorker:
             self._queue.append(effect)
         self._turns.look()
 
-    def abort(self, job: int) -> None:
-        """Stop a block at the end of the layer that runs now; not at all if that is its last."""
-        if self._interrupted is not None and _is_block(self._interrupted.effect, job):
-            self._interrupted.stopped = True
-        elif self._running is None or not _is_block(self._running.effect, job):
+    def abort(self, job: int, request: int | None = None) -> None:
+        """Stop a block at the end of the layer that runs now, or leave out the rows of one request
+        from there on; not at all if that is its last."""
+        at_work = (self._interrupted, self._running)
+        running = next((one for one in at_work if one and _is_block(one.effect, job)), None)
+        if running is None:
             if any(_is_block(effect, job) for effect in self._queue):
-                self._unwanted.add(job)
-        elif not self._running.stopped:
-            self._running.stopped = self._cut(self._running, self._end)
+                self._unwanted.setdefault(job, set()).add(request)
+        elif request is not None:
+            self._leave_out(running, request)
+        elif running is self._interrupted:
+            running.stopped = True
+        elif not running.stopped:
+            running.stopped = self._cut(running, self._end)
+
+    def _leave_out(self, running: _RunningEffect, request: int) -> None:
+        """Its rows are neither computed nor charged from the next boundary on."""
+        effect, interrupted = running.effect, running is self._interrupted
+        since = -inf if interrupted else self._clock.now
+        at = running.charged.boundary(since, self._parts(effect))
+        if at is None or running.stopped or request in running.left_out:
+            return
+        running.left_out.add(request)
+        assert isinstance(effect, RunBlock)
+        running.charged.change(at, self._seconds(effect.without(running.left_out), None))
+        if not interrupted:
+            running.booking.cancel()
+            running.booking = self._clock.book(running.charged.end, self._end)
+            self._turns.look()
 
     def vanish(self) -> None:
         """The node is gone, and with it all that it had to do."""
@@ -211,13 +233,13 @@ class VirtualWorker:
         self._turns.look()
 
     def _begun(self, effect: Effect, now: float) -> _RunningEffect:
-        unwanted = isinstance(effect, RunBlock) and effect.job in self._unwanted
+        out = self._unwanted.pop(effect.job, set()) if isinstance(effect, RunBlock) else set()
+        unwanted = None in out
         result = self._perform(effect, stopped=False) if self._is_early(effect) else None
-        charged = ChargedTime(now, 0.0 if unwanted else self._seconds(effect, result))
-        if isinstance(effect, RunBlock):
-            self._unwanted.discard(effect.job)
+        left = effect.without(out) if out and isinstance(effect, RunBlock) else effect
+        charged = ChargedTime(now, 0.0 if unwanted else self._seconds(left, result))
         booking = self._clock.book(charged.end, self._end)
-        return _RunningEffect(effect, now, charged, booking, unwanted, result)
+        return _RunningEffect(effect, now, charged, booking, unwanted, result, out)
 
     def _is_early(self, effect: Effect) -> bool:
         return self._at_start or isinstance(effect, FIRST)
@@ -228,8 +250,9 @@ class VirtualWorker:
         self._running = self._turns.running = None
         self._ran(running)
         effect = running.effect
-        early = self._is_early(effect)
-        event = running.result if early else self._perform(effect, running.stopped)
+        event = running.result
+        if not self._is_early(effect):
+            event = self._perform(effect, running.stopped, running.left_out)
         self._done(self._node, effect, event)
         self._turns.look()
 
@@ -240,9 +263,11 @@ class VirtualWorker:
         if self._spans is not None:
             self._spans.append(_span(self._node, running, now))
 
-    def _perform(self, effect: Effect, stopped: bool) -> Event | None:
+    def _perform(
+        self, effect: Effect, stopped: bool, left_out: Collection[int | None] = ()
+    ) -> Event | None:
         try:
-            return self._carry_out(effect, lambda: stopped)
+            return self._carry_out(effect, lambda request=None: stopped or request in left_out)
         except EdgespecError as problem:
             job = getattr(effect, "job", NO_JOB)
             return ComputeFailed(job, getattr(effect, "request", -1), str(problem))

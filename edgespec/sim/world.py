@@ -343,8 +343,8 @@ class World:
                     self.replies.append(TimedReply(self.now, told))
                 case EncodePrompt():  # beside all else, and of toy prompts: it is charged nothing
                     self._clock.book(self.now, self._encoded, effect)
-                case AbortBlock(job):
-                    self._workers[node - 1].abort(job)
+                case AbortBlock(job, request):
+                    self._workers[node - 1].abort(job, request)
                 case _ if isinstance(effect, COMPUTE):
                     if node:
                         self.work[effect.request] += 1

@@ -98,7 +98,7 @@ class Device(Alone):
 
     def run(self, effect: Effect) -> Event | None:
         """Carry out one effect."""
-        return self.emulated.perform(effect, lambda: self.now >= self.stop_at)
+        return self.emulated.perform(effect, lambda request=None: self.now >= self.stop_at)
 
 
 HIDDEN = Tensor("float32", (1, 1), b"\0\0\0\0")
@@ -207,5 +207,5 @@ def test_a_real_clock_keeps_the_charged_time() -> None:
 
     start = time.monotonic()
     emulated = Emulated(lambda effect, stop: None, Short(), Alone(start))
-    emulated.perform(block(), lambda: False)
+    emulated.perform(block(), lambda request=None: False)
     assert time.monotonic() - start >= 0.05  # usually 50.1 ms

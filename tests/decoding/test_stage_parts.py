@@ -49,8 +49,8 @@ def two_drafts(seq: int = 2, parent: int = 1) -> Segment:
     return both(mine, draft(seq, (3, 2, 3), request=OTHER))
 
 
-def retain(stage: Stage, request: int, *retained: int) -> list[Effect]:
-    return stage.tell(MessageArrived(b"", retain_message(request, 1, 3, (), retained)))
+def retain(stage: Stage, request: int, *retained: int, epoch: int = 1) -> list[Effect]:
+    return stage.tell(MessageArrived(b"", retain_message(request, epoch, 3, (), retained)))
 
 
 def ids(segment: Segment) -> list[list[int]]:
@@ -74,8 +74,8 @@ def test_rows_of_all_parts_are_one_job() -> None:
 
 def test_what_is_dropped_of_one_part_leaves_the_other() -> None:
     stage = opened()
-    stage.segment(two_drafts())
-    assert not any(isinstance(e, AbortBlock) for e in retain(stage, REQUEST))
+    job = runs(stage.segment(two_drafts()))
+    assert AbortBlock(job.job, REQUEST) in retain(stage, REQUEST), "the job goes on without it"
     out = sent(stage.done())
     assert ids(out) == [[], [3]]
     assert values_of(out.hidden) == [103]
@@ -85,16 +85,17 @@ def test_what_is_dropped_of_one_part_leaves_the_other() -> None:
 def test_a_job_is_aborted_when_no_part_is_wanted() -> None:
     stage = opened()
     job = runs(stage.segment(two_drafts()))
-    retain(stage, REQUEST)
-    assert AbortBlock(job.job) in retain(stage, OTHER)
+    assert not any(isinstance(e, AbortBlock) for e in retain(stage, REQUEST, 2)), "row 2 is wanted"
+    assert AbortBlock(job.job, OTHER) in retain(stage, OTHER)
+    assert AbortBlock(job.job) in retain(stage, REQUEST, epoch=2)
     out = sent(stage.done(aborted=True))
     assert (ids(out), out.hidden, out.cost) == ([[], []], None, ())
 
 
 def test_an_end_of_one_request_leaves_the_other() -> None:
     stage = opened()
-    stage.segment(two_drafts())
-    assert stage.end() == [CloseCache(REQUEST)]
+    job = runs(stage.segment(two_drafts()))
+    assert stage.end() == [CloseCache(REQUEST), AbortBlock(job.job, REQUEST)]
     assert ids(sent(stage.done())) == [[], [3]]
 
 

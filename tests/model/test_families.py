@@ -40,6 +40,7 @@ from edgespec.model.ends import OutputHead
 from edgespec.model.experts import Experts
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.loader import Checkpoint
+from edgespec.model.tree_attention import Visibility
 from edgespec.tree.ledger import Rows
 
 BOUNDS = {"float64": TOLERANCE, "float32": 1e-4}
@@ -322,14 +323,14 @@ def test_masks_and_angles_are_made_once_a_pass(zoo: Zoo, monkeypatch: pytest.Mon
         made.append(kind)
         return turn(hidden, place, kind)
 
-    original = block_module.Visibility._make
+    original = Visibility._make
 
     def making(self: Any, window: int | None, group: int) -> torch.Tensor:
         made.append((window, group))
         return original(self, window, group)
 
     monkeypatch.setattr(rotary, "forward", counted)
-    monkeypatch.setattr(block_module.Visibility, "_make", making)
+    monkeypatch.setattr(Visibility, "_make", making)
     pipeline.prefill([1, 2, 3])
     expected = [FULL, SLIDING, (None, 1), (None, 2), (WINDOW, 1), (WINDOW, 2)]
     assert sorted(map(str, made)) == sorted(map(str, expected))

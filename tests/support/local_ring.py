@@ -8,7 +8,7 @@ play any timing; `run` plays lock-step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -76,7 +76,8 @@ class _Node:
     ring: InprocLink = field(default_factory=InprocLink)
     control: InprocLink = field(default_factory=InprocLink)
     work: deque[Effect] = field(default_factory=deque)
-    aborted: set[int] = field(default_factory=set)
+    # With the request whose rows are left out; None: the whole job.
+    aborted: set[tuple[int, int | None]] = field(default_factory=set)
 
 
 class LocalRing:
@@ -202,13 +203,16 @@ class LocalRing:
     def _work(self, number: int, node: _Node) -> None:
         effect = node.work.popleft()
         job = getattr(effect, "job", -1)
-        stop: Callable[[], bool] = lambda: job in node.aborted  # noqa: E731
+
+        def stop(request: int | None = None) -> bool:
+            return not node.aborted.isdisjoint({(job, None), (job, request)})
+
         event: Event | None
         try:
             event = node.compute.perform(effect, stop)
         except EdgespecError as problem:
             event = ComputeFailed(job, getattr(effect, "request", -1), str(problem))
-        node.aborted.discard(job)
+        node.aborted = {one for one in node.aborted if one[0] != job}
         if event is not None:
             self._dispatch(number, node.machine.handle(event, self.now))
 
@@ -231,9 +235,9 @@ class LocalRing:
                 case EncodePrompt():  # takes no time here
                     event = self.coordinator.encode(effect)
                     self._dispatch(0, self.coordinator.handle(event, self.now))
-                case AbortBlock(job):
+                case AbortBlock(job, request):
                     if any(isinstance(e, RunBlock) and e.job == job for e in node.work):
-                        node.aborted.add(job)
+                        node.aborted.add((job, request))
                 case _ if isinstance(effect, COMPUTE):
                     node.work.append(effect)
                 case _:

@@ -1,0 +1,127 @@
+"""Joint pass: rows of one or several requests in one forward pass, each with a cache of its own.
+
+Layers run over all rows at once; only attention goes part by part (see tree_attention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.tree_attention import JointVisibility, Visibility
+from edgespec.types.stop import Stop
+
+Turns = Mapping[str | None, tuple[torch.Tensor, torch.Tensor] | None]
+"""Cosines and sines [1, R, D] of the rows' angles, by the kind of layer; None: no layer turns."""
+
+
+class CachedPart(NamedTuple):
+    """The R >= 1 rows of one request: its cache, and which slots each row sees, its own included,
+    as bool [1, 1, R, cache.length + R]."""
+
+    request: int
+    cache: TwoRegionCache
+    mask: torch.Tensor
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.mask.shape[2]
+
+
+class JointCache:
+    """The caches of several requests, in the place of transformers' Cache."""
+
+    def __init__(self, parts: Sequence[CachedPart]) -> None:
+        self._caches = [part.cache for part in parts]
+        self._rows = [part.rows for part in parts]
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What TwoRegionCache.update does, for each part's share of the rows [1, kv_heads, R,
+        head_dim]; returns the parts' keys, and their values."""
+        new = key.split(self._rows, 2), value.split(self._rows, 2)
+        share = zip(self._caches, *new, strict=True)
+        held = [cache.update(keys, values, layer_idx) for cache, keys, values in share]
+        return [keys for keys, _ in held], [values for _, values in held]
+
+
+class JointPass:
+    """What every layer of one forward pass is given: of all parts at first, then of those that are
+    still wanted.
+
+    `place` int64 [1, R]: positions; `turns`; `seen` and `cache`: of one part, or joint ones.
+    """
+
+    def __init__(self, parts: Sequence[CachedPart], positions: torch.Tensor, turns: Turns) -> None:
+        """`positions` int64 [R], absolute, of the rows of all parts."""
+        self.place, self.turns = positions.unsqueeze(0), turns
+        self._rows = positions.shape[0]
+        self._left: torch.Tensor | None = None  # which of all rows are left, if not all are
+        shares = positions.split([part.rows for part in parts])
+        self._parts = [
+            (part, Visibility(part.mask, share, part.cache.place(share)))
+            for part, share in zip(parts, shares, strict=True)
+        ]
+        self._join()
+
+    def _join(self) -> None:
+        self.seen: Visibility | JointVisibility
+        self.cache: TwoRegionCache | JointCache
+        if len(self._parts) == 1:
+            ((part, self.seen),) = self._parts
+            self.cache = part.cache
+        else:
+            parts, seen = zip(*self._parts, strict=True)
+            self.cache = JointCache(parts)
+            self.seen = JointVisibility(seen, [part.rows for part in parts])
+
+    def kept(self, stop: Stop, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Of `hidden` [1, R, H] the rows of the parts that are still wanted; None if none is.
+
+        The others' slots are taken, but no layer sees them from now on.
+        """
+        if stop():
+            return None
+        if len(self._parts) == 1:
+            return hidden
+        wanted = [not stop(part.request) for part, _ in self._parts]
+        if all(wanted):
+            return hidden
+        if not any(wanted):
+            return None
+        rows = [part.rows for part, _ in self._parts]
+        stays = torch.tensor(wanted).repeat_interleave(torch.tensor(rows))
+        index = stays.nonzero().squeeze(1).to(hidden.device)
+        self.place = self.place.index_select(1, index)
+        self.turns = {
+            kind: None if turn is None else (_taken(turn[0], index), _taken(turn[1], index))
+            for kind, turn in self.turns.items()
+        }
+        self._left = index if self._left is None else self._left.index_select(0, index)
+        for (part, _), stay in zip(self._parts, wanted, strict=True):
+            if not stay:
+                part.cache.advance(part.rows)
+        self._parts = [one for one, stay in zip(self._parts, wanted, strict=True) if stay]
+        self._join()
+        return _taken(hidden, index)
+
+    def advance(self) -> None:
+        """Take the slots of all rows that are left."""
+        for part, _ in self._parts:
+            part.cache.advance(part.rows)
+
+    def all_rows(self, hidden: torch.Tensor) -> torch.Tensor:
+        """These rows [1, R, H] in their old places, zeros where rows were left out."""
+        if self._left is None:
+            return hidden
+        whole = hidden.new_zeros((1, self._rows, hidden.shape[2]))
+        return whole.index_copy_(1, self._left, hidden)
+
+
+def _taken(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return tensor.index_select(1, index)
