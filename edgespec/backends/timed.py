@@ -45,13 +45,18 @@ _SCALE_BYTES = 4  # of an auxiliary row, beside a byte a number
 def segment_bytes(costs: RingCosts, segment: Segment) -> int:
     """Bytes of a segment on the wire, were its rows those of the charged model."""
     hidden, aux_hidden, rows = segment.hidden, segment.aux_hidden, segment.rows
-    verdict = segment.parts[0].verdict
-    if verdict is not None:
-        chosen, columns = verdict.figures.shape
-        numbers = chosen * (columns - 1) + len(verdict.top)
-        return costs.verdict_bytes(rows, len(segment.cost), chosen, numbers)
+    verdicts = [part.verdict for part in segment.parts if part.verdict is not None]
+    if verdicts:
+        shapes = [one.figures.shape for one in verdicts]
+        numbers = sum(chosen * (columns - 1) for chosen, columns in shapes)
+        numbers += sum(len(one.top) for one in verdicts)
+        chosen = sum(chosen for chosen, _ in shapes)
+        return costs.verdict_bytes(
+            rows, len(segment.cost), chosen, numbers, requests=len(segment.parts)
+        )
     tokens = any(len(part.tokens) for part in segment.parts)
-    total = costs.segment_bytes(rows, 0 if hidden is None else max(len(segment.cost), 1), tokens)
+    ran = 0 if hidden is None else max(len(segment.cost), 1)
+    total = costs.segment_bytes(rows, ran, tokens, requests=len(segment.parts))
     if segment.ppd_tokens is not None:
         total += frame_bytes(segment.ppd_tokens.shape[0] * costs.row_bytes)
     if aux_hidden is not None and hidden is not None:
@@ -111,7 +116,8 @@ class StageDurations:
     def seconds(self, effect: Effect, done: Event | None = None) -> float:
         """Seconds that an effect keeps the worker busy. Raises TypeError if no stage computes it.
 
-        Every row of a block is charged for all rows that any of them could see.
+        A block reads the weights once for all its rows, and of each request's cache every row that
+        any of them could see.
         """
         match effect:
             case OpenCache() | ForkCache() | CloseCache():
@@ -119,7 +125,8 @@ class StageDurations:
             case GatherRows():
                 return self._costs.gather_seconds(len(effect.order))
             case RunBlock():
-                return self._costs.block_seconds(len(effect.rows), effect.slots)
+                rows, requests = len(effect.rows), len(effect.parts)
+                return self._costs.block_seconds(rows, effect.slots, requests)
             case RunHead():
                 return self._taking.chosen(effect, done)
             case _:

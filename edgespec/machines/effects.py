@@ -98,6 +98,6 @@ class RunBlock(Effect):
         return sum(part.slots for part in self.parts)
 
     def without(self, requests: Collection[int | None]) -> RunBlock:
-        """What is left to compute when the parts of those requests are left out; not `hidden`."""
+        """What is left to compute without the parts of those requests; hidden rows are left out."""
         left = tuple(part for part in self.parts if part.request not in requests)
         return replace(self, parts=left, hidden=None)

@@ -22,7 +22,8 @@ MOST_LAYERS = 16
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """How many rows of a segment a stage computed, and in how many seconds."""
+    """How many rows of a segment a stage computed, and in how many seconds; rows that it left out
+    on the way are counted."""
 
     rows: Annotated[int, Meta(gt=0)]
     seconds: Seconds

@@ -43,3 +43,23 @@ def test_what_takes_no_time_or_has_no_parts_has_a_boundary_at_most_before_it(
 ) -> None:
     charged = ChargedTime(START, 0.0)
     assert charged.boundary(START, parts) == (START if parts else None)
+
+
+def test_a_block_that_goes_on_with_less_takes_its_share_from_the_boundary_on() -> None:
+    charged, layers = ChargedTime(START, 0.8), (1.0,) * 4
+    found = charged.boundary(START + 0.15, layers)
+    assert found == pytest.approx(START + 0.2)
+    assert found is not None
+    charged.change(found, 0.4)  # 0.1 s a layer
+    assert charged.end == pytest.approx(START + 0.2 + 0.3)
+    assert charged.boundary(START + 0.16, layers) == pytest.approx(START + 0.2), (
+        "it is in the first"
+    )
+    assert charged.boundary(START + 0.21, layers) == pytest.approx(START + 0.3)
+    charged.pause(START + 0.3)
+    charged.go_on(START + 1.0)
+    assert charged.end == pytest.approx(START + 1.2)
+    assert charged.boundary(START + 1.11, layers) is None
+    nothing = ChargedTime(START, 0.0)
+    nothing.change(START, 0.4)
+    assert nothing.end == START, "it was over"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from edgespec.planning.costs import ring_costs
 from edgespec.policy.base import Grow
 from edgespec.sim.toy_model import FakeHead
 from edgespec.tree.ledger import Rows
+from edgespec.types.stop import Stop
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
 
@@ -44,11 +46,16 @@ def gather() -> GatherRows:
 
 
 class Prices:
-    """Known ones."""
+    """Known ones: of a block with that many requests, each its share."""
+
+    def __init__(self, requests: int = 1) -> None:
+        self._requests = requests
 
     def seconds(self, effect: Effect, done: Event | None) -> float:
         """Charged."""
-        return CHARGED if isinstance(effect, RunBlock) else GATHER
+        if isinstance(effect, RunBlock):
+            return CHARGED * len(effect.parts) / self._requests
+        return GATHER
 
     def parts(self, effect: Effect) -> Sequence[float]:
         """Layers."""
@@ -73,13 +80,14 @@ class Alone:
 class Device(Alone):
     """A worker whose real work takes `real` seconds of a clock that only moves when it is told."""
 
-    def __init__(self, real: float = 0.0) -> None:
+    def __init__(self, real: float = 0.0, requests: int = 1) -> None:
         super().__init__(100.0)
         self.now = 100.0
         self.real = real
         self.stop_at = float("inf")
         self.begun: list[float] = []
-        self.emulated = Emulated(self._perform, Prices(), self, lambda: self.now, self._sleep)
+        prices = Prices(requests)
+        self.emulated = Emulated(self._perform, prices, self, lambda: self.now, self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         assert seconds > 0
@@ -163,6 +171,70 @@ def test_a_block_that_is_stopped_while_it_really_runs_ends_with_its_layer() -> N
     device.stop_at = 100.12
     assert device.run(block()) == BlockDone(1, None)
     assert device.now == pytest.approx(100.2)
+
+
+class Joint(Device):
+    """A device with a block of two requests, each of which costs half; one is no longer wanted
+    from `gone_at` on."""
+
+    def __init__(self, real: float) -> None:
+        super().__init__(real, requests=2)
+        self.gone_at = float("inf")
+
+    def _perform(self, effect: Effect, stop: Stop) -> Event | None:
+        assert isinstance(effect, RunBlock)
+        self.begun.append(self.now)
+        for _ in range(LAYERS):
+            if stop():
+                return BlockDone(effect.job, None)
+            stop(2)
+            self.now += self.real / LAYERS
+        return BlockDone(effect.job, HIDDEN)
+
+    def run(self, effect: Effect) -> Event | None:
+        """Carry out one effect."""
+
+        def stop(request: int | None = None) -> bool:
+            if request is None:
+                return self.now >= self.stop_at
+            return request == 2 and self.now >= self.gone_at
+
+        return self.emulated.perform(effect, stop)
+
+
+def two_requests(job: int) -> RunBlock:
+    one, other = block(job), replace(block(job).parts[0], request=2)
+    return replace(one, parts=(*one.parts, other))
+
+
+@pytest.mark.parametrize(
+    ("real", "gone", "ends"),
+    [
+        (0.04, 0.0, 0.2),  # left out from the start: all layers take half
+        (0.04, 0.03, 0.1 + 0.15),
+        (0.04, 0.15, 0.2 + 0.1),
+        (0.3, 0.12, 0.2 + 0.1),  # while it really runs
+        (0.04, 0.35, 0.4),  # in the last layer: too late
+    ],
+)
+def test_a_part_that_is_left_out_is_charged_up_to_the_end_of_its_layer(
+    real: float, gone: float, ends: float
+) -> None:
+    device = Joint(real)
+    device.emulated._usual[2] = real
+    start, device.gone_at = device.now, device.now + gone
+    assert device.run(two_requests(1)) == BlockDone(1, HIDDEN)
+    assert device.now == pytest.approx(start + ends)
+    assert device.emulated.free_at == pytest.approx(start + ends)
+    assert device.emulated._usual == {2: real}, "how long a whole one takes is not learnt from it"
+
+
+def test_a_block_may_lose_a_part_and_then_all() -> None:
+    device = Joint(0.04)
+    device.emulated._usual[2] = 0.04
+    device.gone_at, device.stop_at = 100.0, 100.12
+    assert device.run(two_requests(1)) == BlockDone(1, None)
+    assert device.now == pytest.approx(100.15), "the third layer, at 0.05 s each"
 
 
 def test_an_error_passes_through() -> None:

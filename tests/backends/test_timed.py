@@ -89,6 +89,17 @@ def test_a_stage_is_charged_for_rows_seen_rows_and_moved_rows() -> None:
     assert durations.seconds(block(0, 100, 20)) == 0.0
 
 
+def test_weights_are_read_once_for_all_requests_and_every_cache_for_itself() -> None:
+    durations = StageDurations(STAGE)
+    one, two = block(4, 100, 24), block(2, 300, 5)
+    both = replace(one, parts=(*one.parts, *two.parts))
+    together = durations.seconds(both)
+    assert together == STAGE.block_seconds(6, 124 + 305, requests=2)
+    apart = durations.seconds(one) + durations.seconds(two)
+    weights = STAGE.block_seconds(2, 0)
+    assert together == pytest.approx(apart - weights, rel=0.05)
+
+
 def test_a_block_can_be_stopped_behind_each_of_its_layers() -> None:
     durations = StageDurations(STAGE)
     assert [len(durations.parts(effect)) for effect in STAGE_EFFECTS] == [1, 1, 1, 1, 10, 1]

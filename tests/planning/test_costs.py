@@ -28,7 +28,7 @@ from edgespec.planning.costs import LinkCosts, NodeCosts, RingCosts, ring_costs
 from edgespec.planning.profile import Figure
 from edgespec.types.tensor import Tensor
 from edgespec.wire.codec import encode
-from edgespec.wire.segment import StageTime, Verdict
+from edgespec.wire.segment import Header, Part, Segment, StageTime, Verdict
 
 NANO = profile_named("jetson-orin-nano-8gb")
 MODEL = cost_model_named("llama-2-13b")
@@ -192,6 +192,9 @@ def test_a_processor_launches_and_then_computes() -> None:
     assert device > pi.launch_seconds.value
     both = NodeCosts(pi, MODEL, 1).layer_seconds(5, 100)
     assert both == pytest.approx(device + pi.launch_seconds.value)
+    joint = NodeCosts(pi, MODEL, 1).layer_seconds(5, 100, requests=6)
+    assert joint == pytest.approx(device + 2 * pi.launch_seconds.value), "a fifth for each"
+    assert NodeCosts(ahead, MODEL, 1).layer_seconds(5, 100, requests=6) == device
 
 
 def test_work_on_logits_goes_by_the_way_and_the_vocabulary() -> None:
@@ -353,3 +356,32 @@ def test_the_last_stage_needs_room_for_the_head_that_it_holds() -> None:
     ring_costs([NANO, NANO, tight], MODEL)
     with pytest.raises(CapacityError, match="stage 2"):
         ring_costs([NANO, NANO, tight], MODEL, head_last=True)
+
+
+@pytest.mark.parametrize("requests", [2, 8, 64])
+@pytest.mark.parametrize("ran", [0, 2])
+def test_a_segment_of_several_requests_is_charged_what_is_sent(requests: int, ran: int) -> None:
+    column, rows = np.arange(2), 2 * requests
+    hidden = Tensor("float16", (rows, MODEL.hidden_size), bytes(2 * rows * MODEL.hidden_size))
+    tokens, time = (column[:0] if ran else column), StageTime(rows, 0.5)
+    parts = tuple(
+        Part(number, 40, False, 0, 2, column, column, column, tokens)
+        for number in range(300, 300 + requests)
+    )
+    segment = Segment(Header(3000), parts, (time,) * ran, hidden if ran else None)
+    sent = sum(map(on_the_wire, [bytes(KEY_CHARS), *encode(segment)]))
+    assert abs(nano_ring(8).segment_bytes(rows, ran, requests=requests) - sent) <= 4 + requests
+
+
+@pytest.mark.parametrize("requests", [2, 8, 64])
+def test_verdicts_of_several_requests_are_charged_what_is_sent(requests: int) -> None:
+    column, rows = np.arange(4), 4 * requests
+    verdict = Verdict(column[:2], column[:2], column[:0], Tensor("float64", (2, 1), bytes(16)))
+    parts = tuple(
+        Part(number, 40, False, 0, 4, *[column] * 4, verdict=verdict)
+        for number in range(300, 300 + requests)
+    )
+    segment = Segment(Header(3000), parts, (StageTime(rows, 0.5),) * 4)
+    sent = sum(map(on_the_wire, [bytes(KEY_CHARS), *encode(segment)]))
+    charged = nano_ring(4).verdict_bytes(rows, 4, 2 * requests, requests=requests)
+    assert abs(charged - sent) <= 16 + 3 * requests

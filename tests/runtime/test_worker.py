@@ -33,6 +33,7 @@ from edgespec.ring.effects import LoadBlock
 from edgespec.ring.events import BlockLoading, LoadFailed
 from edgespec.runtime.worker import Perform, Worker
 from edgespec.tree.ledger import Rows
+from edgespec.types.stop import Stop
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import Assign
@@ -228,6 +229,38 @@ def test_a_job_aborted_before_its_turn_sees_it(start: Callable[[Perform], Worker
     gate.set()
     collect(worker, 1)
     assert stops == [True]
+
+
+def test_one_requests_rows_are_left_out_of_the_job_it_is_meant_for(
+    start: Callable[[Perform], Worker],
+) -> None:
+    gate = threading.Event()
+    asked: list[tuple[bool, ...]] = []
+
+    def perform(effect: Effect, stop: Stop) -> Event | None:
+        if isinstance(effect, OpenCache):
+            gate.wait(PATIENCE_S)
+            return None
+        asked.append((stop(), stop(4), stop(5), stop(6)))
+        return done(effect, stop)
+
+    worker = start(perform)
+    worker.submit(OpenCache(1, 1))
+    for job in (1, 2):
+        worker.submit(block(job))
+    worker.abort(1, 4)
+    worker.abort(1, 6)
+    gate.set()
+    collect(worker, 2)
+    assert asked == [(False, True, False, True), (False,) * 4]
+    gate.clear()
+    worker.submit(OpenCache(1, 1))
+    worker.submit(block(3))
+    worker.abort(3, 4)
+    worker.abort(3)
+    gate.set()
+    collect(worker, 1)
+    assert asked[2] == (True,) * 4, "in the end nothing of it is wanted"
 
 
 def head(job: int, request: int = 1) -> RunHead:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.fake_draft import FakeDraft
 from support.segments import run_block
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
+from edgespec.machines.effects import RunBlock
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import FakeBlock, FakeHead, toy_next
 from edgespec.tree.drafted import FROM_ROOT
 from edgespec.tree.ledger import BoolArray, Rows
-from edgespec.types.tensor import Tensor
+from edgespec.types.tensor import Layers, Tensor
 from edgespec.verify.sampling import Sampling
 
 
@@ -112,6 +115,39 @@ def test_an_aborted_job_leaves_slots_that_nobody_may_see() -> None:
     clean.run(job, never)
     after = run_block(2, 1, rows([3], 2), None, 2, np.ones((1, 1), np.bool_))
     assert block.run(after, never) != clean.run(after, never)
+
+
+@pytest.mark.parametrize("left_out", [None, 1, 2, 3])
+def test_parts_of_several_requests_give_what_each_gives_alone(left_out: int | None) -> None:
+    joint, apart = FakeBlock(0), FakeBlock(0)
+    parts = []
+    for request in (1, 2, 3):
+        for block in (joint, apart):
+            block.open(request, 64)
+            block.run(
+                run_block(1, request, rows([request] * 4), None, 0, np.tri(4, dtype=bool)), never
+            )
+        guesses = rows([7, 8, 9][:request], 4)
+        sees = np.tri(len(guesses), dtype=np.bool_)
+        parts.append(run_block(2, request, guesses, None, 4, sees).parts[0])
+    job = RunBlock(2, tuple(parts), None, Layers((0,)))
+
+    def stop(request: int | None = None) -> bool:
+        return request is not None and request == left_out
+
+    out = joint.run(job, stop)
+    alone = [apart.run(replace(job, parts=(part,)), never) for part in parts]
+    assert out is not None
+    taken = 0
+    for part, own in zip(parts, alone, strict=True):
+        assert own is not None
+        index = np.arange(taken, taken + len(part.rows))
+        taken += len(part.rows)
+        wanted = bytes(own.data) if part.request != left_out else bytes(8 * len(index))
+        assert bytes(out.take(index).data) == wanted
+        same = bool((joint._cache[part.request] == apart._cache[part.request]).all())
+        assert same == (part.request != left_out)
+        assert joint.slots(part.request) == 4 + len(index)
 
 
 def test_jobs_that_do_not_fit_are_refused() -> None:

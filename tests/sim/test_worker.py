@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from support.segments import run_block
 
-from edgespec.decoding.effects import CloseCache
+from edgespec.decoding.effects import CloseCache, RunHead
 from edgespec.errors import CapacityError
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import BlockDone, ComputeFailed, Event
 from edgespec.sim.clock import Clock
 from edgespec.sim.worker import Span, Turns, VirtualWorker
 from edgespec.tree.ledger import Rows
+from edgespec.types.stop import Stop
+from edgespec.types.tensor import Tensor
+from edgespec.verify.sampling import Sampling
 
 ROW = np.zeros(1, np.int64)
 
@@ -146,6 +151,83 @@ def test_aborting_what_is_not_there_is_harmless() -> None:
     bench.worker.abort(1)
     bench.run()
     assert bench.performed[0][2] is False
+
+
+def joint(job: int) -> RunBlock:
+    """Rows of requests 1, 2, 3 and 4, each of which takes a quarter of the time."""
+    parts = tuple(replace(block(job).parts[0], request=request) for request in (1, 2, 3, 4))
+    return replace(block(job), parts=parts)
+
+
+class JointBench(Bench):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out: list[list[int]] = []
+
+    def seconds(self, effect: Effect, done: Event | None = None) -> float:
+        return len(effect.parts) / 4 if isinstance(effect, RunBlock) else 1.0
+
+    def perform(self, effect: Effect, stop: Stop) -> Event | None:
+        self.left_out.append([request for request in (1, 2, 3, 4) if stop(request)])
+        return super().perform(effect, stop)
+
+
+@pytest.mark.parametrize(
+    ("aborts", "ends", "left_out"),
+    [
+        ({0.1: 2}, 0.25 + 0.75 * 0.75, [2]),
+        ({0.1: 2, 0.12: 3}, 0.25 + 0.75 * 0.5, [2, 3]),
+        ({0.1: 2, 0.3: 2}, 0.25 + 0.75 * 0.75, [2]),
+        ({0.1: 2, 0.3: 4}, 0.25 + 0.25 * 0.75 + 0.5 * 0.5, [2, 4]),
+        ({0.8: 1}, 1.0, []),  # in the last layer
+        ({0.1: 2, 0.26: None}, 0.25 + 0.25 * 0.75, [1, 2, 3, 4]),
+    ],
+)
+def test_a_request_that_is_left_out_is_charged_up_to_the_layer_that_runs(
+    aborts: dict[float, int | None], ends: float, left_out: list[int]
+) -> None:
+    bench = JointBench()
+    bench.worker.add(joint(1))
+    for at, request in aborts.items():
+        bench.clock.book(at, bench.worker.abort, 1, request)
+    bench.run()
+    assert bench.left_out == [left_out]
+    ((at, event),) = bench.done
+    assert at == pytest.approx(ends)
+    assert event == BlockDone(1, None)
+    assert [span.stopped for span in bench.spans] == [None in aborts.values()]
+
+
+def test_a_request_that_is_left_out_before_its_block_starts_is_not_charged() -> None:
+    bench = JointBench()
+    for job in (1, 2, 3):
+        bench.worker.add(joint(job))
+    for request in (2, 3):
+        bench.clock.book(0.5, bench.worker.abort, 2, request)
+    bench.run()
+    assert [at for at, _ in bench.done] == [1.0, 1.5, 2.5]
+    assert bench.left_out == [[], [2, 3], []]
+
+
+def test_a_request_is_left_out_of_a_block_that_makes_way_for_a_head() -> None:
+    """Two nodes share a device: the block waits for the other's head, and goes on with less."""
+    turns, bench = Turns(), JointBench()
+    bench.worker = VirtualWorker(*worker_of(bench, 1), turns, at_start=False)
+    other = VirtualWorker(*worker_of(bench, 0), turns, at_start=True)
+    one = np.zeros(1, np.int64)
+    head = RunHead(7, 9, Tensor("uint64", (1, 1), bytes(8)), Rows(*[one] * 4), Sampling())
+    bench.worker.add(joint(1))
+    bench.clock.book(0.1, other.add, head)  # from 0.25 to 1.25
+    bench.clock.book(0.15, bench.worker.abort, 1, 2)  # before it makes way
+    bench.clock.book(0.5, bench.worker.abort, 1, 3)  # while it waits
+    bench.run()
+    assert [at for at, _ in bench.done] == [1.25, pytest.approx(1.25 + 0.75 * 0.5)]
+    assert bench.left_out[-1] == [2, 3]
+
+
+def worker_of(bench: Bench, node: int) -> tuple[Any, ...]:
+    done, spans = bench._done, bench.spans
+    return node, bench.clock, bench.perform, bench.seconds, bench.parts, done, spans
 
 
 def test_a_failure_comes_back_as_an_event() -> None:
