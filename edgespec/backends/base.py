@@ -6,7 +6,7 @@ from typing import Protocol
 
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray, Rows
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
@@ -25,7 +25,7 @@ class BlockBackend(Protocol):
     def fork(self, request: int, fork_of: int) -> None:
         """Begin `request` with the cache of `fork_of`, which has none afterwards."""
 
-    def run(self, job: RunBlock, stop: Stop) -> Tensor | None:
+    def run(self, job: RunBlock, stop: StopCheck) -> Tensor | None:
         """Run the block over the rows of all parts and append their keys and values to the caches.
 
         Returns hidden rows, a Tensor [R, H] in the model's dtype (after the final norm on the

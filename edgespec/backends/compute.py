@@ -22,7 +22,7 @@ from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import BlockDone, Event
 from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.drafted import Children, DraftedTree
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 
 STAGE_COMPUTE = (OpenCache, ForkCache, CloseCache, RunBlock, GatherRows, RunHead)
 COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, Draft, RunHead)
@@ -49,7 +49,7 @@ class StageCompute:
         self._block = block
         self._head = head
 
-    def perform(self, effect: Effect, stop: Stop) -> Event | None:
+    def perform(self, effect: Effect, stop: StopCheck) -> Event | None:
         """Carry out one effect; `stop()` turns true when a running block is no longer wanted."""
         match effect:
             case OpenCache(request, reserve):

@@ -11,9 +11,9 @@ from edgespec.backends.compute import INTERRUPTIBLE
 from edgespec.backends.timed import EffectDurations
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import Event
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 
-Perform = Callable[[Effect, Stop], Event | None]
+Perform = Callable[[Effect, StopCheck], Event | None]
 
 HEADROOM = 1.5
 """A block is begun this many times its usual time before its charged time ends: other processes of
@@ -61,7 +61,7 @@ class Emulated:
         self.began = self.free_at = clock()
         self.late = 0.0
 
-    def perform(self, effect: Effect, stop: Stop) -> Event | None:
+    def perform(self, effect: Effect, stop: StopCheck) -> Event | None:
         """Carry out one effect; returns when its charged time is over, or a block was stopped."""
         start = max(self._asked.asked_at, self.free_at)
         if isinstance(effect, RunBlock):
@@ -92,7 +92,7 @@ class Emulated:
             charged.go_on(self.free_at)
         return event, charged.end
 
-    def _block(self, effect: RunBlock, stop: Stop, start: float) -> tuple[Event | None, float]:
+    def _block(self, effect: RunBlock, stop: StopCheck, start: float) -> tuple[Event | None, float]:
         """Wait, run the block just in time for its charged end, give event and end.
 
         A block that is no longer wanted ends after the layer that it is in, as real ones do, and
@@ -139,7 +139,7 @@ class _Block:
         """The next boundary after this one."""
         return self._charged.boundary(boundary + 2 * SAME_S, self._layers)
 
-    def ends(self, stop: Stop, boundary: float) -> bool:
+    def ends(self, stop: StopCheck, boundary: float) -> bool:
         """Whether nothing is wanted at that boundary; parts that are not are left out."""
         if self.unwanted(stop, None, boundary):
             return True
@@ -148,7 +148,7 @@ class _Block:
                 self.unwanted(stop, part.request, boundary)
         return False
 
-    def unwanted(self, stop: Stop, request: int | None, now: float) -> bool:
+    def unwanted(self, stop: StopCheck, request: int | None, now: float) -> bool:
         """What `stop` says; once it is true, less is charged from the next boundary on."""
         if request not in self.gone and stop(request):
             self.gone.add(request)

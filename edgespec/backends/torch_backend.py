@@ -15,7 +15,7 @@ from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import IntArray, Rows
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Logits, Sampling, choose_along
 from edgespec.verify.top_logprobs import TopLogprobs, top_logprobs
@@ -36,7 +36,7 @@ class TorchBlock:
         self._caches[request] = self._cache(fork_of)
         del self._caches[fork_of]
 
-    def run(self, job: RunBlock, stop: Stop) -> Tensor | None:
+    def run(self, job: RunBlock, stop: StopCheck) -> Tensor | None:
         """Raises RemoteProtocolError, changing nothing, for tokens or hidden rows that this block
         cannot take; LocalProtocolError for a job that does not fit the cache."""
         rows = job.rows

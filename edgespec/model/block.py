@@ -19,7 +19,7 @@ from edgespec.model.quantised.linear import linear_from
 from edgespec.model.source import TensorSource, check_layers, check_names, shaped
 from edgespec.model.tensors import TORCH_DTYPES
 from edgespec.model.tree_attention import ATTENTION
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -166,7 +166,7 @@ class Block:
         stop: Callable[[], bool] | None = None,
     ) -> torch.Tensor | None:
         """Run rows of one request (see CachedPart) as `forward_joint` does."""
-        asked: Stop | None = None if stop is None else lambda request=None: stop()
+        asked: StopCheck | None = None if stop is None else lambda request=None: stop()
         return self.forward_joint(inputs, positions, [CachedPart(0, cache, mask)], asked)
 
     @torch.inference_mode()
@@ -175,7 +175,7 @@ class Block:
         inputs: torch.Tensor,
         positions: torch.Tensor,
         parts: Sequence[CachedPart],
-        stop: Stop | None = None,
+        stop: StopCheck | None = None,
         enters: Callable[[int, torch.Tensor], None] | None = None,
     ) -> torch.Tensor | None:
         """Run the R >= 1 rows of all parts and append their keys and values to the parts' caches.

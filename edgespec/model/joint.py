@@ -12,7 +12,7 @@ import torch
 
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.tree_attention import JointVisibility, Visibility
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 
 Turns = Mapping[str | None, tuple[torch.Tensor, torch.Tensor] | None]
 """Cosines and sines [1, R, D] of the rows' angles, by the kind of layer; None: no layer turns."""
@@ -80,7 +80,7 @@ class JointPass:
             self.cache = JointCache(parts)
             self.seen = JointVisibility(seen, [part.rows for part in parts])
 
-    def kept(self, stop: Stop, hidden: torch.Tensor) -> torch.Tensor | None:
+    def kept(self, stop: StopCheck, hidden: torch.Tensor) -> torch.Tensor | None:
         """Of `hidden` [1, R, H] the rows of the parts that are still wanted; None if none is.
 
         The others' slots are taken, but no layer sees them from now on.

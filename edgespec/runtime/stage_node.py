@@ -31,7 +31,7 @@ from edgespec.runtime.instrumentation import Instrumentation
 from edgespec.runtime.node import BUG, RingNode, ring_address
 from edgespec.runtime.stage_load import StageLoad
 from edgespec.runtime.worker import Perform
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 from edgespec.wire.messages import (
     Assign,
     CloseRequest,
@@ -240,7 +240,7 @@ class StageNode(RingNode):
 
     # --- in the worker's thread ---------------------------------------------------------------
 
-    def _perform(self, effect: Effect, stop: Stop) -> Event | None:
+    def _perform(self, effect: Effect, stop: StopCheck) -> Event | None:
         if isinstance(effect, LoadBlock):
             return self._load_block(effect.assign, stop)
         if self._compute is None and not isinstance(effect, RunBlock):

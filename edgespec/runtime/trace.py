@@ -15,7 +15,7 @@ from edgespec.errors import ConfigError
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import NO_JOB, BlockDone, Event
 from edgespec.runtime.worker import Perform
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
 
@@ -58,7 +58,7 @@ class Trace:
 
         A draft that heads interrupted has a span for each stretch between them (see sim.worker)."""
 
-        def traced(effect: Effect, stop: Stop) -> Event | None:
+        def traced(effect: Effect, stop: StopCheck) -> Event | None:
             inner: list[tuple[float, float]] = []
             outer, self._interruptions = self._interruptions, inner
             start = time.monotonic()

@@ -16,11 +16,11 @@ from edgespec.machines.effects import Effect
 from edgespec.machines.events import NO_JOB, ComputeFailed, Event
 from edgespec.ring.effects import LoadBlock
 from edgespec.ring.events import LoadFailed
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 
 log = logging.getLogger(__name__)
 
-Perform = Callable[[Effect, Stop], Event | None]
+Perform = Callable[[Effect, StopCheck], Event | None]
 
 
 class Worker:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray, Rows
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling, path_of
 from edgespec.verify.top_logprobs import TopLogprobs
@@ -57,7 +57,7 @@ class FakeBlock:
         self._cache[request] = self._slots_of(fork_of)
         del self._cache[fork_of]
 
-    def run(self, job: RunBlock, stop: Stop) -> Tensor | None:
+    def run(self, job: RunBlock, stop: StopCheck) -> Tensor | None:
         """One toy layer over the job's rows: Tensor uint64 [R, 1].
 
         Raises RemoteProtocolError for rows that this stage cannot take, LocalProtocolError for a

@@ -25,7 +25,7 @@ from edgespec.planning.costs import ring_costs
 from edgespec.policy.base import Grow
 from edgespec.sim.toy_model import FakeHead
 from edgespec.tree.ledger import Rows
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
 
@@ -181,7 +181,7 @@ class Joint(Device):
         super().__init__(real, requests=2)
         self.gone_at = float("inf")
 
-    def _perform(self, effect: Effect, stop: Stop) -> Event | None:
+    def _perform(self, effect: Effect, stop: StopCheck) -> Event | None:
         assert isinstance(effect, RunBlock)
         self.begun.append(self.now)
         for _ in range(LAYERS):

@@ -33,7 +33,7 @@ from edgespec.ring.effects import LoadBlock
 from edgespec.ring.events import BlockLoading, LoadFailed
 from edgespec.runtime.worker import Perform, Worker
 from edgespec.tree.ledger import Rows
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.messages import Assign
@@ -237,7 +237,7 @@ def test_one_requests_rows_are_left_out_of_the_job_it_is_meant_for(
     gate = threading.Event()
     asked: list[tuple[bool, ...]] = []
 
-    def perform(effect: Effect, stop: Stop) -> Event | None:
+    def perform(effect: Effect, stop: StopCheck) -> Event | None:
         if isinstance(effect, OpenCache):
             gate.wait(PATIENCE_S)
             return None

@@ -17,7 +17,7 @@ from edgespec.machines.events import BlockDone, ComputeFailed, Event
 from edgespec.sim.clock import Clock
 from edgespec.sim.worker import Span, Turns, VirtualWorker
 from edgespec.tree.ledger import Rows
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
 
@@ -167,7 +167,7 @@ class JointBench(Bench):
     def seconds(self, effect: Effect, done: Event | None = None) -> float:
         return len(effect.parts) / 4 if isinstance(effect, RunBlock) else 1.0
 
-    def perform(self, effect: Effect, stop: Stop) -> Event | None:
+    def perform(self, effect: Effect, stop: StopCheck) -> Event | None:
         self.left_out.append([request for request in (1, 2, 3, 4) if stop(request)])
         return super().perform(effect, stop)
 

@@ -15,7 +15,7 @@ from edgespec.model.block import Block
 from edgespec.model.source import TensorSource
 from edgespec.model.tensors import to_torch
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
-from edgespec.types.stop import Stop
+from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import NO_LAYERS, Layers, Tensor
 
 
@@ -94,7 +94,7 @@ class Side:
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.stages = [TorchBlock(block) for block in blocks]
 
-    def run(self, job: RunBlock, stop: Stop = never) -> tuple[torch.Tensor, list[Tensor]]:
+    def run(self, job: RunBlock, stop: StopCheck = never) -> tuple[torch.Tensor, list[Tensor]]:
         """Through all stages: hidden rows, and what each tapped; `stop` is asked by the first."""
         taps = []
         for number, stage in enumerate(self.stages):
