@@ -62,12 +62,21 @@ class _Malformed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class _Apart:
+    """What a field holds that travels apart: a list of integers, a tensor, or records of `kind`."""
+
+    kind: Any
+    optional: bool = False
+    many: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class _Plan:
-    """How a message or a record in one travels: the names of its fields; places and types of those
+    """How a message or a record in one travels: the names of its fields; places and shapes of those
     that are in frames or records themselves; the types of its values with bounds and without."""
 
     names: tuple[str, ...]
-    apart: tuple[tuple[int, Any], ...]
+    apart: tuple[tuple[int, _Apart], ...]
     bounded: type[Struct]
     unbounded: type[Struct]
 
@@ -89,7 +98,8 @@ def _plan(kind: type) -> _Plan:
     if kind not in _PLANS:
         exact, bare = get_type_hints(kind, include_extras=True), get_type_hints(kind)
         names = tuple(field.name for field in fields(kind))
-        apart = {at: bare[name] for at, name in enumerate(names) if _travels_apart(bare[name])}
+        found = {at: _apart(bare[name]) for at, name in enumerate(names)}
+        apart = {at: how for at, how in found.items() if how is not None}
         special = {name: Any for at, name in enumerate(names) if at in apart}
         schemas = []
         for hints in (exact | special, bare | special):
@@ -99,18 +109,16 @@ def _plan(kind: type) -> _Plan:
     return _PLANS[kind]
 
 
-def _travels_apart(hint: Any) -> bool:
-    return hint in _LISTS or is_dataclass(_bare(hint)) or _is_records(hint)
-
-
-def _bare(hint: Any) -> Any:
-    """The tensor or record of which there may be none; any other hint as it is."""
+def _apart(hint: Any) -> _Apart | None:
+    """How a field of this type travels, if not in the header."""
     kinds = get_args(hint)
-    return kinds[0] if len(kinds) == 2 and kinds[1] is NoneType else hint
-
-
-def _is_records(hint: Any) -> bool:
-    return get_origin(hint) is tuple and is_dataclass(get_args(hint)[0])
+    if hint in _LISTS or is_dataclass(hint):
+        return _Apart(hint)
+    if len(kinds) == 2 and kinds[1] is NoneType and is_dataclass(kinds[0]):
+        return _Apart(kinds[0], optional=True)
+    if get_origin(hint) is tuple and is_dataclass(kinds[0]):
+        return _Apart(kinds[0], many=True)
+    return None
 
 
 # --- sending --------------------------------------------------------------------------------------
@@ -157,22 +165,22 @@ class _Outgoing:
         """A message's or record's values as they stand in the header."""
         plan = _plan(type(record))
         values = [_plain(getattr(record, name)) for name in plan.names]
-        for at, hint in plan.apart:
+        for at, how in plan.apart:
             try:
-                values[at] = self._put(hint, values[at])
+                values[at] = self._put(how, values[at])
             except (TypeError, ValueError, OverflowError) as problem:
                 raise _Malformed(f"{plan.names[at]}: {problem}") from None
         return list(plan.checked(values, plan.unbounded))
 
-    def _put(self, hint: Any, value: Any) -> Any:
-        if hint in _LISTS:
+    def _put(self, how: _Apart, value: Any) -> Any:
+        if how.kind in _LISTS:
             return self._list(value)
-        if value is None and hint != _bare(hint):
+        if value is None and how.optional:
             return None
-        if _bare(hint) == Tensor:
+        if how.kind is Tensor:
             self._frames.append(value.data)
             return [value.dtype, list(value.shape)]
-        return [self.record(one) for one in value] if _is_records(hint) else self.record(value)
+        return [self.record(one) for one in value] if how.many else self.record(value)
 
     def _list(self, value: Any) -> int:
         if not isinstance(value, np.ndarray):
@@ -263,9 +271,9 @@ class _Incoming:
         for value in values:
             too_long = isinstance(value, str) and len(value) > self._limits.text_chars
             _need(not too_long, f"{kind.__name__} has a text that is too long")
-        for at, hint in plan.apart:
+        for at, how in plan.apart:
             try:
-                values[at] = self._take(hint, values[at])
+                values[at] = self._take(how, values[at])
             except _Malformed as problem:
                 raise _Malformed(f"{kind.__name__}.{plan.names[at]}: {problem}") from None
         found = kind(*plan.checked(values, plan.bounded))
@@ -276,18 +284,18 @@ class _Incoming:
             raise _Malformed(f"{kind.__name__}: {problem}") from None
         return found
 
-    def _take(self, hint: Any, value: Any) -> Any:
-        if hint in _LISTS:
+    def _take(self, how: _Apart, value: Any) -> Any:
+        kind = how.kind
+        if kind in _LISTS:
             numbers = self._list(value)
-            return numbers if hint == IntArray else get_origin(hint)(numbers.tolist())
-        if value is None and hint != _bare(hint):
+            return numbers if kind == IntArray else get_origin(kind)(numbers.tolist())
+        if value is None and how.optional:
             return None
-        if _bare(hint) == Tensor:
+        if kind is Tensor:
             return self._tensor(value)
-        if not _is_records(hint):
-            return self.record(_bare(hint), value)
+        if not how.many:
+            return self.record(kind, value)
         _need(isinstance(value, list), "no list")
-        kind = get_args(hint)[0]
         return tuple(self.record(kind, one) for one in value)
 
     def _list(self, length: Any) -> IntArray:
