@@ -301,7 +301,7 @@ def piece(data: object) -> bytes:
     return header(65, "0" * 64, 0, data)
 
 
-NODE: list[object] = [1, 0, 4, "", "", "", "", 0.0, 0.0, 0.0, 0, 0, 0.0, False, "", 0.0, 0, "", 0.0]
+NODE: list[object] = [1, 0, 4, *[""] * 4, *[0.0] * 3, 0, 0, 0.0, False, "", 0.0, 0, "", 0.0, False]
 """A NodeStatus in a header."""
 
 HOSTILE: dict[str, list[Frame]] = {
