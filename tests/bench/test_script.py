@@ -122,6 +122,10 @@ def test_texts_decoded_together_are_those_of_transformers() -> None:
 
 # --- bookkeeping that errs ------------------------------------------------------------------------
 
+# A stage that only reorders its committed rows does not err, and plays the same here: attention is
+# a sum over keys, and their positions are rotated into them. Behind the committed rows the order
+# counts, as rows see slots: there the toy's tokens change too.
+
 
 class Forgetful(FakeBlock):
     """Keeps the first rows after the committed ones, not those that it was told to."""
