@@ -188,7 +188,8 @@ class Block:
         model and the rows [R, hidden_size] that enter it.
         """
         hidden = (inputs if inputs.dim() > 1 else self.embedded(inputs)).unsqueeze(0)
-        joint = JointPass(parts, positions, self._turns(hidden, positions.unsqueeze(0)))
+        place = positions.unsqueeze(0)
+        joint = JointPass(parts, place, self._turns(hidden, place))
         for number, (layer, kind) in enumerate(
             zip(self._layers, self._angles, strict=True), start=self.first
         ):

@@ -57,12 +57,14 @@ class JointPass:
     `place` int64 [1, R]: positions; `turns`; `seen` and `cache`: of one part, or joint ones.
     """
 
-    def __init__(self, parts: Sequence[CachedPart], positions: torch.Tensor, turns: Turns) -> None:
-        """`positions` int64 [R], absolute, of the rows of all parts."""
-        self.place, self.turns = positions.unsqueeze(0), turns
-        self._rows = positions.shape[0]
+    def __init__(self, parts: Sequence[CachedPart], place: torch.Tensor, turns: Turns) -> None:
+        """`place` int64 [1, R], absolute positions of the rows of all parts."""
+        self.place, self.turns = place, turns
+        self._rows = place.shape[1]
         self._left: torch.Tensor | None = None  # which of all rows are left, if not all are
-        shares = positions.split([part.rows for part in parts])
+        positions = place.squeeze(0)
+        one = len(parts) == 1  # most are, and a split costs
+        shares = [positions] if one else positions.split([part.rows for part in parts])
         self._parts = [
             (part, Visibility(part.mask, share, part.cache.place(share)))
             for part, share in zip(parts, shares, strict=True)
