@@ -14,7 +14,7 @@ import torch
 from support.checkpoints import write_checkpoint
 from support.keys import OWN, everybody, identity
 
-from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Quantisation
+from edgespec.config import LOOPBACK, QUANTISATIONS, Address, CoordinatorConfig, Quantisation
 from edgespec.daemon.block_fetch import Wanted, obtain
 from edgespec.daemon.ring_model import RingModel
 from edgespec.errors import ConfigError, ModelError, PeerLost
@@ -147,7 +147,8 @@ def test_the_output_head_is_taken_from_a_model_at_hand(
         here = tmp_path / "made" if place == "made" else model
         if place == "made":
             quantisation = Quantisation.parse(QUANT)
-            Sharding(str(model), quantisation).into(here, [(0, 1), (1, 4)], lambda *_: None)
+            sharding = Sharding(str(model), quantisation, QUANTISATIONS["none"])
+            sharding.into(here, [(0, 1), (1, 4)], lambda *_: None)
         changes = {"model": str(here)} if place == "named" else {}
         wanted = replace(there.wanted(2, head="none", **changes), head=True)
         source = obtain(wanted, str(here) if place != "named" else "", str(tmp_path / "ours"))
