@@ -15,7 +15,6 @@ from edgespec.daemon.model_names import known_name
 from edgespec.daemon.precision import (
     AUTO,
     draft_quantisation_for,
-    four_bit_for,
     head_quantisation_for,
     quantisation_for,
 )
@@ -26,7 +25,7 @@ from edgespec.errors import ConfigError
 from edgespec.model.hub import model_files, require_model
 from edgespec.model.hub_cache import is_here
 from edgespec.model.manifest import Manifest, manifest_of
-from edgespec.planning.architecture import architecture_of, longest_context
+from edgespec.planning.architecture import Architecture, architecture_of, longest_context
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import (
     NO_DRAFT,
@@ -119,19 +118,22 @@ def _base(model: str, quants: Quants) -> ModelToPlan:
     packed = known is not None and model == known.gguf
     if known is None or Path(model).exists() or (packed and is_here(model)):
         return stored_model(model, quants.stages, quants.head)
-    of, bits = known.sizes, 9 if "Q8_0" in model else GGUF_BITS
-    usual = FILE if packed else four_bit_for(of)
-    quantisation = usual if quants.stages == AUTO else Quantisation.parse(quants.stages)
+    of, quantisation = known.sizes, quantisation_for(model, quants.stages)
     head = head_quantisation_for(model, quantisation, quants.head)
     planned = PlannedModel(
         known_name(model),
         of,
         quantisation,
-        file_bytes=of.layer_weights * bits // 8 if quantisation == FILE else 0,
+        file_bytes=_usual_file_bytes(model, of) if quantisation == FILE else 0,
         head=head,
         head_file_bytes=of.head_bytes // 2 * GGUF_HEAD_BITS // 8 if head == FILE else 0,
     )
     return ModelToPlan(planned, known.context, ())
+
+
+def _usual_file_bytes(model: str, of: Architecture) -> int:
+    """Bytes of a layer in a GGUF file that is not here."""
+    return of.layer_weights * (9 if "Q8_0" in model else GGUF_BITS) // 8
 
 
 def chosen_context(asked: ModelToPlan, context: int) -> int:
@@ -309,7 +311,10 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     known = MODELS.get(known_name(one.folder))
     of = known.sizes if known else architecture_of(*_config(one.folder))
     name = known_name(one.folder) or Path(one.folder).resolve().name
-    packed = _file_bytes(one.folder, None) if quantisation == FILE else 0
+    packed = 0
+    if quantisation == FILE:
+        here = known is None or is_here(one.folder)
+        packed = _file_bytes(one.folder, None) if here else _usual_file_bytes(one.folder, of)
     return draft_costs_of(name, of, quantisation, draft_head(base.head), packed)
 
 

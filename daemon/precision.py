@@ -7,12 +7,15 @@ import json
 from pathlib import Path
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
+from edgespec.daemon.model_names import known_name
 from edgespec.drafting.choice import DraftChoice
 from edgespec.errors import ConfigError
 from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.hub import ModelFiles, NotHereYet, model_files
+from edgespec.model.hub_cache import is_here
 from edgespec.model.manifest import manifest_of
 from edgespec.planning.architecture import Architecture, architecture_of
+from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import HEAD, PLAIN
 
 AUTO = "auto"
@@ -47,6 +50,9 @@ def quantisation_for(model: str, quant: str = AUTO) -> Quantisation:
     made = manifest_of(model)
     if made is not None:
         return made.quantisation
+    known = MODELS.get(known_name(model))
+    if known is not None and not Path(model).exists():  # the hub need not be asked
+        return FILE if model == known.gguf else four_bit_for(known.sizes)
     try:
         files = model_files(model)
         file = files.file("config.json")
@@ -109,6 +115,9 @@ def draft_quantisation_for(
 
 def _layer_like(model: str) -> Quantisation:
     """Of an EAGLE head, whose layer is one like the base's."""
+    known = MODELS.get(known_name(model))
+    if known is not None:
+        return four_bit_for(known.sizes)
     try:
         file = model_files(model).file("config.json")
         return four_bit_for(architecture_of(json.loads(file.read_text("utf-8")), str(file)))
@@ -166,6 +175,9 @@ def four_bit_for(of: Architecture) -> Quantisation:
 
 def _has_head_codes(model: str) -> bool:
     """Whether a GGUF file has codes of its output matrix, too; folders hardly ever have."""
+    known = MODELS.get(known_name(model))
+    if known is not None and model == known.gguf and not is_here(model):
+        return True  # as published ones have
     try:
         files = model_files(model)
         if not isinstance(files, GgufFiles):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from edgespec.bench.workloads import Prompt, default_prompts
 from edgespec.config import FILE, QUANTISATIONS
 from edgespec.daemon import planning
 from edgespec.daemon.bundled_models import bundled
+from edgespec.daemon.model_names import resolved
 from edgespec.daemon.planning import (
     QUESTIONS,
     Quants,
@@ -26,6 +28,7 @@ from edgespec.daemon.planning import (
 )
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import ConfigError
+from edgespec.model.hub import ModelFiles, model_files
 from edgespec.model.manifest import MANIFEST, BlockEntry, Manifest
 from edgespec.model.sharding import Sharding
 from edgespec.planning.catalogue import MODELS
@@ -74,6 +77,19 @@ def test_a_packed_file_that_is_not_here_is_planned_as_packed() -> None:
     assert (packed.name, packed.quantisation.name) == ("qwen3-8b", "file")
     assert usual.quantisation.name == "int4"
     assert usual.costs.layer_bytes < packed.costs.layer_bytes < 2 * usual.costs.layer_bytes
+
+
+def test_known_models_are_planned_without_asking_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(model: str) -> ModelFiles:
+        assert Path(model).exists(), f"{model} was asked for"
+        return model_files(model)
+
+    for room in ("daemon.planning", "daemon.precision"):
+        monkeypatch.setattr(f"edgespec.{room}.model_files", asked)
+    for name, known in MODELS.items():
+        drafts = ["none", *{"independent", "eagle3"} & {one.source for one in known.drafts}]
+        for model, draft in product(filter(None, (name, known.hub, known.gguf)), drafts):
+            assert model_to_plan(resolved(model), Quants(), draft).model.name == name, model
 
 
 def test_block_files_say_how_they_are_quantised_and_cut(tmp_path: Path) -> None:
