@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.distribution import filtered_log_probs
+from support.tiers import tiered
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -315,6 +316,21 @@ def test_draws_over_seeds_follow_the_distribution(name: str) -> None:
     for seed in range(0, DRAWS, 997):
         chosen = choose(row[None], np.array([12]), Sampling(1.0, seed=seed)).tokens[0]
         assert chosen == tokens[seed]
+
+
+@pytest.mark.parametrize("size", tiered([2_048, 49_152, 151_936], [2_048]))
+def test_draws_from_real_vocabularies_follow_the_distribution(size: int) -> None:
+    """As frequent as words are, and the token of each place is the definition's for that seed."""
+    row = np.random.default_rng(size).permutation(-1.1 * np.log(np.arange(1, size + 1)))
+    for sampling in (Sampling(1.0, seed=11), Sampling(0.8, top_p=0.95, seed=12)):
+        log_p = filtered_log_probs(row, sampling)
+        rows = np.broadcast_to(row, (32, size))
+        places = np.arange(1_024).reshape(-1, 32)
+        tokens = np.concatenate([choose(rows, some, sampling).tokens for some in places])
+        assert pooled_fit(tokens, np.exp(log_p)) > 1e-4
+        for place in (0, 7, 501, 1_023):
+            noise = gumbel(sampling.seed, place, np.arange(size))
+            assert tokens[place] == (log_p + noise).argmax()
 
 
 def test_the_fit_catches_a_wrong_sampler() -> None:
