@@ -209,3 +209,9 @@ PROMPTS = typer.Option(
     "Default: 40 bundled problems of GSM8K's test split.",
 )
 LIMIT = typer.Option(0, help="Take the first so many prompts only; 0: all.")
+LIVE = typer.Option(
+    None,
+    metavar="K",
+    help="So many requests at once: the next one as soon as one ends, until the prompts are "
+    "through. Without it each waits for an idle ring.",
+)

@@ -12,8 +12,17 @@ from pathlib import Path
 import typer
 
 from edgespec.bench.campaigns import campaign as run_campaign
+from edgespec.bench.load import Load
 from edgespec.bench.recorded import is_recording, prompts_of, read_recording
-from edgespec.bench.report import COLUMNS, REFERENCE, RIVAL, Run, as_json, cells
+from edgespec.bench.report import (
+    COLUMNS,
+    LOAD_COLUMNS,
+    REFERENCE,
+    RIVAL,
+    Run,
+    as_json,
+    cells,
+)
 from edgespec.bench.simulated import Setup, chosen_policies
 from edgespec.bench.simulated import simulate as run_policies
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, default_prompts, read_prompts
@@ -76,6 +85,13 @@ def simulate(
     policy: str = options.POLICIES,
     prompts: str = options.PROMPTS,
     limit: int = options.LIMIT,
+    live: int | None = options.LIVE,
+    arrivals: float | None = typer.Option(
+        None,
+        metavar="RATE",
+        help="Instead of --live: so many requests come a second, at random times, whether those "
+        "before them are answered or not.",
+    ),
     sampling: SamplingOptions = USUAL,
     link: str = typer.Option(
         "",
@@ -121,6 +137,12 @@ def simulate(
     """
     if campaign is not None and replay:
         raise ConfigError("--campaign and --replay exclude each other; give one of them")
+    load = None if live is None and arrivals is None else Load(live, arrivals)
+    if load is not None and (campaign is not None or replay):
+        raise ConfigError(
+            "--live and --arrivals go with prompts, not with --campaign or --replay, where each "
+            "request has its time"
+        )
     recording = Path(replay) if replay and is_recording(Path(replay)) else None
     if (campaign is not None or (replay and recording is None)) and as_json_object:
         raise ConfigError(
@@ -157,11 +179,14 @@ def simulate(
         d0_free=d0_free,
         with_stage=with_stage,
         head=head,
+        load=load,
     )
     if recording is not None:
         show_replay(setup, recorded, policies[0] if len(policies) == 1 else "", as_json_object)
         return
     notes = Notes()
+    if load is not None and load.live is not None and load.live > len(workload):
+        notes.say(f"there are {len(workload)} prompts: no more than that are live at once")
     with notes.waiting("loading the models") as waiting:
         left = TimeLeft()
         runs = run_policies(
@@ -271,7 +296,7 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
         jitter = f"{link.jitter * 1e3:g} ms jitter"
         links = f"links of {link.latency * 1e3:g} ms, {rate}, {jitter}, {link.loss:g} loss"
     show_table(
-        COLUMNS,
+        COLUMNS if setup.load is None else COLUMNS + LOAD_COLUMNS,
         map(cells, runs),
         f"charged: {of.name}, drafts by {of.draft.name or 'none'}; D0 and {setup.stages} stage(s)"
         + (f", V{setup.with_stage} on D0's device" if setup.with_stage else "")
@@ -281,9 +306,19 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
         f"{len(setup.prompts)} prompts, {runs[0].new_tokens} new tokens; all times are virtual, "
         "from those figures and not measured",
         f"vs AR, vs naive: tok/s over that of {REFERENCE}, {RIVAL}; exact: the tokens of "
-        f"{REFERENCE}",
+        f"{REFERENCE}" + (", each request alone" if setup.load is not None else ""),
+        *([] if setup.load is None else [_of_load(setup.load)]),
         *(unproven(setup.profiles) if setup.row_price is None else ()),
         left=("policy",),
+    )
+
+
+def _of_load(load: Load) -> str:
+    """What the columns of a load say."""
+    how = f"{load.live} at once" if load.arrivals is None else f"{load.arrivals:g} a second"
+    return (
+        f"requests: {how}; tok/s: of all together; TTFT, TBT: ms to the first token since it was "
+        "asked, and between tokens; slowest: that of the slowest request over the mean"
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 
+from edgespec.bench.load import Course, Load, LoadFigures, load_figures, span
 from edgespec.wire.client_messages import Finished, SourceFigures
 
 REFERENCE = "autoregressive"
@@ -13,33 +14,48 @@ REFERENCE = "autoregressive"
 RIVAL = "naive_tree"
 """The baseline of pipelined policies."""
 
+ALONE = "alone"
+"""The reference's answers, each request alone on the ring: under load its tokens are the right
+ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Played:
     """One policy's answers to all prompts, in order.
 
     `elapsed`: virtual seconds from the first submission until the ring was empty; `busy`: seconds
-    in which D0, V1 … VN computed.
+    in which D0, V1 … VN computed. `load`: under which; `courses`: of each answer under it.
     """
 
     answers: tuple[Finished, ...]
     elapsed: float
     busy: tuple[float, ...]
+    load: Load | None = None
+    courses: tuple[Course, ...] = ()
 
     @property
     def tokens(self) -> list[tuple[int, ...]]:
         return [answer.token_ids for answer in self.answers]
 
     @property
+    def seconds(self) -> float:
+        """In which the answers were made; of answers that come at once, together."""
+        if self.courses:
+            return span(self.courses)
+        return sum(answer.seconds for answer in self.answers)
+
+    @property
     def speed(self) -> float:
-        """New tokens per second, prefill included."""
-        new_tokens = sum(answer.new_tokens for answer in self.answers)
-        return _ratio(new_tokens, sum(answer.seconds for answer in self.answers))
+        """New tokens per second of all answers, prefill included."""
+        return _ratio(sum(answer.new_tokens for answer in self.answers), self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy's figures (docs/commands.md); None where the other policy could not run."""
+    """One policy's figures (docs/commands.md); None where the other policy could not run.
+
+    `load`: those of answers under load, None without one.
+    """
 
     policy: str
     draft: str
@@ -64,12 +80,20 @@ class Run:
     exact: bool
     speedup_vs_autoregressive: float
     speedup_vs_naive_tree: float | None
+    load: LoadFigures | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """The figures by their names; those of a load among the others."""
+        figures = asdict(self)
+        of_load = figures.pop("load") or {}
+        return {**figures, **of_load}
 
 
 def run_of(
     policy: str, results: Mapping[str, Played], profiles: Sequence[str], cost_model: str
 ) -> Run:
-    """One policy's figures. `results` has REFERENCE and, if it could run, RIVAL too.
+    """One policy's figures. `results` has REFERENCE and, if it could run, RIVAL too; under load
+    ALONE as well.
 
     `profiles`: the names of the devices, D0's first.
     """
@@ -90,7 +114,7 @@ def run_of(
         cost_model=cost_model,
         prompts=len(answers),
         new_tokens=new_tokens,
-        virtual_seconds=seconds,
+        virtual_seconds=played.seconds,
         tokens_per_second=played.speed,
         first_token_seconds=first / len(answers),
         decode_tokens_per_second=_ratio(new_tokens - len(answers), seconds - first),
@@ -103,9 +127,10 @@ def run_of(
         misses=sum(answer.misses for answer in answers),
         accepted_histogram=tuple(map(sum, zip_longest(*histograms, fillvalue=0))),
         sources=_of_sources(answers),
-        exact=played.tokens == results[REFERENCE].tokens,
+        exact=played.tokens == results.get(ALONE, results[REFERENCE]).tokens,
         speedup_vs_autoregressive=_ratio(played.speed, results[REFERENCE].speed),
         speedup_vs_naive_tree=_ratio(played.speed, rival.speed) if rival else None,
+        load=None if played.load is None else load_figures(played.load, played.courses),
     )
 
 
@@ -122,17 +147,20 @@ def _of_sources(answers: Sequence[Finished]) -> tuple[SourceFigures, ...]:
 
 def as_json(runs: Sequence[Run], settings: Mapping[str, object]) -> dict[str, object]:
     """The JSON object of `edgespec simulate --json`."""
-    return {"runs": [asdict(run) for run in runs], "settings": dict(settings)}
+    return {"runs": [run.as_dict() for run in runs], "settings": dict(settings)}
 
 
 COLUMNS = (
     *("policy", "tok/s", "vs AR", "vs naive", "tok/trip", "rows/tok", "wasted"),
     *("miss/100", "D0 busy", "stages busy", "exact"),
 )
+LOAD_COLUMNS = ("live", "TTFT", "TBT", "TBT p99", "slowest")
+"""Behind the others, of runs under load; times in milliseconds."""
 
 
 def cells(run: Run) -> tuple[str, ...]:
-    """A run in COLUMNS; "vs" are ratios of tok/s, miss/100 is per 100 tokens."""
+    """A run in COLUMNS, with LOAD_COLUMNS if it was under load; "vs" are ratios of tok/s, miss/100
+    is per 100 tokens."""
     rival = run.speedup_vs_naive_tree
     return (
         run.policy,
@@ -146,6 +174,16 @@ def cells(run: Run) -> tuple[str, ...]:
         f"{run.coordinator_busy:.0%}",
         f"{min(run.stage_busy):.0%}-{max(run.stage_busy):.0%}",
         "yes" if run.exact else "NO",
+        *(() if run.load is None else _load_cells(run.load)),
+    )
+
+
+def _load_cells(load: LoadFigures) -> tuple[str, ...]:
+    times = (load.ttft_mean, load.tbt_mean, load.tbt_p99)
+    return (
+        f"{load.live:.3g}",
+        *(f"{seconds * 1e3:.0f}" for seconds in times),
+        f"{load.slowest_ratio:.2f}×",
     )
 
 

@@ -36,6 +36,8 @@ from edgespec.verify.top_logprobs import TopLogprobs
 
 TOGETHER = 8
 """Prompts whose answers are decoded in the same passes."""
+NO_TEXT = -1
+"""Stands for whatever is not on a known text."""
 _CHUNK = 256  # rows of a prompt that run together
 _WIDTH = 16  # children of a path that are found at once: policies ask for so many at most
 
@@ -49,6 +51,11 @@ class Text:
 
     tokens: tuple[int, ...]
     margins: tuple[float, ...]
+
+    @property
+    def answer(self) -> range:
+        """The positions of the answer."""
+        return range(len(self.tokens) - len(self.margins), len(self.tokens))
 
     def margin(self, position: int) -> float:
         return self.margins[position - len(self.tokens)]
@@ -119,14 +126,16 @@ class ScriptedHead:
 
     def __init__(self, stages: int) -> None:
         self._stages = stages
-        self._text = Text((), ())
-        self._places: dict[int, int] = {}
+        self._texts: list[Text] = []
+        self._places: dict[int, tuple[Text, int]] = {}  # what comes after the row of that number
 
-    def begin(self, text: Text) -> None:
-        """From now on rows are of this text."""
-        self._text = text
+    def add(self, text: Text) -> None:
+        """From now on rows may be of this text too."""
+        self._texts.append(text)
         numbers = toy_hidden(text.tokens, self._stages).tolist()
-        self._places = {number: position for position, number in enumerate(numbers)}
+        # Only in front of the answer's tokens: after as much of its prompt another text may go on
+        # in another way. Answers that begin alike go on alike.
+        self._places.update((numbers[at - 1], (text, at)) for at in text.answer)
 
     def choose(
         self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1
@@ -138,24 +147,29 @@ class ScriptedHead:
         positions = (rows.positions + 1).tolist()
 
         def target(row: int) -> int:
-            return self._token(numbers[row], positions[row])
+            return self._token(numbers[row], positions[row])[0]
 
         path = path_of(target, rows)
-        taken = [target(row) for row in path.tolist()]
-        margins = [self._text.margin(positions[row]) for row in path.tolist()]
-        return Choice(path, np.array(taken, np.int64), np.array(margins)), None
+        found = [self._token(numbers[row], positions[row]) for row in path.tolist()]
+        tokens, margins = (np.array(column) for column in zip(*found, strict=True))
+        return Choice(path, tokens.astype(np.int64), margins), None
 
-    def _token(self, number: int, position: int) -> int:
-        """The text's token at that position, if a row before it saw the text; else another one."""
-        right = self._text.tokens[position]
-        return right if self._places.get(number) == position - 1 else max(right - 1, 0) or 1
+    def _token(self, number: int, position: int) -> tuple[int, float]:
+        """The token at that position and its margin in the text of which a row before it saw all;
+        if it saw that of none, another token than the newest text has."""
+        text, at = self._places.get(number, (None, NO_TEXT))
+        if text is not None and at == position:
+            return text.tokens[at], text.margin(at)
+        newest = next(one for one in reversed(self._texts) if position in one.answer)
+        right = newest.tokens[position]
+        return max(right - 1, 0) or 1, newest.margin(position)
 
 
 # --- the draft ----------------------------------------------------------------------------------
 
 
 class KnownGuesses:
-    """What a whole draft model guesses on one text and beside it, each place computed once."""
+    """What a whole draft model guesses on some texts and beside them, each place computed once."""
 
     def __init__(self, source: TensorSource, dtype: str, vocab_size: int) -> None:
         """Load the draft model; it guesses none but the first `vocab_size` tokens."""
@@ -164,13 +178,21 @@ class KnownGuesses:
         self.most_rows = int(source.config.max_position_embeddings)
         self.vocab_size = min(vocab_size, self.head.vocab_size)
         self._sampling = Sampling()
-        self.begin((), self._sampling)
+        self._texts: dict[int, tuple[int, ...]] = {}
+        self._known: dict[int, dict[object, tuple[int, Guessed]]] = {NO_TEXT: {}}
+        self._caches: dict[int, GuessCache] = {}
 
-    def begin(self, text: tuple[int, ...], sampling: Sampling) -> None:
-        """From now on guesses are asked for along this text; forget those of another one."""
-        self._text, self._sampling = text, sampling
-        self._known: dict[object, tuple[int, Guessed]] = {}
-        self._cache = self._new_cache()
+    def begin(self, number: int, text: tuple[int, ...], sampling: Sampling) -> None:
+        """From now on guesses are asked for along this text, known by a number, too."""
+        if number not in self._texts:
+            self._texts[number], self._sampling = text, sampling
+            self._known[number] = {}
+
+    def forget(self, number: int) -> None:
+        """No guesses are asked for any more along the text of that number, or hardly any."""
+        if self._texts.pop(number, None) is not None:
+            del self._known[number]
+            self._caches.pop(number, None)
 
     def best(
         self,
@@ -180,39 +202,44 @@ class KnownGuesses:
         draft_temperature: float | None,
     ) -> list[Guessed]:
         """Tokens and log scores of the best children of each path (see drafting.ranking)."""
-        places = [(*self._place(context, path), draft_temperature) for path in paths]
+        text = self._text_of(context)
+        known = self._known[text]
+        places = [(*self._place(text, context, path), draft_temperature) for path in paths]
         missing = {
             place: path
             for place, path in zip(places, paths, strict=True)
-            if place not in self._known or self._known[place][0] < width
+            if place not in known or known[place][0] < width
         }
         if missing:
-            found = self._guess(context, list(missing.values()), width, draft_temperature)
-            self._known.update(zip(missing, found, strict=True))
-        known = (self._known[place][1] for place in places)
-        return [(tokens[:width], scores[:width]) for tokens, scores in known]
+            cache = self._read(text, list(context))
+            found = self._guess(cache, list(missing.values()), width, draft_temperature)
+            known.update(zip(missing, found, strict=True))
+        best = (known[place][1] for place in places)
+        return [(tokens[:width], scores[:width]) for tokens, scores in best]
 
-    def _place(self, context: Sequence[int], path: TokenPath) -> tuple[int, tuple[int, ...]]:
+    def _text_of(self, context: Sequence[int]) -> int:
+        """The number of a text that begins so."""
+        begin = tuple(context)
+        fits = (n for n, text in self._texts.items() if text[: len(begin)] == begin)
+        return next(fits, NO_TEXT)
+
+    def _place(
+        self, number: int, context: Sequence[int], path: TokenPath
+    ) -> tuple[int, tuple[int, ...]]:
         """The same for all ways to say it: where the text is left, and what follows there."""
-        text, size = self._text, len(context)
-        if text[:size] != tuple(context):
-            return -1, (*context, *path)
-        at = 0
+        if number == NO_TEXT:
+            return NO_TEXT, (*context, *path)
+        text, size, at = self._texts[number], len(context), 0
         while at < len(path) and size + at < len(text) and text[size + at] == path[at]:
             at += 1
         return size + at, tuple(path[at:])
 
     def _guess(
-        self,
-        context: Sequence[int],
-        paths: list[TokenPath],
-        width: int,
-        draft_temperature: float | None,
+        self, cache: GuessCache, paths: list[TokenPath], width: int, draft_temperature: float | None
     ) -> list[tuple[int, Guessed]]:
         wide = max(width, _WIDTH)
-        self._read(list(context))
-        logits = self.head.logits(self._cache.hidden_behind(paths))[:, : self.vocab_size]
-        positions = len(context) + np.array([len(path) for path in paths])
+        logits = self.head.logits(cache.hidden_behind(paths))[:, : self.vocab_size]
+        positions = len(cache.context) + np.array([len(path) for path in paths])
         rows, columns, scores = best_guesses(
             logits, positions, self._sampling, wide, draft_temperature
         )
@@ -223,14 +250,17 @@ class KnownGuesses:
     def _new_cache(self) -> GuessCache:
         return GuessCache(self.block, ran=lambda rows: None, between_layers=lambda: False)
 
-    def _read(self, context: list[int]) -> None:
-        """Have the cache end with this context, from as much of it as is there."""
-        cache = self._cache
-        if len(cache.context) > len(context) > 1 and cache.context[: len(context)] == context:
+    def _read(self, text: int, context: list[int]) -> GuessCache:
+        """The text's cache, at the end of this context, from as much of it as is there."""
+        cache = self._caches.get(text)
+        if cache is None:
+            cache = self._caches[text] = self._new_cache()
+        elif len(cache.context) > len(context) > 1 and cache.context[: len(context)] == context:
             cache.rewind(len(context) - 1)  # the last one runs again, as its hidden row is gone
         elif context[: len(cache.context)] != cache.context:
-            self._cache = cache = self._new_cache()
+            self._caches[text] = cache = self._new_cache()
         cache.catch_up(context[len(cache.context) :])
+        return cache
 
 
 class ScriptedGuesser(WholeModelGuesser[GuessCache]):

@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import structs
 
 from edgespec.backends.base import BlockBackend
+from edgespec.bench.asking import Asking
+from edgespec.bench.load import Load
 from edgespec.bench.processes import News, map_in_processes, process_count
-from edgespec.bench.report import REFERENCE, RIVAL, Played, Run, run_of
-from edgespec.bench.workloads import Prompt, submit_of
+from edgespec.bench.report import ALONE, REFERENCE, RIVAL, Played, Run, run_of
+from edgespec.bench.workloads import Prompt
 from edgespec.config import HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE, HEADS
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -40,7 +42,6 @@ from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 from edgespec.types.features import NO_NEEDS
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.client_messages import Failed, Finished
 
 if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are known to be right
     from edgespec.drafting.base import Guesser
@@ -48,6 +49,8 @@ if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are 
     from edgespec.model.block import Block
     from edgespec.model.ends import OutputHead
     from edgespec.model.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 _ROOM = 4096
 """Rows of a request that a stage may hold beyond the model's context."""
@@ -67,8 +70,8 @@ class Setup:
     profiles' own, but for those on D0's device. `split`: layers of the cost model that each stage
     is charged for; none given: evenly. `with_stage`: the stage on D0's device, 0: none.
     `row_price`: see planning.costs.NodeCosts. `d0_free`: head, choosing, ranking and drafts take no
-    time. `head`: where the output head is, one of config.HEADS. Raises ConfigError for what cannot
-    run.
+    time. `head`: where the output head is, one of config.HEADS. `load`: how many requests come at
+    once; None: one after the other, each on an idle ring. Raises ConfigError for what cannot run.
     """
 
     model: str
@@ -85,6 +88,7 @@ class Setup:
     row_price: float | None = None
     d0_free: bool = False
     head: str = HEAD_ON_COORDINATOR
+    load: Load | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -163,6 +167,7 @@ class Setup:
             **asdict(self.sampling),
             "prompts": len(self.prompts),
             "prompts_sha256": hashlib.sha256(content.encode()).hexdigest(),
+            **(self.load.settings() if self.load else {}),
         }
 
 
@@ -200,77 +205,83 @@ def simulate(
     """
     asked = chosen_policies(policies, setup.draft)
     references = (REFERENCE, RIVAL) if setup.draft else (REFERENCE,)
-    playing = tuple(dict.fromkeys((*references, *asked)))
-    groups = dealt(playing, process_count(jobs) if setup.is_scripted else len(playing))
+    plays = [NamedPlay(name, setup, name) for name in dict.fromkeys((*references, *asked))]
+    if setup.load is not None:
+        plays.insert(0, NamedPlay(ALONE, replace(setup, load=None), REFERENCE))
+    groups = dealt(plays, process_count(jobs) if setup.is_scripted else len(plays))
     done = [0] * len(groups)
 
     def heard(group: int, answers: int) -> None:
         done[group] = answers
-        news(sum(done), len(playing) * len(setup.prompts))
+        news(sum(done), len(plays) * len(setup.prompts))
 
-    items = [(setup, group) for group in groups]
-    played = map_in_processes(_play_group, items, jobs, heard)
-    results = {policy: one for group in played for policy, one in group.items()}
+    played = map_in_processes(_play_group, groups, jobs, heard)
+    results = {name: one for group in played for name, one in group.items()}
     names = [profile.name for profile in setup.profiles]
     return [run_of(policy, results, names, setup.cost_model.name) for policy in asked]
 
 
-def dealt(policies: Sequence[str], groups: int) -> list[list[str]]:
-    """The policies in so many groups at most, to and fro: those that take longest come last."""
-    hands: list[list[str]] = [[] for _ in range(min(groups, len(policies)))]
-    for number, policy in enumerate(policies):
+@dataclass(frozen=True, slots=True)
+class NamedPlay:
+    """A play that is wanted, and the name of its result."""
+
+    name: str
+    setup: Setup
+    policy: str
+
+
+def dealt(plays: Sequence[T], groups: int) -> list[list[T]]:
+    """The plays in so many groups at most, to and fro: those that take longest come last."""
+    hands: list[list[T]] = [[] for _ in range(min(groups, len(plays)))]
+    for number, play in enumerate(plays):
         turn, place = divmod(number, len(hands))
-        hands[-1 - place if turn % 2 else place].append(policy)
+        hands[-1 - place if turn % 2 else place].append(play)
     return hands
 
 
-def _play_group(item: tuple[Setup, list[str]], news: News) -> dict[str, Played]:
-    return play_all(*item, news)
+def _play_group(group: list[NamedPlay], news: News) -> dict[str, Played]:
+    played = _play_each([(one.setup, one.policy) for one in group], news)
+    return {one.name: result for one, result in zip(group, played, strict=True)}
 
 
 def play_all(
     setup: Setup, policies: Sequence[str], news: News = lambda done: None
 ) -> dict[str, Played]:
     """What comes of each policy; `news(done)`: how many answers there are. Raises ConfigError."""
-    if not setup.is_scripted:
-        return {policy: play(setup, policy, news) for policy in policies}
-    from edgespec.bench.together import play_together
-
-    played = play_together([(setup, policy) for policy in policies], news)
+    played = _play_each([(setup, policy) for policy in policies], news)
     return dict(zip(policies, played, strict=True))
 
 
+def _play_each(plays: Sequence[tuple[Setup, str]], news: News) -> list[Played]:
+    """What comes of each; all have the models, prompts and sampling of the first."""
+    if plays[0][0].is_scripted:
+        from edgespec.bench.together import play_together
+
+        return play_together(plays, news)
+    count = len(plays[0][0].prompts)
+    return [
+        play(setup, policy, lambda done, before=n * count: news(before + done))  # type: ignore[misc]
+        for n, (setup, policy) in enumerate(plays)
+    ]
+
+
 def play(setup: Setup, policy: str, news: News = lambda done: None) -> Played:
-    """One policy answers all prompts, one after the other, in a world of its own; the models
-    compute every row of it."""
+    """One policy answers all prompts in a world of its own; the models compute every row of it."""
     with one_thread():
         loaded = load_base(setup.model, setup.dtype, setup.stages)
         check_prompts(setup, loaded)
-        world = world_of(setup, loaded)
-        answers = []
-        for number in range(len(setup.prompts)):
-            answers.append(ask(world, setup, policy, number))
-            news(number + 1)
-        return played_in(world, answers)
+        asking = Asking(world_of(setup, loaded), setup, policy)
+        for answers in range(1, len(setup.prompts) + 1):
+            asking.run(answers)
+            news(answers)
+        return played_in(asking)
 
 
-def ask(world: World, setup: Setup, policy: str, number: int) -> Finished:
-    """The policy's answer to one prompt of the set-up, in that world of the set-up's."""
-    prompt = setup.prompts[number]
-    submit = submit_of(number, prompt.text, setup.max_new_tokens, setup.sampling, policy)
-    world.submit(submit, world.now)
-    world.run()
-    ends = [r.message for r in world.replies if isinstance(r.message, Finished | Failed)]
-    world.replies.clear()  # the pieces of all answers would add up
-    assert len(ends) == 1, "every request ends in exactly one way"
-    if isinstance(ends[0], Failed):
-        raise ConfigError(f"prompt {prompt.id!r} with {policy}: {ends[0].reason}")
-    return replace(ends[0], text="")
-
-
-def played_in(world: World, answers: Sequence[Finished]) -> Played:
-    """What came of all answers in a world."""
-    return Played(tuple(answers), world.now, tuple(world.busy_seconds))
+def played_in(asking: Asking) -> Played:
+    """What has come of it so far."""
+    world, load = asking.world, asking.setup.load
+    courses = () if load is None else asking.courses
+    return Played(tuple(asking.answers), world.now, tuple(world.busy_seconds), load, courses)
 
 
 # --- the ring -----------------------------------------------------------------------------------
@@ -355,6 +366,7 @@ def ring_world(
 ) -> World:
     """A ring of that set-up in virtual time, whatever computes: V1 … VN have `block_of(1 … N)`."""
     stages, draft, head = setup.stages, device.draft, None
+    queue = {} if setup.load is None else {"queue_limit": len(setup.prompts) + 1}
     if setup.head_last:
         head, device = device.head, replace(device, head=None)
 
@@ -381,6 +393,7 @@ def ring_world(
                 needs=draft.needs if draft else NO_NEEDS,
                 sources=draft.sources if draft else (),
                 head_last=setup.head_last,
+                **queue,
             ),
             loaded.tokenizer,
         ),

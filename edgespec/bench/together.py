@@ -1,19 +1,27 @@
 """Together: several set-ups and policies play the same prompts, and the models speak once.
 
-Prompt by prompt, all of them one after the other, so that what is known of one text is never needed
-again once they are through with it. See bench.script for what is computed, and what is looked up.
+Answer by answer, all of them one after the other, so that what is known of one text is hardly ever
+needed again once they are through with it. See bench.script for what is computed, and what is
+looked up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgespec.bench.asking import Asking
 from edgespec.bench.processes import News
 from edgespec.bench.report import Played
-from edgespec.bench.script import TOGETHER, KnownGuesses, ScriptedGuesser, ScriptedHead, plain_texts
+from edgespec.bench.script import (
+    TOGETHER,
+    KnownGuesses,
+    ScriptedGuesser,
+    ScriptedHead,
+    Text,
+    plain_texts,
+)
 from edgespec.bench.simulated import (
     Setup,
-    ask,
     check_prompts,
     draft_of,
     load_base,
@@ -27,22 +35,17 @@ from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import require_same_tokenizer
 from edgespec.sim.faults import Fault
 from edgespec.sim.toy_model import FakeBlock
-from edgespec.sim.world import CoordinatorParts, World
+from edgespec.sim.world import CoordinatorParts
 from edgespec.types.features import NO_NEEDS
-from edgespec.wire.client_messages import Finished
 
 
-class Play:
+class Play(Asking):
     """One policy in a world of its own."""
-
-    def __init__(self, setup: Setup, policy: str, head: ScriptedHead, world: World) -> None:
-        self.setup, self.policy, self.head, self.world = setup, policy, head, world
-        self.answers: list[Finished] = []
 
     @property
     def played(self) -> Played:
         """What has come of it so far."""
-        return played_in(self.world, self.answers)
+        return played_in(self)
 
 
 class Together:
@@ -57,6 +60,7 @@ class Together:
         self._loaded = load_base(first.model, first.dtype, 1)
         check_prompts(first, self._loaded)
         self._known: dict[str, KnownGuesses] = {}
+        self._texts: list[Text] = []
         self.plays: list[Play] = []
 
     def add(self, setup: Setup, policy: str, faults: Sequence[Fault] = ()) -> Play:
@@ -66,27 +70,41 @@ class Together:
         assert draft is None or draft.needs == NO_NEEDS, "that source takes rows of the base"
         parts = CoordinatorParts(head, draft)
         world = ring_world(setup, self._loaded, parts, lambda n: FakeBlock(n - 1), faults)
-        self.plays.append(Play(setup, policy, head, world))
+        self.plays.append(Play(world, setup, policy, lambda number: self._begin(number, head)))
         return self.plays[-1]
 
     def run(self, news: News = lambda done: None) -> list[Played]:
         """Play all prompts; `news(done)`: how many answers there are."""
-        first, count = self._first, len(self._first.prompts)
-        for start in range(0, count, TOGETHER):
-            numbers = range(start, min(start + TOGETHER, count))
-            prompts = [tuple(self._loaded.tokenizer.encode(first.prompts[n].text)) for n in numbers]
-            room = self._loaded.context_length
-            limits = [min(first.max_new_tokens, room - len(prompt)) for prompt in prompts]
-            block, head = self._loaded.blocks[0], self._loaded.head
-            texts = plain_texts(block, head, prompts, limits, first.sampling)
-            for number, text in zip(numbers, texts, strict=True):
-                for known in self._known.values():
-                    known.begin(text.tokens, first.sampling)
-                for at, play in enumerate(self.plays, 1):
-                    play.head.begin(text)
-                    play.answers.append(ask(play.world, play.setup, play.policy, number))
-                    news(number * len(self.plays) + at)
+        count = len(self._first.prompts)
+        for answers in range(1, count + 1):
+            for at, play in enumerate(self.plays, 1):
+                play.run(answers)
+                news((answers - 1) * len(self.plays) + at)
+            for number in range(count):
+                if all(play.has_answered(number) for play in self.plays):
+                    for known in self._known.values():
+                        known.forget(number)
         return [play.played for play in self.plays]
+
+    def _begin(self, number: int, head: ScriptedHead) -> None:
+        """Somebody is going to ask that prompt."""
+        while number >= len(self._texts):
+            self._texts += self._next_texts()
+        text = self._texts[number]
+        head.add(text)
+        for known in self._known.values():
+            known.begin(number, text.tokens, self._first.sampling)
+
+    def _next_texts(self) -> list[Text]:
+        """Of the next few prompts."""
+        first, start = self._first, len(self._texts)
+        asked = first.prompts[start : start + TOGETHER]
+        prompts = [tuple(self._loaded.tokenizer.encode(prompt.text)) for prompt in asked]
+        room = self._loaded.context_length
+        limits = [min(first.max_new_tokens, room - len(prompt)) for prompt in prompts]
+        return plain_texts(
+            self._loaded.blocks[0], self._loaded.head, prompts, limits, first.sampling
+        )
 
     def _independent(self, folder: str) -> Guesser:
         if folder not in self._known:

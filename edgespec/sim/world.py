@@ -156,9 +156,13 @@ class World:
         """Cancel a request at `at` virtual seconds."""
         self._clock.book(at, self._told, Cancel(tag))
 
+    def step(self, until: float | None = None) -> bool:
+        """Let the next thing happen; False if nothing is left (up to `until` virtual seconds)."""
+        return self._clock.step(until)
+
     def run(self, until: float | None = None) -> None:
         """Let everything happen (up to `until` virtual seconds) until nothing is left to do."""
-        while self._clock.step(until):
+        while self.step(until):
             pass
 
     def quiet(self, stage: int) -> bool:

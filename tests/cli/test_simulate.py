@@ -94,6 +94,28 @@ def test_a_row_price_and_a_free_d0_stand_in_for_the_profiles(here: Here) -> None
     assert "no 4-bit kernel was timed" not in text
 
 
+def test_under_load_there_are_further_figures(here: Here) -> None:
+    small = ("--stages", "2", "--limit", "3", "--max-new-tokens", "4", "--jobs", "1")
+    small += ("--policy", "autoregressive", "--draft", "none")
+    result = json.loads(here(*small, "--live", "2", "--json").out)
+    (entry,), settings = result["runs"], result["settings"]
+    assert (settings["live"], settings["arrivals"]) == (2, None)
+    figures = {"live", "ttft_mean", "tbt_mean", "tbt_p99", "slowest_ratio"}
+    assert figures < entry.keys()
+    assert entry["live"] == 2
+    assert entry["exact"]
+    usual = json.loads(here(*small, "--json").out)
+    assert figures.isdisjoint(usual["runs"][0])
+    assert figures.isdisjoint(usual["settings"])
+    table = here(*small, "--arrivals", "0.5")
+    heading = next(line for line in table.out.splitlines() if line.strip())
+    assert heading.split()[-6:] == ["live", "TTFT", "TBT", "TBT", "p99", "slowest"]
+    assert "requests: 0.5 a second; tok/s: of all together" in table.out
+    crowd = here(*small, "--live", "5")
+    assert "there are 3 prompts: no more than that are live at once" in crowd.err
+    assert "1/6 answers" in crowd.err  # each request alone, and under load
+
+
 def test_devices_may_differ_and_prompts_come_from_a_file(here: Here, tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("Question: What is 2 + 2?\nAnswer:\n")
     names = ("--profile", "jetson-orin-nano-8gb,raspberry-pi-5-8gb")
@@ -142,6 +164,11 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "both": (("--campaign", "1", "--replay", "x"), "exclude each other"),
     "JSON": (("--campaign", "1", "--json"), "--json goes with the policies"),
     "no trace": (("--replay", "/none"), "/none cannot be read"),
+    "live": (("--live", "0"), "live is 0; it must be at least 1 request"),
+    "arrivals": (("--arrivals", "-1"), "arrivals is -1; it must be above 0"),
+    "both loads": (("--live", "2", "--arrivals", "1"), "exclude each other"),
+    "load of a replay": (("--live", "2", "--replay", "x"), "not with --campaign or --replay"),
+    "load of a campaign": (("--arrivals", "2", "--campaign", "1"), "go with prompts, not with"),
 }
 
 
