@@ -11,12 +11,14 @@ from torch.nn.functional import embedding
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import ModelError
-from edgespec.model.experts import separate_experts
+from edgespec.model.cuda_graphs import GraphMaker, graphs_on
+from edgespec.model.experts import Experts, separate_experts
 from edgespec.model.families import angle_kinds, embedding_scale
 from edgespec.model.joint import CachedPart, JointPass, Turns
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.quantised.linear import linear_from
 from edgespec.model.source import TensorSource, check_layers, check_names, shaped
+from edgespec.model.static_pass import StaticPasses
 from edgespec.model.tensors import TORCH_DTYPES
 from edgespec.model.tree_attention import ATTENTION
 from edgespec.types.stop_check import StopCheck
@@ -79,10 +81,12 @@ class Block:
         dtype: str = "float32",
         device: torch.device | str = "cpu",
         progress: Callable[[int, int], None] | None = None,
+        graphs: Callable[[torch.device], GraphMaker | None] = graphs_on,
     ) -> None:
         """Read the block's tensors, telling `progress` how many layers of all are done.
 
-        Raises ModelError if source and block do not fit.
+        `graphs`: what captures passes over few rows on that device; None: none are. Raises
+        ModelError if source and block do not fit.
         """
         check_layers(source, first, end)
         self.first, self.end = first, end
@@ -114,6 +118,10 @@ class Block:
         rotary = model.rotary_emb
         self._rotary = None if rotary is None else type(rotary)(self.config).to(self.device)
         self._angles = angle_kinds(self.config)[first:end]
+        self.static: StaticPasses | None = None
+        maker = graphs(self.device)
+        if maker is not None and not self.has_experts:
+            self.static = StaticPasses(self, maker)
 
     def _load(self, source: TensorSource, module: nn.Module, prefix: str) -> None:
         """Replace a module's meta parameters by the checkpoint's tensors."""
@@ -144,6 +152,11 @@ class Block:
             packed = source.packed(f"{prefix}{name}.weight", shape)
             held = linear_from(packed, bias, shape, form, self.dtype, self.device)
             module.set_submodule(name, held)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether some layer is a mixture, whose rows choose the matrices that they go through."""
+        return any(isinstance(one, Experts) for layer in self._layers for one in layer.modules())
 
     def new_cache(self, reserve: int) -> TwoRegionCache:
         """An empty cache for this block's layers with room for `reserve` rows."""
@@ -187,29 +200,47 @@ class Block:
         are zeros. The R slots are taken in each case. `enters` is told each layer's number in the
         model and the rows [R, hidden_size] that enter it.
         """
-        hidden = (inputs if inputs.dim() > 1 else self.embedded(inputs)).unsqueeze(0)
-        place = positions.unsqueeze(0)
-        joint = JointPass(parts, place, self._turns(hidden, place))
-        for number, (layer, kind) in enumerate(
-            zip(self._layers, self._angles, strict=True), start=self.first
-        ):
+        if self.static is not None and enters is None and self.static.take(parts):
+            out, done = self.static.forward(inputs, positions, parts[0], stop)
+            if done:
+                return out
+        hidden, joint = self.enter(inputs, positions, parts)
+        for index in range(len(self._layers)):
             if enters is not None:
-                enters(number, joint.all_rows(hidden).squeeze(0))
+                enters(self.first + index, joint.all_rows(hidden).squeeze(0))
             kept = hidden if stop is None else joint.kept(stop, hidden)
             if kept is None:
                 joint.advance()
                 return None
-            hidden = layer(
-                kept,
-                attention_mask=joint.seen,
-                position_ids=joint.place,
-                past_key_values=joint.cache,
-                position_embeddings=joint.turns[kind],
-            )
+            hidden = self.layer(index, kept, joint)
         joint.advance()
-        if self._norm is not None:
-            hidden = self._norm(hidden)
-        return joint.all_rows(hidden).squeeze(0)
+        return joint.all_rows(self.leave(hidden)).squeeze(0)
+
+    def enter(
+        self, inputs: torch.Tensor, positions: torch.Tensor, parts: Sequence[CachedPart]
+    ) -> tuple[torch.Tensor, JointPass]:
+        """The rows [1, R, H] that enter the first layer, and what all layers are given."""
+        hidden = (inputs if inputs.dim() > 1 else self.embedded(inputs)).unsqueeze(0)
+        place = positions.unsqueeze(0)
+        return hidden, JointPass(parts, place, self._turns(hidden, place))
+
+    def layer(self, index: int, hidden: torch.Tensor, joint: JointPass) -> torch.Tensor:
+        """Rows [1, R, H] after layer `index` of the block."""
+        out: torch.Tensor = self._layers[index](
+            hidden,
+            attention_mask=joint.seen,
+            position_ids=joint.place,
+            past_key_values=joint.cache,
+            position_embeddings=joint.turns[self._angles[index]],
+        )
+        return out
+
+    def leave(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows [1, R, H] after the last layer as they leave the block."""
+        if self._norm is None:
+            return hidden
+        normed: torch.Tensor = self._norm(hidden)
+        return normed
 
     @torch.inference_mode()
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -6,11 +6,10 @@ Layers run over all rows at once; only attention goes part by part (see tree_att
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.tree_attention import JointVisibility, Visibility
 from edgespec.types.stop_check import StopCheck
 
@@ -18,12 +17,27 @@ Turns = Mapping[str | None, tuple[torch.Tensor, torch.Tensor] | None]
 """Cosines and sines [1, R, D] of the rows' angles, by the kind of layer; None: no layer turns."""
 
 
+class RowCache(Protocol):
+    """What layers ask of a cache (see TwoRegionCache)."""
+
+    def place(self, positions: torch.Tensor) -> torch.Tensor:
+        """Note where the rows that come next stand; return the positions of all rows."""
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write new rows; return keys and values of all rows."""
+
+    def advance(self, rows: int) -> None:
+        """Take the slots of new rows."""
+
+
 class CachedPart(NamedTuple):
     """The R >= 1 rows of one request: its cache, and which slots each row sees, its own included,
     as bool [1, 1, R, cache.length + R]."""
 
     request: int
-    cache: TwoRegionCache
+    cache: RowCache
     mask: torch.Tensor
 
     @property
@@ -73,7 +87,7 @@ class JointPass:
 
     def _join(self) -> None:
         self.seen: Visibility | JointVisibility
-        self.cache: TwoRegionCache | JointCache
+        self.cache: RowCache | JointCache
         if len(self._parts) == 1:
             ((part, self.seen),) = self._parts
             self.cache = part.cache

@@ -14,7 +14,8 @@ from edgespec.tree.ledger import IntArray
 class TwoRegionCache:
     """Keys and values of a block's layers in preallocated slots, and the position of each slot's
     row; which slot holds which row is the RowLedger's knowledge. `length`: slots in use, in both
-    regions together; it may be set lower. `store`: [layers, 2, kv_heads, capacity, head_dim].
+    regions together; it may be set lower. `store`: [layers, 2, kv_heads, capacity, head_dim];
+    `places` int64 [capacity]: the positions. Both move when the cache grows.
 
     Keys carry their positions (rotary embedding at the absolute position), so rows may be moved
     freely. Takes the place of transformers' Cache: attention calls `update` with its own layer
@@ -37,7 +38,7 @@ class TwoRegionCache:
         self.length = 0
         capacity = max(1, reserve)
         self._use(_zeros((layers, 2, kv_heads, capacity, head_dim), dtype, device))
-        self._positions = _zeros((capacity,), torch.int64, device)
+        self.places = _zeros((capacity,), torch.int64, device)
 
     @property
     def capacity(self) -> int:
@@ -53,9 +54,9 @@ class TwoRegionCache:
         called.
         """
         rows = positions.shape[0]
-        self._make_room(rows)
-        self._positions.narrow(0, self.length, rows).copy_(positions)
-        return self._positions.narrow(0, 0, self.length + rows)
+        self.make_room(rows)
+        self.places.narrow(0, self.length, rows).copy_(positions)
+        return self.places.narrow(0, 0, self.length + rows)
 
     @torch.inference_mode()
     def update(
@@ -67,7 +68,7 @@ class TwoRegionCache:
         head_dim]. The new rows count only once `advance` is called, after the last layer.
         """
         rows = key.shape[2]
-        self._make_room(rows)
+        self.make_room(rows)
         keys, values = self._views[layer_idx - self._first_layer]
         end = self.length + rows
         keys.narrow(2, self.length, rows).copy_(key)
@@ -76,7 +77,7 @@ class TwoRegionCache:
 
     def advance(self, rows: int) -> None:
         """Take `rows` slots, written by all layers or (a stopped block) by some."""
-        self._make_room(rows)
+        self.make_room(rows)
         self.length += rows
 
     @torch.inference_mode()
@@ -99,8 +100,8 @@ class TwoRegionCache:
             # index_select copies, so rows may move onto slots that others still have to leave.
             tail = self.store.index_select(3, source)
             self.store.narrow(3, start + skip, count - skip).copy_(tail)
-            places = self._positions.index_select(0, source)
-            self._positions.narrow(0, start + skip, count - skip).copy_(places)
+            places = self.places.index_select(0, source)
+            self.places.narrow(0, start + skip, count - skip).copy_(places)
         self.length = start + count
 
     def _use(self, store: torch.Tensor) -> None:
@@ -109,7 +110,7 @@ class TwoRegionCache:
         self._views = [(layer[0].unsqueeze(0), layer[1].unsqueeze(0)) for layer in store]
 
     @torch.inference_mode()
-    def _make_room(self, rows: int) -> None:
+    def make_room(self, rows: int) -> None:
         """Grow, at least twofold, if `rows` more do not fit."""
         needed = self.length + rows
         if needed <= self.capacity:
@@ -122,8 +123,8 @@ class TwoRegionCache:
         grown.narrow(3, 0, capacity).copy_(self.store)
         self._use(grown)
         places = _zeros((larger,), torch.int64, device)
-        places.narrow(0, 0, capacity).copy_(self._positions)
-        self._positions = places
+        places.narrow(0, 0, capacity).copy_(self.places)
+        self.places = places
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:

@@ -12,6 +12,7 @@ from support.checkpoints import plain_hidden, reference
 from transformers import PreTrainedModel
 
 from edgespec.model.block import Block
+from edgespec.model.cuda_graphs import GraphMaker
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import open_source
@@ -57,11 +58,13 @@ class Pipeline:
         dtype: str = "float64",
         model: PreTrainedModel | None = None,
         source: TensorSource | None = None,
+        graphs: GraphMaker | None = None,
     ) -> None:
         """`model` is what to compare with, if not transformers' own form of the same folder, and
         `source` where tensors come from, if not from the model's own files."""
         source = source or open_source(folder)
-        self.stages = [Stage(Block(source, first, end, dtype)) for first, end in pairwise(cuts)]
+        blocks = pairwise(cuts)
+        self.stages = [Stage(Block(source, *one, dtype, graphs=lambda _: graphs)) for one in blocks]
         self.model = model or reference(folder, getattr(torch, dtype))
         self.reset()
 

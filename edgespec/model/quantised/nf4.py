@@ -37,6 +37,13 @@ def library() -> ModuleType:
         raise ModelError(_broken(error)) from error
 
 
+@functools.cache
+def _levels(device: torch.device) -> torch.Tensor:
+    """The 16 values of nf4. Made once: no CUDA graph could hold a copy from the host's memory."""
+    levels: torch.Tensor = library().functional.get_4bit_type("nf4", device=device)
+    return levels
+
+
 def _broken(error: Exception) -> str:
     return (
         f"nf4 needs bitsandbytes, which cannot be imported ({error}); reinstall it, or choose int4"
@@ -130,7 +137,7 @@ class Nf4Linear(SlicedLinear):
         state = functional.QuantState(
             self._plain_scales(first, end),
             shape=torch.Size((end - first, self.in_features)),
-            code=functional.get_4bit_type("nf4", device=self.codes.device),
+            code=_levels(self.codes.device),
             blocksize=self.group,
             quant_type="nf4",
             dtype=self.dtype if self.dtype in _DEQUANTISES else torch.float32,
