@@ -19,8 +19,9 @@ import torch
 
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.guess_scores import best_guesses
-from edgespec.drafting.independent import GuessCache
-from edgespec.drafting.ranking import Guessed
+from edgespec.drafting.independent import GuessCache, JointPasses
+from edgespec.drafting.ranking import Guessed, Unranked
+from edgespec.drafting.steps import alone
 from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.errors import LocalProtocolError
 from edgespec.model.block import Block
@@ -238,7 +239,8 @@ class KnownGuesses:
         self, cache: GuessCache, paths: list[TokenPath], width: int, draft_temperature: float | None
     ) -> list[tuple[int, Guessed]]:
         wide = max(width, _WIDTH)
-        logits = self.head.logits(cache.hidden_behind(paths))[:, : self.vocab_size]
+        hidden = alone(cache.hidden_behind(paths))
+        logits = self.head.logits(hidden)[:, : self.vocab_size]
         positions = len(cache.context) + np.array([len(path) for path in paths])
         rows, columns, scores = best_guesses(
             logits, positions, self._sampling, wide, draft_temperature
@@ -248,7 +250,8 @@ class KnownGuesses:
         return [(wide, guessed) for guessed in split]
 
     def _new_cache(self) -> GuessCache:
-        return GuessCache(self.block, ran=lambda rows: None, between_layers=lambda: False)
+        passes = JointPasses(self.block, lambda *ran: None, between_layers=lambda: False)
+        return GuessCache(0, passes)
 
     def _read(self, text: int, context: list[int]) -> GuessCache:
         """The text's cache, at the end of this context, from as much of it as is there."""
@@ -259,7 +262,7 @@ class KnownGuesses:
             cache.rewind(len(context) - 1)  # the last one runs again, as its hidden row is gone
         elif context[: len(cache.context)] != cache.context:
             self._caches[text] = cache = self._new_cache()
-        cache.catch_up(context[len(cache.context) :])
+        alone(cache.catch_up(context[len(cache.context) :]))
         return cache
 
 
@@ -268,9 +271,10 @@ class ScriptedGuesser(WholeModelGuesser[GuessCache]):
 
     def __init__(self, known: KnownGuesses) -> None:
         nothing = _Nothing()
+        passes = JointPasses(cast("Block", nothing), self.ran, self.between_layers)
         super().__init__(
             "independent",
-            lambda: GuessCache(cast("Block", nothing), self.ran, self.between_layers),
+            lambda request: GuessCache(request, passes),
             cast("OutputHead", nothing),
             known=known.block.vocab_size,
             most_rows=known.most_rows,
@@ -278,19 +282,20 @@ class ScriptedGuesser(WholeModelGuesser[GuessCache]):
         )
         self._guesses = known
 
-    def _ranked(
-        self,
-        request: int,
-        paths: Sequence[TokenPath],
-        hidden: torch.Tensor,
-        positions: IntArray,
-        width: int,
-    ) -> Children:
+    def _rank(self, asked: Sequence[Unranked]) -> list[Children]:
+        found, product = [], sum(len(one.paths) for one in asked)
+        for one in asked:
+            found.append(self._looked_up(one, product))
+            product = 0
+        return found
+
+    def _looked_up(self, one: Unranked, product: int) -> Children:
+        request, paths = one.request, one.paths
         heat = self._ranking.draft_temperature(request)
-        found = self._guesses.best(self._rows[request].context, paths, width, heat)
+        found = self._guesses.best(self._rows[request].context, paths, one.width, heat)
         parents = np.repeat(np.arange(len(found)), [len(tokens) for tokens, _ in found])
         tokens, scores = (np.concatenate(column) for column in zip(*found, strict=True))
-        return self._ranking.ranked(request, paths, positions, parents, tokens, scores)
+        return self._ranking.ranked(request, paths, one.positions, parents, tokens, scores, product)
 
 
 class _Nothing:
@@ -305,6 +310,6 @@ class _Nothing:
     def gather(self, start: int, order: IntArray) -> None:
         """There is nothing to move."""
 
-    def forward(self, tokens: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+    def forward_joint(self, tokens: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         """As many rows, which hold nothing."""
         return torch.empty(len(tokens), 0)

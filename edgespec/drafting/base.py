@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
+from edgespec.drafting.steps import Steps, alone
 from edgespec.tree.drafted import Children
 from edgespec.tree.ledger import IntArray
 from edgespec.types.draft_pass import DraftPass, DraftWork, RankedRows
@@ -20,7 +21,8 @@ class Guesser(ABC):
 
     `name`: what results and messages call it. `needs`: what it must be given beyond tokens.
     `sources`: the names of its members, in the order of the bits of Children.sources; a guesser
-    without members is its own. Calls come from one thread, in order, and name open requests only.
+    without members is its own. Calls come from one thread, in order, and name open requests only;
+    the steps of several requests may be carried out together (see drafting.steps).
     """
 
     def __init__(
@@ -40,17 +42,30 @@ class Guesser(ABC):
         not come again. Ignored if `base` is unknown."""
 
     @abstractmethod
-    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+    def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:
         """Make `context` the committed tokens; it only grows. False if nothing can be guessed
         after it, in which case the context read last stays. `features` are taken in either way."""
 
+    def reading_part(self, request: int, context: Sequence[int], rows: int) -> Steps[None]:
+        """Run the first `rows` tokens of a `context` that is to be read soon, if they have to be;
+        its features are still to come."""
+        yield from ()
+
     @abstractmethod
-    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+    def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
         """The `width` best children of each path after the context read last; width >= 1.
 
         An empty path stands for the context's last token. Scores are the guesses' own, given their
         path. There are none for paths that the guesser can say nothing about.
         """
+
+    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+        """`reading` of one request alone."""
+        return alone(self.reading(request, context, features))
+
+    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+        """`guessing` of one request alone."""
+        return alone(self.guessing(request, paths, width))
 
     @abstractmethod
     def close(self, request: int) -> None:
@@ -66,14 +81,15 @@ class Guesser(ABC):
         self._let_in()
         return False
 
-    def ran(self, rows: int) -> None:
-        """Note a forward pass over so many rows."""
-        self._work.append(DraftPass(rows, self.name))
+    def ran(self, rows: int, *requests: int) -> None:
+        """Note a forward pass over so many rows of these requests."""
+        self._work.append(DraftPass(rows, self.name, requests))
 
-    def ranked(self, positions: IntArray, sampling: Sampling) -> None:
-        """Note that guesses were taken from a row of logits for each of these positions."""
+    def ranked(self, positions: IntArray, sampling: Sampling, product: int | None = None) -> None:
+        """Note that guesses were taken from a row of logits for each of these positions; `product`:
+        see RankedRows."""
         where = tuple(positions.tolist())
-        self._work.append(RankedRows(where, self.name, sampling.way, sampling.seed))
+        self._work.append(RankedRows(where, self.name, sampling.way, sampling.seed, product))
 
     def take_work(self) -> tuple[DraftWork, ...]:
         """What was done since the last call, in order: what a device is charged for."""

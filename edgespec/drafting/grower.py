@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgespec.drafting.base import Guesser, TokenPath
+from edgespec.drafting.steps import Steps, alone
 from edgespec.errors import LocalProtocolError
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, Floats
 from edgespec.tree.ledger import IntArray
@@ -76,7 +77,8 @@ class DraftSource:
     """Grows trees of a guesser's guesses; all that machines and backends see of drafting.
 
     Calls come from one thread, in order. Those that name a request raise LocalProtocolError if it
-    is not open.
+    is not open. What guesses comes as steps, so that several requests share passes (see
+    drafting.steps), and for one request alone.
     """
 
     def __init__(self, guesser: Guesser) -> None:
@@ -91,14 +93,19 @@ class DraftSource:
     def fork(self, request: int, base: int, rows: int) -> None:
         self._guesser.fork(request, base, rows)
 
-    def refresh(
+    def reading_part(self, request: int, context: Sequence[int], rows: int) -> Steps[None]:
+        """Read the first `rows` tokens of a `context` that the request's next draft reads on."""
+        self._state(request)
+        yield from self._guesser.reading_part(request, context, rows)
+
+    def refreshing(
         self,
         request: int,
         context: Sequence[int],
         depth: int,
         width: int,
         features: Features = NO_FEATURES,
-    ) -> DraftedTree:
+    ) -> Steps[DraftedTree]:
         """Grow a new tree below the last token of `context` (all committed tokens, in order).
 
         `depth` levels below the root; at every level the `width` best frontier guesses get
@@ -108,12 +115,12 @@ class DraftSource:
         """
         state = self._state(request)
         state.tree = None
-        if not self._read(request, state, context, features):
+        if not (yield from self._reading(request, state, context, features)):
             return DraftedTree.empty()
         state.tree = _Tree(root_position=len(context) - 1)
-        return self._grow(request, state, state.tree, depth, width)
+        return (yield from self._growing(request, state, state.tree, depth, width))
 
-    def deepen(self, request: int, levels: int, width: int) -> DraftedTree:
+    def deepening(self, request: int, levels: int, width: int) -> Steps[DraftedTree]:
         """Grow the last tree by `levels` more (FlowSpec §3.4, score-aware); return all of it.
 
         Empty if there is none. A tree whose root is no longer the last token, as `expand` was given
@@ -122,7 +129,44 @@ class DraftSource:
         state = self._state(request)
         if state.tree is None:
             return DraftedTree.empty()
-        return self._grow(request, state, state.tree, levels, width)
+        return (yield from self._growing(request, state, state.tree, levels, width))
+
+    def expanding(
+        self,
+        request: int,
+        context: Sequence[int],
+        paths: Sequence[TokenPath],
+        width: int,
+        features: Features = NO_FEATURES,
+    ) -> Steps[Children]:
+        """Guess the `width` best children of each path after `context`.
+
+        An empty path stands for the context's last token. A model runs what it lacks in one forward
+        pass, a path's missing ancestors included (a head that reads its own output: one for each
+        level); rows that were run before and still lie after the context are not run again,
+        whatever draft ran them, unless what they read is known better by now. No children where
+        `refresh` would guess nothing. Raises as `refresh` does.
+        """
+        state = self._state(request)
+        able = yield from self._reading(request, state, context, features)
+        if not able or width < 1 or not paths:
+            return Children.none()
+        return (yield from self._guesser.guessing(request, paths, width))
+
+    def refresh(
+        self,
+        request: int,
+        context: Sequence[int],
+        depth: int,
+        width: int,
+        features: Features = NO_FEATURES,
+    ) -> DraftedTree:
+        """`refreshing` of one request alone."""
+        return alone(self.refreshing(request, context, depth, width, features))
+
+    def deepen(self, request: int, levels: int, width: int) -> DraftedTree:
+        """`deepening` of one request alone."""
+        return alone(self.deepening(request, levels, width))
 
     def expand(
         self,
@@ -132,18 +176,8 @@ class DraftSource:
         width: int,
         features: Features = NO_FEATURES,
     ) -> Children:
-        """Guess the `width` best children of each path after `context`.
-
-        An empty path stands for the context's last token. A model runs what it lacks in one forward
-        pass, a path's missing ancestors included (a head that reads its own output: one for each
-        level); rows that were run before and still lie after the context are not run again,
-        whatever `refresh` or `expand` ran them, unless what they read is known better by now. No
-        children where `refresh` would guess nothing. Raises as `refresh` does.
-        """
-        state = self._state(request)
-        if not self._read(request, state, context, features) or width < 1 or not paths:
-            return Children.none()
-        return self._guesser.guess(request, paths, width)
+        """`expanding` of one request alone."""
+        return alone(self.expanding(request, context, paths, width, features))
 
     def let_in(self, call: Callable[[], object]) -> None:
         """Have `call()` made from now on between two layers of whatever models run: it may do any
@@ -162,27 +196,27 @@ class DraftSource:
             raise LocalProtocolError(f"request {request} is not open on this draft source")
         return self._requests[request]
 
-    def _read(
+    def _reading(
         self, request: int, state: _Drafting, context: Sequence[int], features: Features
-    ) -> bool:
+    ) -> Steps[bool]:
         """Hand the committed tokens on; False if nothing can be guessed after them."""
         committed = tuple(context)
         if not committed or committed[: len(state.context)] != state.context:
             raise LocalProtocolError(f"the context of request {request} did not only grow")
-        if not self._guesser.read(request, committed, features):
+        if not (yield from self._guesser.reading(request, committed, features)):
             return False
         state.context = committed
         return True
 
-    def _grow(
+    def _growing(
         self, request: int, state: _Drafting, tree: _Tree, levels: int, width: int
-    ) -> DraftedTree:
+    ) -> Steps[DraftedTree]:
         """Grow `levels` levels, or as many as the guesser has something to say about."""
         if tree.root_position != len(state.context) - 1:
             return tree.drafted()
         for _ in range(levels if width > 0 else 0):
             paths, indices, above = tree.frontier(width)
-            children = self._guesser.guess(request, paths, width)
+            children = yield from self._guesser.guessing(request, paths, width)
             if not len(children):
                 break
             tree.add(paths, indices, above, children)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import or_
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.feedback import Feedback
+from edgespec.drafting.steps import Call, Steps, alone
 from edgespec.policy.estimates import Calibration
 from edgespec.tree.drafted import Children
 from edgespec.types.draft_pass import DraftWork
@@ -80,6 +81,18 @@ class _HybridRequest:
     feedback: Feedback[_PathGuesses] = field(default_factory=Feedback)
 
 
+@dataclass(frozen=True, slots=True)
+class _MembersRun:
+    """What a member's calls run (see drafting.steps.Call), with its time taken."""
+
+    hybrid: HybridGuesser
+    number: int
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+
+    def __call__(self, every: Sequence[tuple[Any, bool]]) -> Sequence[Any]:
+        return self.hybrid.run(self, every)
+
+
 class HybridGuesser(Guesser):
     """A Guesser that asks several others and merges their guesses.
 
@@ -129,10 +142,10 @@ class HybridGuesser(Guesser):
             return
         for number, member in enumerate(self._members):
             if old.unread[number]:  # later it could not be made up for
-                self._read(member, base, old, number)
+                alone(self._reading(base, old, number, counts=False))
             member.guesser.fork(request, base, rows)
 
-    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+    def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:
         """Hand committed tokens to all members that are asked; True if any of them can guess.
 
         A paused member reads them when it resumes.
@@ -148,23 +161,25 @@ class HybridGuesser(Guesser):
                 state.unread[number].append(features)
             if member.paused:
                 continue
-            can, took = self._read(member, request, state, number)
-            if not is_prompt:
-                member.seconds += took
-            if can:
+            if (yield from self._reading(request, state, number, counts=not is_prompt)):
                 able.append(number)
         state.able = tuple(able)
         return bool(able)
 
-    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+    def reading_part(self, request: int, context: Sequence[int], rows: int) -> Steps[None]:
+        is_prompt = not self._requests[request].context
+        for number, member in enumerate(self._members):
+            if not member.paused:
+                steps = member.guesser.reading_part(request, context, rows)
+                yield from self._timed(number, steps, counts=not is_prompt)
+
+    def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
         state = self._requests[request]
         sampling = state.sampling.without_seed
         named: list[dict[int, Guesses]] = [{n: {} for n in state.able} for _ in paths]
         for number in state.able:
-            member = self._members[number]
-            guess = partial(member.guesser.guess, request, paths, width)
-            children, took = self._timed(member, guess)
-            member.seconds += took
+            steps = self._members[number].guesser.guessing(request, paths, width)
+            children = yield from self._timed(number, steps, counts=True)
             columns = children.parents.tolist(), children.tokens.tolist(), children.scores.tolist()
             for path, token, score in zip(*columns, strict=True):
                 named[path][number][token] = score
@@ -215,21 +230,47 @@ class HybridGuesser(Guesser):
         ]
         return sorted(found, key=lambda guess: (-guess[1], guess[0]))
 
-    def _read(
-        self, member: _Member, request: int, state: _HybridRequest, number: int
-    ) -> tuple[bool, float]:
-        """Have a member read what it has not read yet: whether it can guess, and the seconds."""
+    def _reading(
+        self, request: int, state: _HybridRequest, number: int, *, counts: bool
+    ) -> Steps[bool]:
+        """Have a member read what it has not read yet: whether it can guess."""
         features = joined(state.unread.pop(number, []))
-        return self._timed(member, partial(member.guesser.read, request, state.context, features))
+        steps = self._members[number].guesser.reading(request, state.context, features)
+        return (yield from self._timed(number, steps, counts=counts))
 
-    def _timed(self, member: _Member, call: Callable[[], Result]) -> tuple[Result, float]:
-        """Call a member: the result, and the seconds that are charged to it."""
+    def _timed(self, number: int, steps: Steps[Result], *, counts: bool) -> Steps[Result]:
+        """A member's steps; if that `counts`, their time is the member's."""
+        go_on: Callable[[], Call[Any]] = partial(next, steps)
+        while True:
+            try:
+                wanted = self._charged(number, go_on, float(counts))
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            run = _MembersRun(self, number, wanted.run)
+            try:
+                found = yield Call(run, (wanted.given, counts), wanted.late)
+            except Exception as problem:
+                go_on = partial(steps.throw, problem)
+            else:
+                go_on = partial(steps.send, found)
+
+    def _charged(self, number: int, call: Callable[[], Result], share: float) -> Result:
+        """Call a member, and charge that share of the time to it."""
+        member = self._members[number]
         began, away = time.perf_counter(), self._away
-        result = call()
-        measured = time.perf_counter() - began - (self._away - away)
-        work = member.guesser.take_work()
-        self._work += work
-        return result, measured if self._seconds is None else self._seconds(work)
+        try:
+            return call()
+        finally:
+            measured = time.perf_counter() - began - (self._away - away)
+            work = member.guesser.take_work()
+            self._work += work
+            member.seconds += share * (measured if self._seconds is None else self._seconds(work))
+
+    def run(self, run: _MembersRun, every: Sequence[tuple[Any, bool]]) -> Sequence[Any]:
+        """What a member runs for several requests; the time of those that count is the member's."""
+        share = sum(counts for _, counts in every) / len(every)
+        return self._charged(run.number, lambda: run.run([given for given, _ in every]), share)
 
     # --- what pays -----------------------------------------------------------------------------
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from edgespec.drafting.base import TokenPath
+from edgespec.drafting.steps import Steps, call
 from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
+from edgespec.model.joint import CachedPart
+from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.source import TensorSource
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import BoolArray, IntArray, RetainSet, RowLedger, Rows
@@ -19,21 +23,59 @@ _CHUNK = 256  # rows of a prefill that run together: bounds the mask and the act
 _RESERVE = 512  # rows that a new cache has room for; it doubles when they are used up
 
 
+class NextRows(NamedTuple):
+    """Rows that a request needs of the next pass: `tokens` and `positions` int64 [R], and of its
+    cache the first `committed` slots and those after them where `sees` is true (see BlockPart)."""
+
+    request: int
+    tokens: IntArray
+    positions: IntArray
+    kv: TwoRegionCache
+    committed: int
+    sees: BoolArray
+
+
+class JointPasses:
+    """Passes of a draft model over the rows of one or several requests."""
+
+    def __init__(
+        self, block: Block, ran: Callable[..., None], between_layers: Callable[[], bool]
+    ) -> None:
+        """`ran` is told the rows of every pass, and whose they were."""
+        self.block = block
+        self._ran = ran
+        self._between_layers = between_layers
+
+    def run(self, every: Sequence[NextRows]) -> Sequence[torch.Tensor]:
+        """The hidden rows [R, H] of each request; their slots are taken."""
+        device = self.block.device
+        parts = [
+            CachedPart(one.request, one.kv, tree_mask(one.committed, one.sees, device))
+            for one in every
+        ]
+        hidden = self.block.forward_joint(
+            torch.from_numpy(np.concatenate([one.tokens for one in every])).to(device),
+            torch.from_numpy(np.concatenate([one.positions for one in every])).to(device),
+            parts,
+            stop=lambda request=None: self._between_layers(),
+        )
+        assert hidden is not None  # a draft is never stopped
+        self._ran(len(hidden), *(one.request for one in every))
+        return list(hidden.split([len(one.tokens) for one in every]))
+
+
 class GuessCache:
     """What was run for one request: committed rows of the context, and after them guesses.
 
     A row is run once: it stays, with its hidden row, until the context grows in another direction.
     """
 
-    def __init__(
-        self, block: Block, ran: Callable[[int], None], between_layers: Callable[[], bool]
-    ) -> None:
-        """An empty cache. `ran` is told the rows of every forward pass."""
+    def __init__(self, request: int, passes: JointPasses) -> None:
+        """An empty cache."""
+        self.request = request
         self.context: list[int] = []
-        self._block = block
-        self._ran = ran
-        self._between_layers = between_layers
-        self._kv = block.new_cache(_RESERVE)
+        self._passes = passes
+        self._kv = passes.block.new_cache(_RESERVE)
         self._ledger = RowLedger()
         self._next_id = 0
         # Rows of guesses by (row before, token), in the order of their ids: ancestors come first.
@@ -42,7 +84,7 @@ class GuessCache:
         # speculative rows in slot order. One tensor of its own, as views would keep whole passes.
         self._hidden: torch.Tensor | None = None
 
-    def catch_up(self, news: TokenPath) -> None:
+    def catch_up(self, news: TokenPath) -> Steps[None]:
         """Commit the new tokens that were guessed and run; run the rest. Drop guesses elsewhere."""
         if not news:
             return
@@ -57,7 +99,7 @@ class GuessCache:
         self._keep(accepted, {} if run else self._rows_below(row))
         self.context += news[: len(accepted)]
         for begin in range(0, len(run), _CHUNK):
-            self._commit(run[begin : begin + _CHUNK])
+            yield from self._commit(run[begin : begin + _CHUNK])
 
     def rewind(self, rows: int) -> None:
         self.context = self.context[:rows]
@@ -68,7 +110,7 @@ class GuessCache:
         self._next_id = len(ids)
         self._row_behind, self._hidden = {}, None
 
-    def hidden_behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
+    def hidden_behind(self, paths: Sequence[TokenPath]) -> Steps[torch.Tensor]:
         """One forward pass runs the rows that are missing, ancestors included; needs a context."""
         parents: list[int] = []
         tokens: list[int] = []
@@ -88,7 +130,7 @@ class GuessCache:
                 row = known
             ends.append(row)
         if fresh:
-            self._run_guesses(np.array(parents), np.array(tokens), np.array(positions))
+            yield from self._run_guesses(np.array(parents), np.array(tokens), np.array(positions))
             self._row_behind |= fresh
         assert self._hidden is not None
         at = {row: slot for slot, row in enumerate(self._ledger.speculative, start=1)}
@@ -116,37 +158,28 @@ class GuessCache:
             # The accepted rows come first; the last of them takes the committed row's place.
             self._hidden = self._hidden_at([0, *(order + 1).tolist()][len(accepted) :])
 
-    def _commit(self, tokens: list[int]) -> None:
+    def _commit(self, tokens: list[int]) -> Steps[None]:
         """Run committed tokens after the committed rows."""
         ids, before = self._take_ids(len(tokens)), self._ledger.committed
         parents = np.concatenate(([self._ledger.last_committed], ids[:-1]))
         positions = np.arange(before, before + len(tokens))
         rows = Rows(ids, parents, np.array(tokens), positions)
         self._ledger.commit(rows)
-        hidden = self._run(rows, before, np.tri(len(tokens), dtype=np.bool_))
+        hidden = yield from self._run(rows, before, np.tri(len(tokens), dtype=np.bool_))
         self.context += tokens
         self._hidden = hidden[-1:].clone()
 
-    def _run_guesses(self, parents: IntArray, tokens: IntArray, positions: IntArray) -> None:
+    def _run_guesses(self, parents: IntArray, tokens: IntArray, positions: IntArray) -> Steps[None]:
         """Run guesses, ancestors first, and remember their hidden rows."""
         rows = Rows(self._take_ids(len(tokens)), parents, tokens, positions)
         sees = self._ledger.append(rows)
-        hidden = self._run(rows, self._ledger.committed, sees)
+        hidden = yield from self._run(rows, self._ledger.committed, sees)
         assert self._hidden is not None  # guesses lie after a context
         self._hidden = torch.cat([self._hidden, hidden])
 
-    def _run(self, rows: Rows, committed: int, sees: BoolArray) -> torch.Tensor:
-        device = self._block.device
-        self._ran(len(rows))
-        hidden = self._block.forward(
-            torch.from_numpy(rows.tokens).to(device),
-            torch.from_numpy(rows.positions).to(device),
-            self._kv,
-            tree_mask(committed, sees, device),
-            stop=self._between_layers,
-        )
-        assert hidden is not None  # a draft is never stopped
-        return hidden
+    def _run(self, rows: Rows, committed: int, sees: BoolArray) -> Steps[torch.Tensor]:
+        given = NextRows(self.request, rows.tokens, rows.positions, self._kv, committed, sees)
+        return call(self._passes.run, given)
 
     def _hidden_at(self, index: list[int]) -> torch.Tensor:
         """A copy of these rows of `_hidden`."""
@@ -178,9 +211,10 @@ class IndependentGuesser(WholeModelGuesser[GuessCache]):
         guessed (embeddings may be padded to different sizes). `ends`: the same model with its
         output head as it is to be held; None: as `source` has it. Raises ModelError."""
         block = Block(source, 0, source.layers, dtype, device)
+        passes = JointPasses(block, self.ran, self.between_layers)
         super().__init__(
             "independent",
-            lambda: GuessCache(block, self.ran, self.between_layers),
+            lambda request: GuessCache(request, passes),
             OutputHead(ends or source, dtype, device, share=block),
             known=block.vocab_size,
             most_rows=int(source.config.max_position_embeddings),

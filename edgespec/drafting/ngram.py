@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgespec.drafting.base import Guesser, TokenPath
+from edgespec.drafting.steps import at_once
 from edgespec.tree.drafted import Children
 from edgespec.types.features import Features
 from edgespec.verify.noise import gumbel
@@ -99,7 +100,8 @@ class NgramGuesser(Guesser):
     def open(self, request: int, sampling: Sampling) -> None:
         self._requests[request] = _IndexedText(sampling)
 
-    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+    @at_once
+    def reading(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Take new committed tokens; those after the first context tell which were right."""
         state = self._requests[request]
         answering = bool(state.tokens)
@@ -111,7 +113,8 @@ class NgramGuesser(Guesser):
             state.add(token)
         return True
 
-    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+    @at_once
+    def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
         state = self._requests[request]
         successes = self._successes[state.sampling.without_seed]
         parents: list[int] = []

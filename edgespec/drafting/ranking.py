@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -63,14 +64,32 @@ class _RankedRequest:
     feedback: Feedback[Guessed] = field(default_factory=Feedback)
 
 
+class Note(Protocol):
+    """Is told the positions for which guesses are taken, each from a row of logits (see
+    drafting.base.Guesser.ranked)."""
+
+    def __call__(self, positions: IntArray, sampling: Sampling, product: int | None = None) -> None:
+        """Note it."""
+
+
+class Unranked(NamedTuple):
+    """One request's paths, whose `width` best children are to be found: the hidden rows [R, H] of
+    their last tokens, and the `positions` int64 [R] of the tokens to be guessed."""
+
+    request: int
+    paths: Sequence[TokenPath]
+    hidden: torch.Tensor
+    positions: IntArray
+    width: int
+
+
 class Ranking:
     """The guesses that follow from one model's logits.
 
     A request keeps the draft temperature that it began with: all scores of its tree compare.
     """
 
-    def __init__(self, note: Callable[[IntArray, Sampling], None]) -> None:
-        """`note`: told the positions for which guesses are taken, each from a row of logits."""
+    def __init__(self, note: Note) -> None:
         self._note = note
         self._learnt: defaultdict[Sampling, DraftTemperature] = defaultdict(DraftTemperature)
         self._requests: dict[int, _RankedRequest] = {}
@@ -93,6 +112,25 @@ class Ranking:
         """The one that a request began with; None: it is greedy."""
         return self._requests[request].draft_temperature
 
+    def together(
+        self,
+        asked: Sequence[Unranked],
+        logits: Callable[[torch.Tensor], torch.Tensor],
+        token_ids: IntArray | None = None,
+    ) -> list[Children]:
+        """The best children of each request's paths, by one product for all: `logits` gives
+        [R, V] of hidden rows [R, H]; see `children` for the rest."""
+        rows = [len(one.positions) for one in asked]
+        every = logits(
+            torch.cat([one.hidden for one in asked]) if len(asked) > 1 else asked[0].hidden
+        )
+        found, product = [], sum(rows)
+        for one, own in zip(asked, every.split(rows), strict=True):
+            request, paths, _, positions, width = one
+            found.append(self.children(request, paths, own, positions, width, token_ids, product))
+            product = 0
+        return found
+
     def children(
         self,
         request: int,
@@ -101,19 +139,21 @@ class Ranking:
         positions: IntArray,
         width: int,
         token_ids: IntArray | None = None,
+        product: int | None = None,
     ) -> Children:
         """The `width` best children of each path.
 
         `logits` [R, V], float32 or float64: what the model says after each path. `positions` int64
         [R]: of the tokens to be guessed. `token_ids` int64 [V]: the token of each column, for
-        models with a vocabulary of their own; left out, column v is token v.
+        models with a vocabulary of their own; left out, column v is token v. `product`: see
+        RankedRows.
         """
         state = self._requests[request]
         rows, columns, scores = best_guesses(
             logits, positions, state.sampling, width, state.draft_temperature, token_ids
         )
         tokens = columns if token_ids is None else token_ids[columns]
-        return self.ranked(request, paths, positions, rows, tokens, scores)
+        return self.ranked(request, paths, positions, rows, tokens, scores, product)
 
     def ranked(
         self,
@@ -123,10 +163,11 @@ class Ranking:
         rows: IntArray,
         tokens: IntArray,
         scores: Floats,
+        product: int | None = None,
     ) -> Children:
         """These are the best children: of each path at `rows`, in order, the best first."""
         state = self._requests[request]
-        self._note(positions, state.sampling)
+        self._note(positions, state.sampling, product)
         if state.draft_temperature is not None:
             ends = np.searchsorted(rows, np.arange(1, len(paths)))
             state.feedback.guessed(

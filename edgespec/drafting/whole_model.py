@@ -11,10 +11,10 @@ import torch
 
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.launches import Launches
-from edgespec.drafting.ranking import Ranking
+from edgespec.drafting.ranking import Ranking, Unranked
+from edgespec.drafting.steps import Steps, call
 from edgespec.model.ends import OutputHead
 from edgespec.tree.drafted import Children
-from edgespec.tree.ledger import IntArray
 from edgespec.types.features import Features
 from edgespec.verify.sampling import Sampling
 
@@ -22,15 +22,16 @@ from edgespec.verify.sampling import Sampling
 class CachedRows(Protocol):
     """What such a model ran for one request: committed tokens, and guesses after them."""
 
+    request: int
     context: list[int]
 
-    def catch_up(self, news: TokenPath) -> None:
+    def catch_up(self, news: TokenPath) -> Steps[None]:
         """Take new committed tokens."""
 
     def rewind(self, rows: int) -> None:
         """Keep what was run for the first `rows` tokens at most; more come before any guess."""
 
-    def hidden_behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
+    def hidden_behind(self, paths: Sequence[TokenPath]) -> Steps[torch.Tensor]:
         """The hidden rows [n, H] of the last tokens of `paths`; the empty path is the context's."""
 
 
@@ -43,16 +44,16 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
     def __init__(
         self,
         name: str,
-        new_rows: Callable[[], RowsT],
+        new_rows: Callable[[int], RowsT],
         head: OutputHead,
         *,
         known: int,
         most_rows: int,
         vocab_size: int | None,
     ) -> None:
-        """`new_rows` begins a request. `head`: the draft model's own; `known`: tokens that it can
-        read; `most_rows`: its context. `vocab_size`: tokens that the base model knows; no others
-        are guessed (embeddings may be padded to different sizes)."""
+        """`new_rows` begins a request, given its number. `head`: the draft model's own; `known`:
+        tokens that it can read; `most_rows`: its context. `vocab_size`: tokens that the base model
+        knows; no others are guessed (embeddings may be padded to different sizes)."""
         super().__init__(name)
         self._new_rows, self._head = new_rows, head
         self._known, self._max_rows = known, most_rows
@@ -62,26 +63,35 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
         self._rows: dict[int, RowsT] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
-        self._rows[request] = self._new_rows()
+        self._rows[request] = self._new_rows(request)
         self._ranking.open(request, sampling)
 
     def fork(self, request: int, base: int, rows: int) -> None:
         if base in self._rows:
-            self._rows[request] = self._rows.pop(base)
-            self._rows[request].rewind(rows)
+            own = self._rows[request] = self._rows.pop(base)
+            own.request = request
+            own.rewind(rows)
 
-    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+    def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:
         """Take new committed tokens; False if the context is longer than the draft model's, or
         holds a token that the draft model lacks."""
+        return (yield from self._read(request, context, len(context)))
+
+    def reading_part(self, request: int, context: Sequence[int], rows: int) -> Steps[None]:
+        yield from self._read(request, context, rows)
+
+    def _read(self, request: int, context: Sequence[int], end: int) -> Steps[bool]:
+        """Take the new ones of the first `end` tokens, if all can be read."""
         rows = self._rows[request]
-        news = context[len(rows.context) :]
-        if len(context) > self._max_rows or not self._knows(news):
+        known = len(rows.context)
+        if len(context) > self._max_rows or not self._knows(context[known:]):
             return False
+        news = context[known:end]
         self._ranking.read(request, news)
-        rows.catch_up(news)
+        yield from rows.catch_up(news)
         return True
 
-    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+    def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
         """The best children of each path (see drafting.base); none for one that is longer than the
         draft model's context, or has a token that the draft model lacks."""
         rows = self._rows[request]
@@ -93,22 +103,18 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
             return Children.none()
         asked = [paths[index] for index in usable]
         positions = len(rows.context) + np.array([len(path) for path in asked])
-        hidden = rows.hidden_behind(asked)
-        self.between_layers()
-        found = self._ranked(request, asked, hidden, positions, width)
+        hidden = yield from rows.hidden_behind(asked)
+        wanted = Unranked(request, asked, hidden, positions, width)
+        found = yield from call(self._rank, wanted, late=True)
         return replace(found, parents=np.array(usable)[found.parents])
 
-    def _ranked(
-        self,
-        request: int,
-        paths: Sequence[TokenPath],
-        hidden: torch.Tensor,
-        positions: IntArray,
-        width: int,
-    ) -> Children:
-        """The best children of each path, by the hidden rows of their last tokens."""
-        logits = self._head.logits(hidden)[:, : self._vocab_size]
-        return self._ranking.children(request, paths, logits, positions, width)
+    def _rank(self, asked: Sequence[Unranked]) -> list[Children]:
+        """The best children of each request's paths."""
+        self.between_layers()
+        return self._ranking.together(asked, self._logits)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head.logits(hidden)[:, : self._vocab_size]
 
     def close(self, request: int) -> None:
         self._rows.pop(request, None)

@@ -83,26 +83,29 @@ class NodeCosts:
     def draft_work_seconds(self, work: Sequence[DraftWork], seen: int = 0) -> float:
         """What a draft source did, without noise; its passes attend to `seen` cached rows each."""
         return sum(
-            self.draft_seconds(one.rows, seen, one.source)
+            self.draft_seconds(one.rows, seen, one.source, max(len(one.requests), 1))
             if isinstance(one, DraftPass)
-            else self.rank_seconds(len(one.positions), one.way, one.source)
+            else self.rank_seconds(len(one.positions), one.way, one.source, one.product)
             for one in work
         )
 
-    def draft_seconds(self, rows: int, seen: int, source: str = "") -> float:
+    def draft_seconds(self, rows: int, seen: int, source: str = "", requests: int = 1) -> float:
         """One forward pass through the layers of a draft source; "": of the draft model."""
-        return sum(self.draft_parts(rows, seen, source), 0.0)
+        return sum(self.draft_parts(rows, seen, source, requests), 0.0)
 
-    def draft_parts(self, rows: int, seen: int, source: str = "") -> list[float]:
+    def draft_parts(self, rows: int, seen: int, source: str = "", requests: int = 1) -> list[float]:
         """The same pass layer by layer; nothing for no rows."""
         draft = self.model.draft_of(source)
         if rows == 0:
             return []
         weights = self._weights(rows, draft.layer_bytes, draft.bits)
-        return [self._layer(weights, seen, draft.kv_bytes)] * draft.layers
+        return [self._layer(weights, seen, draft.kv_bytes, requests)] * draft.layers
 
-    def rank_seconds(self, rows: int, way: Way, source: str = "") -> float:
-        """A draft source's output head over `rows` rows, and the best guesses of their logits.
+    def rank_seconds(
+        self, rows: int, way: Way, source: str = "", product: int | None = None
+    ) -> float:
+        """A draft source's output head over `product` rows, None: `rows`, and the best guesses of
+        the logits of `rows` rows.
 
         A look-up without logits takes no longer than the fixed part of choosing a token.
         """
@@ -112,7 +115,7 @@ class NodeCosts:
         if not draft.vocab:
             return rows * profile.choosing.of("greedy" if way == "greedy" else "filtered").call
         ranked = profile.ranking.of(way).seconds(rows * min(draft.vocab, self.model.vocab))
-        return self._head(rows, draft.head) + ranked
+        return self._head(rows if product is None else product, draft.head) + ranked
 
     def _head(self, rows: int, head: HeadCosts) -> float:
         return self._weights(rows, head.bytes, head.bits, head.quantisation)

@@ -9,6 +9,7 @@ import numpy as np
 
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.steps import at_once
 from edgespec.errors import LocalProtocolError
 from edgespec.sim.toy import VOCABULARY
 from edgespec.tree.drafted import Children
@@ -41,7 +42,8 @@ class OracleGuesser(Guesser):
     def fork(self, request: int, base: int, rows: int) -> None:
         self.contexts[request] = self.contexts.get(base, ())[:rows]
 
-    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+    @at_once
+    def reading(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Raises LocalProtocolError for a context that is no committed text."""
         old, new = self.contexts[request], tuple(context)
         if new[: len(old)] != old:
@@ -49,13 +51,14 @@ class OracleGuesser(Guesser):
         if not any(answer[: len(new)] == new for answer in self.answers):
             raise LocalProtocolError(f"the context of request {request} is no committed text")
         if len(new) > len(old):
-            self.ran(len(new) - len(old))
+            self.ran(len(new) - len(old), request)
         self.contexts[request] = new
         return True
 
-    def guess(self, request: int, paths: Sequence[Sequence[int]], width: int) -> Children:
+    @at_once
+    def guessing(self, request: int, paths: Sequence[Sequence[int]], width: int) -> Children:
         if rows := sum(1 for path in paths if path):
-            self.ran(rows)
+            self.ran(rows, request)
         context = self.contexts[request]
         return children_of([self.children((*context, *path), width) for path in paths])
 

@@ -10,23 +10,28 @@ that filters leave. Sampling has one; what it costs to take or to guess a token 
 
 
 class DraftPass(NamedTuple):
-    """A forward pass over so many rows, by the draft source of that name."""
+    """A forward pass over so many rows, by the draft source of that name; `requests`: whose rows
+    they are, none named: of the request that asked."""
 
     rows: int
     source: str
+    requests: tuple[int, ...] = ()
 
 
 class RankedRows(NamedTuple):
     """Guesses were taken from one row of logits for each of `positions`, by that draft source.
 
     `positions`: absolute, of the tokens that were guessed. `seed`: the request's, whose noise at
-    these positions was needed if `way` is "sampled".
+    these positions was needed if `way` is "sampled". `product`: rows of the product with the
+    output matrix that gave the logits, None: just these; of several requests that share one, the
+    first has the rows of all, and the others 0.
     """
 
     positions: tuple[int, ...]
     source: str
     way: Way
     seed: int
+    product: int | None = None
 
 
 DraftWork: TypeAlias = DraftPass | RankedRows

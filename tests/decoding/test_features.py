@@ -13,6 +13,7 @@ from support.segments import run_block
 from support.tiers import tiered
 
 from edgespec.decoding.hidden_rows import HiddenRows
+from edgespec.drafting.steps import Steps
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.toy import VOCABULARY
@@ -81,29 +82,29 @@ class NeedyDraft(FakeDraft):
         self.given[request] = self.given[base][:rows]
         self.aux_layers[request] = self.aux_layers[base][:rows]
 
-    def refresh(
+    def refreshing(
         self,
         request: int,
         context: Sequence[int],
         depth: int,
         width: int,
         features: Features = NO_FEATURES,
-    ) -> DraftedTree:
+    ) -> Steps[DraftedTree]:
         """A tree."""
         self._note(request, context, features)
-        return super().refresh(request, context, depth, width)
+        return super().refreshing(request, context, depth, width)
 
-    def expand(
+    def expanding(
         self,
         request: int,
         context: Sequence[int],
         paths: Sequence[Sequence[int]],
         width: int,
         features: Features = NO_FEATURES,
-    ) -> Children:
+    ) -> Steps[Children]:
         """Children."""
         self._note(request, context, features)
-        return super().expand(request, context, paths, width)
+        return super().expanding(request, context, paths, width)
 
     def _note(self, request: int, context: Sequence[int], features: Features) -> None:
         before = self.contexts.get(request, ())

@@ -15,6 +15,7 @@ from support.segments import run_block
 from support.tiers import tiered
 
 from edgespec.decoding.ppd_chains import MOST_ROWS, ChainValues
+from edgespec.drafting.steps import Steps
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.estimates import StepTimes
 from edgespec.policy.registry import POLICIES
@@ -75,29 +76,29 @@ class PromptedDraft(FakeDraft):
         super().open(request, sampling)
         self.anchors[request] = []
 
-    def refresh(
+    def refreshing(
         self,
         request: int,
         context: Sequence[int],
         depth: int,
         width: int,
         features: Features = NO_FEATURES,
-    ) -> DraftedTree:
+    ) -> Steps[DraftedTree]:
         """A tree."""
         self._check(request, context, features)
-        return super().refresh(request, context, depth, width)
+        return super().refreshing(request, context, depth, width)
 
-    def expand(
+    def expanding(
         self,
         request: int,
         context: Sequence[int],
         paths: Sequence[Sequence[int]],
         width: int,
         features: Features = NO_FEATURES,
-    ) -> Children:
+    ) -> Steps[Children]:
         """Children."""
         self._check(request, context, features)
-        return super().expand(request, context, paths, width)
+        return super().expanding(request, context, paths, width)
 
     def _check(self, request: int, context: Sequence[int], features: Features) -> None:
         assert features.final is None

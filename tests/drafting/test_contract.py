@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.cases import case
 from support.checkpoints import write_checkpoint
-from support.eagle_heads import FORMS, write_eagle
+from support.draft_sources import Chained, eagle, easyspec
 from support.fake_draft import FakeDraft
 from support.passes import rows_of
 
-from edgespec.drafting.eagle.guesser import load_eagle
-from edgespec.drafting.eagle.shape import Kind
-from edgespec.drafting.easyspec.guesser import EasySpecGuesser
-from edgespec.drafting.easyspec.model import GroupedModel
 from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
-from edgespec.drafting.ppd.format import PPDTokens
-from edgespec.drafting.ppd.guesser import PPDGuesser
-from edgespec.model.aux_hidden import packed
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
-from edgespec.model.tensors import from_torch
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import toy_next
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.types.draft_pass import RankedRows
-from edgespec.types.features import NO_FEATURES, Features
 from edgespec.verify.sampling import Sampling
 
 CONTEXT = [5, 1, 30, 2, 5, 1, 7, 5]
@@ -48,73 +37,6 @@ PATHS = [(3, 4, 5), (), (3,), (3, 4), (3, 4), (7, 0), ()]
 
 LEVEL_BY_LEVEL = ("eagle", "eagle3")
 """Sources that read their own output: each level of missing guesses is a pass of its own."""
-
-
-class Fed(DraftSource):
-    """A head's tree, given the features of all committed tokens but the newest."""
-
-    def __init__(self, kind: Kind, head: Path, base: Path) -> None:
-        source = Checkpoint(base)
-        super().__init__(load_eagle(head, kind, source, OutputHead(source)))
-        self._given: dict[int, int] = {}
-
-    def fork(self, request: int, base: int, rows: int) -> None:
-        """See DraftSource."""
-        super().fork(request, base, rows)
-        if base in self._given:
-            self._given[request] = rows
-
-    def refresh(self, request: int, context: Sequence[int], *args: Any) -> DraftedTree:
-        """See DraftSource."""
-        return super().refresh(request, context, *args[:2], self._features(request, context))
-
-    def expand(self, request: int, context: Sequence[int], *args: Any) -> Children:
-        """See DraftSource."""
-        return super().expand(request, context, *args[:2], self._features(request, context))
-
-    def _features(self, request: int, context: Sequence[int]) -> Features:
-        first, end = self._given.get(request, 0), len(context) - 1
-        self._given[request] = max(first, end)
-        if first >= end:
-            return NO_FEATURES
-        layers = self.needs.aux_layers
-        rows = [
-            torch.randn((32, 1 + len(layers)), generator=torch.Generator().manual_seed(place))
-            for place in range(first, end)
-        ]
-        final, *aux_hidden = torch.stack(rows).unbind(-1)
-        return Features(from_torch(final), packed(aux_hidden) if layers else None, layers)
-
-
-class Chained(DraftSource):
-    """Prompt tokens' tree, given a chain below the last token whose next one is committed."""
-
-    def __init__(self, base: Path) -> None:
-        head = OutputHead(Checkpoint(base))
-        super().__init__(PPDGuesser(PPDTokens(6, 2, torch.zeros(12, 32)), head))
-
-    def refresh(self, request: int, context: Sequence[int], *args: Any) -> DraftedTree:
-        """See DraftSource."""
-        return super().refresh(request, context, *args[:2], self._chain(context))
-
-    def expand(self, request: int, context: Sequence[int], *args: Any) -> Children:
-        """See DraftSource."""
-        return super().expand(request, context, *args[:2], self._chain(context))
-
-    def _chain(self, context: Sequence[int]) -> Features:
-        dice = torch.Generator().manual_seed(len(context))
-        rows = from_torch(torch.randn((12, 32), generator=dice))
-        return Features(ppd_rows=rows, anchor=len(context) - 2)
-
-
-def easyspec(base: Path) -> DraftSource:
-    source = Checkpoint(base)
-    return DraftSource(EasySpecGuesser(GroupedModel(source, 4), OutputHead(source), 64, VOCABULARY))
-
-
-def eagle(form: str, scored: int, base: Path, folder: Path) -> DraftSource:
-    write_eagle(folder, replace(FORMS[form], vocab=VOCABULARY, draft_vocab=scored))
-    return Fed("eagle3" if FORMS[form].third else "eagle", folder, base)
 
 
 def oracle() -> Oracle:

@@ -13,9 +13,15 @@ from support.cases import case
 from support.checkpoints import plain_hidden, reference, write_family
 
 from edgespec.config import Quantisation
-from edgespec.drafting.easyspec.guesser import EasySpecGuesser, FuzzyRows, level_times
+from edgespec.drafting.easyspec.guesser import (
+    EasySpecGuesser,
+    FuzzyRows,
+    GroupedPasses,
+    level_times,
+)
 from edgespec.drafting.easyspec.model import GroupedModel, layer_groups
 from edgespec.drafting.independent import IndependentGuesser
+from edgespec.drafting.steps import alone
 from edgespec.errors import ModelError
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
@@ -97,9 +103,9 @@ def fuzzy_reference(
 
 def test_fuzzy_rows_are_the_papers_arithmetic(folder: Path) -> None:
     grouped, plain = GroupedModel(Checkpoint(folder), 4, "float64"), reference(folder)
-    rows = FuzzyRows(grouped, [].append, bool)
-    rows.catch_up(CONTEXT)
-    found = rows.hidden_behind(PATHS)
+    rows = FuzzyRows(1, GroupedPasses(grouped, lambda *ran: None, bool))
+    alone(rows.catch_up(CONTEXT))
+    found = alone(rows.hidden_behind(PATHS))
     for row, path in zip(found, PATHS, strict=True):
         wanted = (
             fuzzy_reference(plain, CONTEXT, path, grouped.groups)
@@ -114,33 +120,33 @@ def test_fuzzy_rows_are_the_papers_arithmetic(folder: Path) -> None:
 
 def test_precise_passes_are_the_plain_models(folder: Path) -> None:
     grouped, plain = GroupedModel(Checkpoint(folder), 4, "float64"), reference(folder)
-    rows = FuzzyRows(grouped, [].append, bool)
-    rows.catch_up(CONTEXT[:3])
-    rows.hidden_behind(PATHS)
-    rows.catch_up(CONTEXT[3:])  # calibration: nothing fuzzy stays
-    rows.hidden_behind(PATHS)
-    rows.catch_up([3, 4])
+    rows = FuzzyRows(1, GroupedPasses(grouped, lambda *ran: None, bool))
+    alone(rows.catch_up(CONTEXT[:3]))
+    alone(rows.hidden_behind(PATHS))
+    alone(rows.catch_up(CONTEXT[3:]))  # calibration: nothing fuzzy stays
+    alone(rows.hidden_behind(PATHS))
+    alone(rows.catch_up([3, 4]))
     wanted = plain_hidden(plain, [*CONTEXT, 3, 4])[-1]
-    assert (rows.hidden_behind([()])[0] - wanted).abs().max() < 1e-12
+    assert (alone(rows.hidden_behind([()]))[0] - wanted).abs().max() < 1e-12
 
 
 def test_groups_of_one_are_the_plain_model(folder: Path) -> None:
     grouped, plain = GroupedModel(Checkpoint(folder), 1, "float64"), reference(folder)
-    rows = FuzzyRows(grouped, [].append, bool)
-    rows.catch_up(CONTEXT)
-    for row, path in zip(rows.hidden_behind(PATHS), PATHS, strict=True):
+    rows = FuzzyRows(1, GroupedPasses(grouped, lambda *ran: None, bool))
+    alone(rows.catch_up(CONTEXT))
+    for row, path in zip(alone(rows.hidden_behind(PATHS)), PATHS, strict=True):
         assert (row - plain_hidden(plain, [*CONTEXT, *path])[-1]).abs().max() < 1e-12
 
 
 def test_rows_are_run_once_and_long_prompts_in_parts(folder: Path) -> None:
     grouped, plain = GroupedModel(Checkpoint(folder), 4, "float64"), reference(folder)
     work: list[int] = []
-    rows = FuzzyRows(grouped, work.append, bool)
+    rows = FuzzyRows(1, GroupedPasses(grouped, lambda rows, *_: work.append(rows), bool))
     long = np.random.default_rng(0).integers(0, 96, 300).tolist()
-    rows.catch_up(long)
-    assert (rows.hidden_behind([()])[0] - plain_hidden(plain, long)[-1]).abs().max() < 1e-12
-    rows.hidden_behind([(1, 2), (1,)])
-    rows.hidden_behind([(1, 2), (1, 3)])
+    alone(rows.catch_up(long))
+    assert (alone(rows.hidden_behind([()]))[0] - plain_hidden(plain, long)[-1]).abs().max() < 1e-12
+    alone(rows.hidden_behind([(1, 2), (1,)]))
+    alone(rows.hidden_behind([(1, 2), (1, 3)]))
     assert work == [256, 44, 2, 1]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.hybrid import LEAST, PAUSE, HybridGuesser
+from edgespec.drafting.steps import Steps, at_once
 from edgespec.tree.drafted import Children
 from edgespec.types.draft_pass import DraftPass, DraftWork
 from edgespec.types.features import NO_FEATURES, NO_NEEDS, DraftNeeds, Features
@@ -43,13 +44,15 @@ class Scripted(Guesser):
         """Note it."""
         self.forked = (request, base, rows)
 
-    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+    @at_once
+    def reading(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Keep it."""
         self.context = tuple(context)
         self.given.append(features)
         return True
 
-    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+    @at_once
+    def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
         """What the script says."""
         self.asked += 1
         if self._rows:
@@ -183,13 +186,13 @@ def test_what_is_let_in_between_layers_is_not_charged_to_a_member(
     class Layered(Scripted):
         """A model of two layers of 1 s."""
 
-        def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+        def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
             """See Scripted."""
             nonlocal now
             for _ in range(2):
                 self.between_layers()
                 now += 1.0
-            return super().guess(request, paths, width)
+            return (yield from super().guessing(request, paths, width))
 
     def let_in() -> None:
         nonlocal now

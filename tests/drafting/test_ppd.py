@@ -23,6 +23,7 @@ from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.ppd.format import PPDTokens, read_ppd_tokens, write_ppd_tokens
 from edgespec.drafting.ppd.guesser import PPDGuesser
+from edgespec.drafting.steps import Steps
 from edgespec.errors import ModelError
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
@@ -128,9 +129,9 @@ class Spied(PPDGuesser):
         super().__init__(found, head)
         self.chains: list[tuple[tuple[int, ...], np.ndarray, Children]] = []
 
-    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+    def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:
         """As it does."""
-        can = super().read(request, context, features)
+        can = yield from super().reading(request, context, features)
         if features.ppd_rows is not None and can:
             state = self._requests[request]
             anchored = tuple(context[: features.anchor + 1])

@@ -37,7 +37,7 @@ def test_few_tokens_change_little() -> None:
 
 
 def test_a_request_keeps_the_temperature_that_it_began_with() -> None:
-    ranking = Ranking(lambda positions, sampling: None)
+    ranking = Ranking(lambda positions, sampling, product=None: None)
     ranking.open(1, WARM)
     logits = torch.from_numpy(np.random.default_rng(2).normal(0, 2, (1, 50)))
     first = ranking.children(1, [()], logits, np.array([4]), 5)

@@ -295,8 +295,8 @@ def test_a_live_row_is_missed_on_a_stage_that_gets_no_retained_set() -> None:
 
 def test_a_draft_with_a_wrong_context_is_found() -> None:
     class Deceived(Oracle):
-        def refresh(self, request: int, context: Any, *more: Any) -> Any:
-            return super().refresh(request, [*context[:-1], 39], *more)
+        def refreshing(self, request: int, context: Any, *more: Any) -> Any:
+            return super().refreshing(request, [*context[:-1], 39], *more)
 
     with pytest.raises(InvariantViolated, match="is no committed text"):
         play(CALM, parts=Parts(draft=Deceived))

@@ -8,6 +8,7 @@ import numpy as np
 
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.steps import at_once
 from edgespec.sim.oracle import children_of
 from edgespec.sim.toy_model import _mix, toy_next
 from edgespec.tree.drafted import Children
@@ -34,14 +35,16 @@ class FakeGuesser(Guesser):
         """Start a request."""
         self.seeds[request] = sampling.seed
 
-    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+    @at_once
+    def reading(self, request: int, context: Sequence[int], features: Features) -> bool:
         """Reading costs nothing."""
         self._contexts[request] = tuple(context)
         return True
 
-    def guess(self, request: int, paths: Sequence[Sequence[int]], width: int) -> Children:
+    @at_once
+    def guessing(self, request: int, paths: Sequence[Sequence[int]], width: int) -> Children:
         """The `width` best children of each path."""
-        self.ran(len(paths))
+        self.ran(len(paths), request)
         context, seed = self._contexts[request], self.seeds[request]
         return children_of([self._children([*context, *path], width, seed) for path in paths])
 

@@ -13,8 +13,9 @@ from support.checkpoints import CORPUS, write_checkpoint, write_tokenizer
 from edgespec.drafting.eagle.format import read_head
 from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.eagle.head import EagleHead
-from edgespec.drafting.eagle.rows import PairRows
+from edgespec.drafting.eagle.rows import HeadPasses, PairRows
 from edgespec.drafting.eagle.shape import HeadShape, Kind
+from edgespec.drafting.steps import alone
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.aux_hidden import packed as taps_of
 from edgespec.model.ends import OutputHead
@@ -68,12 +69,13 @@ def test_unrolled_steps_are_what_a_guesser_runs() -> None:
         steps = list(unrolled(head, given, embedded, 4))
         for row in range(3, 7):
             for step in range(4):
-                rows = PairRows(
-                    head, lambda t: table[t], shape.ropes[0], torch.float64, CPU, [].append, bool
+                passes = HeadPasses(
+                    head, lambda t: table[t], torch.float64, CPU, lambda *ran: None, bool
                 )
+                rows = PairRows(1, passes, shape.ropes[0])
                 committed = row + 1 - step
-                rows.add(given[0, :committed], tokens[:committed])
-                out = rows.behind([tokens[committed : row + 1]])
+                alone(rows.add(given[0, :committed], tokens[:committed]))
+                out = alone(rows.behind([tokens[committed : row + 1]]))
                 np.testing.assert_allclose(out[0], steps[step][0, row], rtol=0, atol=1e-6)
 
 

@@ -17,10 +17,11 @@ from edgespec.config import Quantisation
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.eagle.format import HeadFiles, read_head
 from edgespec.drafting.eagle.head import EagleHead
-from edgespec.drafting.eagle.rows import PairRows
-from edgespec.drafting.eagle.shape import HeadShape, Kind, Rope
+from edgespec.drafting.eagle.rows import HeadPasses, PairRows
+from edgespec.drafting.eagle.shape import HeadShape, Kind
 from edgespec.drafting.launches import Launches
-from edgespec.drafting.ranking import Ranking
+from edgespec.drafting.ranking import Ranking, Unranked
+from edgespec.drafting.steps import Steps, call
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import unpacked
 from edgespec.model.block import compute_dtype
@@ -120,12 +121,17 @@ class EagleGuesser(Guesser):
         self._tokens = None if files.tokens is None else files.tokens.numpy()
         self._ropes = shape.ropes
         self._launches = Launches(device)
+        self._passes = HeadPasses(
+            self._head, self._embed, self._dtype, self._device, self.ran, self.between_layers
+        )
         self._ranking = Ranking(self.ranked)
         self._requests: dict[int, _PairedRequest] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
         nothing = torch.zeros((0, self._shape.hidden), dtype=self._dtype, device=self._device)
-        self._requests[request] = _PairedRequest(self._new_rows(self._ropes[0]), nothing)
+        self._requests[request] = _PairedRequest(
+            PairRows(request, self._passes, self._ropes[0]), nothing
+        )
         self._ranking.open(request, sampling)
 
     def fork(self, request: int, base: int, rows: int) -> None:
@@ -137,11 +143,11 @@ class EagleGuesser(Guesser):
         state.features = [known]
         # A pair is of a row's features and the next token: of the last row's that is another one.
         state.pairs = old.pairs
+        state.pairs.request = request
         state.pairs.rewind(rows - 1)
         state.unpaired = known[state.pairs.committed :]
 
-    @torch.inference_mode()
-    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+    def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:
         """Take features and committed tokens; False as long as the features of any but the newest
         are not here (those of a prompt come with its chunks): to imitate so many of them would take
         as many passes."""
@@ -152,32 +158,35 @@ class EagleGuesser(Guesser):
         if state.broken:
             return False
         if given is not None:
-            state.features.append(self._head.features(given))
+            state.features.append((yield from call(self._taken, given)))
             state.unpaired = torch.cat([state.unpaired, state.features[-1]])
         first = state.pairs.committed
         count = min(len(state.unpaired), len(context) - 1 - first)
         if count > 0:
             fresh, state.unpaired = state.unpaired[:count], state.unpaired[count:]
-            state.pairs.add(fresh, context[first + 1 : first + 1 + count])
+            yield from state.pairs.add(fresh, context[first + 1 : first + 1 + count])
             if len(self._ropes) > 1 and first + count >= TESTED_ROWS:
-                self._try(state, torch.cat(state.features)[: first + count])
+                yield from self._try(request, state, torch.cat(state.features)[: first + count])
         return 0 < state.pairs.committed == len(context) - 1
 
-    @torch.inference_mode()
-    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+    def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
         state = self._requests[request]
         vocab = self._base.vocab_size
         usable = [i for i, path in enumerate(paths) if max(path, default=0) < vocab]
         if not usable:
             return Children.none()
         asked = [paths[index] for index in usable]
-        out = state.pairs.behind(asked)
-        self.between_layers()
+        out = yield from state.pairs.behind(asked)
         positions = len(state.context) + np.array([len(path) for path in asked])
-        found = self._ranking.children(
-            request, asked, self._logits(out), positions, width, self._tokens
-        )
+        wanted = Unranked(request, asked, out, positions, width)
+        found = yield from call(self._rank, wanted, late=True)
         return replace(found, parents=np.array(usable)[found.parents])
+
+    @torch.inference_mode()
+    def _rank(self, asked: Sequence[Unranked]) -> list[Children]:
+        """The best children of each request's paths."""
+        self.between_layers()
+        return self._ranking.together(asked, self._logits, self._tokens)
 
     def close(self, request: int) -> None:
         self._requests.pop(request, None)
@@ -197,9 +206,12 @@ class EagleGuesser(Guesser):
         packed = pack(matrix, quantisation)
         return linear_from(packed, None, matrix.shape, quantisation, self._dtype, self._device)
 
-    def _new_rows(self, rope: Rope) -> PairRows:
-        head, embed, ran, pause = self._head, self._embed, self.ran, self.between_layers
-        return PairRows(head, embed, rope, self._dtype, self._device, ran, pause)
+    @torch.inference_mode()
+    def _taken(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What the base gave for each request's rows, as the head takes it."""
+        rows = self._head.features(torch.cat(list(given)) if len(given) > 1 else given[0])
+        # Rows that are kept have memory of their own: one request may stay long after another.
+        return [own.clone() for own in rows.split([len(own) for own in given])]
 
     def _given(self, features: Features) -> torch.Tensor | None:
         """What the head takes of the features, [n, width], in its dtype."""
@@ -227,21 +239,23 @@ class EagleGuesser(Guesser):
         logits = self._matrix(rows)
         return logits if self._dtype == torch.float64 else logits.float()
 
-    def _try(self, state: _PairedRequest, features: torch.Tensor) -> None:
+    def _try(self, request: int, state: _PairedRequest, features: torch.Tensor) -> Steps[None]:
         """Keep the settings by which most next tokens are foreseen."""
         pairs, known = state.context[1 : len(features) + 1], np.array(state.context[2:])
-        made = [self._new_rows(rope) for rope in self._ropes]
+        ropes = self._ropes
+        made = [PairRows(request, self._passes, rope) for rope in ropes]
         right: list[float] = []
         for rows in made:
-            best = self._logits(rows.read(features, pairs))[: len(known)].argmax(1).cpu().numpy()
+            out = yield from rows.read(features, pairs)
+            best = self._logits(out)[: len(known)].argmax(1).cpu().numpy()
             tokens = best if self._tokens is None else self._tokens[best]
             right.append(float((tokens == known[: len(tokens)]).mean()))
         best_of = int(np.argmax(right))
         shares = ", ".join(
             f"rope theta {rope.theta:g}: {share:.0%}"
-            for rope, share in zip(self._ropes, right, strict=True)
+            for rope, share in zip(ropes, right, strict=True)
         )
-        chosen = self._ropes[best_of]
+        chosen = ropes[best_of]
         log.info("%s head: right next tokens by %s; using %g", self.name, shares, chosen.theta)
         self._ropes = (chosen,)
         state.pairs = made[best_of]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from edgespec.drafting.base import TokenPath
-from edgespec.drafting.eagle.head import EagleHead, attention, rope_at
+from edgespec.drafting.eagle.head import EagleHead, RopeAngles, attention, rope_at
 from edgespec.drafting.eagle.shape import Rope
+from edgespec.drafting.steps import Steps, call
 from edgespec.model.kv_cache import TwoRegionCache
 
 _CHUNK = 256  # rows that run together: bounds the mask and the activations
@@ -17,6 +19,87 @@ _RESERVE = 512
 _FAITHFUL = 3
 """So many imitations in a row are as good as the truth: heads are trained over several."""
 Embed = Callable[[torch.Tensor], torch.Tensor]
+
+
+class NextPairs(NamedTuple):
+    """Pairs that a request needs of the next pass: `features` [R, hidden], the `tokens` and
+    `positions` of R pairs, and which slots of the cache each of them sees, its own included, bool
+    [R, T]."""
+
+    request: int
+    features: torch.Tensor
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    rope: Rope
+    kv: TwoRegionCache
+    sees: torch.Tensor
+
+
+class HeadPasses:
+    """Passes of an EAGLE head over the pairs of one or several requests."""
+
+    def __init__(
+        self,
+        head: EagleHead,
+        embed: Embed,
+        dtype: torch.dtype,
+        device: torch.device,
+        ran: Callable[..., None],
+        between_layers: Callable[[], object],
+    ) -> None:
+        """`embed` gives the vectors [R, hidden] of tokens int64 [R]; `ran` is told the rows of
+        every pass, and whose they were."""
+        self.head, self.dtype, self.device = head, dtype, device
+        self._embed = embed
+        self._ran = ran
+        self._between_layers = between_layers
+
+    def new_cache(self) -> TwoRegionCache:
+        shape = self.head.shape
+        return TwoRegionCache(
+            first_layer=0,
+            layers=1,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            reserve=_RESERVE,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def run(self, every: Sequence[NextPairs]) -> Sequence[torch.Tensor]:
+        """What comes out [R, hidden] for each request's pairs; their slots are taken."""
+        self._between_layers()  # there is one
+        device, counts = self.device, [len(one.tokens) for one in every]
+        tokens = [token for one in every for token in one.tokens]
+        embedded = self._embed(torch.tensor(tokens, device=device))
+        angles = [self._angles(one, embedded.dtype) for one in every]
+        masks = [one.sees.to(device) for one in every]
+
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            shares = [list(rows.split(counts, 2)) for rows in (query, key, value)]
+            seen = []
+            for one, mask, queries, keys, values in zip(every, masks, *shares, strict=True):
+                held_keys, held_values = one.kv.update(keys, values, 0)
+                seen.append(attention(queries, held_keys, held_values, mask))
+            return _rows_of_all(seen)
+
+        features = torch.cat([one.features for one in every])
+        turns = RopeAngles(*(torch.cat(part) for part in zip(*angles, strict=True)))
+        out: torch.Tensor = self.head(features[None], embedded[None], turns, attend)[0]
+        for one in every:
+            one.kv.advance(len(one.tokens))
+        self._ran(len(tokens), *(one.request for one in every))
+        return list(out.split(counts))
+
+    def _angles(self, one: NextPairs, dtype: torch.dtype) -> RopeAngles:
+        places = torch.tensor(one.positions, device=self.device)
+        return rope_at(places, one.rope, self.head.shape.head_dim, dtype)
+
+
+def _rows_of_all(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows [1, heads, R, head_dim] of all requests, one after the other."""
+    return torch.cat(list(parts), 2) if len(parts) > 1 else parts[0]
 
 
 class PairRows:
@@ -29,43 +112,24 @@ class PairRows:
     are recomputed one level per pass, once the features of their parent are closer to true ones.
     """
 
-    def __init__(
-        self,
-        head: EagleHead,
-        embed: Embed,
-        rope: Rope,
-        dtype: torch.dtype,
-        device: torch.device,
-        ran: Callable[[int], None],
-        between_layers: Callable[[], object],
-    ) -> None:
-        """No rows. `embed` gives the vectors [R, hidden] of tokens int64 [R]; `ran` is told the
-        rows of every pass."""
-        shape = head.shape
-        self._head, self._embed, self._rope = head, embed, rope
-        self._kv = TwoRegionCache(
-            first_layer=0,
-            layers=1,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            reserve=_RESERVE,
-            dtype=dtype,
-            device=device,
-        )
+    def __init__(self, request: int, passes: HeadPasses, rope: Rope) -> None:
+        """No rows."""
+        self.request = request
+        self._passes, self._rope = passes, rope
+        self._kv = passes.new_cache()
+        hidden, dtype, device = passes.head.shape.hidden, passes.dtype, passes.device
         self._device = device
-        self._ran = ran
-        self._between_layers = between_layers
         self._held = 0  # committed pairs in the cache
         # The newest committed pairs, while they wait for the next pass: features [n, hidden],
         # tokens.
-        self._waiting = torch.zeros((0, shape.hidden), dtype=dtype, device=device)
+        self._waiting = torch.zeros((0, hidden), dtype=dtype, device=device)
         self._waiting_tokens: list[int] = []
         # Guesses in the order of their slots: [1 + guesses, hidden] that came out, the last
         # committed pair's first (while that waits, what it gave out as a guess); for each its
         # ancestors' slots with its own, and how many imitations lie between the truth and what it
         # read; and where they are, by (slot of the row before, token). Slot 0 is the last committed
         # pair.
-        self._out = torch.zeros((1, shape.hidden), dtype=dtype, device=device)
+        self._out = torch.zeros((1, hidden), dtype=dtype, device=device)
         self._lines: list[list[int]] = [[]]
         self._imitated: list[int] = [0]
         self._slot_behind: dict[tuple[int, int], int] = {}
@@ -75,7 +139,7 @@ class PairRows:
         """How many committed pairs there are."""
         return self._held + len(self._waiting_tokens)
 
-    def add(self, features: torch.Tensor, tokens: Sequence[int]) -> None:
+    def add(self, features: torch.Tensor, tokens: Sequence[int]) -> Steps[None]:
         """Certain pairs come next, `features` [n, hidden] and `tokens` [n], n >= 1.
 
         Guesses that do not lie below them are dropped. Pairs that were run as guesses wait for the
@@ -85,7 +149,7 @@ class PairRows:
         waiting = torch.cat([self._waiting, features]), [*self._waiting_tokens, *tokens]
         if known < len(tokens) or len(waiting[1]) > _CHUNK:
             self._waiting, self._waiting_tokens = self._waiting[:0], []
-            self.read(*waiting)
+            yield from self.read(*waiting)
         else:
             self._keep_below(root)
             self._waiting, self._waiting_tokens = waiting
@@ -97,27 +161,25 @@ class PairRows:
         self._held = min(pairs, self._held)
         self._drop_guesses()
 
-    @torch.inference_mode()
-    def read(self, features: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    def read(self, features: torch.Tensor, tokens: Sequence[int]) -> Steps[torch.Tensor]:
         """Run committed pairs, none of which may wait, and drop all guesses; what comes out
         [n, hidden]."""
         self._drop_guesses()
-        parts = range(0, len(tokens), _CHUNK)
-        return torch.cat(
-            [self._pass(features[i:][:_CHUNK], tokens[i:][:_CHUNK], {}) for i in parts]
-        )
+        out: list[torch.Tensor] = []
+        for i in range(0, len(tokens), _CHUNK):
+            out.append((yield from self._pass(features[i:][:_CHUNK], tokens[i:][:_CHUNK], {})))
+        return torch.cat(out)
 
-    @torch.inference_mode()
-    def behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
+    def behind(self, paths: Sequence[TokenPath]) -> Steps[torch.Tensor]:
         """What comes out [n, hidden] for the last token of each path after the committed pairs.
 
         The empty path stands for the last committed pair; there must be one. A guess needs what its
         parent gave: each pass runs all that is missing below what was run.
         """
         if not all(paths):
-            self._run_guesses({})
+            yield from self._run_guesses({})
         while missing := self._missing(paths):
-            self._run_guesses(self._stale(paths) | missing)
+            yield from self._run_guesses(self._stale(paths) | missing)
         slots = [self._followed(path)[0] for path in paths]
         return self._out.index_select(0, torch.tensor(slots, device=self._device))
 
@@ -159,7 +221,6 @@ class PairRows:
         self._kv.gather(self._held, np.zeros(0, np.int64))
         self._lines, self._imitated, self._slot_behind = [[]], [0], {}
 
-    @torch.inference_mode()
     def _keep_below(self, root: int) -> None:
         """Keep what was run below the guess at the slot `root`, which is to be slot 0."""
         below = [s for s, line in enumerate(self._lines) if root in line and s != root]
@@ -176,16 +237,16 @@ class PairRows:
             if parent in new
         }
 
-    def _run_guesses(self, places: dict[tuple[int, int], int]) -> None:
+    def _run_guesses(self, places: dict[tuple[int, int], int]) -> Steps[None]:
         """Run the pairs that wait, and guesses at these places, with their positions, together."""
         features, tokens = self._waiting, self._waiting_tokens
         self._waiting, self._waiting_tokens = features[:0], []
         if tokens or places:
-            self._pass(features, tokens, places)
+            yield from self._pass(features, tokens, places)
 
     def _pass(
         self, features: torch.Tensor, tokens: Sequence[int], places: dict[tuple[int, int], int]
-    ) -> torch.Tensor:
+    ) -> Steps[torch.Tensor]:
         """Run committed pairs, and guesses at these places, new ones or once more; what comes out
         of the pairs."""
         held, pairs, first = self._held, len(tokens), len(self._lines)
@@ -206,12 +267,16 @@ class PairRows:
             imitated[slot] = self._imitated[parent] + 1
             column[slot] = first - 1 + row
         parents = torch.tensor([parent for parent, _ in places], dtype=torch.int64)
-        out = self._run(
+        given = NextPairs(
+            self.request,
             torch.cat([features, self._out.index_select(0, parents.to(self._device))]),
             [*tokens, *(token for _, token in places)],
             [*range(held, held + pairs), *places.values()],
+            self._rope,
+            self._kv,
             sees,
         )
+        out = yield from call(self._passes.run, given)
         self._kv.gather(held, np.array([*range(first - 1, first - 1 + pairs), *column.values()]))
         self._held += pairs
         self._imitated = [0 if pairs else imitated[0], *imitated[1:]]
@@ -220,24 +285,3 @@ class PairRows:
         kept = [first + pairs - 1 if pairs else 0, *(at + 1 for at in column.values())]
         self._out = both.index_select(0, torch.tensor(kept, device=self._device))
         return out[:pairs]
-
-    def _run(
-        self,
-        features: torch.Tensor,
-        tokens: Sequence[int],
-        positions: list[int],
-        sees: torch.Tensor,
-    ) -> torch.Tensor:
-        self._ran(len(tokens))
-        self._between_layers()  # there is one
-        device, mask = self._device, sees.to(self._device)
-        embedded = self._embed(torch.tensor(tokens, device=device))
-        places = torch.tensor(positions, device=device)
-        angles = rope_at(places, self._rope, self._head.shape.head_dim, embedded.dtype)
-
-        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            return attention(query, *self._kv.update(key, value, 0), mask)
-
-        out: torch.Tensor = self._head(features[None], embedded[None], angles, attend)[0]
-        self._kv.advance(len(tokens))
-        return out

@@ -6,15 +6,62 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
 from edgespec.drafting.base import TokenPath
-from edgespec.drafting.easyspec.model import GroupedModel
+from edgespec.drafting.easyspec.model import GroupedModel, GroupedPart
+from edgespec.drafting.steps import Steps, call
 from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.model.ends import OutputHead
+from edgespec.model.kv_cache import TwoRegionCache
 
 _CHUNK = 256  # rows of a prefill that run together: bounds the mask and the activations
+
+
+class GroupedRows(NamedTuple):
+    """Rows that a request needs of the next pass; `mask` bool [R, T]: which slots each of them sees
+    (see GroupedModel.forward)."""
+
+    request: int
+    tokens: Sequence[int]
+    positions: torch.Tensor
+    mask: torch.Tensor
+    cache: TwoRegionCache
+
+
+class GroupedPasses:
+    """Passes of a grouped model over the rows of one or several requests."""
+
+    def __init__(
+        self, model: GroupedModel, ran: Callable[..., None], between_layers: Callable[[], object]
+    ) -> None:
+        """`ran` is told the rows of every pass, and whose they were."""
+        self.model = model
+        self._ran = ran
+        self._between_layers = between_layers
+
+    def run_fuzzily(self, every: Sequence[GroupedRows]) -> Sequence[torch.Tensor]:
+        """The hidden rows [R, H] of each request, by groups of layers; their slots are taken."""
+        return self._run(every, fuzzy=True)
+
+    def run_precisely(self, every: Sequence[GroupedRows]) -> Sequence[torch.Tensor]:
+        """The same, layer by layer."""
+        return self._run(every, fuzzy=False)
+
+    def _run(self, every: Sequence[GroupedRows], *, fuzzy: bool) -> Sequence[torch.Tensor]:
+        model = self.model
+        device, tokens = model.device, [token for one in every for token in one.tokens]
+        hidden = model.forward(
+            torch.tensor(tokens, device=device),
+            torch.cat([one.positions for one in every]).to(device),
+            [GroupedPart(one.cache, one.mask.to(device)) for one in every],
+            fuzzy,
+            self._between_layers,
+        )
+        self._ran(len(tokens), *(one.request for one in every))
+        return list(hidden.split([len(one.tokens) for one in every]))
 
 
 class FuzzyRows:
@@ -25,19 +72,16 @@ class FuzzyRows:
     them is precise (EasySpec §3.2, bonus calibration).
     """
 
-    def __init__(
-        self, model: GroupedModel, ran: Callable[[int], None], between_layers: Callable[[], object]
-    ) -> None:
-        """No rows yet. `ran` is told the rows of every forward pass."""
+    def __init__(self, request: int, passes: GroupedPasses) -> None:
+        """No rows yet."""
+        self.request = request
         self.context: list[int] = []
-        self._model = model
-        self._ran = ran
-        self._between_layers = between_layers
-        self._cache = model.new_cache()
+        self._passes = passes
+        self._cache = passes.model.new_cache()
         self._slot_of: dict[tuple[int, ...], int] = {}  # of guesses, by their paths
         self._hidden = torch.empty(0)  # [1 + guesses, H]: of the last committed row, of the guesses
 
-    def catch_up(self, news: Sequence[int]) -> None:
+    def catch_up(self, news: Sequence[int]) -> Steps[None]:
         if not news:
             return
         self._cache.length = len(self.context)
@@ -47,14 +91,16 @@ class FuzzyRows:
             before, rows = len(self.context), len(part)
             positions = torch.arange(before, before + rows)
             mask = torch.ones((rows, before + rows), dtype=torch.bool).tril(before)
-            self._hidden = self._run(part, positions, mask, fuzzy=False)[-1:]
+            given = GroupedRows(self.request, part, positions, mask, self._cache)
+            hidden = yield from call(self._passes.run_precisely, given)
+            self._hidden = hidden[-1:].clone()
             self.context += part
 
     def rewind(self, rows: int) -> None:
         self.context = self.context[:rows]
         self._slot_of.clear()
 
-    def hidden_behind(self, paths: Sequence[TokenPath]) -> torch.Tensor:
+    def hidden_behind(self, paths: Sequence[TokenPath]) -> Steps[torch.Tensor]:
         """One fuzzy pass runs the rows that are missing, ancestors included."""
         fresh: list[tuple[int, ...]] = []
         for path in paths:
@@ -64,11 +110,11 @@ class FuzzyRows:
                     self._slot_of[start] = len(self._slot_of)
                     fresh.append(start)
         if fresh:
-            self._run_guesses(fresh)
+            yield from self._run_guesses(fresh)
         index = [self._slot_of[tuple(path)] + 1 if path else 0 for path in paths]
         return self._hidden[torch.tensor(index, device=self._hidden.device)]
 
-    def _run_guesses(self, fresh: Sequence[tuple[int, ...]]) -> None:
+    def _run_guesses(self, fresh: Sequence[tuple[int, ...]]) -> Steps[None]:
         before = len(self.context)
         mask = torch.zeros((len(fresh), before + len(self._slot_of)), dtype=torch.bool)
         mask[:, :before] = True
@@ -77,23 +123,10 @@ class FuzzyRows:
                 True
             )
         positions = torch.tensor([before + len(path) - 1 for path in fresh])
-        hidden = self._run([path[-1] for path in fresh], positions, mask, fuzzy=True)
+        tokens = [path[-1] for path in fresh]
+        given = GroupedRows(self.request, tokens, positions, mask, self._cache)
+        hidden = yield from call(self._passes.run_fuzzily, given)
         self._hidden = torch.cat([self._hidden, hidden])
-
-    def _run(
-        self, tokens: Sequence[int], positions: torch.Tensor, mask: torch.Tensor, fuzzy: bool
-    ) -> torch.Tensor:
-        model = self._model
-        self._ran(len(tokens))
-        device = model.device
-        return model.forward(
-            torch.tensor(tokens, device=device),
-            positions.to(device),
-            mask.to(device),
-            self._cache,
-            fuzzy,
-            self._between_layers,
-        )
 
 
 class EasySpecGuesser(WholeModelGuesser[FuzzyRows]):
@@ -102,9 +135,10 @@ class EasySpecGuesser(WholeModelGuesser[FuzzyRows]):
     def __init__(
         self, model: GroupedModel, head: OutputHead, most_rows: int, vocab_size: int
     ) -> None:
+        passes = GroupedPasses(model, self.ran, self.between_layers)
         super().__init__(
             "easyspec",
-            lambda: FuzzyRows(model, self.ran, self.between_layers),
+            lambda request: FuzzyRows(request, passes),
             head,
             known=model.vocab_size,
             most_rows=most_rows,
@@ -132,7 +166,8 @@ def level_times(model: GroupedModel, rows: int = 10, context: int = 128) -> Leve
     device = model.device
     every = torch.arange(context, device=device) % model.vocab_size
     seen = torch.ones((context, context), dtype=torch.bool, device=device).tril()
-    model.forward(every, torch.arange(context, device=device), seen, cache, fuzzy=False)
+    places = torch.arange(context, device=device)
+    model.forward(every, places, [GroupedPart(cache, seen)], fuzzy=False)
     places = torch.full((rows,), context, device=device)
     mask = torch.cat(
         [torch.ones((rows, context), dtype=torch.bool), torch.eye(rows, dtype=torch.bool)], 1
@@ -142,7 +177,7 @@ def level_times(model: GroupedModel, rows: int = 10, context: int = 128) -> Leve
         for fuzzy in (False, True):
             cache.length = context
             began = time.perf_counter()
-            hidden = model.forward(every[:rows], places, mask, cache, fuzzy)
+            hidden = model.forward(every[:rows], places, [GroupedPart(cache, mask)], fuzzy)
             hidden[0, 0].item()  # waits for a GPU
             tries[fuzzy].append(time.perf_counter() - began)
     return LevelTimes(*(median(tries[fuzzy][2:]) for fuzzy in (False, True)))

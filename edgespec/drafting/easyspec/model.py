@@ -9,9 +9,10 @@ gains, which are folded into the columns of its matrices. A precise run takes sl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
@@ -44,14 +45,26 @@ def layer_groups(layers: int, size: int = USUAL_SIZE) -> tuple[tuple[int, int], 
     return tuple(pairwise(bounds))
 
 
+class GroupedPart(NamedTuple):
+    """The R rows of one request: its cache, of which they take slots from its length on, and which
+    slots each of them sees, its own included, bool [R, cache.length + R]."""
+
+    cache: TwoRegionCache
+    mask: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What all layers of one run share: its rows' angles [1, 1, R, head_dim], the slots that they
-    see, bool [R, T], and the cache, of which they take slots from its length on."""
+    """What all layers of one run share: its rows' angles [1, 1, R, head_dim], and whose they
+    are."""
 
     angles: RopeAngles
-    mask: torch.Tensor
-    cache: TwoRegionCache
+    parts: Sequence[GroupedPart]
+
+    @property
+    def rows(self) -> list[int]:
+        """How many each part has."""
+        return [len(part.mask) for part in self.parts]
 
 
 class GroupedModel:
@@ -102,21 +115,22 @@ class GroupedModel:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        mask: torch.Tensor,
-        cache: TwoRegionCache,
+        parts: Sequence[GroupedPart],
         fuzzy: bool,
         between_layers: Callable[[], object] = lambda: None,
     ) -> torch.Tensor:
         """Run tokens int64 [R] at `positions` int64 [R], and append their keys and values.
 
-        `mask` bool [R, cache.length + R]: which slots each row sees, its own included. Returns
-        hidden rows [R, H] after the final norm. `between_layers` is called before each layer, or
-        group of layers that run together.
+        `parts`: whose the rows are, one request's after the other's. Returns hidden rows [R, H]
+        after the final norm. `between_layers` is called before each layer, or group of layers that
+        run together.
         """
-        cache.place(positions)
+        counts = [len(part.mask) for part in parts]
+        for part, places in zip(parts, positions.split(counts), strict=True):
+            part.cache.place(places)
         hidden = embedding(tokens, self.embedding)
         cosines, sines = self._rotary(hidden[None], positions[None])
-        run = _Pass(RopeAngles(cosines[:, None], sines[:, None]), mask, cache)
+        run = _Pass(RopeAngles(cosines[:, None], sines[:, None]), parts)
         for (first, end), projections in zip(self.groups, self._projections, strict=True):
             if fuzzy:
                 between_layers()
@@ -129,7 +143,8 @@ class GroupedModel:
                 one = projections.slice(layer - first)
                 added = self._attended(one, layer, hidden, run)[0]
                 hidden = self._mlp(self._mlps[layer], hidden + added)
-        cache.advance(len(tokens))
+        for part, rows in zip(parts, counts, strict=True):
+            part.cache.advance(rows)
         return self._normed(hidden) * self._gain
 
     def _attended(
@@ -145,20 +160,38 @@ class GroupedModel:
             query = self._normed(query) * by.query_gain
             key = self._normed(key) * by.key_gain
         query, key = apply_rope(query, run.angles), apply_rope(key, run.angles)
-        length = run.cache.length
-        store = run.cache.store[first : first + layers]
+        shares = (every.split(run.rows, 2) for every in (query, key, value))
+        seen = [
+            self._looked_up(part, first, *share)
+            for part, *share in zip(run.parts, *shares, strict=True)
+        ]
+        out = torch.cat(seen, 1) if len(seen) > 1 else seen[0]
+        if by.outer_bias is None:
+            return torch.bmm(out, by.outer)
+        return torch.baddbmm(by.outer_bias, out, by.outer)
+
+    def _looked_up(
+        self,
+        part: GroupedPart,
+        first: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> torch.Tensor:
+        """Attention of the layers from `first` on for the rows of one request, [N, R, heads ·
+        head_dim], of their queries, keys and values [N, heads, R, head_dim]."""
+        layers, heads, rows, dim = query.shape
+        length = part.cache.length
+        store = part.cache.store[first : first + layers]
         store[:, 0, :, length : length + rows] = key
         store[:, 1, :, length : length + rows] = value
         keys, values = store[:, :, :, : length + rows].unbind(1)
         # Queries that share a key head become rows of it, as in model.tree_attention.
-        group = heads // kv_heads
-        query = query.reshape(layers, kv_heads, group * rows, dim)
-        mask = run.mask.repeat(group, 1)[None, None]
+        group = heads // self._kv_heads
+        query = query.reshape(layers, self._kv_heads, group * rows, dim)
+        mask = part.mask.repeat(group, 1)[None, None]
         out = scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-        out = out.reshape(layers, heads, rows, dim).transpose(1, 2).reshape(layers, rows, -1)
-        if by.outer_bias is None:
-            return torch.bmm(out, by.outer)
-        return torch.baddbmm(by.outer_bias, out, by.outer)
+        return out.reshape(layers, heads, rows, dim).transpose(1, 2).reshape(layers, rows, -1)
 
     def _mlp(self, mlp: Mlp, hidden: torch.Tensor) -> torch.Tensor:
         gate, up = linear(self._normed(hidden), mlp.inner, mlp.inner_bias).chunk(2, -1)

@@ -11,6 +11,7 @@ import torch
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.ppd.format import PPDTokens
 from edgespec.drafting.ranking import Ranking
+from edgespec.drafting.steps import Steps, at_once, call
 from edgespec.errors import RemoteProtocolError
 from edgespec.model.block import compute_dtype
 from edgespec.model.ends import OutputHead
@@ -55,20 +56,22 @@ class PPDGuesser(Guesser):
         self._requests[request] = _ChainLogits()
         self._ranking.open(request, sampling)
 
-    def read(self, request: int, context: Sequence[int], features: Features) -> bool:
+    def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:
         """Take what the newest chain of PPD tokens became; False if none reaches beyond the
         context."""
         state = self._requests[request]
         if features.ppd_rows is not None:
+            rows = self._checked(features.ppd_rows)
+            state.logits = yield from call(self._logits, rows)
             state.first = features.anchor + 2
-            state.logits = self._logits(features.ppd_rows)
         if not state.first <= len(context) < state.first + len(state.logits):
             return False
         self._ranking.read(request, context[state.length :])
         state.length = len(context)
         return True
 
-    def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
+    @at_once
+    def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
         """The best tokens for the position after each path; none where no PPD token reaches."""
         state = self._requests[request]
         shift = state.length - state.first
@@ -86,16 +89,21 @@ class PPDGuesser(Guesser):
         self._requests.pop(request, None)
         self._ranking.close(request)
 
-    def _logits(self, rows: Tensor) -> torch.Tensor:
-        """What a chain's rows say, [k, V], copies averaged."""
-        head, copies = self._head, self._copies
+    def _checked(self, rows: Tensor) -> torch.Tensor:
+        """A chain's rows where the head is."""
+        head = self._head
         if rows.shape[1:] != (head.hidden_size,) or f"torch.{rows.dtype}" != str(head.dtype):
             raise RemoteProtocolError(
                 f"the head takes prompt rows of {head.dtype}[{head.hidden_size}], the last stage "
                 f"sent {rows.dtype}{list(rows.shape)}; give all stages the same model and dtype"
             )
-        logits = head.logits(to_torch(rows, head.device))
-        return logits.reshape(-1, copies, logits.shape[1]).mean(1)
+        return to_torch(rows, head.device)
+
+    def _logits(self, every: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the rows of each request's chain say, [k, V], copies averaged."""
+        logits = self._head.logits(torch.cat(list(every)) if len(every) > 1 else every[0])
+        shares = logits.split([len(rows) for rows in every])
+        return [own.reshape(-1, self._copies, own.shape[1]).mean(1) for own in shares]
 
 
 def _for_all(found: Children, levels: Sequence[int], depths: IntArray) -> Children:

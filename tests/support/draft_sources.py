@@ -1,0 +1,97 @@
+"""Draft sources with random weights, fed with what the base would give them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.eagle_heads import FORMS, write_eagle
+
+from edgespec.drafting.eagle.guesser import load_eagle
+from edgespec.drafting.eagle.shape import Kind
+from edgespec.drafting.easyspec.guesser import EasySpecGuesser
+from edgespec.drafting.easyspec.model import GroupedModel
+from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.ppd.format import PPDTokens
+from edgespec.drafting.ppd.guesser import PPDGuesser
+from edgespec.drafting.steps import Steps
+from edgespec.model.aux_hidden import packed
+from edgespec.model.ends import OutputHead
+from edgespec.model.loader import Checkpoint
+from edgespec.model.tensors import from_torch
+from edgespec.sim.toy import VOCABULARY
+from edgespec.tree.drafted import Children, DraftedTree
+from edgespec.types.features import NO_FEATURES, Features
+
+
+class Fed(DraftSource):
+    """A head's tree, given the features of all committed tokens but the newest."""
+
+    def __init__(self, kind: Kind, head: Path, base: Path, dtype: str = "float32") -> None:
+        source = Checkpoint(base)
+        super().__init__(load_eagle(head, kind, source, OutputHead(source, dtype), dtype))
+        self._given: dict[int, int] = {}
+
+    def fork(self, request: int, base: int, rows: int) -> None:
+        """See DraftSource."""
+        super().fork(request, base, rows)
+        if base in self._given:
+            self._given[request] = rows
+
+    def refreshing(self, request: int, context: Sequence[int], *args: Any) -> Steps[DraftedTree]:
+        """See DraftSource."""
+        return super().refreshing(request, context, *args[:2], self._features(request, context))
+
+    def expanding(self, request: int, context: Sequence[int], *args: Any) -> Steps[Children]:
+        """See DraftSource."""
+        return super().expanding(request, context, *args[:2], self._features(request, context))
+
+    def _features(self, request: int, context: Sequence[int]) -> Features:
+        first, end = self._given.get(request, 0), len(context) - 1
+        self._given[request] = max(first, end)
+        if first >= end:
+            return NO_FEATURES
+        layers = self.needs.aux_layers
+        rows = [
+            torch.randn((32, 1 + len(layers)), generator=torch.Generator().manual_seed(place))
+            for place in range(first, end)
+        ]
+        final, *aux_hidden = torch.stack(rows).unbind(-1)
+        return Features(from_torch(final), packed(aux_hidden) if layers else None, layers)
+
+
+class Chained(DraftSource):
+    """Prompt tokens' tree, given a chain below the last token whose next one is committed."""
+
+    def __init__(self, base: Path, dtype: str = "float32") -> None:
+        self._head = OutputHead(Checkpoint(base), dtype)
+        super().__init__(PPDGuesser(PPDTokens(6, 2, torch.zeros(12, 32)), self._head))
+
+    def refreshing(self, request: int, context: Sequence[int], *args: Any) -> Steps[DraftedTree]:
+        """See DraftSource."""
+        return super().refreshing(request, context, *args[:2], self._chain(context))
+
+    def expanding(self, request: int, context: Sequence[int], *args: Any) -> Steps[Children]:
+        """See DraftSource."""
+        return super().expanding(request, context, *args[:2], self._chain(context))
+
+    def _chain(self, context: Sequence[int]) -> Features:
+        dice = torch.Generator().manual_seed(len(context))
+        rows = from_torch(torch.randn((12, 32), generator=dice).to(self._head.dtype))
+        return Features(ppd_rows=rows, anchor=len(context) - 2)
+
+
+def easyspec(base: Path, dtype: str = "float32") -> DraftSource:
+    """The base as an easyspec draft."""
+    source = Checkpoint(base)
+    model, head = GroupedModel(source, 4, dtype), OutputHead(source, dtype)
+    return DraftSource(EasySpecGuesser(model, head, 64, VOCABULARY))
+
+
+def eagle(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> DraftSource:
+    """A random head of a form, which scores so many tokens."""
+    write_eagle(folder, replace(FORMS[form], vocab=VOCABULARY, draft_vocab=scored))
+    return Fed("eagle3" if FORMS[form].third else "eagle", folder, base, dtype)
