@@ -34,10 +34,11 @@ class Ring:
     together at most; several chunks follow each other round the ring. `draft`: the draft source's
     name, "" if there is none. `queue_limit`: requests that may wait. `recovery`: seconds that a
     request waits for a ring that was lost; with 0 it fails at once. `kept_rows`: cache rows that
-    answered requests, whose conversations may go on, and the running one may take up together; with
-    0 nothing is kept. `needs`: what the draft source must be given; `sources`: the names of its
-    members, in the order of the bits of their guesses. `head_last`: the output head is on the last
-    stage, so that neither hidden rows nor PPD rows come back for a draft source.
+    live requests and answered ones, whose conversations may go on, may take up together; with 0
+    nothing is kept, and the live ones have no limit. `needs`: what the draft source must be given;
+    `sources`: the names of its members, in the order of the bits of their guesses. `head_last`: the
+    output head is on the last stage, so that neither hidden rows nor PPD rows come back for a draft
+    source. `live`: requests that are answered at once, at most.
     """
 
     stages: int
@@ -50,8 +51,10 @@ class Ring:
     needs: DraftNeeds = NO_NEEDS
     sources: tuple[str, ...] = ()
     head_last: bool = False
+    live: int = 1
 
     def __post_init__(self) -> None:
+        assert self.live >= 1
         assert not self.head_last or self.needs == NO_NEEDS, "see DraftChoice.check_head"
 
 

@@ -1,8 +1,9 @@
 """Coordinator machine: schedules requests on the ring, and hands each event to its request.
 
 A request's way: Submit → queue, its prompt encoded (queue.py) → `_start_next` → the decode loop
-(request.py), fed with segments, tokens and guesses → `_finish`, and the next one starts. A lost
-ring pauses the active request (`_pause`), and the next ring starts it again.
+(request.py), fed with segments, tokens and guesses → `_finish`, and the next one starts. Several
+are live at once; after each event the scheduler says what leaves (scheduler.py). A lost ring pauses
+them all (`_pause`), and the next ring starts them again.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from dataclasses import replace
 
 from edgespec.decoding.admission import Ring, admit, encode, fitting, kind_of, most_tokens
 from edgespec.decoding.answer import TextCodec
+from edgespec.decoding.d0_times import D0Times
 from edgespec.decoding.effects import CloseDraft, EncodePrompt, OpenDraft, Renew
 from edgespec.decoding.events import Drafted, HeadDone, PromptEncoded, SegmentArrived
 from edgespec.decoding.finish import cached_prefix, finished, last_effects
-from edgespec.decoding.flights import Flights, Landed
+from edgespec.decoding.flights import Flights
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.decoding.prefix_cache import PrefixCache
 from edgespec.decoding.queue import BEGINS, GOES_ON, WaitingRoom, say_once
 from edgespec.decoding.request import Request
 from edgespec.decoding.ring_state import RingState
+from edgespec.decoding.scheduler import Scheduler
 from edgespec.decoding.shared import Shared
 from edgespec.decoding.snapshot import SnapshotKeeper
 from edgespec.errors import ConfigError, EdgespecError, LocalProtocolError
@@ -51,23 +54,24 @@ class CoordinatorMachine:
         self._codec = codec
         self._requests: dict[int, Request] = {}
         self._waiting = WaitingRoom(ring.queue_limit, most_tokens(ring))
-        self._active: int | None = None
         self._state = RingState(ring.recovery)
         self._cache = PrefixCache(ring.kept_rows)
         self._numbers = 0
         self._flights = Flights(ring.stages)
+        d0 = D0Times()
+        self._scheduler = Scheduler(self._flights, d0)
         self._estimates: dict[str, RingEstimates] = {}
         self._snapshot = SnapshotKeeper(codec)
         table = ring.needs.ppd_tokens
         ppd = (table, ChainValues(table.depth)) if table else None
-        self._shared = Shared(self._flights, self._snapshot.walked, ppd, self._estimates)
+        self._shared = Shared(self._flights, d0, self._snapshot.walked, ppd, self._estimates)
         self._before: list[Request] = []  # while an event is handled: the requests open before it
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. Every request gets exactly one of Finished and Failed."""
         self._before = list(self._requests.values())
         effects = self._react(event, now)
-        effects += self._waiting.tell(self._state.missing, int(self._active is not None))
+        effects += self._waiting.tell(self._state.missing, len(self._scheduler), self._ring.live)
         self._before = []
         return effects
 
@@ -76,10 +80,9 @@ class CoordinatorMachine:
             case SegmentArrived(segment):
                 return self._on_segment(segment, now)
             case HeadDone(request=number) | Drafted(request=number):
-                return self._step(self._requests.get(number), event, now)
+                return self._ends(self._scheduler.step([(number, event)], now), now)
             case MessageArrived(_, Credit(seq)):
-                known = self._flights.hand_on(seq)
-                return self._step(self._running, event, now) if known else []
+                return self._scheduler.handed_on(seq, now)
             case MessageArrived(peer, Submit() as submit):
                 return self._on_submit(peer, submit, now)
             case MessageArrived(peer, Cancel(tag)):
@@ -119,44 +122,46 @@ class CoordinatorMachine:
 
     def _on_segment(self, segment: Segment, now: float) -> list[Effect]:
         flight = self._flights.land(segment)
-        request = self._requests.get(segment.request)
-        if flight is None or request is None:
+        if flight is None:
             return []
-        if not flight.fits(segment):
-            return self._fail(request, "the ring returned rows that were not sent round", now)
-        ran = [(time.rows, time.seconds) for time in segment.cost]
-        request.estimates.segment(ran, self._ring.stages)
-        return self._step(request, Landed(flight, segment), now)
+        why = "the ring returned rows that were not sent round"
+        wrong = sorted(flight.misfits(segment))
+        effects = [effect for number in wrong for effect in self._on_fault(number, why, now)]
+        return effects + self._ends(self._scheduler.landed(flight, segment, now), now)
 
-    def _step(self, request: Request | None, event: Event, now: float) -> list[Effect]:
-        """Hand an event to its request, if that is open; the request ends once its answer does."""
-        if request is None:
-            return []
-        effects = request.handle(event, now)
-        reason = request.answer.finish_reason
-        return effects + self._finish(request, reason, now) if reason else effects
+    def _ends(self, effects: list[Effect], now: float) -> list[Effect]:
+        """These effects, and the ends of the requests whose answers ended with them."""
+        for request in self._scheduler.live:
+            if request.answer.finish_reason:
+                effects += self._finish(request, request.answer.finish_reason, now)
+        return effects
 
     def _start_next(self, now: float) -> list[Effect]:
-        """Start the first request that waits, if its prompt is encoded and the ring is free."""
+        """Start the first requests that wait, if their prompts are encoded and may begin."""
+        effects: list[Effect] = []
         waiting = self._waiting.queue
-        if not self._can_start or not len(waiting) or waiting.in_order()[0].asked:
-            return []
-        request = waiting.next()
-        self._active = request.number
+        while self._places and len(waiting) and self._may_start(waiting.in_order()[0]):
+            effects += self._start(waiting.next(), now)
+        return effects + self._scheduler.work(now)
+
+    def _may_start(self, request: Request) -> bool:
+        """Whether its prompt is encoded, and its rows fit beside those of the live ones; alone it
+        may always."""
+        limit, rows = self._ring.kept_rows, self._scheduler.rows
+        return not request.asked and (not rows or not limit or rows + request.capacity <= limit)
+
+    def _start(self, request: Request, now: float) -> list[Effect]:
         if not request.recoveries:
             request.stats.started = now
-        self._flights.clock.change(self._ring.stages)
         request.begin_with(self._cache.take(request.prefix.tokens, request.asker))
-        request.prefix.chunk = request.estimates.chunk(
-            len(request.prefix) - request.prefix.sent, self._ring.prefill_chunk, self._ring.stages
-        )
-        effects = self._ended(self._cache.make_room(request.capacity))
+        self._scheduler.start(request, self._ring.stages, self._ring.prefill_chunk)
+        effects = self._ended(self._cache.make_room(self._scheduler.rows))
         effects += self._open_draft(request)
         if request.policy.drafts:
             effects.append(request.read_ahead(now))
         if request.told:
             effects += say_once(request, GOES_ON if request.recoveries else BEGINS)
-        return request.send_prefix() + effects
+        return effects
 
     def _open_draft(self, request: Request) -> list[Effect]:
         """Start it on the draft source, from what that has read of the reused rows."""
@@ -181,18 +186,18 @@ class CoordinatorMachine:
         """Free the request everywhere, except rows that a next turn may begin with. Its segments
         still come back from the ring, as credits."""
         del self._requests[request.number]
-        if self._active != request.number:
+        if request.number not in self._scheduler:
             self._waiting.queue.remove(request)
             return []
-        self._active = None
+        self._scheduler.end(request)
         self._waiting.queue.has_changed = True  # its place ahead of all others is free
         self._snapshot.ended()
         # A draft source that needs hidden rows cannot go on from rows that it has not read.
         known = request.policy.drafts or not self._ring.needs.hidden
         keeps = answered and known and request.tree is not None
-        return (self._keep(request) if keeps else self._ended([request.number])) + self._start_next(
-            now
-        )
+        unused = [reused.request] if (reused := request.prefix.reused) and not request.turn else []
+        effects = self._keep(request) if keeps else self._ended([request.number, *unused])
+        return effects + self._start_next(now)
 
     def _keep(self, request: Request) -> list[Effect]:
         """Have the stages and the draft source keep its committed rows, and drop what is too
@@ -224,8 +229,8 @@ class CoordinatorMachine:
 
     def _admit(self, peer: bytes, submit: Submit) -> Request:
         self._state.check_open()
-        if not self._can_start or len(self._waiting):
-            self._waiting.queue.check_room(submit.scope, begins=self._can_start)
+        if self._places <= len(self._waiting):
+            self._waiting.queue.check_room(submit.scope, begins=self._places)
         if any(r.peer == peer and r.tag == submit.tag for r in self._requests.values()):
             raise ConfigError(f"request {submit.tag} of this client is still running")
         number = self._numbers + 1
@@ -260,12 +265,10 @@ class CoordinatorMachine:
 
     def _on_peer_gone(self, peer: bytes, now: float) -> list[Effect]:
         self._snapshot.forget(peer)
-        effects: list[Effect] = []
         theirs = [r for r in self._requests.values() if r.peer == peer]
         # Waiting ones first, so that none of them starts only to be forgotten.
-        for request in sorted(theirs, key=lambda r: r.number == self._active):
-            effects += self._forget(request, now)
-        return effects
+        theirs.sort(key=lambda r: r.number in self._scheduler)
+        return [effect for r in theirs for effect in self._forget(r, now)]
 
     def _on_fault(self, number: int, reason: str, now: float) -> list[Effect]:
         request = self._requests.get(number)
@@ -282,9 +285,8 @@ class CoordinatorMachine:
     def _show(self, now: float) -> list[Effect]:
         """Show watchers what goes on."""
         paused = bool(self._requests) and not self._state.is_up
-        shown = next(iter(self._requests)) if paused else self._active  # the oldest
-        request = None if shown is None else self._requests[shown]
-        return self._snapshot.show(request, self._flights, paused, now)
+        shown = self._requests.values() if paused else self._scheduler.live
+        return self._snapshot.show(next(iter(shown), None), self._flights, paused, now)
 
     # --- rings come and go --------------------------------------------------------------------
 
@@ -306,16 +308,17 @@ class CoordinatorMachine:
         return self._start_next(now)
 
     def _pause(self) -> list[Effect]:
-        """Free what the active request holds, and let it be the first to start again."""
-        if self._running is None:
-            return []
-        request = self._requests.pop(self._running.number)
-        effects = self._ended([request.number])
-        self._numbers += 1
-        request.restart(self._numbers)
-        self._requests = {request.number: request, **self._requests}  # it stays the oldest
-        self._waiting.queue.put_back(request)
-        self._active = None
+        """Free what the live requests hold, and let them be the first to start again."""
+        live = self._scheduler.live
+        effects = self._ended([request.number for request in live])
+        for request in live:
+            self._scheduler.end(request)
+            del self._requests[request.number]
+            self._numbers += 1
+            request.restart(self._numbers)
+        # They stay the oldest.
+        self._requests = {r.number: r for r in [*live, *self._requests.values()]}
+        self._waiting.queue.put_back(live)
         return effects
 
     def _fail_overdue(self, now: float) -> list[Effect]:
@@ -351,7 +354,7 @@ class CoordinatorMachine:
             self._estimates.pop(request.policy.name, None)  # it may be why
             effects.append(SendPeer(request.peer, Failed(request.tag, reason)))
         self._before = []
-        self._active = None
+        self._scheduler.clear()
         for request in waiting:
             if request.number in self._requests:
                 self._waiting.queue.add(request)
@@ -371,13 +374,13 @@ class CoordinatorMachine:
         return not self._requests and not self._flights
 
     def load(self) -> tuple[int, int]:
-        """How many requests run, and how many wait."""
-        return int(self._active is not None), len(self._waiting)
+        """How many requests are live, and how many wait."""
+        return len(self._scheduler), len(self._waiting)
 
     @property
     def is_working(self) -> bool:
         """Whether a request is on the ring now; those that only wait for it do not count."""
-        return self._active is not None and self._state.is_up
+        return len(self._scheduler) > 0 and self._state.is_up
 
     def accepts(self, request: int) -> Request | None:
         """The open request of that number, which a lost ring changes; for checks."""
@@ -392,9 +395,6 @@ class CoordinatorMachine:
         return encode(self._codec, effect)
 
     @property
-    def _running(self) -> Request | None:
-        return None if self._active is None else self._requests[self._active]
-
-    @property
-    def _can_start(self) -> bool:
-        return self._active is None and self._state.may_begin
+    def _places(self) -> int:
+        """How many more requests may be live now."""
+        return self._ring.live - len(self._scheduler) if self._state.may_begin else 0

@@ -22,18 +22,13 @@ READ_ONLY = Grow(depth=0, width=1, keep=0)
 class DraftJob:
     """A draft at work, or the last one that grew a tree.
 
-    `root`: below which node it grows. `context_length`: committed tokens when it was asked for, at
-    `started`. `reads`: committed rows that it reads besides. `head_seconds`: how long the head,
-    which goes first, was at work meanwhile: no part of what drafting takes.
+    `root`: below which node it grows. `context_length`: committed tokens when it was asked for.
     """
 
     job: int
     plan: Plan
     root: int
     context_length: int
-    started: float = 0.0
-    reads: int = 0
-    head_seconds: float = 0.0
 
 
 def ask(request: Request, plan: Plan, now: float) -> Draft:
@@ -42,7 +37,7 @@ def ask(request: Request, plan: Plan, now: float) -> Draft:
     Raises LocalProtocolError if there is no drafted tree to deepen.
     """
     if isinstance(plan, Deepen):
-        return _deepen(request, plan)
+        return _deepen(request, plan, now)
     context, features = request.context, _features(request)
     paths: tuple[tuple[int, ...], ...] = ()
     reads = features.rows
@@ -53,17 +48,20 @@ def ask(request: Request, plan: Plan, now: float) -> Draft:
     elif request.hidden is None:
         reads = len(context) - request.prefix.reused_rows
     root = request.tree.root if request.tree else -1
-    job = DraftJob(request.next_job(), plan, root, len(context), now, reads)
-    request.draft = job
+    job = request.draft = DraftJob(request.next_job(), plan, root, len(context))
+    # What a tree takes that is grown level by level tells nothing of one pass.
+    rows = 0 if isinstance(plan, Grow) and plan.keep else reads + len(paths)
+    request.d0.draft_asked((request.number, job.job), rows, request.estimates, now)
     return Draft(job.job, request.number, plan, context, paths, features)
 
 
-def _deepen(request: Request, plan: Deepen) -> Draft:
+def _deepen(request: Request, plan: Deepen, now: float) -> Draft:
     grown = request.grown
     if grown is None:
         raise LocalProtocolError("there is no drafted tree to deepen")
-    request.draft = DraftJob(request.next_job(), plan, grown.root, grown.context_length)
-    return Draft(request.draft.job, request.number, plan, ())
+    job = request.draft = DraftJob(request.next_job(), plan, grown.root, grown.context_length)
+    request.d0.draft_asked((request.number, job.job), 0, request.estimates, now)
+    return Draft(job.job, request.number, plan, ())
 
 
 def last_reading(request: Request) -> Draft:
@@ -73,15 +71,14 @@ def last_reading(request: Request) -> Draft:
 
 
 def merge(request: Request, guesses: DraftedTree | Children, now: float) -> None:
-    """The draft at work has ended: merge its guesses, and learn what it took."""
+    """The draft at work has ended: merge its guesses."""
     draft, request.draft = request.draft, None
     assert draft is not None
-    request.head_since = now  # a head that is to run waited for the end of this
+    request.d0.draft_ended((request.number, draft.job), now)
     plan, tree, last = draft.plan, request.tree, request.last_position
     if isinstance(plan, Expand):
         assert isinstance(guesses, Children)
         assert tree is not None
-        _learn(request, draft, len(plan.ids), now)
         scores = guesses.scores.tolist()
         if request.policy.calibrates:
             calibration = request.estimates.calibration(request.sampling.without_seed)
@@ -90,7 +87,6 @@ def merge(request: Request, guesses: DraftedTree | Children, now: float) -> None
         return
     request.grown = draft
     if plan.keep == 0:  # it only read
-        _learn(request, draft, 0, now)
         return
     assert isinstance(guesses, DraftedTree)
     assert tree is not None
@@ -105,18 +101,3 @@ def _features(request: Request) -> Features:
     features = NO_FEATURES if request.hidden is None else request.hidden.take()
     chain = None if request.ppd_rows is None else request.ppd_rows.take()
     return features if chain is None else replace(features, anchor=chain[0], ppd_rows=chain[1])
-
-
-def _learn(request: Request, draft: DraftJob, expanded: int, now: float) -> None:
-    rows = draft.reads + expanded
-    if rows:
-        request.estimates.draft.record(rows, max(now - draft.started - draft.head_seconds, 0.0))
-
-
-def head_ended(request: Request, now: float) -> None:
-    """The head's work is done: learn what it took, and how long it kept a draft waiting."""
-    assert request.head_job is not None
-    request.estimates.head.record(len(request.head_job.rows), now - request.head_since)
-    if request.draft is not None:
-        request.draft.head_seconds += now - max(request.head_since, request.draft.started)
-    request.head_job = None

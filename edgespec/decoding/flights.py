@@ -2,65 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+
+import numpy as np
 
 from edgespec.machines.events import Event
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import Rows
-from edgespec.wire.segment import Choosing, Segment
+from edgespec.types.tensor import Tensor
+from edgespec.wire.segment import Choosing, Part, Segment
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
-    """A segment on the ring: whose it is, and when it entered (see RingClock).
+class PartFlight:
+    """The rows of one request in a segment on the ring.
 
-    `wanted`: ids of the rows that may come back, of `rows` in all; with hidden rows, or if the last
-    stage chooses, by `choosing`, with a verdict.
+    `wanted`: ids of the rows that may come back; with hidden rows, or if the last stage chooses, by
+    `choosing`, with a verdict.
     """
 
     request: int
-    entered: Fraction
     committed: bool
     wanted: frozenset[int]
     rows: int
     choosing: Choosing | None = None
 
-    def fits(self, result: Segment) -> bool:
-        """Whether `result` can be what the stages made of this segment."""
-        part, ids = result.parts[0], result.parts[0].ids.tolist()
+    def fits(self, part: Part, hidden: Tensor | None) -> bool:
+        """Whether `part`, of a segment with those hidden rows, can be what the stages made of
+        these rows."""
+        ids = part.ids.tolist()
         return (
-            len(result.parts) == 1
-            and part.committed == self.committed
+            part.committed == self.committed
             and self.wanted.issuperset(ids)
-            and (not ids or self._has_what_was_asked(result))
-            and all(time.rows <= self.rows for time in result.cost)
+            and (not ids or self._has_what_was_asked(part, hidden))
         )
 
-    def _has_what_was_asked(self, result: Segment) -> bool:
-        verdict = result.parts[0].verdict
+    def _has_what_was_asked(self, part: Part, hidden: Tensor | None) -> bool:
+        verdict = part.verdict
         if self.choosing is None or verdict is None:
-            return self.choosing is None and result.hidden is not None and verdict is None
+            return self.choosing is None and hidden is not None and verdict is None
         ids, log_probs = verdict.ids.tolist(), verdict.figures.shape[1] > 1
         told = not ids or log_probs == (self.choosing.top >= 0)
-        return result.hidden is None and told and self.wanted.issuperset(ids)
+        return hidden is None and told and self.wanted.issuperset(ids)
 
-    def lacks_live_rows(self, result: Segment, tree: DraftTree | None) -> bool:
+    def lacks_live_rows(self, part: Part, tree: DraftTree | None) -> bool:
         """Whether a stage dropped rows that no retained set has dropped: it could not go on.
 
         Live nodes are in every retained set, so that only a failing stage can lose them.
         """
-        missing = self.wanted.difference(result.parts[0].ids.tolist())
+        missing = self.wanted.difference(part.ids.tolist())
         return any(tree is None or i in tree for i in missing)
 
 
 @dataclass(frozen=True, slots=True)
-class Landed(Event):
-    """A segment of the request is back from the ring."""
+class Flight:
+    """A segment on the ring: the rows of each request in it, and when it entered (see
+    RingClock)."""
 
-    flight: Flight
-    segment: Segment
+    parts: tuple[PartFlight, ...]
+    entered: Fraction
+
+    @property
+    def requests(self) -> tuple[int, ...]:
+        return tuple(part.request for part in self.parts)
+
+    @property
+    def rows(self) -> int:
+        """How many rows all parts have."""
+        return sum(part.rows for part in self.parts)
+
+    def misfits(self, result: Segment) -> set[int]:
+        """Requests of which `result` holds what the stages cannot have made of this segment."""
+        requests = tuple(part.request for part in result.parts)
+        if requests != self.requests or any(time.rows > self.rows for time in result.cost):
+            return set(self.requests)
+        pairs = zip(self.parts, result.parts, strict=True)
+        return {part.request for one, part in pairs if not one.fits(part, result.hidden)}
+
+    def landed(self, result: Segment) -> list[Landed]:
+        """What comes back to each request, the hidden rows of its own part with it."""
+        found = []
+        first = 0
+        for flight, part in zip(self.parts, result.parts, strict=False):
+            hidden, aux_hidden = result.hidden, result.aux_hidden
+            if len(self.parts) > 1:
+                own = np.arange(first, first + len(part.ids))
+                hidden = None if hidden is None else hidden.take(own)
+                aux_hidden = None if aux_hidden is None else aux_hidden.take(own)
+            first += len(part.ids)
+            found.append(Landed(flight, self.entered, part, hidden, aux_hidden))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Landed(Event):
+    """Rows of one request are back from the ring, in a segment that `entered` it then.
+
+    `hidden` [R, H] and `aux_hidden` uint8 [R, ...] are those of the part's own rows.
+    """
+
+    flight: PartFlight
+    entered: Fraction
+    part: Part
+    hidden: Tensor | None
+    aux_hidden: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Rows of one request that shall enter the ring together, of which the last `want` are to come
+    back; `committed` and `reserve` as in wire.segment.Part."""
+
+    rows: Rows
+    want: int
+    committed: bool = False
+    reserve: int = 0
 
 
 class RingClock:
@@ -120,18 +178,13 @@ class Flights:
         return len(self._queued)
 
     def launch(
-        self,
-        request: int,
-        rows: Rows,
-        committed: bool,
-        want: int,
-        choosing: Choosing | None = None,
+        self, parts: Sequence[Part], choosing: Sequence[Choosing | None]
     ) -> tuple[int, Flight]:
-        """A segment of these rows leaves, of which the last `want` may come back (see Flight)."""
+        """A segment of these parts leaves; `choosing`: how the last stage chooses the tokens of
+        each one's request."""
         self._newest += 1
-        wanted = frozenset(rows.ids[len(rows) - want :].tolist())
-        flight = Flight(request, self.clock.enter(), committed, wanted, len(rows), choosing)
-        self._flying[self._newest] = flight
+        flights = tuple(map(_part_flight, parts, choosing))
+        flight = self._flying[self._newest] = Flight(flights, self.clock.enter())
         self._queued.add(self._newest)
         return self._newest, flight
 
@@ -139,7 +192,7 @@ class Flights:
         """A segment is back; None for a repeated delivery, or one of an earlier ring."""
         seq = segment.header.seq
         flight = self._flying.get(seq)
-        if flight is None or flight.request != segment.request:
+        if flight is None or flight.parts[0].request != segment.request:
             return None
         self._queued.discard(seq)
         return self._flying.pop(seq)
@@ -154,3 +207,8 @@ class Flights:
         """The ring is gone: nothing comes back from it."""
         self._flying.clear()
         self._queued.clear()
+
+
+def _part_flight(part: Part, choosing: Choosing | None) -> PartFlight:
+    wanted = frozenset(part.ids[len(part.ids) - part.want :].tolist())
+    return PartFlight(part.request, part.committed, wanted, len(part.ids), choosing)

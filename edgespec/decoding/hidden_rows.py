@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgespec.decoding.flights import Landed
 from edgespec.types.features import NO_FEATURES, DraftNeeds, Features, concatenated
 from edgespec.types.tensor import IntArray, Tensor
-from edgespec.wire.segment import Segment
 
 
 class HiddenRows:
@@ -23,22 +23,22 @@ class HiddenRows:
         self._kind: tuple[object, ...] | None = None
         self._committed = deque(prefix)
 
-    def arrived(self, segment: Segment, index: IntArray) -> None:
-        """The rows `index` of a segment of this request came back from the ring.
+    def arrived(self, landed: Landed, index: IntArray) -> None:
+        """The rows `index` of a part of this request came back from the ring.
 
         Rows without the auxiliary ones that are wanted, or of other widths than the first ones, are
         passed over: from then on nothing is handed over, and nothing is guessed.
         """
-        if segment.hidden is None:
+        if landed.hidden is None:
             return
-        aux = segment.aux_hidden
-        hidden = segment.hidden.take(index) if self._final else None
+        aux = landed.aux_hidden
+        hidden = landed.hidden.take(index) if self._final else None
         came = _Arrived(hidden, aux.take(index) if aux and self._aux_layers else None)
         if self._kind is None:
             self._kind = came.kind
         if came.kind != self._kind or (self._aux_layers and aux is None):
             return
-        ids = segment.parts[0].ids[index].tolist()
+        ids = landed.part.ids[index].tolist()
         self._rows.update((row, (came, at)) for at, row in enumerate(ids))
 
     def passed(self, ids: Iterable[int], newest: int) -> None:

@@ -32,8 +32,8 @@ class Prefix:
         """Whether all of it is on its way."""
         return self.sent == len(self.tokens)
 
-    def next_rows(self) -> Rows:
-        """The rows that travel next."""
-        first, self.sent = self.sent, min(self.sent + self.chunk, len(self.tokens))
+    def next_rows(self, most: int) -> Rows:
+        """The rows that travel next, `most` at most."""
+        first, self.sent = self.sent, min(self.sent + most, len(self.tokens))
         ids = np.arange(first, self.sent, dtype=np.int64)
         return Rows(ids, ids - 1, np.array(self.tokens[first : self.sent], np.int64), ids)

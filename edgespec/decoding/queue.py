@@ -8,6 +8,7 @@ for another asker: a single asker gets half of the places, the second one half o
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from edgespec.decoding.effects import EncodePrompt
 from edgespec.decoding.request import Request
@@ -26,7 +27,7 @@ class RequestQueue:
     def __init__(self, limit: int) -> None:
         """`limit`: requests that may wait."""
         self._limit = limit
-        self._first: Request | None = None  # it had begun
+        self._first: deque[Request] = deque()  # those that had begun
         # In the order of their turns. Whose turn it was last comes first until the next one begins:
         # what it asks meanwhile comes after all others.
         self._askers: dict[str, deque[Request]] = {}
@@ -34,13 +35,13 @@ class RequestQueue:
         self.has_changed = False
 
     def __len__(self) -> int:
-        return sum(map(len, self._askers.values())) + (self._first is not None)
+        return sum(map(len, self._askers.values())) + len(self._first)
 
-    def check_room(self, asker: str, begins: bool) -> None:
+    def check_room(self, asker: str, begins: int) -> None:
         """Raise QueueFull if this asker cannot have one more request waiting.
 
-        `begins`: whether the first one begins as soon as its prompt is encoded, and so waits for
-        no other.
+        `begins`: how many of the first ones begin as soon as their prompts are encoded, and so wait
+        for no other.
         """
         waiting = self.in_order()[begins:]
         own, free = sum(r.asker == asker for r in waiting), self._limit - len(waiting)
@@ -57,18 +58,16 @@ class RequestQueue:
         self.has_changed = True
         self._askers.setdefault(request.asker, deque()).append(request)
 
-    def put_back(self, request: Request) -> None:
-        """A request that had begun waits again, in front of all others."""
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Requests that had begun wait again, in that order, in front of all others."""
         self.has_changed = True
-        assert self._first is None, "there is one at a time that has begun"
-        self._first = request
+        self._first.extendleft(reversed(requests))
 
     def next(self) -> Request:
         """Take out the request that begins now. There must be one."""
         self.has_changed = True
-        if self._first is not None:
-            request, self._first = self._first, None
-            return request
+        if self._first:
+            return self._first.popleft()
         if self._served is not None:
             served = self._askers.pop(self._served)
             if served:
@@ -79,8 +78,8 @@ class RequestQueue:
     def remove(self, request: Request) -> None:
         """A request waits no more."""
         self.has_changed = True
-        if request is self._first:
-            self._first = None
+        if request in self._first:
+            self._first.remove(request)
             return
         waiting = self._askers[request.asker]
         waiting.remove(request)
@@ -93,7 +92,7 @@ class RequestQueue:
         turns += [self._askers[self._served]] if self._served is not None else []
         longest = max(map(len, turns), default=0)
         rounds = [waiting[n] for n in range(longest) for waiting in turns if n < len(waiting)]
-        return [*([self._first] if self._first else []), *rounds]
+        return [*self._first, *rounds]
 
 
 class WaitingRoom:
@@ -134,15 +133,15 @@ class WaitingRoom:
         asked, most = request.asked, self._longest_prompt
         return [EncodePrompt(request.number, asked.prompt, asked.messages, most)]
 
-    def tell(self, missing: str, running: int) -> list[Effect]:
+    def tell(self, missing: str, running: int, most: int) -> list[Effect]:
         """Say to each request why it waits, if that has changed: for what is `missing`, or for
-        those before it, `running` ones included."""
+        those before it, `running` ones included, of which there may be so many at once."""
         if not self.queue.has_changed:
             return []
         self.queue.has_changed = False
         effects: list[Effect] = []
         for place, request in enumerate(self.queue.in_order(), running):
-            if missing or place:  # with nothing before it, its prompt is being encoded
+            if missing or place >= most:  # before that it waits for its prompt's encoding
                 effects += say_once(request, missing or f"waiting behind {place} other request(s)")
         return effects
 

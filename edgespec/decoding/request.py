@@ -4,23 +4,23 @@
     committed, prune the rest everywhere → the policy decides: send rows, have guesses made
     guesses are there           → attach them to the tree      → the policy decides
 
-The coordinator starts a request, hands it its events, and ends it; nothing else drives it.
+The coordinator starts a request, hands it its events, and ends it. What its policy decides is
+carried out by the scheduler, which knows the other requests (scheduler.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from edgespec.decoding import drafts
 from edgespec.decoding.answer import Answer
 from edgespec.decoding.drafts import DraftJob
-from edgespec.decoding.effects import RunHead, SendRing
+from edgespec.decoding.effects import RunHead
 from edgespec.decoding.events import Drafted, HeadDone
-from edgespec.decoding.flights import Landed
+from edgespec.decoding.flights import Landed, Leaving
 from edgespec.decoding.hidden_rows import HiddenRows
 from edgespec.decoding.logprobs import HeadLog
 from edgespec.decoding.ppd_rows import PPDRows, with_chains
@@ -32,9 +32,9 @@ from edgespec.decoding.shared import Shared
 from edgespec.decoding.target_walk import chosen
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, SendPeer, SendStages
-from edgespec.machines.events import Event, MessageArrived
+from edgespec.machines.events import Event
 from edgespec.planning.memory import SPECULATIVE_ROWS
-from edgespec.policy.base import Policy, RequestView, Send
+from edgespec.policy.base import Decision, Policy, RequestView
 from edgespec.policy.estimates import RingEstimates
 from edgespec.tree.draft_tree import Advance, DraftTree
 from edgespec.tree.ledger import Rows
@@ -42,8 +42,7 @@ from edgespec.types.features import NO_NEEDS, DraftNeeds
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Submit, Tokens
-from edgespec.wire.messages import Credit
-from edgespec.wire.segment import Choosing, Header, Part, Segment
+from edgespec.wire.segment import Choosing, Part
 
 LOST_WAIT_S = 1.0
 """A result that lacks live rows is followed by the Fault of the stage that dropped them; after this
@@ -84,7 +83,7 @@ class Request:
         self.waiting_since = 0.0  # for a ring that was lost
         self.told = ""  # what its client was told last that it waits for
         self.needs = needs
-        self.flights = shared.flights
+        self.flights, self.d0 = shared.flights, shared.d0
         self._on_walk = shared.on_walk
         self._ppd = shared.ppd if policy.drafts else None
         self._jobs = 0
@@ -98,67 +97,75 @@ class Request:
         self.hidden = self._hidden_from(0)
         self.ppd_rows = PPDRows(*self._ppd) if self._ppd else None
         self.tree: DraftTree | None = None
-        self.in_flight = 0  # segments on the ring or, back from it, in `results`
+        # Parts of segments: those that wait for their turn, on the ring or, back, in `results`.
+        self.in_flight = 0
+        self.leaving: deque[Leaving] = deque()
         self.results: deque[Landed] = deque()
         self.rows_before = 0  # rows of the segment sent last, if no miss has made it worthless
         self.head_job: RunHead | None = None
-        self.head_since = 0.0  # when that was asked for
         self.draft: DraftJob | None = None
         self.grown: DraftJob | None = None
         self.exhausted = False
         self.rows_missing_until: float | None = None
+        self.asks = False  # its policy is to be asked
+        self.turn = 0  # the segment in which rows of it left last; 0: none has
         self._head_log = HeadLog()
         self.retains = RetainLog(number, len(self.prefix))
 
     # --- the decode loop ----------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """One step of decoding; ends with `answer.finish_reason` set once the answer is whole."""
-        effects: list[Effect] = []
+        """One step of decoding; ends with `answer.finish_reason` set once the answer is whole. What
+        is back from the ring waits for `take_result`."""
         match event:
             case Landed():
                 self.results.append(event)
             case HeadDone():
-                effects = self._take_tokens(event, now)
+                return self._take_tokens(event, now)
             case Drafted():
-                effects = self._take_guesses(event, now)
-            case MessageArrived(_, Credit()) if self.policy.waits_for_credit:
-                effects = self._next_work(now)
-        # One result after the other: what the one before it prunes need not go to the head.
-        while self.results and not self._must_wait and not self.answer.finish_reason:
-            effects += self._take_rows(self.results.popleft(), now)
-        return effects
+                self._take_guesses(event, now)
+        return []
 
-    def _take_rows(self, landed: Landed, now: float) -> list[Effect]:
+    @property
+    def has_result(self) -> bool:
+        """Whether rows are back that can be taken up now. One result after the other: what the one
+        before it prunes need not go to the head."""
+        # The policy may want the next one to wait for a draft.
+        in_step = self.policy.drafts_in_step and not self.opening
+        must_wait = self.head_job is not None or (in_step and self.draft is not None)
+        return bool(self.results) and not must_wait and not self.answer.finish_reason
+
+    def take_result(self, now: float) -> list[Effect]:
         """Rows are back: have the tokens after those that are alive sampled."""
-        flight, segment = landed.flight, landed.segment
-        part = segment.parts[0]
+        landed = self.results.popleft()
+        flight, part = landed.flight, landed.part
         self.in_flight -= 1
-        self.flights.clock.result(flight.entered)
+        self.flights.clock.result(landed.entered)
         self.retains.acknowledge(part.epoch)
-        if flight.lacks_live_rows(segment, self.tree):
+        if flight.lacks_live_rows(part, self.tree):
             self.rows_missing_until = now + LOST_WAIT_S
             return []
         if part.committed:
-            return self._take_prefix_rows(segment, now)
+            return self._take_prefix_rows(landed, now)
         assert self.tree is not None
-        if self.ppd_rows is not None and segment.hidden is not None:
-            self.ppd_rows.arrived(flight.wanted, part.ids, segment.hidden)
+        if self.ppd_rows is not None and landed.hidden is not None:
+            self.ppd_rows.arrived(flight.wanted, part.ids, landed.hidden)
             self.ppd_rows.settle(self.tree)
-        if segment.hidden is None:
+        if landed.hidden is None:
             return self._take_verdict(part, now)
         ids = part.ids.tolist()
         if self.hidden is not None and any(i in self.tree for i in ids):
-            self.hidden.arrived(segment, np.flatnonzero([i in self.tree for i in ids]))
+            self.hidden.arrived(landed, np.flatnonzero([i in self.tree for i in ids]))
         rows = self.tree.unverified(ids)
-        return [self._sample(segment, rows, now)] if len(rows) else self._walk(now)
+        return [self._sample(landed, rows, now)] if len(rows) else self._walk(now)
 
     def _take_tokens(self, done: HeadDone, now: float) -> list[Effect]:
         """The target tokens after the rows of a path are known: walk the tree along them."""
         if self.head_job is None or self.head_job.job != done.job:
             raise LocalProtocolError(f"head job {done.job} ended but was not running")
         ids = self.head_job.rows.ids[done.choice.rows].tolist()
-        drafts.head_ended(self, now)
+        self.d0.head_ended((self.number, done.job), now)
+        self.head_job = None
         return self._verify(ids, done.choice, done.top_logprobs, now)
 
     def _take_verdict(self, part: Part, now: float) -> list[Effect]:
@@ -175,12 +182,11 @@ class Request:
         self.tree.record(ids, choice.tokens.tolist())
         return self._walk(now)
 
-    def _take_guesses(self, drafted: Drafted, now: float) -> list[Effect]:
+    def _take_guesses(self, drafted: Drafted, now: float) -> None:
         """Guesses are there: attach them to the tree."""
-        if self.draft is None or self.draft.job != drafted.job:
-            return []
-        drafts.merge(self, drafted.guesses, now)
-        return self._next_work(now) if self.tree else []
+        if self.draft is not None and self.draft.job == drafted.job:
+            drafts.merge(self, drafted.guesses, now)
+            self.asks = True
 
     def _walk(self, now: float) -> list[Effect]:
         """Walk the tree as far as target tokens are known; emit what is committed, prune the rest
@@ -192,37 +198,41 @@ class Request:
         self._on_walk(self, step)
         self._learn(step, self.tree)
         if not step.tokens:
-            return self._next_work(now)
+            self.asks = True
+            return []
         told = SendPeer(self.peer, self._emit(step, now))
         if self.answer.finish_reason:
             return [told]
+        self.asks = True
         awaited = () if self.ppd_rows is None else self.ppd_rows.awaited(self.tree)
         live = (*self.tree.ids, *awaited)
-        retain = self.retains.next(self.tree.newest, step.passed, live)
-        return [told, SendStages(retain), *self._next_work(now)]
+        return [told, SendStages(self.retains.next(self.tree.newest, step.passed, live))]
 
-    def _next_work(self, now: float) -> list[Effect]:
-        """Carry out what the policy decides."""
-        # The policy is asked from the first token on, or as soon as the prompt is on its way if it
-        # begins with that.
-        if self.tree is None or (self.opening and not self.policy.starts_with_prompt):
-            return []
-        effects: list[Effect] = []
-        for decision in self.policy.decide(self.view()):
-            if isinstance(decision, Send):
-                effects.append(self._send(decision.ids))
-            else:
-                effects.append(drafts.ask(self, decision, now))
-        return effects
+    # --- what leaves --------------------------------------------------------------------------
 
-    def _send(self, ids: Sequence[int]) -> Effect:
-        """Send these nodes of the tree as one segment, with the PPD rows that hang from them."""
+    @property
+    def decodes(self) -> bool:
+        """Whether its policy may be asked: from the first token on, or as soon as the prompt is on
+        its way if it begins with that."""
+        return self.tree is not None and (not self.opening or self.policy.starts_with_prompt)
+
+    def decide(self) -> list[Decision]:
+        """What its policy wants now."""
+        self.asks = False
+        return self.policy.decide(self.view()) if self.decodes else []
+
+    def send(self, ids: Sequence[int]) -> None:
+        """These nodes of the tree shall leave together, with the PPD rows that hang from them."""
         assert self.tree is not None
         rows = self.tree.send(ids)
         self.stats.rows_sent += len(rows)
         rows = with_chains(self, rows, ids)
         self.rows_before = len(rows)
-        return self._launch(rows, committed=False, reserve=0, want=len(rows))
+        self._leave(Leaving(rows, want=len(rows)))
+
+    def _leave(self, leaving: Leaving) -> None:
+        self.in_flight += 1
+        self.leaving.append(leaving)
 
     def view(self) -> RequestView:
         """What the policy may see."""
@@ -242,23 +252,17 @@ class Request:
             estimates=self.estimates,
         )
 
-    @property
-    def _must_wait(self) -> bool:
-        """Whether the next result has to: for the head, or for a draft if the policy wants that."""
-        in_step = self.policy.drafts_in_step and not self.opening
-        return self.head_job is not None or (in_step and self.draft is not None)
-
     # --- what a step leaves -------------------------------------------------------------------
 
-    def _sample(self, segment: Segment, rows: Rows, now: float) -> RunHead:
+    def _sample(self, landed: Landed, rows: Rows, now: float) -> RunHead:
         """Have the tokens after these rows of a result sampled, along the path that they lead down
         from the first."""
-        assert segment.hidden is not None
+        assert landed.hidden is not None
         wanted, job = set(rows.ids.tolist()), self.next_job()
-        index = [n for n, i in enumerate(segment.parts[0].ids.tolist()) if i in wanted]
-        hidden = segment.hidden.take(np.array(index))
+        index = [n for n, i in enumerate(landed.part.ids.tolist()) if i in wanted]
+        hidden = landed.hidden.take(np.array(index))
         self.head_job = RunHead(job, self.number, hidden, rows, self.sampling, self.top)
-        self.head_since = now
+        self.d0.head_asked((self.number, job), len(rows), self.estimates, now)
         return self.head_job
 
     def _learn(self, step: Advance, tree: DraftTree) -> None:
@@ -288,21 +292,6 @@ class Request:
         self.opening = False
         return Tokens(self.tag, step.tokens[:used], "".join(text), logprobs)
 
-    def _launch(self, rows: Rows, *, committed: bool, reserve: int, want: int) -> SendRing:
-        """Rows enter the ring; the last `want` of them are to come back."""
-        seq, flight = self.flights.launch(self.number, rows, committed, want, self.choosing)
-        if self.stats.entered is None:
-            self.stats.entered = flight.entered
-        self.in_flight += 1
-        reused = self.prefix.reused if reserve else None
-        columns = rows.ids, rows.parents, rows.positions, rows.tokens
-        fork = (reused.request, reused.ids) if reused else (0, ())
-        part = Part(self.number, self.retains.epoch, committed, reserve, want, *columns, *fork)
-        if committed and want:
-            part = replace(part, choosing=self.choosing)
-        vectors = self.ppd_rows.vectors(rows.tokens) if self.ppd_rows else None
-        return SendRing(Segment(Header(seq, self.needs.aux_layers), (part,), ppd_tokens=vectors))
-
     # --- the prompt ---------------------------------------------------------------------------
 
     def encoded(self, prompt: tuple[int, ...], max_new_tokens: int) -> None:
@@ -325,36 +314,31 @@ class Request:
         """Have the draft source read the committed tokens, while the stages do."""
         return drafts.ask(self, drafts.READ_ONLY, now)
 
-    def send_prefix(self) -> list[Effect]:
-        """As many chunks of the prefix as may be in flight: they overlap along the ring. When all
-        are on their way, the tree begins at the last token."""
-        effects: list[Effect] = []
-        while not self.is_read and self.in_flight <= self.flights.clock.stages:
-            reserve = 0 if self.prefix.has_begun else self.reserve
-            rows = self.prefix.next_rows()
-            # The first token comes of the prefix's last row; a draft source may need them all.
-            want = len(rows) if self.hidden is not None else int(self.is_read)
-            effects.append(self._launch(rows, committed=True, reserve=reserve, want=want))
-        if self.is_read and self.tree is None:
+    def send_chunk(self, most: int) -> None:
+        """The next rows of the prefix shall leave, `most` at most: they overlap along the ring.
+        When all are on their way, the tree begins at the last token."""
+        reserve = 0 if self.prefix.has_begun else self.reserve
+        rows = self.prefix.next_rows(most)
+        # The first token comes of the prefix's last row; a draft source may need them all.
+        want = len(rows) if self.hidden is not None else int(self.is_read)
+        self._leave(Leaving(rows, want, committed=True, reserve=reserve))
+        if self.is_read:
             last = len(self.prefix) - 1
             self.tree = DraftTree(last, last - 1, self.prefix.tokens[-1], last)
             self.tree.send((last,))
-            # PPD rows below that row travel in a segment of their own, as it is committed.
+            # PPD rows below that row travel in a part of their own, as it is committed.
             chain = with_chains(self, Rows.none(), (last,))
             if len(chain):
-                effects.append(self._launch(chain, committed=False, reserve=0, want=len(chain)))
-        return effects
+                self._leave(Leaving(chain, len(chain)))
 
-    def _take_prefix_rows(self, segment: Segment, now: float) -> list[Effect]:
+    def _take_prefix_rows(self, landed: Landed, now: float) -> list[Effect]:
         if self.hidden is not None:
-            self.hidden.arrived(segment, np.arange(segment.rows))
-        effects = self.send_prefix()
-        part = segment.parts[0]
-        if self.tree is not None and self.tree.root in part.ids:
-            if segment.hidden is None:
-                return effects + self._take_verdict(part, now)
-            rows = self.tree.unverified([self.tree.root])
-            effects.insert(0, self._sample(segment, rows, now))
+            self.hidden.arrived(landed, np.arange(len(landed.part.ids)))
+        effects: list[Effect] = []
+        if self.tree is not None and self.tree.root in landed.part.ids:
+            if landed.hidden is None:
+                return self._take_verdict(landed.part, now)
+            effects.append(self._sample(landed, self.tree.unverified([self.tree.root]), now))
         if self.hidden is not None and self.draft is None:
             # What the draft reads now it need not read before its first guess.
             effects.append(self.read_ahead(now))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgespec.decoding.d0_times import D0Times
 from edgespec.decoding.flights import Flights
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.policy.estimates import RingEstimates
@@ -22,6 +23,7 @@ class Shared:
     for a draft source that needs PPD rows. `estimates`: what requests of each policy taught."""
 
     flights: Flights
+    d0: D0Times
     on_walk: Callable[[Request, Advance], None]
     ppd: tuple[PPDTable, ChainValues] | None
     estimates: dict[str, RingEstimates]

@@ -261,13 +261,14 @@ def _segments(
 ) -> tuple[SnapshotSegment, ...]:
     """What is on the ring, the newest last; rows of a request that is over are all dead."""
     found = []
-    for seq, one in list(flights)[-MOST_SEGMENTS:]:
+    for seq, flight in list(flights)[-MOST_SEGMENTS:]:
         dead = 0
-        if tree is None or one.request != request:
-            dead = 0 if one.committed and one.request == request else one.rows
-        elif not one.committed:
-            dead = sum(i not in tree for i in one.wanted)
-        found.append(SnapshotSegment(seq, one.rows, dead))
+        for one in flight.parts:
+            if tree is None or one.request != request:
+                dead += 0 if one.committed and one.request == request else one.rows
+            elif not one.committed:
+                dead += sum(i not in tree for i in one.wanted)
+        found.append(SnapshotSegment(seq, flight.rows, dead))
     return tuple(found)
 
 

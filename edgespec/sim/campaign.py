@@ -82,6 +82,7 @@ def build(
         recovery=scenario.recovery,
         needs=draft.needs,
         head_last=scenario.head_last,
+        live=scenario.live,
     )
     limits = {f.stage: f.rows for f in scenario.faults if isinstance(f, SmallCache)}
     promises = {ask.tag: _promise(scenario, ask, codec) for ask in scenario.asks}
@@ -99,7 +100,7 @@ def build(
             for n in range(1, stages + 1)
         ]
 
-    checks = Checks(promises)
+    checks = Checks(promises, scenario.live)
     world = World(
         parts.coordinator(ring, codec),
         CoordinatorParts(None if scenario.head_last else head, draft),

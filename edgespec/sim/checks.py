@@ -17,7 +17,7 @@ PLENTY = 200_000
 """Events of one run; a run with more does not end."""
 
 _REMEMBERED = {"_ended", "_estimates"}  # what a machine may hold when no request is left
-_BUSY_WITH = {"_active", "_running"}
+_BUSY_WITH = {"_running"}
 
 
 class InvariantViolated(EdgespecError):
@@ -60,9 +60,10 @@ class Checks:
     It looks into toy rings only: their answers are known and their caches can be counted.
     """
 
-    def __init__(self, promises: Mapping[int, Promise]) -> None:
-        """`promises`: by the requests' tags."""
+    def __init__(self, promises: Mapping[int, Promise], live: int = 1) -> None:
+        """`promises`: by the requests' tags; `live`: requests that may be answered at once."""
         self._promises = promises
+        self._live = live
         self._got = {tag: _Got() for tag in promises}
         self._read = 0
         self._events = 0
@@ -84,6 +85,8 @@ class Checks:
             self._find_open(world)
             for number in self._open:
                 _check_credits(world, number)
+            if (live := world.coordinator.load()[0]) > self._live:
+                raise InvariantViolated("as many as may be live", f"{live}, not {self._live}")
         for number in self._open:
             _check_ledgers(world, number)
 
@@ -212,12 +215,13 @@ def _check_credits(world: World, number: int) -> None:
     request = world.coordinator.accepts(number)
     if request is None:
         return
-    flying = sum(owner == number for owner in world.segments.values())
-    if request.in_flight != flying + len(request.results):
+    flying = sum(number in owners for owners in world.segments.values())
+    waiting = len(request.leaving) + len(request.results)
+    if request.in_flight != flying + waiting:
         raise InvariantViolated(
             "credits",
             f"request {number} counts {request.in_flight} segments; {flying} are on the ring and "
-            f"{len(request.results)} wait",
+            f"{waiting} wait",
         )
 
 
@@ -227,10 +231,10 @@ def _check_ledgers(world: World, number: int) -> None:
     A stage that never got the newest retained set may hold dead rows as well, but lacks no live
     one. PPD tokens come and go with the retained sets, and nothing hangs from them.
     """
-    if world.control[number] or world.work[number] or number in world.segments.values():
+    if world.control[number] or world.work[number] or _is_flying(world, number):
         return
     request = world.coordinator.accepts(number)
-    if world.gone or request is None or not request.is_read:
+    if world.gone or request is None or not request.is_read or request.leaving:
         return
     committed, last, live = _held(request)
     epoch = request.retains.epoch
@@ -259,6 +263,10 @@ def _check_ledgers(world: World, number: int) -> None:
             raise InvariantViolated(
                 "ledgers agree", f"request {number} has rows {rows} on V{node}, {first} before it"
             )
+
+
+def _is_flying(world: World, number: int) -> bool:
+    return any(number in owners for owners in world.segments.values())
 
 
 def _held(request: Request) -> tuple[int, int, set[int]]:

@@ -71,7 +71,7 @@ class Scenario(FileStruct, frozen=True):
     `accuracy`: how often the draft knows the next token. Paces are mean seconds of one effect at
     the head, the draft and each stage; `layers`: parts of each stage's block between which it can
     be stopped. `recovery`: seconds that a request waits for a ring that was lost. `head_last`: the
-    output head is on the last stage.
+    output head is on the last stage. `live`: requests that are answered at once, at most.
     """
 
     seed: int
@@ -88,6 +88,7 @@ class Scenario(FileStruct, frozen=True):
     asks: tuple[ScenarioRequest, ...]
     recovery: float = 60.0
     head_last: bool = False
+    live: int = 1
 
     @property
     def stages(self) -> int:
@@ -122,6 +123,9 @@ def draw(seed: int) -> Scenario:
     paces = tuple(base * rng.choice((0.0, 0.05, 1.0, 1.0, 1.0, 20.0)) for _ in range(stages + 2))
     span = base * 25 * (stages + 1)  # about as long as a request takes
     faults = _draw_faults(rng, stages, base, span) + _draw_changes(seed, base, span)
+    # Of dice of their own, as the changes.
+    together = random.Random(f"{seed} live")
+    live = together.choice((1, 1, 2, 3, 5))
     return Scenario(
         seed=seed,
         accuracy=rng.choice((0.0, 0.3, 0.7, 0.9, 1.0)),
@@ -134,10 +138,10 @@ def draw(seed: int) -> Scenario:
         layers=tuple(rng.choice((1, 2, 4, 11)) for _ in range(stages)),
         network=_draw_network(rng, stages, base),
         faults=faults,
-        asks=_draw_asks(rng, span, faults),
+        asks=_draw_asks(rng, span, faults) + _draw_company(together, live, span),
         recovery=rng.choice((60.0, 60.0, 60.0, base * 5.0, 0.0)),
-        # Of dice of its own, as the changes.
         head_last=random.Random(f"{seed} head").random() < 0.3,
+        live=live,
     )
 
 
@@ -215,22 +219,31 @@ def _draw_asks(
         at = 0.0 if tag == 0 or rng.random() < 0.3 else rng.random() * span
         if crashes and tag > 0 and rng.random() < 0.7:
             at = back_up + rng.random() * span / 10  # the ring is up again: this one must succeed
-        stops = ["".join(rng.choices(LETTERS, k=rng.randint(1, 3))) for _ in range(3)]
-        policy, settings = _draw_policy(rng)
-        asks.append(
-            ScenarioRequest(
-                tag=tag,
-                at=at,
-                cancel_at=at + rng.random() * span if rng.random() < 0.15 else None,
-                prompt="".join(rng.choices(LETTERS, k=rng.randint(1, 12))),
-                max_new_tokens=rng.randint(1, 16),
-                seed=rng.randint(0, 3),
-                stop=tuple(stops[: rng.choice((0, 0, 1, 3))]),
-                policy=policy,
-                settings=settings,
-            )
-        )
+        asks.append(_draw_ask(rng, tag, at, span))
     return tuple(asks)
+
+
+def _draw_company(rng: random.Random, live: int, span: float) -> tuple[ScenarioRequest, ...]:
+    """More requests, where several may be live, most of them at the beginning."""
+    most = 2 * (live - 1)
+    times = [0.0 if rng.random() < 0.6 else rng.random() * span for _ in range(most)]
+    return tuple(_draw_ask(rng, 100 + number, at, span) for number, at in enumerate(times))
+
+
+def _draw_ask(rng: random.Random, tag: int, at: float, span: float) -> ScenarioRequest:
+    stops = ["".join(rng.choices(LETTERS, k=rng.randint(1, 3))) for _ in range(3)]
+    policy, settings = _draw_policy(rng)
+    return ScenarioRequest(
+        tag=tag,
+        at=at,
+        cancel_at=at + rng.random() * span if rng.random() < 0.15 else None,
+        prompt="".join(rng.choices(LETTERS, k=rng.randint(1, 12))),
+        max_new_tokens=rng.randint(1, 16),
+        seed=rng.randint(0, 3),
+        stop=tuple(stops[: rng.choice((0, 0, 1, 3))]),
+        policy=policy,
+        settings=settings,
+    )
 
 
 def _draw_policy(rng: random.Random) -> tuple[str, tuple[Setting, ...]]:

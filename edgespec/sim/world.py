@@ -21,7 +21,7 @@ from edgespec.decoding.effects import AbortBlock, EncodePrompt, SendRing
 from edgespec.decoding.events import SegmentArrived
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import DraftSource
-from edgespec.machines.effects import Effect, SendCoordinator, SendPeer, SendStages
+from edgespec.machines.effects import Effect, RunBlock, SendCoordinator, SendPeer, SendStages
 from edgespec.machines.events import Event, Hold, MessageArrived, RingDown, RingUp, Tick
 from edgespec.sim.clock import Booking, Clock
 from edgespec.sim.durations import Durations
@@ -75,7 +75,7 @@ class World:
 
     `make_stages` is called for the first ring and again for every ring after a crash, from which
     the stages that are gone take their place; the others forget what they had. `segments`:
-    {sequence number: request} of those on their way round. `control`: how many messages of each
+    {sequence number: requests} of those on their way round. `control`: how many messages of each
     request are under way on the control channel, `work`: how many compute effects its stages have
     still to do. `lost`: {(stage, request): epoch of the newest retained set that never arrived}.
     """
@@ -101,7 +101,7 @@ class World:
         self.replies: list[TimedReply] = []
         self.spans: list[Span] | None = [] if keep_spans else None
         self.is_up = False
-        self.segments: dict[int, int] = {}
+        self.segments: dict[int, tuple[int, ...]] = {}
         self.control: Counter[int] = Counter()
         self.work: Counter[int] = Counter()
         self.lost: dict[tuple[int, int], int] = {}
@@ -208,7 +208,7 @@ class World:
     def _computed(self, node: int, effect: Effect, event: Event | None) -> None:
         self._note(node, effect_words(effect))
         if node:
-            self.work[effect.request] -= 1  # type: ignore[attr-defined]
+            self.work.subtract(_requests_of(effect))
         if event is None:
             self._look(node)
         else:
@@ -333,7 +333,8 @@ class World:
             match effect:
                 case SendRing(segment):
                     if node == 0 and self.is_up:
-                        self.segments[segment.header.seq] = segment.request
+                        numbers = tuple(part.request for part in segment.parts)
+                        self.segments[segment.header.seq] = numbers
                     after = (node + 1) % len(self._network.ring)
                     self._send(self._links.ring[node], after, segment)
                 case SendStages(message):
@@ -351,7 +352,7 @@ class World:
                     self._workers[node - 1].abort(job, request)
                 case _ if isinstance(effect, COMPUTE):
                     if node:
-                        self.work[effect.request] += 1
+                        self.work.update(_requests_of(effect))
                     (self._workers[node - 1] if node else self._head).add(effect)
                 case _:
                     raise TypeError(f"a simulated ring carries out no {type(effect).__name__}")
@@ -379,6 +380,13 @@ class World:
     def _note(self, node: int, what: str) -> None:
         if self._log is not None:
             self._log.add(self.now, f"V{node}" if node else "D0", what)
+
+
+def _requests_of(effect: Effect) -> list[int]:
+    """Whose a stage's compute effect is."""
+    if isinstance(effect, RunBlock):
+        return [part.request for part in effect.parts]
+    return [effect.request]  # type: ignore[attr-defined]
 
 
 def _crashed(node: int) -> str:

@@ -56,7 +56,7 @@ def situation(fake: FakeRing, tag: int) -> str:
     for request in fake.coordinator._requests.values():
         if request.tag != tag:
             continue
-        if fake.coordinator._active != request.number:
+        if request.number not in fake.coordinator._scheduler:
             return "queued"
         if not request.answer.token_ids:
             return "prefill at the head" if request.head_job else "prefill"
@@ -381,7 +381,7 @@ def test_requests_wait_for_the_ring() -> None:
     assert isinstance(asked, EncodePrompt)
     assert machine.handle(machine.encode(asked), 0.5) == []
     started = machine.handle(RingUp(), 1.0)
-    assert isinstance(started[0], SendRing)
+    assert any(isinstance(effect, SendRing) for effect in started)
 
 
 def test_a_client_that_goes_takes_only_its_own_requests_along() -> None:

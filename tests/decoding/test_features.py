@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from support.rings import FakeRing, assert_one_end, submit
 from support.segments import run_block
 from support.tiers import tiered
 
+from edgespec.decoding.flights import Landed, PartFlight
 from edgespec.decoding.hidden_rows import HiddenRows
 from edgespec.drafting.steps import Steps
 from edgespec.policy.adaptive import Adaptive
@@ -24,7 +26,7 @@ from edgespec.types.features import NO_FEATURES, DraftNeeds, Features
 from edgespec.types.tensor import Layers, Tensor
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Finished
-from edgespec.wire.segment import Header, Part, Segment
+from edgespec.wire.segment import Part
 
 STAGES = 2
 DRAFTING = sorted(name for name, policy in POLICIES.items() if policy.drafts)
@@ -197,10 +199,12 @@ def test_the_next_turn_goes_on_from_the_rows_that_were_given(seed: int) -> None:
 def arrived(
     rows: HiddenRows, ids: list[int], hidden: Tensor, aux_hidden: Tensor | None = None
 ) -> None:
-    """A segment of these rows came back."""
+    """These rows came back."""
     numbers = np.array(ids, np.int64)
     part = Part(1, 0, False, 0, len(ids), numbers, numbers - 1, numbers, numbers[:0])
-    rows.arrived(Segment(Header(1), (part,), (), hidden, aux_hidden), np.arange(len(ids)))
+    flight = PartFlight(1, False, frozenset(ids), len(ids))
+    landed = Landed(flight, Fraction(0), part, hidden, aux_hidden)
+    rows.arrived(landed, np.arange(len(ids)))
 
 
 def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:

@@ -53,6 +53,7 @@ class FakeRing:
         row_limit: int = PLENTY,
         kept_rows: int = 0,
         head_last: bool = False,
+        live: int = 1,
     ) -> None:
         self.stages = stages
         self.codec = ToyCodec(frozenset(eos_ids))
@@ -75,6 +76,7 @@ class FakeRing:
                 needs=self.draft.needs,
                 sources=self.draft.sources,
                 head_last=head_last,
+                live=live,
             ),
             self.codec,
         )
@@ -111,7 +113,7 @@ class FakeRing:
         assert not list(self.ring.steps())
         left = {
             name: value
-            for name in ("_requests", "_waiting", "_active", "_flights")
+            for name in ("_requests", "_waiting", "_scheduler", "_flights")
             if (value := getattr(self.coordinator, name))
         }
         assert not left

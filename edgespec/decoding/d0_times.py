@@ -1,0 +1,106 @@
+"""D0 times: what the coordinator's device is at, and what its heads and drafts take.
+
+Its worker does one thing after another, heads first, and in the middle of a draft too. Heads that
+wait may run as one pass, and so may drafts: they then end at one time, and what they took is learnt
+once, for all their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgespec.policy.estimates import RingEstimates, RowTimes
+
+Owner = tuple[int, int]
+"""The numbers of a request and of one of its jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """`rows`: 0 if what it takes says nothing."""
+
+    rows: int
+    asked: float
+    estimates: RingEstimates
+
+
+class _Lane:
+    """Work of one kind, in order: what waits or is at work, and the pass that ended last."""
+
+    def __init__(self, times: Callable[[RingEstimates], RowTimes]) -> None:
+        self._times = times
+        self._ended: list[_Work] = []  # of one pass, as far as known
+        self._seconds = 0.0
+        self._end = 0.0
+        self.open: dict[Owner, _Work] = {}
+
+    @property
+    def began(self) -> float:
+        """When the oldest open one can have begun: not before the one before it ended."""
+        return max(next(iter(self.open.values())).asked, self._end)
+
+    def ends(self, owner: Owner, seconds: float, now: float) -> None:
+        """A work has ended now; if it was a pass of its own, that took so long."""
+        work = self.open.pop(owner)
+        if self._ended and now > self._end:
+            self._learn()
+        if not self._ended:
+            self._seconds = seconds
+        self._end = now
+        self._ended.append(work)
+        # Whatever waited with it may have been in its pass: it then ends now, too.
+        if not any(other.asked < now for other in self.open.values()):
+            self._learn()
+
+    def _learn(self) -> None:
+        ended, self._ended = self._ended, []
+        if all(work.rows for work in ended):
+            rows = sum(work.rows for work in ended)
+            for estimates in {id(work.estimates): work.estimates for work in ended}.values():
+                self._times(estimates).record(rows, self._seconds)
+
+
+class D0Times:
+    """The books of one coordinator's heads and drafts."""
+
+    def __init__(self) -> None:
+        self._heads = _Lane(lambda estimates: estimates.head)
+        self._drafts = _Lane(lambda estimates: estimates.draft)
+        self._draft_ended = 0.0
+        self._head_seconds = 0.0  # how long heads were at work since the running draft began
+
+    def __len__(self) -> int:
+        return len(self._heads.open) + len(self._drafts.open)
+
+    @property
+    def drafting(self) -> bool:
+        """Whether a draft is at work, or waits."""
+        return bool(self._drafts.open)
+
+    def head_asked(self, owner: Owner, rows: int, estimates: RingEstimates, now: float) -> None:
+        """The head shall look at so many rows."""
+        self._heads.open[owner] = _Work(rows, now, estimates)
+
+    def head_ended(self, owner: Owner, now: float) -> None:
+        """It has: learn what that took, and how long it kept drafts waiting."""
+        # A head that came in a draft's last part waited for the end of that.
+        began = max(self._heads.began, self._draft_ended)
+        if self._drafts.open:
+            self._head_seconds += now - max(min(began, now), self._drafts.began)
+        self._heads.ends(owner, now - began, now)
+
+    def draft_asked(self, owner: Owner, rows: int, estimates: RingEstimates, now: float) -> None:
+        """The draft source shall work; `rows`: 0 if what it takes says nothing."""
+        self._drafts.open[owner] = _Work(rows, now, estimates)
+
+    def draft_ended(self, owner: Owner, now: float) -> None:
+        """It has: learn what that took, without the heads that went before it meanwhile."""
+        seconds = max(now - self._drafts.began - self._head_seconds, 0.0)
+        self._drafts.ends(owner, seconds, now)
+        self._draft_ended, self._head_seconds = now, 0.0
+
+    def forget(self, request: int) -> None:
+        """The request has ended: what is still at work for it is not waited for."""
+        for lane in (self._heads, self._drafts):
+            lane.open = {owner: work for owner, work in lane.open.items() if owner[0] != request}
