@@ -366,7 +366,9 @@ def ring_world(
 ) -> World:
     """A ring of that set-up in virtual time, whatever computes: V1 … VN have `block_of(1 … N)`."""
     stages, draft, head = setup.stages, device.draft, None
-    queue = {} if setup.load is None else {"queue_limit": len(setup.prompts) + 1}
+    asks, load = len(setup.prompts), setup.load
+    # Of those that come at random times no one waits for another's end.
+    queue = {} if load is None else {"queue_limit": asks + 1, "live": load.live or asks}
     if setup.head_last:
         head, device = device.head, replace(device, head=None)
 

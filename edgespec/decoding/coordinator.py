@@ -142,7 +142,7 @@ class CoordinatorMachine:
         waiting = self._waiting.queue
         while self._places and len(waiting) and self._may_start(waiting.in_order()[0]):
             effects += self._start(waiting.next(), now)
-        return effects + self._scheduler.work(now)
+        return effects + (self._scheduler.work(now) if self._state.is_up else [])
 
     def _may_start(self, request: Request) -> bool:
         """Whether its prompt is encoded, and its rows fit beside those of the live ones; alone it

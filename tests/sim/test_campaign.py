@@ -81,6 +81,13 @@ def test_where_the_head_is_changes_nothing_else_of_a_scenario() -> None:
     assert (draw(1).recovery, own[-1].prompt) == (0.005, "edi")
 
 
+def test_nothing_leaves_for_a_ring_that_is_gone() -> None:
+    """Of several live requests that failed with it, the end of one let rows of the next leave."""
+    scenario = draw(246)
+    assert (scenario.live, scenario.recovery) == (5, 0.0)
+    play(scenario)
+
+
 def test_the_end_of_a_request_is_no_fault_of_those_that_it_shared_a_segment_with() -> None:
     """The last stage chose no tokens of the part whose request had ended meanwhile."""
     assert draw(118).live > 1
