@@ -20,10 +20,13 @@ from edgespec.bench.harness import (
     differences,
     overall,
     play,
+    play_at_once,
     results,
+    sharing,
 )
+from edgespec.bench.load import Load, span
 from edgespec.bench.plots import plot_speedup, plot_timeline
-from edgespec.bench.report import COLUMNS, REFERENCE, cells
+from edgespec.bench.report import COLUMNS, LOAD_COLUMNS, REFERENCE, cells
 from edgespec.bench.simulated import chosen_policies
 from edgespec.bench.timeline import Activity, activity_of, read_traces
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, Prompt, default_prompts, read_prompts
@@ -48,6 +51,7 @@ def bench(
     cost_model: str = options.COST_MODEL,
     prompts: str = options.PROMPTS,
     limit: int = options.LIMIT,
+    live: int | None = options.LIVE,
     sampling: SamplingOptions = USUAL,
     model: str = options.MODEL,
     draft: str = options.DRAFT,
@@ -63,6 +67,7 @@ def bench(
     The processes are those of a real cluster. With --emulate each of them takes the time that the
     device of a profile would. Every answer is compared with plain decoding's.
     """
+    load = None if live is None else Load(live)
     emulation = Emulation.parse(emulate, cost_model)
     config = coordinator_config(
         RingOptions(model, draft, stages, dtype, quant, head_quant, draft_quant),
@@ -78,9 +83,11 @@ def bench(
     )
     workload = read_prompts(prompts, limit) if prompts else default_prompts(limit)
     notes = Notes()
+    if load is not None:
+        load.check_prompts(len(workload), notes.say)
     ring = _ring(config, notes)
     folder = _made(Path(out))
-    answers, activities = _played(config, workload, settings, notes)
+    answers, activities = _played(config, workload, settings, load, notes)
     content = results(
         answers,
         activities,
@@ -101,13 +108,17 @@ def bench(
             "policies": list(settings.policies),
             "max_new_tokens": sampling.max_new_tokens,
             **asdict(settings.sampling),
+            **(load.settings() if load else {}),
         },
+        load,
     )
-    _write(folder, content, answers, activities, ring)
+    _write(folder, content, answers, activities, ring, load)
     if as_json:
         print(json.dumps(content))
     else:
-        show_table(COLUMNS, map(cells, overall(answers, activities, ring)), left=("policy",))
+        columns = COLUMNS + (LOAD_COLUMNS if load else ())
+        runs = overall(answers, activities, ring, load)
+        show_table(columns, map(cells, runs), left=("policy",))
     notes.say(f"results, answers and pictures are in {folder}")
     _judge(answers, notes)
 
@@ -137,17 +148,30 @@ def _digest(workload: Sequence[Prompt]) -> str:
 
 
 def _played(
-    config: CoordinatorConfig, workload: Sequence[Prompt], settings: BenchSettings, notes: Notes
+    config: CoordinatorConfig,
+    workload: Sequence[Prompt],
+    settings: BenchSettings,
+    load: Load | None,
+    notes: Notes,
 ) -> tuple[list[BenchAnswer], dict[int, Activity]]:
-    """All answers, and the activity of the ring by request number."""
+    """All answers, and the activity of the ring by request number (see harness.overall)."""
     with tempfile.TemporaryDirectory(prefix="edgespec-") as traces:
         with (
             ring_here(config, notes, Path(traces)) as client,
             notes.waiting("answering") as waiting,
         ):
-            answers = play(client, workload, settings, waiting)
+            if load is None:
+                answers = play(client, workload, settings, waiting)
+            else:
+                answers = play_at_once(client, workload, settings, load, waiting)
         entries = read_traces(sorted(Path(traces).glob("*.jsonl")))
-    found = {a.request: activity_of(entries.get(a.request, ()), a.finished) for a in answers}
+    found = {}
+    for mine in sharing(answers, load):
+        ends = {answer.request: answer.finished for answer in mine}
+        lines = [line for request in ends for line in entries.get(request, ())]
+        courses = [answer.course for answer in mine if answer.course is not None]
+        seconds = span(courses) if courses else mine[0].finished.seconds
+        found[mine[0].request] = activity_of(lines, ends, seconds)
     return answers, found
 
 
@@ -157,6 +181,7 @@ def _write(
     answers: Sequence[BenchAnswer],
     activities: dict[int, Activity],
     ring: MeasuredRing,
+    load: Load | None,
 ) -> None:
     def write(name: str, text: str) -> None:
         (folder / name).write_text(text, encoding="utf-8")
@@ -165,20 +190,22 @@ def _write(
     write("results.json", json.dumps(content, indent=1) + "\n")
     for run in runs:
         policy = str(run["policy"])
-        lines = answer_lines(answers, policy, f"edgespec-{policy}", time.time())
+        counted = [a for mine in sharing(answers, load) for a in mine]
+        lines = answer_lines(counted, policy, f"edgespec-{policy}", time.time())
         write(f"answers-{policy}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     what = "real times on one machine"
     if ring.is_emulated:
         devices = " + ".join(dict.fromkeys(ring.profiles))
         what = f"emulated: {ring.cost_model} on {len(ring.profiles)} × {devices}"
-    first = [a for a in answers if (a.number, a.turn) == (answers[0].number, 1)]
+    shown = [mine for mine in sharing(answers, load) if (mine[0].number, mine[0].turn) == (1, 1)]
     plot_timeline(
         folder / "timeline.png",
         [
-            (a.policy, activities[a.request], a.finished.new_tokens / a.finished.seconds)
-            for a in first
+            (mine[0].policy, activity, sum(a.finished.new_tokens for a in mine) / activity.seconds)
+            for mine in shown
+            for activity in [activities[mine[0].request]]
         ],
-        f"One answer by every policy ({what})",
+        f"{'One answer' if load is None else f'{load.live} at once'} by every policy ({what})",
     )
     groups = {"all prompts": {str(run["policy"]): run for run in runs}}
     for run in runs:

@@ -185,8 +185,8 @@ def simulate(
         show_replay(setup, recorded, policies[0] if len(policies) == 1 else "", as_json_object)
         return
     notes = Notes()
-    if load is not None and load.live is not None and load.live > len(workload):
-        notes.say(f"there are {len(workload)} prompts: no more than that are live at once")
+    if load is not None:
+        load.check_prompts(len(workload), notes.say)
     with notes.waiting("loading the models") as waiting:
         left = TimeLeft()
         runs = run_policies(

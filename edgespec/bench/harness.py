@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from edgespec.bench.report import REFERENCE, Played, Run, run_of
+from edgespec.bench.load import Course, Load
+from edgespec.bench.report import ALONE, REFERENCE, Played, Run, run_of
 from edgespec.bench.timeline import Activity
 from edgespec.bench.workloads import Prompt, submit_of
 from edgespec.errors import ConfigError, RequestFailed
 from edgespec.runtime.client import Client
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.client_messages import Finished, Submit
+from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
 
 WARM_UP_TOKENS = 8
 
@@ -40,7 +42,8 @@ class BenchSettings:
 
 @dataclass(frozen=True, slots=True)
 class BenchAnswer:
-    """One policy's answer to a turn of prompt `number`; `request`: the coordinator's number."""
+    """One policy's answer to a turn of prompt `number`; `request`: the coordinator's number;
+    `course`: of one that was asked for under load."""
 
     number: int
     prompt: str
@@ -48,6 +51,7 @@ class BenchAnswer:
     turn: int
     request: int
     finished: Finished
+    course: Course | None = None
 
     @property
     def policy(self) -> str:
@@ -111,6 +115,70 @@ def play(
     return answers
 
 
+def play_at_once(
+    client: Client,
+    prompts: Sequence[Prompt],
+    settings: BenchSettings,
+    load: Load,
+    news: Callable[[str], None] = lambda text: None,
+) -> list[BenchAnswer]:
+    """The reference's answers, each request alone, and then every policy's, one policy after the
+    other, with `load.live` requests at once. They are to the first turns. The rest as for `play`.
+    """
+    assert load.live is not None, "on real processes nobody comes at random times"
+    first = [replace(prompt, turns=prompt.turns[:1]) for prompt in prompts]
+    alone = play(client, first, replace(settings, policies=(REFERENCE,)), news)
+    answers, asked = list(alone), alone[-1].request
+    for policy in settings.policies:
+        answers += _answers_at_once(client, first, settings, policy, load.live, asked + 1, news)
+        asked += len(first)
+    return answers
+
+
+def _answers_at_once(
+    client: Client,
+    prompts: Sequence[Prompt],
+    settings: BenchSettings,
+    policy: str,
+    live: int,
+    request: int,
+    news: Callable[[str], None],
+) -> list[BenchAnswer]:
+    """One policy's; `request`: the coordinator's number of the first."""
+    asked: list[float] = []
+
+    def submits() -> Iterator[Submit]:
+        for number, prompt in enumerate(prompts):
+            asked.append(time.monotonic())
+            # Each is a user of its own: the ring's turns are the only order.
+            scope = f"{policy} at once {number}"
+            yield replace(settings.submit(request + number, prompt.text, policy), scope=scope)
+
+    tokens: list[list[float]] = [[] for _ in prompts]
+    answers: dict[int, BenchAnswer] = {}
+    for message in client.ask_at_once(submits(), live):
+        number, now = message.tag - request, time.monotonic()
+        prompt = prompts[number]
+        match message:
+            case Tokens(token_ids=ids):
+                tokens[number] += [now] * len(ids)
+            case Failed(reason=reason):
+                where = f"prompt {prompt.id!r} ({number + 1}/{len(prompts)})"
+                raise RequestFailed(f"{where} with {policy}, {live} at once: {reason}")
+            case Finished():
+                answers[number] = BenchAnswer(
+                    number + 1,
+                    prompt.id,
+                    prompt.category,
+                    1,
+                    message.tag,
+                    message,
+                    Course(asked[number], tuple(tokens[number]), now),
+                )
+                news(f"{policy}, {live} at once: {len(answers)}/{len(prompts)} answers")
+    return [answers[number] for number in range(len(prompts))]
+
+
 def _ask(client: Client, submit: Submit) -> Finished:
     *_, finished = client.ask(submit)
     assert isinstance(finished, Finished), "an answer ends with Finished or raises"
@@ -119,8 +187,16 @@ def _ask(client: Client, submit: Submit) -> Finished:
     return finished
 
 
+def sharing(answers: Sequence[BenchAnswer], load: Load | None) -> list[list[BenchAnswer]]:
+    """The answers that shared the ring, in the order in which they were asked for: each by itself,
+    or under load those of each policy, without those to requests alone."""
+    if load is None:
+        return [[answer] for answer in answers]
+    return list(_by_policy(answers, load).values())
+
+
 def differences(answers: Iterable[BenchAnswer]) -> list[Difference]:
-    """The answers that differ from the reference's."""
+    """The answers that differ from the reference's, of several those that come first."""
     found: list[Difference] = []
     right: dict[tuple[int, int], Finished] = {}
     ordered = sorted(answers, key=lambda answer: answer.policy != REFERENCE)
@@ -155,13 +231,15 @@ def results(
     activities: Mapping[int, Activity],
     ring: MeasuredRing,
     settings: Mapping[str, object],
+    load: Load | None = None,
 ) -> dict[str, object]:
-    """The object of results.json (docs/commands.md)."""
+    """The object of results.json (docs/commands.md); `activities`: see `overall`."""
     categories = list(dict.fromkeys(answer.category for answer in answers if answer.category))
-    runs = _figures(answers, activities, ring)
+    runs = _figures(answers, activities, ring, load)
     for run in runs:
         run["categories"] = {}
-    for category in categories:
+    # Under load answers of all categories share the ring and its time.
+    for category in categories if load is None else ():
         of_it = [answer for answer in answers if answer.category == category]
         for run, part in zip(runs, _figures(of_it, activities, ring), strict=True):
             run["categories"][category] = part  # type: ignore[index]
@@ -176,29 +254,54 @@ def results(
 
 
 def overall(
-    answers: Sequence[BenchAnswer], activities: Mapping[int, Activity], ring: MeasuredRing
+    answers: Sequence[BenchAnswer],
+    activities: Mapping[int, Activity],
+    ring: MeasuredRing,
+    load: Load | None = None,
 ) -> list[Run]:
-    """Each policy's figures over all answers, as `edgespec simulate` has them."""
+    """Each policy's figures over all answers, as `edgespec simulate` has them.
+
+    `activities`: of each of `sharing`, by its first request."""
     played = {}
-    for policy in dict.fromkeys(answer.policy for answer in answers):
-        mine = [answer for answer in answers if answer.policy == policy]
-        seen = [activities[answer.request] for answer in mine]
+    for policy, mine in _by_policy(answers, load).items():
+        seen = _seen(mine, activities)
         busy = [sum(node) for node in zip(*(activity.busy for activity in seen), strict=True)]
         elapsed = sum(activity.seconds for activity in seen)
-        played[policy] = Played(tuple(a.finished for a in mine), elapsed, tuple(busy))
-    return [run_of(policy, played, ring.profiles, ring.cost_model) for policy in played]
+        courses = tuple(a.course for a in mine if a.course is not None)
+        ends = tuple(a.finished for a in mine)
+        played[policy] = Played(ends, elapsed, tuple(busy), load, courses)
+    policies = list(played)
+    if load is not None:
+        played[ALONE] = Played(tuple(a.finished for a in answers if a.course is None), 0.0, ())
+    return [run_of(policy, played, ring.profiles, ring.cost_model) for policy in policies]
+
+
+def _by_policy(answers: Sequence[BenchAnswer], load: Load | None) -> dict[str, list[BenchAnswer]]:
+    """Each policy's answers; under load without those to requests alone."""
+    counted = [answer for answer in answers if load is None or answer.course is not None]
+    found: dict[str, list[BenchAnswer]] = {answer.policy: [] for answer in counted}
+    for answer in counted:
+        found[answer.policy].append(answer)
+    return found
+
+
+def _seen(answers: Sequence[BenchAnswer], activities: Mapping[int, Activity]) -> list[Activity]:
+    return [activities[answer.request] for answer in answers if answer.request in activities]
 
 
 def _figures(
-    answers: Sequence[BenchAnswer], activities: Mapping[int, Activity], ring: MeasuredRing
+    answers: Sequence[BenchAnswer],
+    activities: Mapping[int, Activity],
+    ring: MeasuredRing,
+    load: Load | None = None,
 ) -> list[dict[str, object]]:
     """Each policy's figures of a run, in real seconds, and those of the traces."""
     figures = []
-    for run in overall(answers, activities, ring):
-        entries = asdict(run)
+    groups = _by_policy(answers, load).values()
+    for run, given in zip(overall(answers, activities, ring, load), groups, strict=True):
+        entries = run.as_dict()
         entries["seconds"] = entries.pop("virtual_seconds")
-        given = [answer for answer in answers if answer.policy == run.policy]
-        mine = [activities[answer.request] for answer in given]
+        mine = _seen(given, activities)
         entries["prompts"] = len({answer.number for answer in given})
         entries["answers"] = len(given)
         elapsed = sum(activity.seconds for activity in mine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -36,6 +36,11 @@ class Load:
             return [0.0] * min(self.live or 1, prompts)
         rng = random.Random(f"{seed} arrivals")
         return list(accumulate(rng.expovariate(self.arrivals) for _ in range(prompts)))
+
+    def check_prompts(self, prompts: int, say: Callable[[str], None]) -> None:
+        """Say so if there are fewer prompts than requests at once."""
+        if self.live is not None and self.live > prompts:
+            say(f"there are {prompts} prompts: no more than that are live at once")
 
     def settings(self) -> dict[str, object]:
         """The settings that a rerun needs."""

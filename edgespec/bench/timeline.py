@@ -1,10 +1,10 @@
-"""Timeline: what every node of a real ring did during one answer, from the nodes' own traces."""
+"""Timeline: what every node of a real ring did during some answers, from the nodes' own traces."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ KINDS = {"RunHead": HEAD, "Draft": DRAFT}
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A node (0: D0) was busy with `kind` from `start` to `end`, in seconds of the answer.
+    """A node (0: D0) was busy with `kind` from `start` to `end`, in seconds since the beginning.
 
-    A block is wasted if it was stopped, or if no row of it gave a token of the answer. The moving
+    A block is wasted if it was stopped, or if no row of it gave a token of an answer. The moving
     of cache rows counts as used.
     """
 
@@ -36,7 +36,8 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """One answer on the ring: `bars` in order; entries of the others are those of D0, V1 … VN.
+    """One answer on the ring, or several at once: `bars` in order; entries of the others are those
+    of D0, V1 … VN.
 
     `late`: seconds by which emulated compute ended after its charged time. `sent_bytes`: of
     segments and control messages between the nodes.
@@ -67,17 +68,20 @@ def read_traces(paths: Iterable[Path]) -> dict[int, list[dict[str, Any]]]:
     return dict(found)
 
 
-def activity_of(entries: Sequence[dict[str, Any]], finished: Finished) -> Activity:
-    """What the nodes did for one request, until its answer was complete."""
+def activity_of(
+    entries: Sequence[dict[str, Any]], answers: Mapping[int, Finished], seconds: float
+) -> Activity:
+    """What the nodes did for some requests in so many seconds, until all of their answers were
+    complete; `answers`: by the requests' numbers, at least one."""
     spans = [entry for entry in entries if entry["what"] == "span"]
-    nodes = finished.stages + 1
+    nodes = next(iter(answers.values())).stages + 1
     begin = min((span["start"] for span in spans), default=0.0)
-    used = _used_rows(spans, finished)
+    used = {row for request, end in answers.items() for row in _used_rows(spans, request, end)}
     busy, wasted, late = [0.0] * nodes, [0.0] * nodes, [0.0] * nodes
     bars: list[Bar] = []
     for span in sorted(spans, key=lambda span: span["start"]):
         start = span["start"] - begin
-        end = min(span["end"] - begin, finished.seconds)
+        end = min(span["end"] - begin, seconds)
         if end <= start:
             continue
         node, kind = span["node"], _kind(span, used)
@@ -86,17 +90,26 @@ def activity_of(entries: Sequence[dict[str, Any]], finished: Finished) -> Activi
         wasted[node] += end - start if kind == WASTED else 0.0
         late[node] += span["late"]
     sent = sum(entry["bytes"] for entry in entries if entry["what"] == "sent")
-    return Activity(finished.seconds, tuple(bars), tuple(busy), tuple(wasted), tuple(late), sent)
+    return Activity(seconds, tuple(bars), tuple(busy), tuple(wasted), tuple(late), sent)
 
 
-def _kind(span: dict[str, Any], used: set[int]) -> str:
+def _kind(span: dict[str, Any], used: set[tuple[int, int]]) -> str:
     if span["kind"] != "RunBlock":
         return KINDS.get(span["kind"], USED)
-    return WASTED if span["stopped"] or used.isdisjoint(span["ids"]) else USED
+    rows = zip(_requests(span), span["ids"], strict=True)
+    return WASTED if span["stopped"] or used.isdisjoint(rows) else USED
 
 
-def _used_rows(spans: Sequence[dict[str, Any]], finished: Finished) -> set[int]:
-    """The rows whose target token is in the answer, PPD tokens included.
+def _requests(span: dict[str, Any]) -> list[int]:
+    """Whose each row of a block is."""
+    return [request for request, rows in span["parts"] for _ in range(rows)]
+
+
+def _used_rows(
+    spans: Sequence[dict[str, Any]], request: int, finished: Finished
+) -> set[tuple[int, int]]:
+    """The rows of a request whose target token is in its answer, PPD tokens included, as (request,
+    id).
 
     They are those on the answer's own path: each holds the answer's token at its position, and
     its parent is on the path too.
@@ -107,11 +120,16 @@ def _used_rows(spans: Sequence[dict[str, Any]], finished: Finished) -> set[int]:
         row
         for span in spans
         if "tokens" in span
-        for row in zip(span["ids"], span["parents"], span["positions"], span["tokens"], strict=True)
+        for whose, *row in zip(
+            _requests(span),
+            *(span[column] for column in ("ids", "parents", "positions", "tokens")),
+            strict=True,
+        )
+        if whose == request
     ]
     for row, parent, position, token in sorted(rows):
         at = position - prompt  # of the row's own token in the answer
         on_path = at < 0 or (at + 1 < len(tokens) and token == tokens[at] and parent in used)
         if on_path:
             used.add(row)
-    return used
+    return {(request, row) for row in used}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from edgespec.config import Address, Timing
 from edgespec.errors import AccessRefused, ConfigError, PeerLost, RequestFailed
@@ -131,6 +131,31 @@ class Client:
                 text = f"waiting for the coordinator at {self._coordinator} {waited}"
                 yield Progress(submit.tag, text)
         raise PeerLost(f"the coordinator at {self._coordinator} did not confirm the cancel")
+
+    def ask_at_once(
+        self, submits: Iterable[Submit], live: int
+    ) -> Iterator[Progress | Tokens | Finished | Failed]:
+        """Submit all of them, the next one as soon as fewer than `live` are open, and yield what
+        comes of any of them as it comes. Raises PeerLost if the coordinator is gone. Requests that
+        are left before their ends are cancelled."""
+        waiting = iter(submits)
+        try:
+            while True:
+                while len(self._open) < live and (submit := next(waiting, None)) is not None:
+                    self._open.add(submit.tag)
+                    self._send(submit)
+                if not self._open:
+                    return
+                for message in self._receive():
+                    match message:
+                        case Progress(tag=tag) | Tokens(tag=tag) if tag in self._open:
+                            yield message
+                        case Finished(tag=tag) | Failed(tag=tag) if tag in self._open:
+                            self._open.discard(tag)
+                            yield message
+        finally:
+            for tag in list(self._open):
+                self._give_up(tag)
 
     def status(self) -> Status:
         """The ring as the coordinator sees it. Raises PeerLost if it is gone."""

@@ -84,6 +84,7 @@ class Trace:
         self, effect: Effect, event: Event | None, start: float, end: float, late: float
     ) -> None:
         rows = effect.rows if isinstance(effect, RunBlock) else None
+        parts = effect.parts if isinstance(effect, RunBlock) else ()
         self.write(
             "span",
             kind=type(effect).__name__,
@@ -93,6 +94,7 @@ class Trace:
             end=end,
             rows=len(getattr(effect, "positions", ()) if rows is None else rows),
             ids=[] if rows is None else rows.ids.tolist(),
+            parts=[[part.request, len(part.rows)] for part in parts],
             stopped=isinstance(event, BlockDone) and event.hidden is None,
             late=late,
             **_tree_of(effect),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ from edgespec.bench.harness import (
     answer_lines,
     differences,
     play,
+    play_at_once,
     results,
+    sharing,
 )
+from edgespec.bench.load import Course, Load
 from edgespec.bench.timeline import Activity, Bar, activity_of, read_traces
 from edgespec.bench.workloads import Prompt
 from edgespec.errors import ConfigError, RequestFailed
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.client_messages import Finished
+from edgespec.wire.client_messages import Failed, Finished, Submit
 
 FINISHED = Finished(
     tag=1,
@@ -76,6 +80,92 @@ def test_all_policies_answer_every_turn_and_later_turns_follow_the_reference() -
         submit = SETTINGS.submit(1, text, "autoregressive")
         ring.assert_right(submit, answers[2 * number].finished)
         ring.assert_right(submit, answers[2 * number + 1].finished)
+
+
+def test_under_load_every_prompt_is_answered_alone_first_and_then_by_every_policy() -> None:
+    prompts = [Prompt(name, "", (name * 8, "more")) for name in "abc"]
+    heard: list[str] = []
+    with NodeRing(2, kept_rows=2000) as ring, ring.client() as client:
+        answers = play_at_once(client, prompts, SETTINGS, Load(live=2), heard.append)
+        for one in answers:
+            ring.assert_right(SETTINGS.submit(1, one.prompt * 8, one.policy), one.finished)
+    alone, loaded = answers[:3], answers[3:]
+    assert [a.request for a in answers] == list(range(2, 11))
+    assert [(a.policy, a.prompt) for a in loaded] == [
+        (policy, name) for policy in SETTINGS.policies for name in "abc"
+    ]
+    assert all(a.course is None for a in alone)
+    for one in loaded:
+        assert one.course is not None
+        assert len(one.course.tokens) == one.finished.new_tokens
+        assert one.course.asked < one.course.tokens[0] <= one.course.ended
+        assert one.finished.cached_tokens == 0, "nobody finds what another one has read"
+    for mine in (loaded[:3], loaded[3:]):
+        first, second, third = (one.course for one in mine if one.course is not None)
+        assert second.asked < min(first.ended, second.ended)
+        assert third.asked >= min(first.ended, second.ended)
+    assert heard[-1] == "flowspec, 2 at once: 3/3 answers"
+    assert [[a.request for a in mine] for mine in sharing(answers, Load(2))] == [
+        [5, 6, 7],
+        [8, 9, 10],
+    ]
+    assert sharing(alone, None) == [[one] for one in alone]
+
+
+def test_a_prompt_that_fails_under_load_is_named() -> None:
+    prompts = [Prompt("a", "", ("abc",)), Prompt("b", "", ("abcd",))]
+    coming = [FINISHED, replace(FINISHED, tag=2), Failed(4, "too long"), replace(FINISHED, tag=3)]
+
+    class Told:
+        """A client that is told this."""
+
+        def ask(self, submit: Submit) -> Iterator[Finished]:
+            yield FINISHED
+
+        def ask_at_once(self, submits: Iterable[Submit], live: int) -> Iterator[Finished | Failed]:
+            assert [submit.tag for submit in submits] == [4, 5]
+            yield from coming[2:]
+
+    with pytest.raises(
+        RequestFailed, match=r"^prompt 'a' \(1/2\) with autoregressive, 2 at once: too long"
+    ):
+        play_at_once(Told(), prompts, SETTINGS, Load(live=2))  # type: ignore[arg-type]
+
+
+def test_figures_under_load_are_of_all_answers_together() -> None:
+    """And they are compared with those to requests alone."""
+    alone = [answer("autoregressive", number) for number in (1, 2)]
+
+    def loaded(policy: str, begin: float, **changes: Any) -> list[BenchAnswer]:
+        courses = [
+            Course(begin, (begin + 1, begin + 2, begin + 3), begin + 3),
+            Course(begin, (begin + 2, begin + 2, begin + 4), begin + 4),
+        ]
+        return [
+            replace(answer(policy, number, **changes), course=course)
+            for number, course in enumerate(courses, 1)
+        ]
+
+    answers = [*alone, *loaded("autoregressive", 10.0), *loaded("flowspec", 20.0)]
+    activity = Activity(4.0, (), (1.0, 2.0), (0.0, 1.0), (0.0, 0.0), 600)
+    activities = {11: activity}
+    content = results(answers, activities, MeasuredRing(("",) * 2, ""), {}, Load(live=2))
+    plain, fast = content["runs"]  # type: ignore[misc]
+    assert (plain["policy"], fast["policy"]) == ("autoregressive", "flowspec")
+    for run in (plain, fast):
+        assert (run["seconds"], run["new_tokens"], run["answers"]) == (4.0, 6, 2)
+        assert run["tokens_per_second"] == 1.5
+        assert (run["coordinator_busy"], run["stage_busy"]) == (0.25, (0.5,))
+        assert (run["live"], run["ttft_mean"], run["tbt_mean"]) == (2, 1.5, 1.0)
+        assert (run["stage_wasted"], run["bytes_per_token"]) == ([0.25], 100.0)
+        assert run["categories"] == {}
+        assert run["exact"] is True
+    assert content["differences"] == []
+    wrong = [*alone, *loaded("autoregressive", 10.0, token_ids=(10, 11, 99))]
+    content = results(wrong, activities, MeasuredRing(("",) * 2, ""), {}, Load(live=2))
+    (run,) = content["runs"]  # type: ignore[misc]
+    assert run["exact"] is False, "plain decoding under load is checked too"
+    assert [d["position"] for d in content["differences"]] == [2, 2]  # type: ignore[attr-defined]
 
 
 def test_a_prompt_that_cannot_be_answered_is_named() -> None:
@@ -168,7 +258,8 @@ def block(start: float, end: float, *rows: tuple[int, int, int, int], **more: An
     """A block of the first stage: (id, parent, position, token) of its rows."""
     names = ("ids", "parents", "positions", "tokens")
     columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
-    return span(1, "RunBlock", start, end, **columns, **more)
+    parts = more.pop("parts", [[1, len(rows)]])
+    return span(1, "RunBlock", start, end, **columns, parts=parts, **more)
 
 
 def test_a_block_is_of_use_if_a_row_of_it_is_on_the_answers_path() -> None:
@@ -184,7 +275,7 @@ def test_a_block_is_of_use_if_a_row_of_it_is_on_the_answers_path() -> None:
         span(1, "GatherRows", 7.0, 7.2),  # all of it
         {"what": "sent", "node": 1, "request": 1, "on_ring": True, "bytes": 70},
     ]
-    activity = activity_of(entries, FINISHED)
+    activity = activity_of(entries, {1: FINISHED}, FINISHED.seconds)
     kinds = [(bar.node, bar.kind) for bar in activity.bars]
     stage = [(1, kind) for kind in ("used", "used", "wasted", "wasted", "wasted")]
     assert kinds == [(1, "used"), (0, "head"), *stage, (0, "draft")]
@@ -192,6 +283,22 @@ def test_a_block_is_of_use_if_a_row_of_it_is_on_the_answers_path() -> None:
     assert activity.busy == (pytest.approx(0.2), pytest.approx(0.6))
     assert activity.wasted == (0.0, pytest.approx(0.3))
     assert activity.sent_bytes == 70
+
+
+def test_a_block_of_several_requests_is_of_use_if_a_row_of_any_is() -> None:
+    """Ids are each request's own: the same id may be of use in one and not in another."""
+    entries = [
+        block(5.0, 5.1, (0, -1, 0, 1), (1, 0, 1, 2), (0, -1, 0, 1), (1, 0, 1, 2),
+              parts=[[1, 2], [2, 2]]),  # two prompts
+        block(5.1, 5.2, (2, 1, 2, 99), (2, 1, 2, 10), parts=[[1, 1], [2, 1]]),
+        block(5.2, 5.3, (2, 1, 2, 99), (3, 2, 3, 98), parts=[[1, 1], [2, 1]]),
+    ]  # fmt: skip
+    ends = {1: FINISHED, 2: FINISHED}
+    activity = activity_of(entries, ends, 4.0)
+    assert [bar.kind for bar in activity.bars] == ["used", "used", "wasted"]
+    assert (activity.seconds, activity.busy[1]) == (4.0, pytest.approx(0.3))
+    alone = activity_of(entries, {1: FINISHED}, 4.0)
+    assert [bar.kind for bar in alone.bars] == ["used", "wasted", "wasted"]
 
 
 def test_traces_are_read_by_request(tmp_path: Path) -> None:

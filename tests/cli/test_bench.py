@@ -93,6 +93,32 @@ def test_everything_is_written(folder: Path, content: dict[str, Any]) -> None:
 
 
 @pytest.mark.thorough
+def test_under_load_it_has_the_figures_of_simulate(tmp_path: Path) -> None:
+    """And about their values, on a machine that has little else to do."""
+    common = ["--stages", "2", "--policy", "adaptive", "--limit", "3", "--live", "2"]
+    common += ["--max-new-tokens", str(TOKENS), "--json"]
+    real = run("bench", *common, "--emulate", PROFILE, "--out", str(tmp_path))
+    assert real.code == 0, real.err
+    content = json.loads(real.out)
+    assert content["settings"]["live"] == 2
+    assert content["differences"] == []
+    plain, *others = content["runs"]
+    virtual = run("simulate", *common, "--profile", PROFILE, "--dtype", "float32")
+    simulated = {entry["policy"]: entry for entry in json.loads(virtual.out)["runs"]}
+    for entry in others:
+        expected = simulated[entry["policy"]]
+        assert set(expected) - set(entry) == {"virtual_seconds"}
+        assert entry["exact"] is expected["exact"] is True
+        # A busy machine may only be slower; the test's own noise is not of interest here.
+        assert entry["tokens_per_second"] < 1.1 * expected["tokens_per_second"]
+        assert entry["tokens_per_second"] > plain["tokens_per_second"]
+        assert entry["ttft_mean"] > 0.9 * expected["ttft_mean"]
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    lines = (tmp_path / "answers-adaptive.jsonl").read_text().splitlines()
+    assert [len(json.loads(line)["choices"][0]["turns"]) for line in lines] == [1] * 3
+
+
+@pytest.mark.thorough
 def test_the_manual_names_every_figure(content: dict[str, Any]) -> None:
     manual = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
     missing = [name for name in content["runs"][0] if f"`{name}`" not in manual]
@@ -116,6 +142,7 @@ def test_the_manual_names_every_figure(content: dict[str, Any]) -> None:
         (["--limit", "-1"], "limit is -1"),
         (["--stages", "-1"], "-1 stages"),
         (["--dtype", "int8"], "unknown dtype"),
+        (["--live", "0"], "live is 0; it must be at least 1"),
         (["--out", "/dev/null/x"], "cannot make the folder"),
     ],
 )

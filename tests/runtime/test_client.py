@@ -88,6 +88,36 @@ def test_an_answer_is_what_came_for_this_request(coordinator: Scripted) -> None:
         assert list(answer) == [Progress(1, "waiting"), Tokens(1, (1, 2), "ab"), END]
 
 
+def test_several_are_asked_at_once_and_the_next_one_as_soon_as_one_ends(
+    coordinator: Scripted,
+) -> None:
+    with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
+        answers = client.ask_at_once([submit(tag=tag) for tag in (1, 2, 3)], live=2)
+        client._send(Heartbeat())
+        coordinator.say(Tokens(2, (5,), "b"), Tokens(9, (5,), "of another"), Failed(2, "no"))
+        assert [next(answers), next(answers)] == [Tokens(2, (5,), "b"), Failed(2, "no")]
+        coordinator.await_heard(submit(tag=2))
+        assert submit(tag=3) not in coordinator.heard
+        coordinator.say(END)
+        assert next(answers) == END
+        coordinator.await_heard(submit(tag=3))
+        coordinator.say(Tokens(1, (3,), "behind the end"), replace(END, tag=3))
+        assert list(answers) == [replace(END, tag=3)]
+    assert not any(isinstance(message, Cancel) for message in coordinator.heard)
+
+
+def test_those_that_are_left_before_their_ends_are_cancelled(coordinator: Scripted) -> None:
+    with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
+        answers = client.ask_at_once([submit(tag=tag) for tag in (1, 2, 3)], live=2)
+        client._send(Heartbeat())
+        coordinator.say(END)
+        assert next(answers) == END
+        answers.close()
+        coordinator.await_heard(Cancel(2))
+    assert Cancel(1) not in coordinator.heard
+    assert submit(tag=3) not in coordinator.heard
+
+
 def test_a_failure_is_raised_with_the_coordinators_words(coordinator: Scripted) -> None:
     with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
         client._send(Heartbeat())
