@@ -6,6 +6,7 @@ from typing import Protocol
 
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray, Rows
+from edgespec.tree.stems import Fork
 from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
@@ -22,8 +23,11 @@ class BlockBackend(Protocol):
     def open(self, request: int, reserve: int) -> None:
         """Make an empty cache with room for `reserve` rows; it grows if more come."""
 
-    def fork(self, request: int, fork_of: int) -> None:
-        """Begin `request` with the cache of `fork_of`, which has none afterwards."""
+    def move(self, request: int, base: int) -> None:
+        """Begin `request` with the cache of `base`, which has none afterwards."""
+
+    def fork(self, request: int, base: int, how: Fork) -> None:
+        """Begin `request` with rows of `base`, which keeps them; they are held once."""
 
     def run(self, job: RunBlock, stop: StopCheck) -> Tensor | None:
         """Run the block over the rows of all parts and append their keys and values to the caches.

@@ -11,6 +11,7 @@ from edgespec.decoding.effects import (
     Draft,
     ForkCache,
     GatherRows,
+    MoveCache,
     OpenCache,
     OpenDraft,
     RunHead,
@@ -24,7 +25,7 @@ from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.types.stop_check import StopCheck
 
-STAGE_COMPUTE = (OpenCache, ForkCache, CloseCache, RunBlock, GatherRows, RunHead)
+STAGE_COMPUTE = (OpenCache, MoveCache, ForkCache, CloseCache, RunBlock, GatherRows, RunHead)
 COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, Draft, RunHead)
 COMPUTE = STAGE_COMPUTE + COORDINATOR_COMPUTE
 """Effects that go to the worker, in order; all others go to the sockets."""
@@ -54,8 +55,10 @@ class StageCompute:
         match effect:
             case OpenCache(request, reserve):
                 self._block.open(request, reserve)
-            case ForkCache(request, fork_of):
-                self._block.fork(request, fork_of)
+            case MoveCache(request, base):
+                self._block.move(request, base)
+            case ForkCache(request, base, how):
+                self._block.fork(request, base, how)
             case CloseCache(request):
                 self._block.close(request)
             case GatherRows(request, start, order):

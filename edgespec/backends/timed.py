@@ -12,6 +12,7 @@ from edgespec.decoding.effects import (
     Draft,
     ForkCache,
     GatherRows,
+    MoveCache,
     OpenCache,
     OpenDraft,
     RunHead,
@@ -120,8 +121,10 @@ class StageDurations:
         any of them could see.
         """
         match effect:
-            case OpenCache() | ForkCache() | CloseCache():
+            case OpenCache() | MoveCache() | CloseCache():
                 return 0.0
+            case ForkCache(how=how):
+                return self._costs.gather_seconds(how.moved)
             case GatherRows():
                 return self._costs.gather_seconds(len(effect.order))
             case RunBlock():

@@ -11,10 +11,11 @@ from edgespec.model.aux_hidden import packed
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.joint import CachedPart
-from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.shared_caches import SharedCaches
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import IntArray, Rows
+from edgespec.tree.stems import Fork
 from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Logits, Sampling, choose_along
@@ -26,15 +27,17 @@ class TorchBlock:
 
     def __init__(self, block: Block) -> None:
         self._block = block
-        self._caches: dict[int, TwoRegionCache] = {}
+        self._caches = SharedCaches(block.new_cache)
         self._taps: list[torch.Tensor] = []
 
     def open(self, request: int, reserve: int) -> None:
-        self._caches[request] = self._block.new_cache(reserve)
+        self._caches.open(request, reserve)
 
-    def fork(self, request: int, fork_of: int) -> None:
-        self._caches[request] = self._cache(fork_of)
-        del self._caches[fork_of]
+    def move(self, request: int, base: int) -> None:
+        self._caches.move(request, base)
+
+    def fork(self, request: int, base: int, how: Fork) -> None:
+        self._caches.fork(request, base, how)
 
     def run(self, job: RunBlock, stop: StopCheck) -> Tensor | None:
         """Raises RemoteProtocolError, changing nothing, for tokens or hidden rows that this block
@@ -56,7 +59,7 @@ class TorchBlock:
         return None if hidden is None else from_torch(hidden)
 
     def _cached(self, job: int, part: BlockPart) -> CachedPart:
-        cache, rows = self._cache(part.request), len(part.rows)
+        cache, rows = self._caches[part.request], len(part.rows)
         if part.slots != cache.length + rows or rows != len(part.sees):
             raise LocalProtocolError(
                 f"job {job} expects {part.slots - rows} rows in the cache of "
@@ -70,15 +73,15 @@ class TorchBlock:
         return packed(aux_hidden) if aux_hidden else None
 
     def gather(self, request: int, start: int, order: IntArray) -> None:
-        self._cache(request).gather(start, order)
+        self._caches[request].gather(start, order)
 
     def close(self, request: int) -> None:
-        self._caches.pop(request, None)
+        self._caches.close(request)
 
-    def _cache(self, request: int) -> TwoRegionCache:
-        if request not in self._caches:
-            raise LocalProtocolError(f"request {request} is not open on this block")
-        return self._caches[request]
+    @property
+    def held(self) -> tuple[int, int]:
+        """Rows in all caches, shared ones once, and the bytes of their keys and values."""
+        return self._caches.rows, self._caches.nbytes
 
     def _inputs(self, job: RunBlock, rows: Rows) -> torch.Tensor:
         """Tokens for the block that embeds, else hidden rows; checked, as peers sent them."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edgespec.machines.effects import Effect
 from edgespec.policy.base import Plan
 from edgespec.tree.ledger import IntArray, Rows
+from edgespec.tree.stems import Fork
 from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
@@ -37,11 +38,20 @@ class OpenCache(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class ForkCache(Effect):
+class MoveCache(Effect):
     """A request begins with the KV cache of an answered one, which has none afterwards."""
 
     request: int
-    fork_of: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkCache(Effect):
+    """A request begins with rows of another, which are held once from then on."""
+
+    request: int
+    base: int
+    how: Fork
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,7 +317,7 @@ class Request:
     def send_chunk(self, most: int) -> None:
         """The next rows of the prefix shall leave, `most` at most: they overlap along the ring.
         When all are on their way, the tree begins at the last token."""
-        reserve = 0 if self.prefix.has_begun else self.reserve
+        reserve = 0 if self.prefix.has_begun else len(self.prefix)
         rows = self.prefix.next_rows(most)
         # The first token comes of the prefix's last row; a draft source may need them all.
         want = len(rows) if self.hidden is not None else int(self.is_read)

@@ -16,8 +16,8 @@ import numpy as np
 from edgespec.decoding.effects import (
     AbortBlock,
     CloseCache,
-    ForkCache,
     GatherRows,
+    MoveCache,
     OpenCache,
     SendRing,
 )
@@ -184,7 +184,7 @@ class StageMachine:
         held.ledger, order = origin.ledger.fork(part.fork_ids)
         del self._held[fork_of]
         self._ended.append(fork_of)
-        return [ForkCache(request, fork_of), GatherRows(request, 0, order)]
+        return [MoveCache(request, fork_of), GatherRows(request, 0, order)]
 
     def _staying(self, part: Part, ids: IntArray) -> IntArray:
         """Places of the rows that the request's retained set keeps; none if it is not held."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from edgespec.model.kv_cache import Held
 from edgespec.model.tree_attention import JointVisibility, Visibility
 from edgespec.types.stop_check import StopCheck
 
@@ -25,7 +26,7 @@ class RowCache(Protocol):
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Held, Held]:
         """Write new rows; return keys and values of all rows."""
 
     def advance(self, rows: int) -> None:
@@ -55,7 +56,7 @@ class JointCache:
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    ) -> tuple[list[Held], list[Held]]:
         """What TwoRegionCache.update does, for each part's share of the rows [1, kv_heads, R,
         head_dim]; returns the parts' keys, and their values."""
         new = key.split(self._rows, 2), value.split(self._rows, 2)

@@ -1,7 +1,12 @@
-"""Two-region KV cache: one request's keys and values, committed rows first, then speculative."""
+"""Two-region KV cache: one request's keys and values, committed rows first, then speculative.
+
+The first committed rows may be stems: rows that several requests begin with, held once. Which rows
+are is for tree.stems to say; here are their keys and values.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +15,45 @@ import torch
 from edgespec.errors import LocalProtocolError
 from edgespec.tree.ledger import IntArray
 
+STEP = 64
+"""Slots are given in multiples of so many."""
+
+Held = torch.Tensor | tuple[torch.Tensor, ...]
+"""Keys or values of a layer, [1, kv_heads, T, head_dim]; of a cache with stems in pieces, of which
+each has its share of the T slots, in order."""
+
+
+class Stem:
+    """Keys and values of committed rows that several caches begin with; they never change.
+
+    `layers`: [2, kv_heads, rows, head_dim] of each layer.
+    """
+
+    def __init__(self, layers: Sequence[torch.Tensor]) -> None:
+        self.layers = list(layers)
+        self.rows = self.layers[0].shape[2]
+        self.views = [views(layer) for layer in self.layers]
+
+    def split(self, rows: int) -> tuple[Stem, Stem]:
+        """Its first `rows` rows, and the others, as two stems."""
+        first = [layer.narrow(2, 0, rows).clone() for layer in self.layers]
+        rest = [layer.narrow(2, rows, self.rows - rows).clone() for layer in self.layers]
+        return Stem(first), Stem(rest)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(layer.nbytes for layer in self.layers)
+
 
 class TwoRegionCache:
-    """Keys and values of a block's layers in preallocated slots, and the position of each slot's
-    row; which slot holds which row is the RowLedger's knowledge. `length`: slots in use, in both
-    regions together; it may be set lower. `store`: [layers, 2, kv_heads, capacity, head_dim];
-    `places` int64 [capacity]: the positions. Both move when the cache grows.
+    """Keys and values of a block's layers, and the position of each slot's row; which slot holds
+    which row is the RowLedger's knowledge. `length`: slots in use, in both regions together; it may
+    be set lower, not into the stems. `places` int64 [capacity]: the positions.
+
+    Slots are given as they are used: a cache that is full grows by an eighth, so that a row is
+    copied about eight times however long the text gets, in microseconds. It grows one layer after
+    the other: no more than one layer's rows are there twice.
 
     Keys carry their positions (rotary embedding at the absolute position), so rows may be moved
     freely. Takes the place of transformers' Cache: attention calls `update` with its own layer
@@ -35,15 +73,34 @@ class TwoRegionCache:
     ) -> None:
         """Room for `reserve` rows in each of `layers` layers from `first_layer` on."""
         self._first_layer = first_layer
+        self.stems: tuple[Stem, ...] = ()
+        self._before = 0  # slots of the stems
         self.length = 0
-        capacity = max(1, reserve)
-        self._use(_zeros((layers, 2, kv_heads, capacity, head_dim), dtype, device))
-        self.places = _zeros((capacity,), torch.int64, device)
+        shape = (2, kv_heads, _whole_steps(reserve), head_dim)
+        # [2, kv_heads, slots, head_dim] of each layer: the slots after the stems.
+        self._own = [_zeros(shape, dtype, device) for _ in range(layers)]
+        self._cut()
+        self.places = _zeros((shape[2],), torch.int64, device)
 
     @property
     def capacity(self) -> int:
-        """Slots that there is memory for."""
-        return self.store.shape[3]
+        """Slots that there is memory for, those of the stems included."""
+        return self._before + self._own[0].shape[2]
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of keys and values, without those of the stems."""
+        return sum(layer.nbytes for layer in self._own)
+
+    @property
+    def layers(self) -> int:
+        """How many layers it is for."""
+        return len(self._own)
+
+    def layer(self, number: int) -> torch.Tensor:
+        """The slots [2, kv_heads, slots, head_dim] of the block's layer of that number; those of
+        the stems are not among them. They move when the cache grows."""
+        return self._own[number]
 
     @torch.inference_mode()
     def place(self, positions: torch.Tensor) -> torch.Tensor:
@@ -61,19 +118,26 @@ class TwoRegionCache:
     @torch.inference_mode()
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Held, Held]:
         """Write new rows after the slots in use; return views of all rows.
 
         `key`, `value` [1, kv_heads, R, head_dim]; returns both as [1, kv_heads, length + R,
-        head_dim]. The new rows count only once `advance` is called, after the last layer.
+        head_dim], or in pieces (see Held). The new rows count only once `advance` is called, after
+        the last layer.
         """
         rows = key.shape[2]
         self.make_room(rows)
-        keys, values = self._views[layer_idx - self._first_layer]
-        end = self.length + rows
-        keys.narrow(2, self.length, rows).copy_(key)
-        values.narrow(2, self.length, rows).copy_(value)
-        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+        layer = layer_idx - self._first_layer
+        keys, values = self._views[layer]
+        begin = self.length - self._before
+        end = begin + rows
+        keys.narrow(2, begin, rows).copy_(key)
+        values.narrow(2, begin, rows).copy_(value)
+        keys, values = keys.narrow(2, 0, end), values.narrow(2, 0, end)
+        if not self.stems:
+            return keys, values
+        held = [stem.views[layer] for stem in self.stems]
+        return (*(one for one, _ in held), keys), (*(one for _, one in held), values)
 
     def advance(self, rows: int) -> None:
         """Take `rows` slots, written by all layers or (a stopped block) by some."""
@@ -85,7 +149,7 @@ class TwoRegionCache:
         """After the first `start` slots keep slot `start + i` for i in `order`, in that order.
 
         Only rows that change their slot are moved. Raises LocalProtocolError for slots that are
-        not in use.
+        not in use, and for those of the stems.
         """
         behind = self.length - start
         count = len(order)
@@ -93,38 +157,115 @@ class TwoRegionCache:
             raise LocalProtocolError(
                 f"gather behind slot {start} of {self.length} names slots that are not in use"
             )
+        if start < self._before:
+            raise LocalProtocolError(
+                f"gather behind slot {start} moves some of {self._before} shared rows"
+            )
         moved = np.flatnonzero(order != np.arange(count))
         if len(moved):
             skip = int(moved[0])
-            source = torch.from_numpy(order[skip:] + start).to(self.store.device)
-            # index_select copies, so rows may move onto slots that others still have to leave.
-            tail = self.store.index_select(3, source)
-            self.store.narrow(3, start + skip, count - skip).copy_(tail)
-            places = self.places.index_select(0, source)
-            self.places.narrow(0, start + skip, count - skip).copy_(places)
+            source = torch.from_numpy(order[skip:] + (start - self._before)).to(self._device)
+            first, rows = start - self._before + skip, count - skip
+            for own in self._own:
+                # index_select copies, so rows may move onto slots that others still have to leave.
+                own.narrow(2, first, rows).copy_(own.index_select(2, source))
+            places = self.places.index_select(0, source + self._before)
+            self.places.narrow(0, start + skip, rows).copy_(places)
         self.length = start + count
 
-    def _use(self, store: torch.Tensor) -> None:
-        self.store = store
-        # [1, kv_heads, capacity, head_dim] of every layer, cut once, as slicing costs at each call.
-        self._views = [(layer[0].unsqueeze(0), layer[1].unsqueeze(0)) for layer in store]
+    # --- rows that are shared -----------------------------------------------------------------
+
+    @torch.inference_mode()
+    def freeze(self, rows: int) -> None:
+        """Make a stem of the first `rows` rows behind the stems; no other slot holds them then."""
+        left = self.length - self._before - rows
+        assert left >= 0
+        slots, layers = _whole_steps(left), []
+        for number, own in enumerate(self._own):
+            layers.append(own.narrow(2, 0, rows).clone())
+            self._own[number] = _resized(own.narrow(2, rows, left), slots)
+        self.stems += (Stem(layers),)
+        self._before += rows
+        self._cut()
+        self._place_anew()
+
+    def replace(self, stem: Stem, by: Sequence[Stem]) -> None:
+        """Hold `by`, which have the same rows, in the place of `stem`, if that is here."""
+        self.stems = tuple(n for one in self.stems for n in (by if one is stem else (one,)))
+
+    @torch.inference_mode()
+    def fork(self, stems: int, copied: int) -> TwoRegionCache:
+        """A cache that begins with the first `stems` stems of this one, and with copies of the
+        `copied` rows behind them."""
+        other = object.__new__(TwoRegionCache)
+        other._first_layer = self._first_layer
+        other.stems = self.stems[:stems]
+        other._before = sum(stem.rows for stem in other.stems)
+        other.length = other._before + copied
+        slots = _whole_steps(copied)
+        other._own = [
+            _resized(self._rows(layer, other._before, copied), slots)
+            for layer in range(self.layers)
+        ]
+        other._cut()
+        other.places = self.places
+        other._place_anew()
+        return other
+
+    def _rows(self, layer: int, first: int, count: int) -> torch.Tensor:
+        """The rows [2, kv_heads, count, head_dim] in slots that lie in one stem or behind all."""
+        begin = 0
+        for stem in self.stems:
+            if first < begin + stem.rows:
+                return stem.layers[layer].narrow(2, first - begin, count)
+            begin += stem.rows
+        return self._own[layer].narrow(2, first - begin, count)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._own[0].device
+
+    def _cut(self) -> None:
+        # Cut once, as slicing costs at each call.
+        self._views = [views(layer) for layer in self._own]
 
     @torch.inference_mode()
     def make_room(self, rows: int) -> None:
-        """Grow, at least twofold, if `rows` more do not fit."""
+        """Grow, by an eighth at least, if `rows` more do not fit."""
         needed = self.length + rows
         if needed <= self.capacity:
             return
-        layers, two, heads, capacity, dim = self.store.shape
-        larger = max(needed, 2 * capacity)
-        device = self.store.device
-        grown = _zeros((layers, two, heads, larger, dim), self.store.dtype, device)
-        # All old slots, not only those in use: a block may be between two of its layers.
-        grown.narrow(3, 0, capacity).copy_(self.store)
-        self._use(grown)
-        places = _zeros((larger,), torch.int64, device)
-        places.narrow(0, 0, capacity).copy_(self.places)
-        self.places = places
+        slots = self.capacity - self._before
+        larger = _whole_steps(max(needed - self._before, slots + slots // 8))
+        for number, own in enumerate(self._own):
+            # All old slots, not only those in use: a block may be between two of its layers.
+            self._own[number] = _resized(own, larger)
+            self._views[number] = views(self._own[number])
+        self._place_anew()
+
+    def _place_anew(self) -> None:
+        """Copy the positions into a tensor with room for those of all slots."""
+        old = self.places[: self.capacity]
+        self.places = _zeros((self.capacity,), torch.int64, self._device)
+        self.places.narrow(0, 0, len(old)).copy_(old)
+
+
+def views(layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values, [1, kv_heads, slots, head_dim], of a layer's [2, ...]."""
+    return layer[0].unsqueeze(0), layer[1].unsqueeze(0)
+
+
+def _whole_steps(rows: int) -> int:
+    """So many slots, or a few more; at least one step."""
+    return max(STEP, -(-rows // STEP) * STEP)
+
+
+def _resized(rows: torch.Tensor, slots: int) -> torch.Tensor:
+    """A tensor of its own with these rows [2, kv_heads, R, head_dim] in the first of its slots."""
+    two, heads, count, dim = rows.shape
+    larger = _zeros((two, heads, slots, dim), rows.dtype, rows.device)
+    larger.narrow(2, 0, count).copy_(rows)
+    return larger
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 
 from edgespec.model.cuda_graphs import Captured, GraphMaker
 from edgespec.model.joint import CachedPart, JointPass
-from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.kv_cache import TwoRegionCache, views
 from edgespec.types.static_shapes import ROW_BUCKETS, groups, row_bucket, slot_bucket
 from edgespec.types.stop_check import StopCheck
 
@@ -56,7 +56,7 @@ class IndexedRows:
         """`first`: the model's layer that the block begins with; `slots` int64 [R]: a buffer."""
         self._first, self._slots, self._end = first, slots, end
         self._places = cache.places
-        self._views = [(layer[0].unsqueeze(0), layer[1].unsqueeze(0)) for layer in cache.store]
+        self._views = [views(cache.layer(number)) for number in range(cache.layers)]
 
     def place(self, positions: torch.Tensor) -> torch.Tensor:
         """Note where the R rows stand; returns the positions int64 [end] of all slots."""
@@ -169,8 +169,12 @@ class StaticPasses:
         return len(self._passes)
 
     def take(self, parts: Sequence[CachedPart]) -> bool:
-        """Whether `forward` runs rows of these parts: not of several requests, nor very many."""
-        return not self._failed and len(parts) == 1 and parts[0].rows <= ROW_BUCKETS[-1]
+        """Whether `forward` runs rows of these parts: not of several requests, nor very many, nor
+        after rows that several requests share."""
+        if self._failed or len(parts) != 1 or parts[0].rows > ROW_BUCKETS[-1]:
+            return False
+        cache = parts[0].cache
+        return isinstance(cache, TwoRegionCache) and not cache.stems
 
     def forward(
         self,
@@ -209,7 +213,7 @@ class StaticPasses:
     def _pass_for(
         self, cache: TwoRegionCache, rows: int, end: int, inputs: torch.Tensor
     ) -> StaticPass:
-        address = cache.store.data_ptr()
+        address = cache.layer(0).data_ptr()
         memory = self._memory.get(cache)
         if memory is None:
             memory = self._memory[cache] = [address]

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from edgespec.errors import ModelError
+from edgespec.model.kv_cache import Held
 from edgespec.tree.ledger import BoolArray
 
 ATTENTION = "edgespec_tree"
@@ -69,8 +70,8 @@ class JointVisibility:
 def tree_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
-    key: torch.Tensor | list[torch.Tensor],
-    value: torch.Tensor | list[torch.Tensor],
+    key: Held | list[Held],
+    value: Held | list[Held],
     attention_mask: Visibility | JointVisibility,
     scaling: float,
     dropout: float = 0.0,
@@ -81,13 +82,13 @@ def tree_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention of R new rows over T cached rows, in the tensors' own dtype.
 
-    `query` [1, heads, R, head_dim]; `key`, `value` [1, kv_heads, T, head_dim]; every row must see
-    at least one of the T slots. Under a JointVisibility the rows are those of its parts, one after
-    the other, and `key`, `value` lists of each part's. `softcap` c turns each score x into
-    c · tanh(x / c). `s_aux` [heads]: sinks, scores of a slot more, which has no value. The layers
-    pass their own cap, sinks and window. Returns [1, R, heads, head_dim], and None in the place of
-    the weights. Raises ModelError for variants of attention that it would otherwise silently leave
-    out.
+    `query` [1, heads, R, head_dim]; `key`, `value` [1, kv_heads, T, head_dim], whole or in pieces;
+    every row must see at least one of the T slots. Under a JointVisibility the rows are those of
+    its parts, one after the other, and `key`, `value` lists of each part's. `softcap` c turns each
+    score x into c · tanh(x / c). `s_aux` [heads]: sinks, scores of a slot more, which has no value.
+    The layers pass their own cap, sinks and window. Returns [1, R, heads, head_dim], and None in
+    the place of the weights. Raises ModelError for variants of attention that it would otherwise
+    silently leave out.
     """
     if dropout:
         raise ModelError(
@@ -96,8 +97,8 @@ def tree_attention(
         )
     form = scaling, softcap, sliding_window, s_aux
     if isinstance(attention_mask, Visibility):
-        assert isinstance(key, torch.Tensor)
-        assert isinstance(value, torch.Tensor)
+        assert not isinstance(key, list)
+        assert not isinstance(value, list)
         return _attention(query, key, value, attention_mask, *form), None
     queries = query.split(attention_mask.rows, 2)
     parts = zip(queries, key, value, attention_mask.parts, strict=True)
@@ -106,8 +107,8 @@ def tree_attention(
 
 def _attention(
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    key: Held,
+    value: Held,
     seen: Visibility,
     scaling: float,
     softcap: float | None,
@@ -116,7 +117,7 @@ def _attention(
 ) -> torch.Tensor:
     """Attention of the rows of one request."""
     heads, rows, head_dim = query.shape[1:]
-    kv_heads = key.shape[1]
+    kv_heads = (key if isinstance(key, torch.Tensor) else key[0]).shape[1]
     group = heads // kv_heads
     # The queries that share a key head become rows of that head: no kernel needs to know of
     # grouped heads then, and the cache is never copied to repeat it for each of them.
@@ -125,44 +126,76 @@ def _attention(
     if s_aux is not None:
         sinks = s_aux.view(1, kv_heads, group, 1).repeat_interleave(rows, 2)
         out = _sinking_attention(query, key, value, mask, scaling, sinks)
-    elif softcap is None:
+    elif softcap is not None:
+        out = _capped_attention(query, key, value, mask, scaling, softcap)
+    elif isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor):
         out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     else:
-        out = _capped_attention(query, key, value, mask, scaling, softcap)
-    return out.reshape(1, heads, rows, value.shape[3]).transpose(1, 2).contiguous()
+        out = _attention_in_pieces(query, key, value, mask, scaling)
+    return out.reshape(1, heads, rows, out.shape[3]).transpose(1, 2).contiguous()
+
+
+def _attention_in_pieces(
+    query: torch.Tensor,
+    key: Held,
+    value: Held,
+    mask: torch.Tensor,
+    scaling: float,
+) -> torch.Tensor:
+    """Attention over keys and values that lie in several places, none of which is copied."""
+    scores = (_scores(query, key) * scaling).masked_fill(~mask, float("-inf"))
+    # In float32 at least, as scaled_dot_product_attention takes it.
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return _weighed(torch.softmax(scores, dim=-1, dtype=wide).to(query.dtype), value)
+
+
+def _scores(query: torch.Tensor, key: Held) -> torch.Tensor:
+    """What queries [1, kv_heads, rows, head_dim] have in common with each key: [..., rows, T]."""
+    if isinstance(key, torch.Tensor):
+        return torch.matmul(query, key.transpose(2, 3))
+    return torch.cat([torch.matmul(query, piece.transpose(2, 3)) for piece in key], -1)
+
+
+def _weighed(weights: torch.Tensor, value: Held) -> torch.Tensor:
+    """The sum of the values by weights [1, kv_heads, rows, T]: [1, kv_heads, rows, head_dim]."""
+    if isinstance(value, torch.Tensor):
+        return torch.matmul(weights, value)
+    shares = weights.split([piece.shape[2] for piece in value], -1)
+    sums = [torch.matmul(share, piece) for share, piece in zip(shares, value, strict=True)]
+    return torch.stack(sums).sum(0)
 
 
 def _capped_attention(
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    key: Held,
+    value: Held,
     mask: torch.Tensor,
     scaling: float,
     softcap: float,
 ) -> torch.Tensor:
     """Attention with capped scores, step by step as transformers' own eager form takes them."""
-    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    scores = _scores(query, key) * scaling
     scores = torch.tanh(scores / softcap) * softcap
     scores = scores.masked_fill(~mask, float("-inf"))
     # transformers takes the softmax in float32 whatever the dtype.
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return torch.matmul(weights, value)
+    return _weighed(weights, value)
 
 
 def _sinking_attention(
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    key: Held,
+    value: Held,
     mask: torch.Tensor,
     scaling: float,
     sinks: torch.Tensor,
 ) -> torch.Tensor:
     """Attention with a sink [1, kv_heads, rows, 1] for each row, as transformers' eager form."""
-    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    scores = _scores(query, key) * scaling
     scores = torch.cat([scores.masked_fill(~mask, float("-inf")), sinks.to(scores.dtype)], dim=-1)
     # transformers takes this softmax in the scores' own dtype, and rounds once more before it.
     weights = torch.softmax(scores - scores.amax(-1, keepdim=True), dim=-1)
-    return torch.matmul(weights[..., :-1], value)
+    return _weighed(weights[..., :-1], value)
 
 
 AttentionInterface.register(ATTENTION, tree_attention)

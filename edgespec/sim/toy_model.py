@@ -15,6 +15,7 @@ import numpy.typing as npt
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray, Rows
+from edgespec.tree.stems import Fork
 from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling, path_of
@@ -47,15 +48,33 @@ class FakeBlock:
 
     def __init__(self, stage: int) -> None:
         self._stage = stage
-        self._cache: dict[int, UintArray] = {}
+        self._cache: dict[int, UintArray] = {}  # rows behind the stems
+        self._stems: dict[int, list[UintArray]] = {}
         self._taps: Tensor | None = None
 
     def open(self, request: int, reserve: int) -> None:
-        self._cache[request] = np.zeros(0, np.uint64)
+        self._cache[request], self._stems[request] = np.zeros(0, np.uint64), []
 
-    def fork(self, request: int, fork_of: int) -> None:
-        self._cache[request] = self._slots_of(fork_of)
-        del self._cache[fork_of]
+    def move(self, request: int, base: int) -> None:
+        self._cache[request], self._stems[request] = self._own(base), self._stems[base]
+        del self._cache[base], self._stems[base]
+
+    def fork(self, request: int, base: int, how: Fork) -> None:
+        own, stems = self._own(base), self._stems[base]
+        if how.split:
+            whole = stems[how.stems - 1]
+            two = whole[: how.split].copy(), whole[how.split :].copy()
+            self._stems = {
+                number: [part for one in held for part in (two if one is whole else (one,))]
+                for number, held in self._stems.items()
+            }
+            stems = self._stems[base]
+        if how.frozen:
+            stems.append(own[: how.frozen].copy())
+            self._cache[base] = own[how.frozen :]
+        self._stems[request] = stems[: how.stems]
+        before = sum(map(len, self._stems[request]))
+        self._cache[request] = self._slots_of(base)[before : before + how.copied].copy()
 
     def run(self, job: RunBlock, stop: StopCheck) -> Tensor | None:
         """One toy layer over the job's rows: Tensor uint64 [R, 1].
@@ -78,8 +97,8 @@ class FakeBlock:
             first, left_out = rows.stop, stopped or (several and stop(part.request))
             if left_out:  # the slots hold garbage that no row may see
                 new[rows] = _GARBAGE
-            cache = np.concatenate([self._slots_of(part.request), new[rows]])
-            self._cache[part.request] = cache
+            self._cache[part.request] = np.concatenate([self._own(part.request), new[rows]])
+            cache = self._slots_of(part.request)
             if not left_out:
                 before, after = cache[: part.committed], cache[part.committed :]
                 seen = np.where(part.sees, after[None, :], np.uint64(0)).sum(1) + before.sum()
@@ -103,21 +122,36 @@ class FakeBlock:
             raise RemoteProtocolError(f"job {job.job} lacks the hidden rows of stage {self._stage}")
         return np.frombuffer(job.hidden.data, np.uint64)
 
-    def _slots_of(self, request: int) -> UintArray:
+    def _own(self, request: int) -> UintArray:
         if request not in self._cache:
             raise LocalProtocolError(f"request {request} is not open on this block")
         return self._cache[request]
 
+    def _slots_of(self, request: int) -> UintArray:
+        own = self._own(request)
+        stems = self._stems[request]
+        return np.concatenate([*stems, own]) if stems else own
+
     def gather(self, request: int, start: int, order: IntArray) -> None:
-        cache = self._slots_of(request)
-        self._cache[request] = np.concatenate([cache[:start], cache[start:][order]])
+        own, before = self._own(request), sum(map(len, self._stems[request]))
+        if start < before:
+            raise LocalProtocolError(f"gather behind slot {start} moves some of {before} stems")
+        cut = start - before
+        self._cache[request] = np.concatenate([own[:cut], own[cut:][order]])
 
     def close(self, request: int) -> None:
         self._cache.pop(request, None)
+        self._stems.pop(request, None)
 
     def slots(self, request: int) -> int:
         """How many slots a request holds (0: none)."""
-        return len(self._cache.get(request, ()))
+        return len(self._slots_of(request)) if request in self._cache else 0
+
+    @property
+    def held_rows(self) -> int:
+        """Rows in all caches, shared ones once."""
+        every = {id(stem): len(stem) for stems in self._stems.values() for stem in stems}
+        return sum(map(len, self._cache.values())) + sum(every.values())
 
     @property
     def open_requests(self) -> int:

@@ -91,9 +91,9 @@ class Part:
     `epoch` starts as the coordinator's newest retained set; every stage lowers it to the newest one
     that it has applied, so that what returns is an acknowledgement by all. `committed` rows
     (prefill) enter the committed region at once. `reserve` > 0 opens the request with room for that
-    many rows; with `fork_of` > 0 it begins with rows of that answered request: those that had the
-    ids `fork_ids` there, in the order of their positions. `want`: how many of the last rows the
-    coordinator wants back (a prefill chunk but the last wants none).
+    many rows, those of its prompt; with `fork_of` > 0 it begins with rows of that answered request:
+    those that had the ids `fork_ids` there, in the order of their positions. `want`: how many of
+    the last rows the coordinator wants back (a prefill chunk but the last wants none).
 
     `ids`, `parents`, `positions`, `tokens`: see tree.ledger.Rows. The first stage alone reads the
     tokens; after it they are empty, unless the last stage chooses.

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.caches import rows_of
 from support.checkpoints import FAMILY_SETTINGS, WINDOW, write_checkpoint, write_family
 from support.joint import Asker, Twice, never
 from support.packed_forms import MixedSource
@@ -303,8 +304,7 @@ class Alone:
         work += [effect for effect in effects if isinstance(effect, COMPUTE)]
 
     def cache(self, request: int) -> torch.Tensor:
-        held = self.block._caches[request]
-        return held.store[:, :, :, : held.length]
+        return rows_of(self.block._caches[request])
 
 
 def part_of(block: BlockPart, reserve: int = 0) -> Part:

@@ -18,6 +18,7 @@ from edgespec.decoding.effects import (
     Draft,
     ForkCache,
     GatherRows,
+    MoveCache,
     OpenCache,
     OpenDraft,
     RunHead,
@@ -30,6 +31,7 @@ from edgespec.planning.costs import ring_costs
 from edgespec.planning.profile import Figure
 from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.ledger import Rows
+from edgespec.tree.stems import Fork
 from edgespec.types.draft_pass import DraftPass, RankedRows
 from edgespec.types.tensor import Tensor
 from edgespec.verify.noise import KEPT_ROWS
@@ -55,7 +57,8 @@ def head(rows: int) -> RunHead:
 
 STAGE_EFFECTS: list[Effect] = [
     OpenCache(1, 64),
-    ForkCache(2, 1),
+    MoveCache(2, 1),
+    ForkCache(3, 2, Fork(split=0, frozen=40, stems=1, copied=0, moved=50)),
     CloseCache(1),
     GatherRows(1, 10, np.array([3, 5, 6])),
     block(4, 100, 24),
@@ -81,6 +84,7 @@ def test_a_stage_is_charged_for_rows_seen_rows_and_moved_rows() -> None:
     assert [durations.seconds(effect) for effect in STAGE_EFFECTS] == [
         0.0,
         0.0,
+        STAGE.gather_seconds(50),
         0.0,
         STAGE.gather_seconds(3),
         STAGE.block_seconds(4, 124),
@@ -102,7 +106,7 @@ def test_weights_are_read_once_for_all_requests_and_every_cache_for_itself() -> 
 
 def test_a_block_can_be_stopped_behind_each_of_its_layers() -> None:
     durations = StageDurations(STAGE)
-    assert [len(durations.parts(effect)) for effect in STAGE_EFFECTS] == [1, 1, 1, 1, 10, 1]
+    assert [len(durations.parts(effect)) for effect in STAGE_EFFECTS] == [1, 1, 1, 1, 1, 10, 1]
     whole = durations.seconds(block(4, 100, 24))
     assert set(durations.parts(block(4, 100, 24))) == {1.0}, "layers are alike"
     assert whole / 10 == pytest.approx(STAGE.layer_seconds(4, 124))

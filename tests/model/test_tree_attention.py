@@ -9,7 +9,12 @@ from support.cases import case
 from torch import nn
 
 from edgespec.errors import ModelError
-from edgespec.model.tree_attention import Visibility, tree_attention, tree_mask
+from edgespec.model.tree_attention import (
+    JointVisibility,
+    Visibility,
+    tree_attention,
+    tree_mask,
+)
 
 
 def seen_by(mask: torch.Tensor) -> Visibility:
@@ -149,3 +154,48 @@ def test_the_mask_shows_committed_slots_and_what_sees_says() -> None:
         [True, True, True, False, True, False],
         [True, True, False, True, False, True],
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", ["plain", "softcap", "sinks", "window"])
+def test_keys_and_values_in_pieces_are_read_as_if_they_were_one(
+    dtype: torch.dtype, form: str
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    forms = {
+        "plain": {},
+        "softcap": {"softcap": 1.5},
+        "sinks": {"s_aux": some(4)},
+        "window": {"sliding_window": 9},
+    }
+    for rows, slots in ((1, 20), (5, 40)):
+        query, key, value = some(1, 4, rows, 8), some(1, 2, slots, 8), some(1, 2, slots, 8)
+        places = torch.arange(slots)
+        mask = tree_mask(slots - rows, np.tri(rows, dtype=np.bool_))
+        seen = Visibility(mask, places[-rows:], places)
+        whole, _ = tree_attention(nn.Module(), query, key, value, seen, 0.3, **forms[form])
+        for cuts in ([3, slots - 3], [1, 11, slots - 12]):
+            pieces = tuple(key.split(cuts, 2)), tuple(value.split(cuts, 2))
+            out, _ = tree_attention(nn.Module(), query, *pieces, seen, 0.3, **forms[form])
+            assert out.shape == whole.shape
+            assert out.is_contiguous()
+            tolerance = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 3e-2}[dtype]
+            if form == "softcap":  # its softmax is taken in float32
+                tolerance = max(tolerance, 1e-6)
+            assert (out.double() - whole.double()).abs().max() < tolerance
+        beside = JointVisibility([seen, seen], [rows, rows])
+        both, _ = tree_attention(
+            nn.Module(),
+            torch.cat([query, query], 2),
+            [key, pieces[0]],
+            [value, pieces[1]],
+            beside,
+            0.3,
+            **forms[form],
+        )
+        assert torch.equal(both[:, :rows], whole)
+        assert torch.equal(both[:, rows:], out)

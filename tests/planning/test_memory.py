@@ -40,7 +40,8 @@ def test_the_engine_s_own_reserve_is_counted() -> None:
     wire = Wire()
     wire.submit(submit(1, "hello", 50, "autoregressive"))
     (part,) = wire.segments[0].parts
-    assert part.reserve == len(wire.request.prompt) + 50 + SPECULATIVE_ROWS
+    assert part.reserve == len(wire.request.prompt), "what comes after it is given as it is used"
+    assert wire.request.capacity == len(wire.request.prompt) + 50 + SPECULATIVE_ROWS
     assert Adaptive().most_rows == WIDEST_SEGMENT
     assert NEEDS.rows == 4096 + 256 + 256
     assert Needs(MODEL, 1000, 3).rows == 3 * 1256 + 256

@@ -26,6 +26,7 @@ from edgespec.runtime import stage_node
 from edgespec.runtime.client import Client
 from edgespec.runtime.stage_node import StageNode
 from edgespec.sim.toy_model import FakeBlock
+from edgespec.tree.stems import Fork
 from edgespec.types.tensor import IntArray, Tensor
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
 from edgespec.wire.messages import Assign, Join
@@ -46,9 +47,13 @@ class Layers:
         for layer in self._layers:
             layer.open(request, reserve)
 
-    def fork(self, request: int, fork_of: int) -> None:
+    def move(self, request: int, base: int) -> None:
         for layer in self._layers:
-            layer.fork(request, fork_of)
+            layer.move(request, base)
+
+    def fork(self, request: int, base: int, how: Fork) -> None:
+        for layer in self._layers:
+            layer.fork(request, base, how)
 
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
         time.sleep(0.003)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from support.caches import rows_of
 
 from edgespec.backends.torch_backend import TorchBlock
 from edgespec.machines.effects import BlockPart, RunBlock
@@ -109,7 +110,7 @@ class Side:
     def caches(self, request: int) -> torch.Tensor:
         """Keys and values of all layers, one behind the other: [layers, 2, kv_heads, rows, D]."""
         caches = [stage._caches[request] for stage in self.stages]
-        return torch.cat([cache.store[:, :, :, : cache.length] for cache in caches])
+        return torch.cat([rows_of(cache) for cache in caches])
 
 
 class Twice:

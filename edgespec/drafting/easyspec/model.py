@@ -80,6 +80,7 @@ class GroupedModel:
         """Read it, with groups of `size` layers. Raises ModelError for layers of another kind."""
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype, device)
+        self._layers = source.layers
         self.groups = layer_groups(source.layers, size)
         reader = LayerReader(source, self.dtype, self.device)
         config = source.config
@@ -100,10 +101,11 @@ class GroupedModel:
         return int(self.embedding.shape[0])
 
     def new_cache(self) -> TwoRegionCache:
+        # As the heads of one layer, so that those of a group lie side by side.
         return TwoRegionCache(
             first_layer=0,
-            layers=self.groups[-1][1],
-            kv_heads=self._kv_heads,
+            layers=1,
+            kv_heads=self._layers * self._kv_heads,
             head_dim=self._dim,
             reserve=_RESERVE,
             dtype=self.dtype,
@@ -182,10 +184,10 @@ class GroupedModel:
         head_dim], of their queries, keys and values [N, heads, R, head_dim]."""
         layers, heads, rows, dim = query.shape
         length = part.cache.length
-        store = part.cache.store[first : first + layers]
-        store[:, 0, :, length : length + rows] = key
-        store[:, 1, :, length : length + rows] = value
-        keys, values = store[:, :, :, : length + rows].unbind(1)
+        store = part.cache.layer(0).unflatten(1, (self._layers, self._kv_heads))
+        keys, values = store[:, first : first + layers, :, : length + rows]
+        keys[:, :, length:] = key
+        values[:, :, length:] = value
         # Queries that share a key head become rows of it, as in model.tree_attention.
         group = heads // self._kv_heads
         query = query.reshape(layers, self._kv_heads, group * rows, dim)
