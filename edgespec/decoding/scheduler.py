@@ -136,6 +136,7 @@ class Scheduler:
                 if begins and request.in_flight <= self._flights.clock.stages:
                     request.send_chunk(request.prefix.chunk)
             ready = [request for request in self._in_turn() if request.leaving]
+            ready = [r for r in ready if r.policy.prompts_first and not r.decodes] or ready
             if not ready:
                 break
             effects += self._launch(ready[: self._share])

@@ -85,7 +85,8 @@ class Policy(ABC):
     `calibrates`: expanded guesses are scored by how often guesses of their score were right.
     `waits_for_credit`: it is also asked when the first stage has handed on a segment; without it,
     `queued` must not be used. `starts_with_prompt`: it guesses the first token too, while the
-    prompt is on its way: the root is then the prompt's last token.
+    prompt is on its way: the root is then the prompt's last token. `prompts_first`: of several live
+    requests, those whose prompts wait to be sent go before all that decode.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Policy(ABC):
     calibrates: ClassVar[bool] = False
     waits_for_credit: ClassVar[bool] = False
     starts_with_prompt: ClassVar[bool] = False
+    prompts_first: ClassVar[bool] = False
 
     @abstractmethod
     def window(self, stages: int) -> int:

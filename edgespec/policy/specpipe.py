@@ -10,6 +10,10 @@ probability; w minimises the expected time between tokens (Eq. 2), here
 with t(w) the time of a step with w rows, p(w) the share of levels whose best w held the model's
 token, n the number of steps of the pipeline: a token a step, and n - 1 further ones to refill
 after a miss. Both t and p are those measured on this ring.
+
+With several live requests it is SpecPipe-DB (§4, §4.4): each request keeps its own width, whatever
+the load, and has one level in each step; a step's levels of all of them are one ragged tensor, a
+joint segment; prompts go first; a request joins while fewer than B run, at any step.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ class SpecPipe(Policy):
     children: int = 16
     name: str = "specpipe"
     waits_for_credit = True
+    prompts_first = True
 
     def window(self, stages: int) -> int:
         """One level on every stage and one on its way; a new root enters after a full ring."""
