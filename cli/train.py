@@ -62,9 +62,9 @@ def eagle(
     _make(out)
     with Notes().waiting("loading") as say:
         # Imported late, as torch takes seconds: a wrong option is refused at once.
-        from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
         from edgespec.model.hub_cache import local_weights
+        from edgespec.model.tensors import compute_dtype
         from edgespec.training.eagle import LEVELS
         from edgespec.training.loop import TrainingSettings
         from edgespec.training.run import EaglePlan, train_eagle
@@ -103,9 +103,9 @@ def ppd(
     _make(out)
     with Notes().waiting("loading") as say:
         # Imported late, as torch takes seconds: a wrong option is refused at once.
-        from edgespec.model.block import compute_dtype
         from edgespec.model.device import best_device
         from edgespec.model.hub_cache import local_weights
+        from edgespec.model.tensors import compute_dtype
         from edgespec.training.loop import TrainingSettings
         from edgespec.training.run import PPDPlan, train_ppd
 

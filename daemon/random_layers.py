@@ -8,11 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
+from edgespec.model.block import EMBEDDING, LM_HEAD
+from edgespec.model.layers import layers_of
 from edgespec.model.quantised.linear import held_bytes, pack, stored_parts
 from edgespec.model.quantised.made_up import made_up
 
@@ -36,19 +37,20 @@ class RandomLayers:
         self.config = config
         self.quantisation = quantisation
         self._forms = forms
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        self._shapes = {name: weight.shape for name, weight in model.named_parameters()}
+        layers = layers_of(config, 0, self.layers)
+        hidden = int(config.hidden_size)
+        ends = torch.Size((int(config.vocab_size), hidden))
+        self._shapes = {EMBEDDING: ends, LM_HEAD: ends, "model.norm.weight": torch.Size((hidden,))}
+        for index in range(self.layers):
+            for name, shape in layers.shapes(index).items():
+                self._shapes[f"model.layers.{index}.{name}"] = shape
         if any(".experts." in name for name in self._shapes):
             raise ModelError(
                 "a mixture of experts does not read all its weights in a pass, so its times are "
                 "no times a byte; measure with a dense model, or without --model"
             )
-        self._linear = {
-            f"{name}.weight": module.weight.shape
-            for name, module in model.model.layers[0].named_modules()
-            if isinstance(module, nn.Linear)
-        }
+        matrices = layers.matrices(0)
+        self._linear = {n: shape for n, shape in layers.shapes(0).items() if n in matrices}
         self._plain: dict[torch.Size, torch.Tensor] = {}
         self._packed: dict[tuple[torch.Size, Quantisation], dict[str, torch.Tensor]] = {}
 

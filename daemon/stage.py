@@ -154,9 +154,9 @@ def _require_memory(
     the block is read.
     """
     from edgespec.daemon.memory import available_memory
-    from edgespec.model.block import compute_dtype
     from edgespec.model.device import best_device
     from edgespec.model.inventory import head_bytes, held_bytes
+    from edgespec.model.tensors import compute_dtype
 
     device = best_device()
     dtype = compute_dtype(assign.dtype, device)

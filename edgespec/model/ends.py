@@ -9,10 +9,11 @@ import torch
 from torch.nn.functional import embedding, linear
 
 from edgespec.errors import ModelError
-from edgespec.model.block import EMBEDDING, LM_HEAD, Block, compute_dtype, load_parameter
+from edgespec.model.block import EMBEDDING, LM_HEAD, Block
 from edgespec.model.families import embedding_scale, logits_from
 from edgespec.model.quantised.linear import linear_from
-from edgespec.model.source import TensorSource
+from edgespec.model.source import TensorSource, load_parameter
+from edgespec.model.tensors import compute_dtype
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 """Rows [R, hidden_size] times a matrix [vocab_size, hidden_size]: [R, vocab_size]."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.block import EMBEDDING, LM_HEAD, skeleton
+from edgespec.model.block import EMBEDDING, LM_HEAD
+from edgespec.model.layers import layers_of
 from edgespec.model.quantised import linear
 from edgespec.model.safetensors_writer import Slot
 from edgespec.model.source import TensorSource, check_layers, check_names
@@ -44,17 +44,23 @@ def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
     its configuration does not provide for, which a block without it would silently lack.
     """
     check_layers(source, first, end)
-    model = skeleton(source.config, first, end)
+    config = source.config
+    layers = layers_of(config, first, end)
+    hidden = int(config.hidden_size)
     needed = []
     if first == 0:
-        needed.append(Needed(EMBEDDING, model.embed_tokens.weight.shape, _PLAIN, -1))
+        shape = torch.Size((int(config.vocab_size), hidden))
+        needed.append(Needed(EMBEDDING, shape, _PLAIN, -1))
     for index in range(first, end):
         prefix = f"model.layers.{index}."
-        layer = list(_needed(model.layers[index], prefix, index, source))
-        check_names(source, prefix, {one.name for one in layer})
-        needed += layer
+        shapes, matrices = layers.shapes(index), layers.matrices(index)
+        check_names(source, prefix, {prefix + name for name in shapes})
+        for name, shape in shapes.items():
+            form = source.form(prefix + name) if name in matrices else _PLAIN
+            needed.append(Needed(prefix + name, shape, form, index))
     if end == source.layers:
-        needed += _needed(model.norm, "model.norm.", -1, source)
+        check_names(source, "model.norm.", {"model.norm.weight"})
+        needed.append(Needed("model.norm.weight", torch.Size((hidden,)), _PLAIN, -1))
     return needed
 
 
@@ -102,11 +108,3 @@ def stored_bytes(needed: Sequence[Needed], dtype: torch.dtype) -> int:
         packed_slots(one) if one.packed else [Slot(one.name, one.shape, dtype)] for one in needed
     )
     return sum(slot.bytes for some in slots for slot in some)
-
-
-def _needed(module: nn.Module, prefix: str, layer: int, source: TensorSource) -> Iterator[Needed]:
-    for name, parameter in module.named_parameters():
-        owner, _, leaf = name.rpartition(".")
-        matrix = leaf == "weight" and isinstance(module.get_submodule(owner), nn.Linear)
-        form = source.form(prefix + name) if matrix else _PLAIN
-        yield Needed(prefix + name, parameter.shape, form, layer)

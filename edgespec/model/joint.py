@@ -14,8 +14,8 @@ from edgespec.model.kv_cache import Held
 from edgespec.model.tree_attention import JointVisibility, Visibility
 from edgespec.types.stop_check import StopCheck
 
-Turns = Mapping[str | None, tuple[torch.Tensor, torch.Tensor] | None]
-"""Cosines and sines [1, R, D] of the rows' angles, by the kind of layer; None: no layer turns."""
+Turn = tuple[torch.Tensor, ...]
+"""What layers of one kind are told of the rows' positions: tensors [R, ...]."""
 
 
 class RowCache(Protocol):
@@ -28,6 +28,9 @@ class RowCache(Protocol):
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Held, Held]:
         """Write new rows; return keys and values of all rows."""
+
+    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[Held, Held]:
+        """The same of keys and values together."""
 
     def advance(self, rows: int) -> None:
         """Take the slots of new rows."""
@@ -48,7 +51,7 @@ class CachedPart(NamedTuple):
 
 
 class JointCache:
-    """The caches of several requests, in the place of transformers' Cache."""
+    """The caches of several requests, in the place of one."""
 
     def __init__(self, parts: Sequence[CachedPart]) -> None:
         self._caches = [part.cache for part in parts]
@@ -64,20 +67,30 @@ class JointCache:
         held = [cache.update(keys, values, layer_idx) for cache, keys, values in share]
         return [keys for keys, _ in held], [values for _, values in held]
 
+    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[list[Held], list[Held]]:
+        """What TwoRegionCache.append does, for each part's share of the rows, as `update`."""
+        share = zip(self._caches, rows.split(self._rows, 2), strict=True)
+        held = [cache.append(new, layer_idx) for cache, new in share]
+        return [keys for keys, _ in held], [values for _, values in held]
+
 
 class JointPass:
     """What every layer of one forward pass is given: of all parts at first, then of those that are
     still wanted.
 
-    `place` int64 [1, R]: positions; `turns`; `seen` and `cache`: of one part, or joint ones.
+    `turns`: by the kind of layer; `seen` and `cache`: of one part, or joint ones.
     """
 
-    def __init__(self, parts: Sequence[CachedPart], place: torch.Tensor, turns: Turns) -> None:
-        """`place` int64 [1, R], absolute positions of the rows of all parts."""
-        self.place, self.turns = place, turns
-        self._rows = place.shape[1]
+    def __init__(
+        self,
+        parts: Sequence[CachedPart],
+        positions: torch.Tensor,
+        turns: Mapping[str | None, Turn],
+    ) -> None:
+        """`positions` int64 [R], absolute, of the rows of all parts."""
+        self.turns = turns
+        self._rows = positions.shape[0]
         self._left: torch.Tensor | None = None  # which of all rows are left, if not all are
-        positions = place.squeeze(0)
         one = len(parts) == 1  # most are, and a split costs
         shares = [positions] if one else positions.split([part.rows for part in parts])
         self._parts = [
@@ -98,7 +111,7 @@ class JointPass:
             self.seen = JointVisibility(seen, [part.rows for part in parts])
 
     def kept(self, stop: StopCheck, hidden: torch.Tensor) -> torch.Tensor | None:
-        """Of `hidden` [1, R, H] the rows of the parts that are still wanted; None if none is.
+        """Of `hidden` [R, H] the rows of the parts that are still wanted; None if none is.
 
         The others' slots are taken, but no layer sees them from now on.
         """
@@ -114,9 +127,8 @@ class JointPass:
         rows = [part.rows for part, _ in self._parts]
         stays = torch.tensor(wanted).repeat_interleave(torch.tensor(rows))
         index = stays.nonzero().squeeze(1).to(hidden.device)
-        self.place = self.place.index_select(1, index)
         self.turns = {
-            kind: None if turn is None else (_taken(turn[0], index), _taken(turn[1], index))
+            kind: tuple(one.index_select(0, index) for one in turn)
             for kind, turn in self.turns.items()
         }
         self._left = index if self._left is None else self._left.index_select(0, index)
@@ -125,7 +137,7 @@ class JointPass:
                 part.cache.advance(part.rows)
         self._parts = [one for one, stay in zip(self._parts, wanted, strict=True) if stay]
         self._join()
-        return _taken(hidden, index)
+        return hidden.index_select(0, index)
 
     def advance(self) -> None:
         """Take the slots of all rows that are left."""
@@ -133,12 +145,8 @@ class JointPass:
             part.cache.advance(part.rows)
 
     def all_rows(self, hidden: torch.Tensor) -> torch.Tensor:
-        """These rows [1, R, H] in their old places, zeros where rows were left out."""
+        """These rows [R, H] in their old places, zeros where rows were left out."""
         if self._left is None:
             return hidden
-        whole = hidden.new_zeros((1, self._rows, hidden.shape[2]))
-        return whole.index_copy_(1, self._left, hidden)
-
-
-def _taken(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    return tensor.index_select(1, index)
+        whole = hidden.new_zeros((self._rows, hidden.shape[1]))
+        return whole.index_copy_(0, self._left, hidden)

@@ -56,8 +56,8 @@ class TwoRegionCache:
     the other: no more than one layer's rows are there twice.
 
     Keys carry their positions (rotary embedding at the absolute position), so rows may be moved
-    freely. Takes the place of transformers' Cache: attention calls `update` with its own layer
-    index, which counts from the model's first layer, not from the block's.
+    freely. Attention calls `append`, that of transformers' layers, whose Cache it replaces,
+    `update`, with a layer's index in the model, not in the block.
     """
 
     def __init__(
@@ -130,9 +130,22 @@ class TwoRegionCache:
         layer = layer_idx - self._first_layer
         keys, values = self._views[layer]
         begin = self.length - self._before
-        end = begin + rows
         keys.narrow(2, begin, rows).copy_(key)
         values.narrow(2, begin, rows).copy_(value)
+        return self._held(layer, begin + rows)
+
+    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[Held, Held]:
+        """The same as `update` of keys and values together: `rows` [2, kv_heads, R, head_dim]."""
+        new = rows.shape[2]
+        self.make_room(new)
+        layer, begin = layer_idx - self._first_layer, self.length - self._before
+        # One copy: each is an operation that the host has to launch.
+        self._own[layer].narrow(2, begin, new).copy_(rows)
+        return self._held(layer, begin + new)
+
+    def _held(self, layer: int, end: int) -> tuple[Held, Held]:
+        """Keys and values in the stems, and in the `end` slots behind them."""
+        keys, values = self._views[layer]
         keys, values = keys.narrow(2, 0, end), values.narrow(2, 0, end)
         if not self.stems:
             return keys, values

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import nn
 from transformers import PretrainedConfig
 
 from edgespec.config import Quantisation
@@ -60,6 +61,21 @@ def shaped(source: TensorSource, name: str, shape: torch.Size) -> torch.Tensor:
     stored = source.tensor(name)
     check_shape(source, name, stored.shape, shape)
     return stored
+
+
+def load_parameter(
+    source: TensorSource,
+    name: str,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> nn.Parameter:
+    """Read one tensor, into memory of its own unless it may be kept mapped.
+
+    Raises ModelError if it has another shape.
+    """
+    stored = shaped(source, name, shape)
+    return nn.Parameter(stored.to(device, dtype, copy=not source.mapped), requires_grad=False)
 
 
 def check_shape(source: TensorSource, name: str, stored: torch.Size, shape: torch.Size) -> None:

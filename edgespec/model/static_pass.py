@@ -39,13 +39,13 @@ class Layers(Protocol):
     def enter(
         self, inputs: torch.Tensor, positions: torch.Tensor, parts: Sequence[CachedPart]
     ) -> tuple[torch.Tensor, JointPass]:
-        """The rows [1, R, H] that enter the first layer, and what all layers are given."""
+        """The rows [R, H] that enter the first layer, and what all layers are given."""
 
     def layer(self, index: int, hidden: torch.Tensor, joint: JointPass) -> torch.Tensor:
-        """Rows [1, R, H] after layer `index` of the block."""
+        """Rows [R, H] after layer `index` of the block."""
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Rows [1, R, H] after the last layer as they leave the block."""
+        """Rows [R, H] after the last layer as they leave the block."""
 
 
 class IndexedRows:
@@ -56,7 +56,8 @@ class IndexedRows:
         """`first`: the model's layer that the block begins with; `slots` int64 [R]: a buffer."""
         self._first, self._slots, self._end = first, slots, end
         self._places = cache.places
-        self._views = [views(cache.layer(number)) for number in range(cache.layers)]
+        self._layers = [cache.layer(number) for number in range(cache.layers)]
+        self._views = [views(layer) for layer in self._layers]
 
     def place(self, positions: torch.Tensor) -> torch.Tensor:
         """Note where the R rows stand; returns the positions int64 [end] of all slots."""
@@ -70,6 +71,13 @@ class IndexedRows:
         keys, values = self._views[layer_idx - self._first]
         keys.index_copy_(2, self._slots, key)
         values.index_copy_(2, self._slots, value)
+        return keys.narrow(2, 0, self._end), values.narrow(2, 0, self._end)
+
+    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same as `update` of keys and values together: `rows` [2, kv_heads, R, head_dim]."""
+        layer = layer_idx - self._first
+        self._layers[layer].index_copy_(2, self._slots, rows)
+        keys, values = self._views[layer]
         return keys.narrow(2, 0, self._end), values.narrow(2, 0, self._end)
 
     def advance(self, rows: int) -> None:
@@ -135,7 +143,7 @@ class StaticPass:
                 maker.warm(partial(self._run, *group))
         self._warm = True
         assert self._hidden is not None
-        return self._hidden.squeeze(0).narrow(0, 0, rows).clone()
+        return self._hidden.narrow(0, 0, rows).clone()
 
     def _run(self, first: int, end: int) -> None:
         """What is captured as one graph: some layers, with what comes before and after them."""

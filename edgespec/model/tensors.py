@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from edgespec.errors import ModelError
 from edgespec.types.tensor import Tensor
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
@@ -16,7 +17,18 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }
 """Wire names of the dtypes that models compute and exchange."""
 
+_COMPUTES = ("float64", "float32", "bfloat16", "float16")
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def compute_dtype(name: str, device: torch.device | str) -> torch.dtype:
+    """The torch dtype called `name`. Raises ModelError for one that `device` cannot compute in."""
+    if name not in _COMPUTES or (name == "float16" and torch.device(device).type == "cpu"):
+        raise ModelError(
+            f"cannot compute in {name!r} on {device}; use float32, float64, bfloat16 or, on CUDA, "
+            "float16"
+        )
+    return TORCH_DTYPES[name]
 
 
 def to_torch(tensor: Tensor, device: torch.device | str = "cpu") -> torch.Tensor:

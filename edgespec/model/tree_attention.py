@@ -1,20 +1,15 @@
-"""Attention under a visibility mask, registered with transformers as "edgespec_tree"."""
+"""Attention under a visibility mask, of the rows of one request or of several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
-from edgespec.errors import ModelError
 from edgespec.model.kv_cache import Held
 from edgespec.tree.ledger import BoolArray
-
-ATTENTION = "edgespec_tree"
-"""Name under which transformers' layers find `tree_attention`."""
 
 
 def tree_mask(committed: int, sees: BoolArray, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -40,6 +35,7 @@ class Visibility:
         self._mask = mask
         self._rows, self._slots = rows, slots
         self._made: dict[tuple[int | None, int], torch.Tensor] = {}
+        self._biases: dict[tuple[int | None, int], torch.Tensor] = {}
 
     def mask(self, window: int | None = None, group: int = 1) -> torch.Tensor:
         """The mask, `group` times below each other: bool [1, 1, group * R, T].
@@ -50,6 +46,16 @@ class Visibility:
         if kind not in self._made:
             self._made[kind] = self._make(window, group)
         return self._made[kind]
+
+    def bias(self, dtype: torch.dtype, window: int | None, group: int) -> torch.Tensor:
+        """The same as what is added to scores, in the one `dtype` of the pass: 0 or -inf."""
+        kind = window, group
+        if kind not in self._biases:
+            # torch makes this of a bool mask itself, but in every layer again.
+            seen = self.mask(window, group)
+            bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+            self._biases[kind] = bias.masked_fill_(~seen, float("-inf"))
+        return self._biases[kind]
 
     def _make(self, window: int | None, group: int) -> torch.Tensor:
         if group > 1:
@@ -67,42 +73,37 @@ class JointVisibility:
         self.parts, self.rows = parts, rows
 
 
+class AttentionForm(NamedTuple):
+    """How a layer attends. `scaling`: what scores are multiplied by; `softcap` c turns each score
+    x into c · tanh(x / c); `window`: see Visibility; `sinks` [heads]: scores of a slot more, which
+    has no value."""
+
+    scaling: float
+    softcap: float | None = None
+    window: int | None = None
+    sinks: torch.Tensor | None = None
+
+
 def tree_attention(
-    module: torch.nn.Module,
     query: torch.Tensor,
     key: Held | list[Held],
     value: Held | list[Held],
-    attention_mask: Visibility | JointVisibility,
-    scaling: float,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    sliding_window: int | None = None,
-    s_aux: torch.Tensor | None = None,
-    **unused: Any,
-) -> tuple[torch.Tensor, None]:
+    seen: Visibility | JointVisibility,
+    form: AttentionForm,
+) -> torch.Tensor:
     """Attention of R new rows over T cached rows, in the tensors' own dtype.
 
-    `query` [1, heads, R, head_dim]; `key`, `value` [1, kv_heads, T, head_dim], whole or in pieces;
+    `query` [R, heads, head_dim]; `key`, `value` [1, kv_heads, T, head_dim], whole or in pieces;
     every row must see at least one of the T slots. Under a JointVisibility the rows are those of
-    its parts, one after the other, and `key`, `value` lists of each part's. `softcap` c turns each
-    score x into c · tanh(x / c). `s_aux` [heads]: sinks, scores of a slot more, which has no value.
-    The layers pass their own cap, sinks and window. Returns [1, R, heads, head_dim], and None in
-    the place of the weights. Raises ModelError for variants of attention that it would otherwise
-    silently leave out.
+    its parts, one after the other, and `key`, `value` lists of each part's. Returns [R, heads *
+    head_dim].
     """
-    if dropout:
-        raise ModelError(
-            "this model's attention uses dropout, which edgespec does not compute; use a model of "
-            "another family"
-        )
-    form = scaling, softcap, sliding_window, s_aux
-    if isinstance(attention_mask, Visibility):
+    if isinstance(seen, Visibility):
         assert not isinstance(key, list)
         assert not isinstance(value, list)
-        return _attention(query, key, value, attention_mask, *form), None
-    queries = query.split(attention_mask.rows, 2)
-    parts = zip(queries, key, value, attention_mask.parts, strict=True)
-    return torch.cat([_attention(*part, *form) for part in parts], 1), None
+        return _attention(query, key, value, seen, form)
+    parts = zip(query.split(seen.rows), key, value, seen.parts, strict=True)
+    return torch.cat([_attention(*part, form) for part in parts])
 
 
 def _attention(
@@ -110,40 +111,39 @@ def _attention(
     key: Held,
     value: Held,
     seen: Visibility,
-    scaling: float,
-    softcap: float | None,
-    sliding_window: int | None,
-    s_aux: torch.Tensor | None,
+    form: AttentionForm,
 ) -> torch.Tensor:
     """Attention of the rows of one request."""
-    heads, rows, head_dim = query.shape[1:]
+    rows, heads, head_dim = query.shape
     kv_heads = (key if isinstance(key, torch.Tensor) else key[0]).shape[1]
     group = heads // kv_heads
     # The queries that share a key head become rows of that head: no kernel needs to know of
     # grouped heads then, and the cache is never copied to repeat it for each of them.
-    query = query.reshape(1, kv_heads, group * rows, head_dim)
-    mask = seen.mask(sliding_window, group)
-    if s_aux is not None:
-        sinks = s_aux.view(1, kv_heads, group, 1).repeat_interleave(rows, 2)
-        out = _sinking_attention(query, key, value, mask, scaling, sinks)
-    elif softcap is not None:
-        out = _capped_attention(query, key, value, mask, scaling, softcap)
-    elif isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor):
-        out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    query = query.transpose(0, 1).reshape(1, kv_heads, group * rows, head_dim)
+    scaling = form.scaling
+    if form.sinks is not None:
+        sinks = form.sinks.view(1, kv_heads, group, 1).repeat_interleave(rows, 2)
+        out = _sinking_attention(query, key, value, seen.mask(form.window, group), scaling, sinks)
     else:
-        out = _attention_in_pieces(query, key, value, mask, scaling)
-    return out.reshape(1, heads, rows, out.shape[3]).transpose(1, 2).contiguous()
+        bias = seen.bias(query.dtype, form.window, group)
+        if form.softcap is not None:
+            out = _capped_attention(query, key, value, bias, scaling, form.softcap)
+        elif isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor):
+            out = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
+        else:
+            out = _attention_in_pieces(query, key, value, bias, scaling)
+    return out.reshape(heads, rows, out.shape[3]).transpose(0, 1).reshape(rows, -1)
 
 
 def _attention_in_pieces(
     query: torch.Tensor,
     key: Held,
     value: Held,
-    mask: torch.Tensor,
+    bias: torch.Tensor,
     scaling: float,
 ) -> torch.Tensor:
     """Attention over keys and values that lie in several places, none of which is copied."""
-    scores = (_scores(query, key) * scaling).masked_fill(~mask, float("-inf"))
+    scores = _scores(query, key).mul_(scaling).add_(bias)
     # In float32 at least, as scaled_dot_product_attention takes it.
     wide = torch.promote_types(query.dtype, torch.float32)
     return _weighed(torch.softmax(scores, dim=-1, dtype=wide).to(query.dtype), value)
@@ -169,14 +169,13 @@ def _capped_attention(
     query: torch.Tensor,
     key: Held,
     value: Held,
-    mask: torch.Tensor,
+    bias: torch.Tensor,
     scaling: float,
     softcap: float,
 ) -> torch.Tensor:
     """Attention with capped scores, step by step as transformers' own eager form takes them."""
-    scores = _scores(query, key) * scaling
-    scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~mask, float("-inf"))
+    scores = _scores(query, key).mul_(scaling)
+    scores.div_(softcap).tanh_().mul_(softcap).add_(bias)
     # transformers takes the softmax in float32 whatever the dtype.
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     return _weighed(weights, value)
@@ -196,6 +195,3 @@ def _sinking_attention(
     # transformers takes this softmax in the scores' own dtype, and rounds once more before it.
     weights = torch.softmax(scores - scores.amax(-1, keepdim=True), dim=-1)
     return _weighed(weights[..., :-1], value)
-
-
-AttentionInterface.register(ATTENTION, tree_attention)

@@ -33,6 +33,7 @@ from edgespec.machines.effects import BlockPart, Effect, RunBlock
 from edgespec.machines.events import BlockDone, MessageArrived
 from edgespec.model.aux_hidden import unpacked
 from edgespec.model.block import Block
+from edgespec.model.layers import Layer
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.source import TensorSource
@@ -183,8 +184,14 @@ class LayerRows:
 
     def __init__(self, block: Block) -> None:
         self.rows: list[int] = []
-        for layer in block._layers:
-            layer.register_forward_pre_hook(lambda _, given: self.rows.append(given[0].shape[1]))
+        block._layers = [self._counted(layer) for layer in block._layers]
+
+    def _counted(self, layer: Layer) -> Layer:
+        def call(hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
+            self.rows.append(len(hidden))
+            return layer(hidden, *rest)
+
+        return call
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "granitemoehybrid-nope"])

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from support.cases import case
 from support.checkpoints import write_checkpoint
 from support.keys import OWNER_IDENTITY
 from support.packed_forms import FORMS
-from torch import nn
 from transformers import AutoConfig
 
 from edgespec.config import FILE, QUANTISATIONS, Address, Quantisation
@@ -44,7 +44,6 @@ from edgespec.daemon.random_layers import RandomLayers
 from edgespec.daemon.timing import LEAST_RUNS, Sample, round_trips, shown, timed
 from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.model.block import Block
-from edgespec.model.quantised.slices import SlicedLinear
 from edgespec.planning.profile import ROWS, Profile
 
 CPU = torch.device("cpu")
@@ -332,10 +331,13 @@ def test_a_packed_model_is_timed_in_the_forms_of_its_matrices(tmp_path: Path) ->
         with case(name):
             count, stored = source.size
             assert (4 if form.kind == "int4" else 8) < 8 * stored / count < 12
-            block = Block(source, 1, 2, "bfloat16")  # every matrix comes in its form
-            held = [type(module) for layer in block._layers for module in layer.modules()]
-            assert held.count(nn.Linear) == 1
-            assert sum(issubclass(kind, SlicedLinear) for kind in held) == 6
+            packed, plain = Mock(wraps=source.packed), Mock(wraps=source.tensor)
+            source.packed, source.tensor = packed, plain  # type: ignore[method-assign]
+            Block(source, 1, 2, "bfloat16")  # every matrix comes in its form
+            asked = [one.args[0] for one in plain.call_args_list]
+            assert sum(".v_proj.weight" in one for one in asked) == 1
+            assert sum("_proj.weight" in one for one in asked) == 1
+            assert packed.call_count == 6
 
 
 def test_a_mixture_of_experts_is_refused() -> None:

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from support.cases import case
-from torch import nn
 
-from edgespec.errors import ModelError
 from edgespec.model.tree_attention import (
+    AttentionForm,
     JointVisibility,
     Visibility,
     tree_attention,
@@ -22,6 +21,12 @@ def seen_by(mask: torch.Tensor) -> Visibility:
     return Visibility(mask, torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
 
 
+def forms() -> tuple[AttentionForm, ...]:
+    """One of each kind, for 4 heads."""
+    plain = AttentionForm(0.3)
+    return plain, plain._replace(softcap=2.0), plain._replace(sinks=torch.randn(4))
+
+
 def by_formula(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -31,18 +36,18 @@ def by_formula(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """One row and head at a time, over the visible slots alone."""
-    _, heads, rows, dim = query.shape
+    rows, heads, dim = query.shape
     group = heads // key.shape[1]
-    out = torch.zeros(1, rows, heads, dim, dtype=query.dtype)
+    out = torch.zeros(rows, heads, dim, dtype=query.dtype)
     for head in range(heads):
         for index in range(rows):
             seen = mask[0, 0, index].nonzero()[:, 0]
-            scores = (key[0, head // group, seen] @ query[0, head, index]) * scaling
+            scores = (key[0, head // group, seen] @ query[index, head]) * scaling
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
             weights = torch.softmax(scores, dim=0)
-            out[0, index, head] = weights @ value[0, head // group, seen]
-    return out
+            out[index, head] = weights @ value[0, head // group, seen]
+    return out.flatten(1)
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
@@ -59,7 +64,7 @@ def assert_attends_to_what_it_sees(
 ) -> None:
     """Random rows with a random mask, compared with the formula."""
     generator = torch.Generator().manual_seed(rows * 100 + slots)
-    query = torch.randn(1, heads[0], rows, 16, generator=generator, dtype=torch.float64)
+    query = torch.randn(rows, heads[0], 16, generator=generator, dtype=torch.float64)
     key = torch.randn(1, heads[1], slots, 16, generator=generator, dtype=torch.float64)
     value = torch.randn(1, heads[1], slots, 16, generator=generator, dtype=torch.float64)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -69,48 +74,38 @@ def assert_attends_to_what_it_sees(
     mask[0, 0, 0] = False
     mask[0, 0, 0, own[0]] = True  # one row sees itself alone
     scaling = 0.9 / math.sqrt(16)
-    out, weights = tree_attention(
-        nn.Module(), query, key, value, seen_by(mask), scaling, softcap=softcap
-    )
-    assert weights is None
+    out = tree_attention(query, key, value, seen_by(mask), AttentionForm(scaling, softcap))
     assert out.dtype == dtype
-    assert out.shape == (1, rows, heads[0], 16)
+    assert out.shape == (rows, heads[0] * 16)
     exact = by_formula(query.double(), key.double(), value.double(), mask, scaling, softcap)
     tolerance = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 3e-2}[dtype]
     if softcap is not None:  # the softmax is taken in float32, and scores pass through tanh
         tolerance = {torch.float64: 1e-6, torch.float32: 5e-6, torch.bfloat16: 5e-2}[dtype]
     assert (out.double() - exact).abs().max() < tolerance
-    assert torch.equal(out[0, 0, 0], value[0, 0, own[0]])
+    assert torch.equal(out[0, :16], value[0, 0, own[0]])
 
 
 def test_views_into_a_larger_store_are_read_correctly() -> None:
     store = torch.randn(2, 100, 8)
     key = store.unsqueeze(0)[:, :, :30]
-    query, seen = torch.randn(1, 4, 3, 8), seen_by(torch.ones(1, 1, 3, 30, dtype=torch.bool))
-    for form in ({}, {"softcap": 2.0}, {"s_aux": torch.randn(4)}):
-        out, _ = tree_attention(nn.Module(), query, key, key, seen, 0.3, **form)
+    query, seen = torch.randn(3, 4, 8), seen_by(torch.ones(1, 1, 3, 30, dtype=torch.bool))
+    for form in forms():
+        out = tree_attention(query, key, key, seen, form)
         dense = key.contiguous()
-        whole, _ = tree_attention(nn.Module(), query, dense, dense, seen, 0.3, **form)
+        whole = tree_attention(query, dense, dense, seen, form)
         assert torch.allclose(out, whole, atol=1e-6)
 
 
 def test_slots_that_nobody_sees_may_hold_anything_finite() -> None:
     key = torch.randn(1, 2, 5, 8)
-    query, mask = torch.randn(1, 4, 1, 8), torch.ones(1, 1, 1, 5, dtype=torch.bool)
+    query, mask = torch.randn(1, 4, 8), torch.ones(1, 1, 1, 5, dtype=torch.bool)
     mask[..., 2] = False
     spoilt = key.clone()
     spoilt[:, :, 2] = 1e30
-    for form in ({}, {"softcap": 2.0}, {"s_aux": torch.randn(4)}):
-        one, _ = tree_attention(nn.Module(), query, key, key, seen_by(mask), 0.3, **form)
-        other, _ = tree_attention(nn.Module(), query, spoilt, spoilt, seen_by(mask), 0.3, **form)
+    for form in forms():
+        one = tree_attention(query, key, key, seen_by(mask), form)
+        other = tree_attention(query, spoilt, spoilt, seen_by(mask), form)
         assert torch.equal(one, other)
-
-
-def test_what_it_would_leave_out_is_refused() -> None:
-    some = torch.zeros(1, 1, 1, 4)
-    seen = seen_by(torch.ones(1, 1, 1, 1, dtype=torch.bool))
-    with pytest.raises(ModelError, match="does not compute"):
-        tree_attention(nn.Module(), some, some, some, seen, 1.0, dropout=0.1)
 
 
 def test_a_window_counts_positions_and_not_slots() -> None:
@@ -127,11 +122,11 @@ def test_a_window_counts_positions_and_not_slots() -> None:
 
 def test_a_window_of_the_attention_is_that_of_its_mask() -> None:
     slots = torch.arange(9)
-    key, query = torch.randn(1, 2, 9, 8), torch.randn(1, 4, 2, 8)
+    key, query = torch.randn(1, 2, 9, 8), torch.randn(2, 4, 8)
     mask = tree_mask(7, np.tri(2, dtype=np.bool_))
     seen = Visibility(mask, slots[-2:], slots)
     near = mask & (slots[-2:, None] - slots[None, :] < 4)
-    out, _ = tree_attention(nn.Module(), query, key, key, seen, 0.3, sliding_window=4)
+    out = tree_attention(query, key, key, seen, AttentionForm(0.3, window=4))
     assert torch.allclose(out, by_formula(query, key, key, near, 0.3), atol=1e-6)
     assert not torch.allclose(out, by_formula(query, key, key, mask, 0.3), atol=1e-3)
 
@@ -144,6 +139,10 @@ def test_every_kind_of_mask_is_made_once() -> None:
     assert seen.mask(2, group=3).shape == (1, 1, 6, 4)
     assert torch.equal(seen.mask(2, group=3)[:, :, 4:], seen.mask(2))
     assert seen.mask(None, group=3) is not seen.mask(2, group=3)
+    bias = seen.bias(torch.float32, 2, 3)
+    assert seen.bias(torch.float32, 2, 3) is bias
+    assert torch.equal(bias == 0, seen.mask(2, group=3))
+    assert torch.equal(bias == float("-inf"), ~seen.mask(2, group=3))
 
 
 def test_the_mask_shows_committed_slots_and_what_sees_says() -> None:
@@ -166,21 +165,22 @@ def test_keys_and_values_in_pieces_are_read_as_if_they_were_one(
     def some(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    forms = {
-        "plain": {},
-        "softcap": {"softcap": 1.5},
-        "sinks": {"s_aux": some(4)},
-        "window": {"sliding_window": 9},
-    }
+    plain = AttentionForm(0.3)
+    how = {
+        "plain": plain,
+        "softcap": plain._replace(softcap=1.5),
+        "sinks": plain._replace(sinks=some(4)),
+        "window": plain._replace(window=9),
+    }[form]
     for rows, slots in ((1, 20), (5, 40)):
-        query, key, value = some(1, 4, rows, 8), some(1, 2, slots, 8), some(1, 2, slots, 8)
+        query, key, value = some(rows, 4, 8), some(1, 2, slots, 8), some(1, 2, slots, 8)
         places = torch.arange(slots)
         mask = tree_mask(slots - rows, np.tri(rows, dtype=np.bool_))
         seen = Visibility(mask, places[-rows:], places)
-        whole, _ = tree_attention(nn.Module(), query, key, value, seen, 0.3, **forms[form])
+        whole = tree_attention(query, key, value, seen, how)
         for cuts in ([3, slots - 3], [1, 11, slots - 12]):
             pieces = tuple(key.split(cuts, 2)), tuple(value.split(cuts, 2))
-            out, _ = tree_attention(nn.Module(), query, *pieces, seen, 0.3, **forms[form])
+            out = tree_attention(query, *pieces, seen, how)
             assert out.shape == whole.shape
             assert out.is_contiguous()
             tolerance = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 3e-2}[dtype]
@@ -188,14 +188,7 @@ def test_keys_and_values_in_pieces_are_read_as_if_they_were_one(
                 tolerance = max(tolerance, 1e-6)
             assert (out.double() - whole.double()).abs().max() < tolerance
         beside = JointVisibility([seen, seen], [rows, rows])
-        both, _ = tree_attention(
-            nn.Module(),
-            torch.cat([query, query], 2),
-            [key, pieces[0]],
-            [value, pieces[1]],
-            beside,
-            0.3,
-            **forms[form],
-        )
-        assert torch.equal(both[:, :rows], whole)
-        assert torch.equal(both[:, rows:], out)
+        queries = torch.cat([query, query])
+        both = tree_attention(queries, [key, pieces[0]], [value, pieces[1]], beside, how)
+        assert torch.equal(both[:rows], whole)
+        assert torch.equal(both[rows:], out)

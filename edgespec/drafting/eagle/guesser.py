@@ -24,11 +24,10 @@ from edgespec.drafting.ranking import Ranking, Unranked
 from edgespec.drafting.steps import Steps, call
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import unpacked
-from edgespec.model.block import compute_dtype
 from edgespec.model.ends import InputEmbedding, OutputHead, Product
 from edgespec.model.quantised.linear import linear_from, pack
 from edgespec.model.source import TensorSource
-from edgespec.model.tensors import to_torch
+from edgespec.model.tensors import compute_dtype, to_torch
 from edgespec.tree.drafted import Children
 from edgespec.types.features import DraftNeeds, Features
 from edgespec.types.tensor import Layers

@@ -17,11 +17,12 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
-from edgespec.drafting.eagle.head import RopeAngles, apply_rope
 from edgespec.drafting.easyspec.layers import LayerReader, Mlp, Projections
-from edgespec.model.block import EMBEDDING, compute_dtype, load_parameter, skeleton
+from edgespec.model.block import EMBEDDING
 from edgespec.model.kv_cache import TwoRegionCache
-from edgespec.model.source import TensorSource
+from edgespec.model.rope import Angles, turn_heads
+from edgespec.model.source import TensorSource, load_parameter
+from edgespec.model.tensors import compute_dtype
 
 USUAL_SIZE = 4
 """Layers of a group, the best of most models tried (EasySpec §4.1)."""
@@ -55,10 +56,11 @@ class GroupedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What all layers of one run share: its rows' angles [1, 1, R, head_dim], and whose they
-    are."""
+    """What all layers of one run share: cosines and signed sines of its rows' angles [R, head_dim],
+    and whose they are."""
 
-    angles: RopeAngles
+    cosines: torch.Tensor
+    sines: torch.Tensor
     parts: Sequence[GroupedPart]
 
     @property
@@ -87,10 +89,9 @@ class GroupedModel:
         self._eps = float(config.rms_norm_eps)
         self._heads, self._kv_heads = reader.heads, reader.kv_heads
         self._dim = reader.head_dim
-        plain = skeleton(config, 0, source.layers)
-        shape = plain.embed_tokens.weight.shape
+        shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
         self.embedding = load_parameter(source, EMBEDDING, shape, self.dtype, device)
-        self._rotary = type(plain.rotary_emb)(plain.config).to(self.device)
+        self._rotary = Angles(config, None, self.dtype, self.device)
         self._projections = [reader.projections(first, end) for first, end in self.groups]
         self._mlps = [reader.mlp(layer) for layer in range(source.layers)]
         self._gain = load_parameter(source, "model.norm.weight", shape[1:], self.dtype, device)
@@ -131,8 +132,8 @@ class GroupedModel:
         for part, places in zip(parts, positions.split(counts), strict=True):
             part.cache.place(places)
         hidden = embedding(tokens, self.embedding)
-        cosines, sines = self._rotary(hidden[None], positions[None])
-        run = _Pass(RopeAngles(cosines[:, None], sines[:, None]), parts)
+        cosines, sines = self._rotary(positions)
+        run = _Pass(cosines.squeeze(1), sines.squeeze(1), parts)
         for (first, end), projections in zip(self.groups, self._projections, strict=True):
             if fuzzy:
                 between_layers()
@@ -161,7 +162,8 @@ class GroupedModel:
         if by.query_gain is not None and by.key_gain is not None:
             query = self._normed(query) * by.query_gain
             key = self._normed(key) * by.key_gain
-        query, key = apply_rope(query, run.angles), apply_rope(key, run.angles)
+        turn_heads(query, run.cosines, run.sines)
+        turn_heads(key, run.cosines, run.sines)
         shares = (every.split(run.rows, 2) for every in (query, key, value))
         seen = [
             self._looked_up(part, first, *share)

@@ -13,9 +13,8 @@ from edgespec.drafting.ppd.format import PPDTokens
 from edgespec.drafting.ranking import Ranking
 from edgespec.drafting.steps import Steps, at_once, call
 from edgespec.errors import RemoteProtocolError
-from edgespec.model.block import compute_dtype
 from edgespec.model.ends import OutputHead
-from edgespec.model.tensors import from_torch, to_torch
+from edgespec.model.tensors import compute_dtype, from_torch, to_torch
 from edgespec.tree.drafted import Children
 from edgespec.tree.ledger import IntArray
 from edgespec.types.features import DraftNeeds, Features, PPDTable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 
 import torch
@@ -58,6 +59,28 @@ def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
     """
     packed: Packed = _kind(quantisation).pack(weight, quantisation)
     return packed
+
+
+def joined(
+    parts: Sequence[Packed], form: Quantisation, shapes: Sequence[torch.Size]
+) -> Packed | None:
+    """The stored form of weights [out, in] with the same columns as one, each below the one before.
+
+    None where the form has no such join: its scales share numbers, or are in another order of
+    columns, or its tiles would hold rows of two weights.
+    """
+    if form.kind == "nf4" and form.double:
+        return None
+    if form.kind == "int4" and any(shape[0] % TILE for shape in shapes[:-1]):
+        return None
+    if form.ordered and any(not torch.equal(one["order"], parts[0]["order"]) for one in parts):
+        return None
+    whole: Packed = {}
+    for name, first in parts[0].items():
+        paired = form.kind == "int4" and form.zeros == "middle" and name == "scales"
+        every = [part[name] for part in parts]
+        whole[name] = first if name == "order" else torch.cat(every, int(paired))
+    return whole
 
 
 def linear_from(

@@ -11,11 +11,11 @@ import torch
 
 from edgespec.config import FILE, NAMED, Quantisation
 from edgespec.errors import ConfigError, ModelError
-from edgespec.model.block import compute_dtype
 from edgespec.model.quantised.kernels import complaint
 from edgespec.model.quantised.linear import dequantised, linear_from, pack
 from edgespec.model.quantised.made_up import made_up
 from edgespec.model.quantised.rounding import Packed
+from edgespec.model.tensors import compute_dtype
 
 _SHAPE = torch.Size((200, 256))  # not whole tiles of rows; columns that every group divides
 _FARTHEST = {"int8": 0.02, "int4": 0.2, "nf4": 0.2}

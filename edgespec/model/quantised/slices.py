@@ -75,7 +75,8 @@ class SlicedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] in `dtype` to [..., out]."""
-        rows = x.reshape(-1, self.in_features)
+        flat = x.dim() == 2  # as edgespec's own layers have it: each operation costs
+        rows = x if flat else x.reshape(-1, self.in_features)
         if self.order is not None:
             rows = rows.index_select(1, self.order)
         result = self.kernel(rows)
@@ -83,7 +84,7 @@ class SlicedLinear(nn.Module):
             result = self.by_slices(rows)
         if self.bias is not None:
             result = result + self.bias
-        return result.reshape(*x.shape[:-1], self.out_features)
+        return result if flat else result.reshape(*x.shape[:-1], self.out_features)
 
     def by_slices(self, rows: torch.Tensor) -> torch.Tensor:
         """x Wᵀ [R, out] of rows in the order of stored columns, one slice after the other."""

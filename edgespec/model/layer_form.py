@@ -1,0 +1,144 @@
+"""Layer form: what a family's decoder layer computes, as far as edgespec's own layer knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PretrainedConfig
+
+from edgespec.model.families import FAMILIES, SLIDING
+from edgespec.planning.operations import OWN_FAMILIES
+
+_NORMED_HEADS = ("qwen3", "gemma3_text")
+_GEMMAS = ("gemma2", "gemma3_text")
+_MLP_BIAS = ("llama", "granite", "smollm3")
+_NO_BIAS = ("mistral", "ministral", "phi3")
+_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerForm:
+    """One decoder layer: norm, attention, norm, gated MLP, each of the two added to what entered.
+
+    `inner`: width of the MLP. `fused`: whether the checkpoint has one matrix for queries, keys and
+    values, and one for gate and up. `head_norms`: each head's queries and keys are normed.
+    `around`: what attention and MLP give is normed too, before it is added. `above_one`: a norm's
+    gain is 1 + its weight. `window`: see Visibility. `softcap`: c of c · tanh(score / c).
+    `turned`: whether rotary embeddings are applied. `share`: what is added counts so much.
+    """
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    scaling: float
+    activation: str
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    fused: bool = False
+    head_norms: bool = False
+    around: bool = False
+    above_one: bool = False
+    window: int | None = None
+    softcap: float | None = None
+    turned: bool = True
+    share: float = 1.0
+
+    @property
+    def qkv_names(self) -> tuple[str, ...]:
+        """Matrices of queries, keys and values, one below the other."""
+        names = ("qkv",) if self.fused else ("q", "k", "v")
+        return tuple(f"self_attn.{name}_proj" for name in names)
+
+    @property
+    def gate_up_names(self) -> tuple[str, ...]:
+        """Matrices of gate and up, one below the other."""
+        return ("mlp.gate_up_proj",) if self.fused else ("mlp.gate_proj", "mlp.up_proj")
+
+    @property
+    def norm_names(self) -> tuple[str, str, str, str]:
+        """Norms before and behind attention, before and behind the MLP; "" where there is none."""
+        behind = "post_attention_layernorm"
+        if not self.around:
+            return "input_layernorm", "", behind, ""
+        before, last = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+        return "input_layernorm", behind, before, last
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """All tensors of a layer, by their names in it; matrices [out, in], all else flat."""
+        width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        outs = (width, kv_width, kv_width)
+        found: dict[str, torch.Size] = {}
+
+        def add(name: str, out: int, columns: int, bias: bool) -> None:
+            found[f"{name}.weight"] = torch.Size((out, columns))
+            if bias:
+                found[f"{name}.bias"] = torch.Size((out,))
+
+        for name, out in zip(self.qkv_names, (sum(outs),) if self.fused else outs, strict=True):
+            add(name, out, self.hidden, self.qkv_bias)
+        add("self_attn.o_proj", self.hidden, width, self.out_bias)
+        if self.head_norms:
+            for name in "qk":
+                found[f"self_attn.{name}_norm.weight"] = torch.Size((self.head_dim,))
+        inner = 2 * self.inner if self.fused else self.inner
+        for name in self.gate_up_names:
+            add(name, inner, self.hidden, self.mlp_bias)
+        add("mlp.down_proj", self.hidden, self.inner, self.mlp_bias)
+        for name in filter(None, self.norm_names):
+            found[f"{name}.weight"] = torch.Size((self.hidden,))
+        return found
+
+
+def layer_form(config: PretrainedConfig, index: int) -> LayerForm | None:
+    """The form of layer `index` of a model; None where edgespec's own layer does not compute it."""
+    kind = config.model_type
+    gemma = kind in _GEMMAS
+    activation = config.hidden_activation if gemma else getattr(config, "hidden_act", "")
+    if kind not in OWN_FAMILIES or activation not in _ACTIVATIONS:
+        return None
+    heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
+    head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
+    biased = kind == "qwen2" or (kind not in _NO_BIAS and bool(config.attention_bias))
+    softcap = config.attn_logit_softcapping if kind == "gemma2" else None
+    return LayerForm(
+        hidden=hidden,
+        inner=int(config.intermediate_size),
+        heads=heads,
+        kv_heads=int(config.num_key_value_heads),
+        head_dim=head_dim,
+        eps=float(config.rms_norm_eps),
+        scaling=_scaling(config, head_dim),
+        activation=activation,
+        qkv_bias=biased,
+        out_bias=biased and kind != "qwen2",
+        mlp_bias=kind in _MLP_BIAS and bool(config.mlp_bias),
+        fused=kind == "phi3",
+        head_norms=kind in _NORMED_HEADS,
+        around=gemma,
+        above_one=gemma,
+        window=_window(config, index),
+        softcap=None if softcap is None else float(softcap),
+        turned=kind != "smollm3" or bool(config.no_rope_layers[index]),
+        share=float(config.residual_multiplier) if kind == "granite" else 1.0,
+    )
+
+
+def _scaling(config: PretrainedConfig, head_dim: int) -> float:
+    """What scores are multiplied by."""
+    if config.model_type in _GEMMAS:
+        return float(config.query_pre_attn_scalar**-0.5)
+    if config.model_type == "granite":
+        return float(config.attention_multiplier)
+    return float(head_dim**-0.5)
+
+
+def _window(config: PretrainedConfig, index: int) -> int | None:
+    windows = FAMILIES[config.model_type].windows
+    used = windows == "all" or (windows == "by type" and config.layer_types[index] == SLIDING)
+    window = config.sliding_window if used else None
+    return None if window is None else int(window)

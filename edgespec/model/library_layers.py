@@ -1,0 +1,187 @@
+"""Library layers: transformers' own decoder layers, for families that edgespec's layer lacks.
+
+Importing this imports transformers' modelling code, which takes seconds: do so where it is needed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from edgespec.errors import ModelError
+from edgespec.model.experts import Experts, separate_experts
+from edgespec.model.joint import JointCache, RowCache, Turn
+from edgespec.model.kv_cache import Held
+from edgespec.model.quantised.linear import linear_from
+from edgespec.model.source import TensorSource, load_parameter
+from edgespec.model.tree_attention import (
+    AttentionForm,
+    JointVisibility,
+    Visibility,
+    tree_attention,
+)
+
+_ATTENTION = "edgespec_tree"
+"""Name under which transformers' layers find `library_attention`."""
+
+
+def skeleton(config: PretrainedConfig, first: int, end: int) -> PreTrainedModel:
+    """The whole model on the meta device, layers [first, end) with one module for each matrix.
+
+    It has a configuration of its own, in which edgespec's attention is chosen.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), attn_implementation=_ATTENTION
+        ).model
+        for layer in model.layers[first:end]:
+            separate_experts(layer, model.config)
+    return model
+
+
+class LibraryLayers:
+    """Layers [first, end) of a model (see model.layers)."""
+
+    def __init__(self, config: PretrainedConfig, first: int, end: int) -> None:
+        self._model = skeleton(config, first, end)
+        self.head_dim = int(self._model.layers[first].self_attn.head_dim)
+        modules = (one for layer in self._model.layers[first:end] for one in layer.modules())
+        self.has_experts = any(isinstance(one, Experts) for one in modules)
+
+    def shapes(self, index: int) -> dict[str, torch.Size]:
+        parameters = self._model.layers[index].named_parameters()
+        return {name: parameter.shape for name, parameter in parameters}
+
+    def matrices(self, index: int) -> frozenset[str]:
+        modules = self._model.layers[index].named_modules()
+        return frozenset(f"{n}.weight" for n, module in modules if isinstance(module, nn.Linear))
+
+    def layer(
+        self, index: int, source: TensorSource, dtype: torch.dtype, device: torch.device
+    ) -> LibraryLayer:
+        module = self._model.layers[index]
+        _load(module, source, f"model.layers.{index}.", dtype, device)
+        return LibraryLayer(module)
+
+    def norm(
+        self, source: TensorSource, dtype: torch.dtype, device: torch.device
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        _load(self._model.norm, source, "model.norm.", dtype, device)
+        norm: nn.Module = self._model.norm
+        return norm
+
+    def turns(
+        self, kind: str | None, dtype: torch.dtype, device: torch.device
+    ) -> Callable[[torch.Tensor], Turn]:
+        # Made again, as the one on the meta device has no frequencies; they stay float32.
+        # None where no layer turns its keys.
+        rotary = self._model.rotary_emb
+        made = None if rotary is None else type(rotary)(self._model.config).to(device)
+        like = torch.empty(0, dtype=dtype, device=device)
+
+        def turn(positions: torch.Tensor) -> Turn:
+            if made is None:
+                return (positions,)
+            cosines, sines = made(like, positions[None], *(() if kind is None else (kind,)))
+            return positions, cosines[0], sines[0]
+
+        return turn
+
+
+class LibraryLayer:
+    """One of transformers' layers, called as edgespec's own are."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        turn: Turn,
+        cache: RowCache | JointCache,
+        seen: Visibility | JointVisibility,
+    ) -> torch.Tensor:
+        """See model.layers. `turn`: the positions int64 [R], and, unless the model turns no keys,
+        cosines and sines [R, D]."""
+        positions, *angles = turn
+        out: torch.Tensor = self.module(
+            hidden[None],
+            attention_mask=seen,
+            position_ids=positions[None],
+            past_key_values=cache,
+            position_embeddings=tuple(one[None] for one in angles) or None,
+        )
+        return out[0]
+
+
+def library_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: Held | list[Held],
+    value: Held | list[Held],
+    attention_mask: Visibility | JointVisibility,
+    scaling: float,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
+    **unused: Any,
+) -> tuple[torch.Tensor, None]:
+    """`tree_attention` as transformers' layers call it: they pass their own cap, sinks and window.
+
+    `query` [1, heads, R, head_dim]; returns [1, R, heads, head_dim], and None in the place of the
+    weights. Raises ModelError for variants of attention that it would otherwise silently leave out.
+    """
+    if dropout:
+        raise ModelError(
+            "this model's attention uses dropout, which edgespec does not compute; use a model of "
+            "another family"
+        )
+    form = AttentionForm(scaling, softcap, sliding_window, s_aux)
+    rows = query[0].transpose(0, 1)
+    out = tree_attention(rows, key, value, attention_mask, form)
+    return out.view(1, *rows.shape[:2], -1), None
+
+
+def _load(
+    module: nn.Module,
+    source: TensorSource,
+    prefix: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Replace a module's meta parameters by the checkpoint's tensors.
+
+    One at a time, so that loading never needs more than the finished block and one tensor as
+    stored.
+    """
+    for name, linear in list(module.named_modules()):
+        if not isinstance(linear, nn.Linear):
+            continue
+        form = source.form(f"{prefix}{name}.weight")
+        if form.kind == "none":
+            continue
+        bias = None
+        if linear.bias is not None:
+            bias = load_parameter(source, f"{prefix}{name}.bias", linear.bias.shape, dtype, device)
+        shape = linear.weight.shape
+        packed = source.packed(f"{prefix}{name}.weight", shape)
+        module.set_submodule(name, linear_from(packed, bias, shape, form, dtype, device))
+    for name, parameter in list(module.named_parameters()):
+        owner_path, _, leaf = name.rpartition(".")
+        loaded = load_parameter(source, prefix + name, parameter.shape, dtype, device)
+        setattr(module.get_submodule(owner_path), leaf, loaded)
+    module.eval()
+
+
+AttentionInterface.register(_ATTENTION, library_attention)

@@ -1,0 +1,115 @@
+"""Matrices: what rows are multiplied by, read from a source, several of one input as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch.nn.functional import linear
+
+from edgespec.config import Quantisation
+from edgespec.model.quantised.linear import joined, linear_from
+from edgespec.model.quantised.rounding import Packed
+from edgespec.model.source import TensorSource, load_parameter, shaped
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""Rows [R, in] to x Wᵀ + bias, [R, out], in memory that the caller may write to."""
+
+
+class MatrixReader:
+    """Reads matrices of a source for one device, to multiply rows in one dtype."""
+
+    def __init__(self, source: TensorSource, dtype: torch.dtype, device: torch.device) -> None:
+        self._source, self._dtype, self._device = source, dtype, device
+        # What may stay mapped takes no memory of its own, so it is not copied to be joined.
+        self._stays = source.mapped and device.type == "cpu"
+
+    def product(
+        self, names: Sequence[str], shapes: Sequence[torch.Size], biased: bool = False
+    ) -> Product:
+        """By matrices [out, in] of the same columns, one below the other.
+
+        Each is NAME.weight and, if `biased`, NAME.bias. They are one matrix where they can be
+        joined, else multiplied one by one. Raises ModelError as the source does.
+        """
+        one = self._joined(names, shapes, biased)
+        if one is not None:
+            return one
+        return partial(
+            _side_by_side,
+            [self.product([n], [s], biased) for n, s in zip(names, shapes, strict=True)],
+        )
+
+    def _joined(
+        self, names: Sequence[str], shapes: Sequence[torch.Size], biased: bool
+    ) -> Product | None:
+        """Their product as one matrix; None where they have no common form."""
+        form = self._source.form(f"{names[0]}.weight")
+        if any(self._source.form(f"{name}.weight") != form for name in names):
+            return None
+        bias = self._bias(names, shapes) if biased else None
+        if form.kind == "none":
+            weight = self._plain(names, shapes)
+            return None if weight is None else partial(linear, weight=weight, bias=bias)
+        packed = self._packed(names, shapes, form)
+        if packed is None:
+            return None
+        whole = torch.Size((sum(shape[0] for shape in shapes), shapes[0][1]))
+        return linear_from(packed, bias, whole, form, self._dtype, self._device).forward
+
+    def _plain(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> torch.Tensor | None:
+        source, keys = self._source, [f"{name}.weight" for name in names]
+        if len(keys) == 1:
+            return load_parameter(source, keys[0], shapes[0], self._dtype, self._device)
+        if self._stays:
+            stored = [shaped(source, key, shape) for key, shape in zip(keys, shapes, strict=True)]
+            if all(one.dtype == self._dtype for one in stored):
+                return one_view(stored)
+        whole = torch.empty(
+            (sum(shape[0] for shape in shapes), shapes[0][1]),
+            dtype=self._dtype,
+            device=self._device,
+        )
+        first = 0
+        for key, shape in zip(keys, shapes, strict=True):
+            # One at a time, so that loading needs no more than the result and one as stored.
+            whole[first : first + shape[0]].copy_(shaped(source, key, shape))
+            first += shape[0]
+        return whole
+
+    def _packed(
+        self, names: Sequence[str], shapes: Sequence[torch.Size], form: Quantisation
+    ) -> Packed | None:
+        if len(names) > 1 and self._stays:
+            return None
+        keys = [f"{name}.weight" for name in names]
+        every = [self._source.packed(k, s) for k, s in zip(keys, shapes, strict=True)]
+        return every[0] if len(every) == 1 else joined(every, form, shapes)
+
+    def _bias(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> torch.Tensor:
+        return torch.cat(
+            [
+                load_parameter(
+                    self._source, f"{name}.bias", shape[:1], self._dtype, self._device
+                ).data
+                for name, shape in zip(names, shapes, strict=True)
+            ]
+        )
+
+
+def one_view(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Contiguous tensors as one, along their first dimension, without a copy; None unless they lie
+    one behind the other in one memory."""
+    storage = parts[0].untyped_storage().data_ptr()
+    for before, part in pairwise(parts):
+        behind = before.storage_offset() + before.numel()
+        if part.untyped_storage().data_ptr() != storage or part.storage_offset() != behind:
+            return None
+    shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+    return parts[0].as_strided(shape, parts[0].stride())
+
+
+def _side_by_side(products: Sequence[Product], rows: torch.Tensor) -> torch.Tensor:
+    return torch.cat([product(rows) for product in products], 1)
