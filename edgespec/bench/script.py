@@ -10,18 +10,18 @@ that each of them would have run are counted as ever.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import torch
 
+from edgespec.bench.draft_rows import DraftRows, Place
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.guess_scores import best_guesses
 from edgespec.drafting.independent import GuessCache, JointPasses
 from edgespec.drafting.ranking import Guessed, Unranked
-from edgespec.drafting.steps import alone
 from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.errors import LocalProtocolError
 from edgespec.model.block import Block
@@ -180,20 +180,22 @@ class KnownGuesses:
         self.vocab_size = min(vocab_size, self.head.vocab_size)
         self._sampling = Sampling()
         self._texts: dict[int, tuple[int, ...]] = {}
-        self._known: dict[int, dict[object, tuple[int, Guessed]]] = {NO_TEXT: {}}
-        self._caches: dict[int, GuessCache] = {}
+        self._rows = {NO_TEXT: DraftRows(self.block, (), self.most_rows)}
+        self._known: dict[int, dict[tuple[Place, float | None], tuple[int, Guessed]]] = {
+            NO_TEXT: {}
+        }
 
     def begin(self, number: int, text: tuple[int, ...], sampling: Sampling) -> None:
         """From now on guesses are asked for along this text, known by a number, too."""
         if number not in self._texts:
             self._texts[number], self._sampling = text, sampling
+            self._rows[number] = DraftRows(self.block, text, self.most_rows)
             self._known[number] = {}
 
     def forget(self, number: int) -> None:
         """No guesses are asked for any more along the text of that number, or hardly any."""
         if self._texts.pop(number, None) is not None:
-            del self._known[number]
-            self._caches.pop(number, None)
+            del self._known[number], self._rows[number]
 
     def best(
         self,
@@ -204,18 +206,18 @@ class KnownGuesses:
     ) -> list[Guessed]:
         """Tokens and log scores of the best children of each path (see drafting.ranking)."""
         text = self._text_of(context)
-        known = self._known[text]
-        places = [(*self._place(text, context, path), draft_temperature) for path in paths]
-        missing = {
-            place: path
-            for place, path in zip(places, paths, strict=True)
-            if place not in known or known[place][0] < width
-        }
+        rows, known = self._rows[text], self._known[text]
+        places = rows.places(context, paths)
+        missing = [
+            place
+            for place in dict.fromkeys(places)
+            if known.get((place, draft_temperature), (0,))[0] < width
+        ]
         if missing:
-            cache = self._read(text, list(context))
-            found = self._guess(cache, list(missing.values()), width, draft_temperature)
-            known.update(zip(missing, found, strict=True))
-        best = (known[place][1] for place in places)
+            wide = max(width, _WIDTH)
+            for place, guessed in self._guess(rows, missing, wide, draft_temperature):
+                known[place, draft_temperature] = wide, guessed
+        best = (known[place, draft_temperature][1] for place in places)
         return [(tokens[:width], scores[:width]) for tokens, scores in best]
 
     def _text_of(self, context: Sequence[int]) -> int:
@@ -224,46 +226,17 @@ class KnownGuesses:
         fits = (n for n, text in self._texts.items() if text[: len(begin)] == begin)
         return next(fits, NO_TEXT)
 
-    def _place(
-        self, number: int, context: Sequence[int], path: TokenPath
-    ) -> tuple[int, tuple[int, ...]]:
-        """The same for all ways to say it: where the text is left, and what follows there."""
-        if number == NO_TEXT:
-            return NO_TEXT, (*context, *path)
-        text, size, at = self._texts[number], len(context), 0
-        while at < len(path) and size + at < len(text) and text[size + at] == path[at]:
-            at += 1
-        return size + at, tuple(path[at:])
-
     def _guess(
-        self, cache: GuessCache, paths: list[TokenPath], width: int, draft_temperature: float | None
-    ) -> list[tuple[int, Guessed]]:
-        wide = max(width, _WIDTH)
-        hidden = alone(cache.hidden_behind(paths))
-        logits = self.head.logits(hidden)[:, : self.vocab_size]
-        positions = len(cache.context) + np.array([len(path) for path in paths])
+        self, known: DraftRows, places: list[Place], width: int, draft_temperature: float | None
+    ) -> Iterator[tuple[Place, Guessed]]:
+        logits = self.head.logits(known.hidden(places))[:, : self.vocab_size]
+        positions = np.array([at + len(path) for at, path in places])
         rows, columns, scores = best_guesses(
-            logits, positions, self._sampling, wide, draft_temperature
+            logits, positions, self._sampling, width, draft_temperature
         )
-        ends = np.searchsorted(rows, np.arange(1, len(paths)))
+        ends = np.searchsorted(rows, np.arange(1, len(places)))
         split = zip(np.split(columns, ends), np.split(scores, ends), strict=True)
-        return [(wide, guessed) for guessed in split]
-
-    def _new_cache(self) -> GuessCache:
-        passes = JointPasses(self.block, lambda *ran: None, between_layers=lambda: False)
-        return GuessCache(0, passes)
-
-    def _read(self, text: int, context: list[int]) -> GuessCache:
-        """The text's cache, at the end of this context, from as much of it as is there."""
-        cache = self._caches.get(text)
-        if cache is None:
-            cache = self._caches[text] = self._new_cache()
-        elif len(cache.context) > len(context) > 1 and cache.context[: len(context)] == context:
-            cache.rewind(len(context) - 1)  # the last one runs again, as its hidden row is gone
-        elif context[: len(cache.context)] != cache.context:
-            self._caches[text] = cache = self._new_cache()
-        alone(cache.catch_up(context[len(cache.context) :]))
-        return cache
+        return zip(places, split, strict=True)
 
 
 class ScriptedGuesser(WholeModelGuesser[GuessCache]):
