@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.bench.plots import COLORS, LABELS, plot_speedup, plot_timeline
+from edgespec.bench.plots import COLORS, LABELS, plot_load, plot_speedup, plot_timeline
 from edgespec.bench.timeline import DRAFT, HEAD, USED, WASTED, Activity, Bar
 
 
@@ -46,6 +46,18 @@ def test_bars_stand_for_policies_or_for_categories(tmp_path: Path, groups: list[
 def test_the_reference_alone_has_a_picture_too(tmp_path: Path) -> None:
     plot_speedup(tmp_path / "a.png", {"all": {"autoregressive": 1.0}}, "title")
     assert size_of(tmp_path / "a.png")
+
+
+def test_lines_over_the_requests_at_once(tmp_path: Path) -> None:
+    figures = [
+        {"live": live, "tokens_per_second": 5.0 * live, "tbt_mean": 0.1, "tbt_p99": 0.3}
+        for live in (1, 2, 4, 8)
+    ]
+    path = tmp_path / "load.png"
+    plot_load(path, {"adaptive": figures, "specpipe": figures[:3]}, "title")
+    width, height = size_of(path)
+    assert width >= 1000
+    assert height >= 400
 
 
 def test_every_kind_of_work_has_a_colour_and_a_name() -> None:
