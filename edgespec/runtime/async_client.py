@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import zmq
 import zmq.asyncio
@@ -46,6 +46,7 @@ MOST_UNREAD = 4096
 """Messages of one answer that are kept for a slow reader; then the answer is cut off."""
 
 _Socket = zmq.asyncio.Socket
+Told = TypeVar("Told")
 
 
 class AsyncClient:
@@ -303,10 +304,10 @@ class _Inbox:
 
 
 async def with_pauses(
-    answer: AsyncGenerator[Answer, None], seconds: float
-) -> AsyncGenerator[Answer | None, None]:
+    answer: AsyncGenerator[Told, None], seconds: float
+) -> AsyncGenerator[Told | None, None]:
     """An answer, with None whenever nothing came for so many seconds. Closes it at the end."""
-    coming: asyncio.Task[Answer] | None = None
+    coming: asyncio.Task[Told] | None = None
     try:
         while True:
             coming = coming or asyncio.ensure_future(anext(answer))

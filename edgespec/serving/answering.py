@@ -1,10 +1,10 @@
-"""Answering: carries one answer from the ring to one HTTP client, whole or as events."""
+"""Answering: carries the answers to one call from the ring to a client, whole or as events."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from starlette.responses import Response
@@ -28,32 +28,35 @@ HEAD = [
 
 
 class AnswerListener(Protocol):
-    """Is told what becomes of an answer."""
+    """Is told what becomes of answers."""
 
     def tokens(self, count: int) -> None:
         """`count` more tokens came."""
 
     def ended(self, end: Finished | ApiProblem | None) -> None:
-        """The answer is complete, has failed, or its client left (None); called once."""
+        """An answer is complete, has failed, or its client left (None); called once for each."""
 
 
 class AnswerResponse:
-    """The ASGI response that asks the ring and answers one client, which may leave at any time."""
+    """The ASGI response that asks the ring and answers one client, which may leave at any time.
+
+    An answer that ends leaves the others; with one that fails all of them do."""
 
     def __init__(
         self,
-        answer: AsyncGenerator[Answer, None],
+        answers: Sequence[AsyncGenerator[Answer, None]],
         form: Format,
         streams: bool,
         pause_seconds: float,
         listener: AnswerListener,
     ) -> None:
-        self._answer = answer
+        self._answers = answers
         self._form = form
         self._streams = streams
         self._pause_seconds = pause_seconds
         self._listener = listener
-        self._end: Finished | ApiProblem | None = None
+        self._ends: dict[int, Finished] = {}
+        self._problem: ApiProblem | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._work(scope, receive, send))
@@ -61,11 +64,12 @@ class AnswerResponse:
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # This closes the generator, which cancels the request on the ring.
+            # This closes the generators, which cancels the requests on the ring.
             for task in (work, left):
                 task.cancel()
             ends = await asyncio.gather(work, left, return_exceptions=True)
-            self._listener.ended(self._end)
+            for index in range(len(self._answers)):
+                self._listener.ended(self._ends.get(index, self._problem))
         for problem in ends:
             if isinstance(problem, Exception):
                 raise problem
@@ -87,33 +91,32 @@ class AnswerResponse:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body"})
         except EdgespecError as error:
-            self._end = problem = problem_of(error)
+            self._problem = problem = problem_of(error)
             if has_started:
                 await send({"type": "http.response.body", "body": event(problem.as_json())})
             else:
                 await problem.response()(scope, receive, send)
 
     async def _whole(self) -> bytes:
-        log_probs: list[Object] = []
-        body = b""
-        async with contextlib.aclosing(self._answer) as answer:
-            async for message in answer:
+        log_probs: list[list[Object]] = [[] for _ in self._answers]
+        async with contextlib.aclosing(_together(self._answers)) as answers:
+            async for index, message in answers:
                 if isinstance(message, Tokens):
                     self._listener.tokens(len(message.token_ids))
-                    log_probs += log_probs_of(message.log_probs)
+                    log_probs[index] += log_probs_of(message.log_probs)
                 elif isinstance(message, Finished):
-                    self._end = message
-                    body = encoded(self._form.whole(message, log_probs))
-        return body
+                    self._ends[index] = message
+        return encoded(self._form.whole(self._in_order, log_probs))
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         waiting, opening = WAITING, self._form.opening()
-        messages = with_pauses(self._answer, self._pause_seconds)
-        async with contextlib.aclosing(messages) as answer:
-            async for message in answer:
+        messages = with_pauses(_together(self._answers), self._pause_seconds)
+        async with contextlib.aclosing(messages) as answers:
+            async for told in answers:
                 if opening:
                     yield b"".join(map(event, opening))
                     opening = []
+                index, message = told or (0, None)
                 match message:
                     case None:
                         yield comment(waiting)
@@ -123,10 +126,45 @@ class AnswerResponse:
                         waiting = WAITING
                         self._listener.tokens(len(ids))
                         if text or log_probs:
-                            yield event(self._form.piece(text, log_probs_of(log_probs)))
+                            yield event(self._form.piece(index, text, log_probs_of(log_probs)))
                     case Finished():
-                        self._end = message
-                        yield b"".join(map(event, self._form.ending(message))) + DONE
+                        self._ends[index] = message
+                        yield event(self._form.ending(index, message))
+        yield b"".join(map(event, self._form.closing(self._in_order))) + DONE
+
+    @property
+    def _in_order(self) -> list[Finished]:
+        return [self._ends[index] for index in range(len(self._answers))]
+
+
+async def _together(
+    answers: Sequence[AsyncGenerator[Answer, None]],
+) -> AsyncGenerator[tuple[int, Answer], None]:
+    """What comes of any of these answers, with its index, as it comes, until all have ended; raises
+    what the first one raises. Closes them at the end."""
+    news: asyncio.Queue[tuple[int, Answer] | Exception] = asyncio.Queue(1)
+
+    async def pass_on(index: int, answer: AsyncGenerator[Answer, None]) -> None:
+        try:
+            async with contextlib.aclosing(answer):
+                async for message in answer:
+                    await news.put((index, message))
+        except Exception as problem:
+            await news.put(problem)
+
+    works = [asyncio.ensure_future(pass_on(*one)) for one in enumerate(answers)]
+    left = len(works)
+    try:
+        while left:
+            told = await news.get()
+            if isinstance(told, Exception):
+                raise told
+            left -= isinstance(told[1], Finished)
+            yield told
+    finally:
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
 
 
 async def _left(receive: Receive) -> None:

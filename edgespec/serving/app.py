@@ -26,7 +26,7 @@ from edgespec.serving.limits import STATUS_AGE_S, HttpLimits
 from edgespec.serving.metrics import Metrics
 from edgespec.serving.openapi import openapi
 from edgespec.serving.problems import ApiProblem, problem_of
-from edgespec.serving.requests import checked, parsed, submit_of
+from edgespec.serving.requests import checked, parsed, submits_of
 from edgespec.serving.schema import (
     ChatRequest,
     HealthReply,
@@ -164,17 +164,17 @@ class Service:
             _check_model(asked.model, status)
         if not status.ready and not asked.wait:
             raise _not_ready(status)
-        if self.answers >= self.limits.answers:
+        if self.answers + asked.choices > self.limits.answers:
             words = f"{self.answers} requests are being answered already; try again later"
             raise ApiProblem(429, words, code="too_many_requests")
-        submit = submit_of(asked, status.context_length)
-        submit = replace(submit, scope=request.scope.get(ASKER, ""))
+        asker = request.scope.get(ASKER, "")
+        submits = [replace(one, scope=asker) for one in submits_of(asked, status.context_length)]
         form = format_of(asked, status.model, int(time.time()))
-        self.answers += 1
-        self.metrics.began()
-        return AnswerResponse(
-            self.client.ask(submit), form, asked.stream, self.limits.pause_seconds, self
-        )
+        for _ in submits:
+            self.answers += 1
+            self.metrics.began()
+        answers = [self.client.ask(submit) for submit in submits]
+        return AnswerResponse(answers, form, asked.stream, self.limits.pause_seconds, self)
 
     def tokens(self, count: int) -> None:
         self.metrics.tokens(count)

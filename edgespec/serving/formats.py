@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import UNSET, Struct, to_builtins
@@ -33,7 +34,7 @@ LEAST_LOG_PROB = -9999.0
 
 
 class Format:
-    """One answer, under an id of its own."""
+    """The answers to one call, under an id of its own: one for each choice, by its index."""
 
     prefix = ""
     whole_type: type[AnswerReply]
@@ -48,34 +49,43 @@ class Format:
             "model": model,
         }
 
-    def whole(self, finished: Finished, log_probs: list[Object]) -> AnswerReply:
-        """All of it."""
-        choice = self.choice(finished.text, log_probs, finished.finish_reason)
-        return self.whole_type(choices=[choice], usage=usage(finished), **self._common)
+    def whole(self, ends: Sequence[Finished], log_probs: Sequence[list[Object]]) -> AnswerReply:
+        """All of it; of each choice its end and log-probabilities."""
+        told = enumerate(zip(ends, log_probs, strict=True))
+        choices = [self.choice(i, end.text, listed, end.finish_reason) for i, (end, listed) in told]
+        return self.whole_type(choices=choices, usage=self._usage(ends), **self._common)
 
     def opening(self) -> list[AnswerReply]:
         """What comes before the first piece."""
         return []
 
-    def piece(self, text: str, log_probs: list[Object]) -> AnswerReply:
-        """Newly committed text."""
-        return self._piece(self.piece_choice(text, log_probs, None))
+    def piece(self, index: int, text: str, log_probs: list[Object]) -> AnswerReply:
+        """Newly committed text of a choice."""
+        return self._piece(self.piece_choice(index, text, log_probs, None))
 
-    def ending(self, finished: Finished) -> list[AnswerReply]:
-        """What comes after the last piece."""
-        last = self._piece(self.piece_choice("", [], finished.finish_reason))
-        return [last, self._piece(usage=usage(finished))] if self._request.with_usage else [last]
+    def ending(self, index: int, finished: Finished) -> AnswerReply:
+        """What comes after the last piece of a choice."""
+        return self._piece(self.piece_choice(index, "", [], finished.finish_reason))
+
+    def closing(self, ends: Sequence[Finished]) -> list[AnswerReply]:
+        """What comes after the ends of all choices."""
+        return [self._piece(usage=self._usage(ends))] if self._request.with_usage else []
 
     def _piece(self, *choices: AnswerChoice, usage: Usage | None = None) -> AnswerReply:
         counted = usage if self._request.with_usage else UNSET
         return self.piece_type(choices=list(choices), usage=counted, **self._common)
 
-    def choice(self, text: str, log_probs: list[Object], reason: str) -> AnswerChoice:
-        """The one choice of a whole answer."""
+    def _usage(self, ends: Sequence[Finished]) -> Usage:
+        return usage(ends, self._request.n)
+
+    def choice(self, index: int, text: str, log_probs: list[Object], reason: str) -> AnswerChoice:
+        """A choice of a whole answer."""
         raise NotImplementedError
 
-    def piece_choice(self, text: str, log_probs: list[Object], reason: str | None) -> AnswerChoice:
-        """The one choice of a piece; `reason`: why the answer ends with it."""
+    def piece_choice(
+        self, index: int, text: str, log_probs: list[Object], reason: str | None
+    ) -> AnswerChoice:
+        """The one choice of a piece; `reason`: why it ends with it."""
         raise NotImplementedError
 
 
@@ -86,14 +96,17 @@ class ChatFormat(Format):
 
     def opening(self) -> list[AnswerReply]:
         delta = {"role": "assistant", "content": ""}
-        return [self._piece(ChatChunkChoice(0, None, None, delta))]
+        choices = range(self._request.choices)
+        return [self._piece(ChatChunkChoice(index, None, None, delta)) for index in choices]
 
-    def choice(self, text: str, log_probs: list[Object], reason: str) -> AnswerChoice:
-        return ChatChoice(0, self._listed(log_probs), reason, ChatMessage(text))
+    def choice(self, index: int, text: str, log_probs: list[Object], reason: str) -> AnswerChoice:
+        return ChatChoice(index, self._listed(log_probs), reason, ChatMessage(text))
 
-    def piece_choice(self, text: str, log_probs: list[Object], reason: str | None) -> AnswerChoice:
+    def piece_choice(
+        self, index: int, text: str, log_probs: list[Object], reason: str | None
+    ) -> AnswerChoice:
         listed = self._listed(log_probs) if log_probs else None
-        return ChatChunkChoice(0, listed, reason, {} if reason else {"content": text})
+        return ChatChunkChoice(index, listed, reason, {} if reason else {"content": text})
 
     def _listed(self, log_probs: list[Object]) -> Object | None:
         if self._request.top < 0:
@@ -105,20 +118,29 @@ class CompletionFormat(Format):
     """text_completion, whole and in pieces."""
 
     prefix, whole_type, piece_type = "cmpl", TextCompletion, TextCompletion
-    _offset = 0
 
-    def choice(self, text: str, log_probs: list[Object], reason: str | None) -> AnswerChoice:
-        listed = self._listed(log_probs) if self._request.top >= 0 else None
-        return TextChoice(0, listed, reason, text)
+    def __init__(self, request: ChatRequest | TextRequest, model: str, created: int) -> None:
+        super().__init__(request, model, created)
+        self._offsets = [0] * request.choices  # characters of each choice so far
 
-    def piece_choice(self, text: str, log_probs: list[Object], reason: str | None) -> AnswerChoice:
-        return TextChoice(0, None, reason, "") if reason else self.choice(text, log_probs, None)
+    def choice(
+        self, index: int, text: str, log_probs: list[Object], reason: str | None
+    ) -> AnswerChoice:
+        listed = self._listed(index, log_probs) if self._request.top >= 0 else None
+        return TextChoice(index, listed, reason, text)
 
-    def _listed(self, log_probs: list[Object]) -> Object:
+    def piece_choice(
+        self, index: int, text: str, log_probs: list[Object], reason: str | None
+    ) -> AnswerChoice:
+        if reason:
+            return TextChoice(index, None, reason, "")
+        return self.choice(index, text, log_probs, None)
+
+    def _listed(self, index: int, log_probs: list[Object]) -> Object:
         offsets = []
         for one in log_probs:
-            offsets.append(self._offset)
-            self._offset += len(one["token"])
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(one["token"])
         return {
             "tokens": [one["token"] for one in log_probs],
             "token_logprobs": [_log_prob(one) for one in log_probs],
@@ -133,15 +155,24 @@ def format_of(request: ChatRequest | TextRequest, model: str, created: int) -> F
     return kind(request, model, created)
 
 
-def usage(finished: Finished) -> Usage:
-    """How many tokens were read and written, and what the ring did for them."""
+def usage(ends: Sequence[Finished], n: int) -> Usage:
+    """How many tokens were read and written, and what the ring did for them; `ends`: of `n` choices
+    of each prompt, which counts once. Times are those of the last one."""
+    read = ends[::n]
+    prompts, answers = sum(e.prompt_tokens for e in read), sum(e.new_tokens for e in ends)
     return Usage(
-        prompt_tokens=finished.prompt_tokens,
-        completion_tokens=finished.new_tokens,
-        total_tokens=finished.prompt_tokens + finished.new_tokens,
-        prompt_tokens_details=CachedTokens(finished.cached_tokens),
+        prompt_tokens=prompts,
+        completion_tokens=answers,
+        total_tokens=prompts + answers,
+        prompt_tokens_details=CachedTokens(sum(e.cached_tokens for e in read)),
         edgespec=RingUsage(
-            **{name: getattr(finished, name) for name in RingUsage.__struct_fields__}
+            policy=ends[0].policy,
+            seconds=max(e.seconds for e in ends),
+            first_token_seconds=max(e.first_token_seconds for e in ends),
+            trips=sum(e.trips for e in ends),
+            rows_sent=sum(e.rows_sent for e in ends),
+            rows_wasted=sum(e.rows_wasted for e in ends),
+            recoveries=max(e.recoveries for e in ends),
         ),
     )
 

@@ -75,8 +75,9 @@ def checked(kind: type[Kind], body: Body) -> Kind:
         raise _problem_of(error, body) from None
 
 
-def submit_of(request: ChatRequest | TextRequest, context_length: int) -> Submit:
-    """What the ring is asked. Raises ApiProblem for more tokens than its context holds."""
+def submits_of(request: ChatRequest | TextRequest, context_length: int) -> list[Submit]:
+    """What the ring is asked for each choice: those of the first prompt first, each with the next
+    seed. Raises ApiProblem for more tokens than the context holds."""
     if request.limit > context_length:
         raise refused(
             f"the answer may have {request.limit} tokens, and the model's context holds "
@@ -100,8 +101,11 @@ def submit_of(request: ChatRequest | TextRequest, context_length: int) -> Submit
     )
     if isinstance(request, ChatRequest):
         messages = [_as_template_reads(message) for message in request.messages]
-        return replace(submit, messages=json.dumps(messages, ensure_ascii=False))
-    return replace(submit, prompt="".join(request.prompt))
+        asked = [replace(submit, messages=json.dumps(messages, ensure_ascii=False))]
+    else:
+        asked = [replace(submit, prompt=prompt) for prompt in request.prompts]
+    seeds = [(submit.seed + choice) % (1 << 64) for choice in range(request.n)]
+    return [replace(one, seed=seed) for one in asked for seed in seeds]
 
 
 def _as_template_reads(message: RequestMessage) -> dict[str, str]:
@@ -156,10 +160,14 @@ def _unsupported(path: str, body: Body) -> ApiProblem | None:
         words = f"{place[0]}.type must be text: the model reads nothing else"
         return not_supported(words, place[0])
     prompt = body.get("prompt")
-    if path.startswith("prompt") and isinstance(prompt, list) and prompt != [""]:
-        words = "several prompts are several requests, and token ids are not taken"
-        return not_supported(f"prompt is a list; give one string ({words})", "prompt")
+    if path.startswith("prompt") and any(not isinstance(one, str) for one in _listed(prompt)):
+        words = "prompt is a list of other things than texts, and token ids are not taken"
+        return not_supported(f"{words}; give a string, or a list of strings", "prompt")
     return None
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _key_problem(is_missing: bool, inside: str, name: str) -> ApiProblem:

@@ -15,6 +15,8 @@ from edgespec.policy.registry import POLICIES
 from edgespec.verify.top_logprobs import MOST
 
 MOST_INT = (1 << 31) - 1
+MOST_CHOICES = 128
+"""Answers to one call at most, as in OpenAI's API; the ring's queue may take fewer."""
 COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat may use the rest of the context."""
 
@@ -157,7 +159,10 @@ class AnswerRequest(RequestPart):
     stream_options: Annotated[StreamOptions | None, Meta(description="Only with `stream`.")] = None
     policy: Annotated[str | None, _POLICY] = None
     wait: Annotated[bool, Meta(description="Extension: wait for a ring that is not up.")] = True
-    n: Annotated[Any, only("one answer a request", 1)] = None
+    n: Annotated[
+        int,
+        Meta(ge=1, le=MOST_CHOICES, description="Answers to each prompt, the next seed for each."),
+    ] = 1
     presence_penalty: Annotated[Any, only(_PENALTY, 0)] = None
     frequency_penalty: Annotated[Any, only(_PENALTY, 0)] = None
     logit_bias: Annotated[Any, only(_PENALTY, {})] = None
@@ -171,6 +176,11 @@ class AnswerRequest(RequestPart):
         if self.policy is not None and self.policy not in POLICIES:
             choices = ", ".join(sorted(POLICIES))
             raise FieldError("policy", f"is {self.policy!a:.80}; choose one of: {choices}")
+
+    @property
+    def choices(self) -> int:
+        """Answers that are asked for."""
+        return self.n
 
     @property
     def with_usage(self) -> bool:
@@ -223,14 +233,28 @@ class ChatRequest(AnswerRequest, kw_only=True):
 
 class TextRequest(AnswerRequest, kw_only=True):
     prompt: Annotated[
-        FilledText | Annotated[list[FilledText], Meta(min_length=1, max_length=1)],
-        Meta(description="The text to go on with."),
+        FilledText | Annotated[list[FilledText], Meta(min_length=1, max_length=MOST_CHOICES)],
+        Meta(description="The text to go on with; of a list, each by itself."),
     ]
     max_tokens: TokenLimit = COMPLETION_TOKENS
     logprobs: TopLimit = None
-    best_of: Annotated[Any, only("one answer a request", 1)] = None
+    best_of: Annotated[Any, only("no answer is thrown away", 1)] = None
     echo: Annotated[Any, only("the prompt is not repeated", False)] = None
     suffix: Annotated[Any, only("the model writes at the end of a text", "")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.choices > MOST_CHOICES:
+            words = f"is {self.n} for each of {len(self.prompts)} prompts; a call has at most "
+            raise FieldError("n", f"{words}{MOST_CHOICES} answers")
+
+    @property
+    def prompts(self) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+    @property
+    def choices(self) -> int:
+        return self.n * len(self.prompts)
 
     @property
     def limit(self) -> int:
@@ -269,7 +293,7 @@ class Usage(Struct):
 
 
 class AnswerChoice(Struct):
-    index: Literal[0]
+    index: Count
     logprobs: dict[str, Any] | None
     finish_reason: Annotated[str | None, Meta(extra_json_schema={"enum": ["stop", "length", None]})]
 

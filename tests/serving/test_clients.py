@@ -178,8 +178,8 @@ def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model"):
         client.completions.create(model="gpt-4o", prompt="x")
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="base", prompt="x", n=2)
-    assert (caught.value.param, caught.value.code) == ("n", "unsupported_parameter")
+        client.completions.create(model="base", prompt="x", best_of=2)
+    assert (caught.value.param, caught.value.code) == ("best_of", "unsupported_parameter")
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(model="base", prompt="x " * 4 * CONTEXT)
     with pytest.raises(openai.BadRequestError, match="tools"):

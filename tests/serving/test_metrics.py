@@ -111,7 +111,7 @@ def test_the_ring_is_scraped(scraped: str) -> None:
 
 
 def test_a_refused_request_is_counted_by_its_code(http: httpx.Client) -> None:
-    http.post("/v1/completions", json={"prompt": "hello", "n": 3})
+    http.post("/v1/completions", json={"prompt": "hello", "best_of": 3})
     told = values(http.get("/metrics").content)
     assert told["edgespec_requests_total", (("outcome", "unsupported_parameter"),)] == 1
 

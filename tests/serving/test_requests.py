@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.serving.problems import ApiProblem
-from edgespec.serving.requests import checked, parsed, submit_of
+from edgespec.serving.requests import checked, parsed, submits_of
 from edgespec.serving.schema import COMPLETION_TOKENS, ChatRequest, TextRequest
 from edgespec.wire.client_messages import Submit
 
@@ -27,7 +27,8 @@ def text(**more: Any) -> TextRequest:
 
 def submitted(request: ChatRequest | TextRequest) -> Submit:
     """What the ring is asked, which has a context of 100 tokens."""
-    return submit_of(request, 100)
+    (submit,) = submits_of(request, 100)
+    return submit
 
 
 def test_what_is_left_out_is_as_openai_has_it() -> None:
@@ -83,6 +84,16 @@ def test_negative_seeds_are_taken_and_differ() -> None:
     assert all(0 <= seed < 1 << 64 for seed in seeds)
 
 
+def test_each_choice_is_a_request_with_the_next_seed() -> None:
+    """The same as if it had been asked for alone with that seed."""
+    asked = submits_of(text(prompt=["a", "b"], n=3, seed=-2), 100)
+    alone = [submitted(text(prompt=prompt, seed=seed)) for prompt in "ab" for seed in (-2, -1, 0)]
+    assert asked == alone
+    assert (
+        len(submits_of(chat(n=128), 100)) == len(submits_of(text(prompt=["a"] * 128), 100)) == 128
+    )
+
+
 def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     asked = chat(
@@ -126,7 +137,8 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
         ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
         ({"n": True}, "n"),
         ({"presence_penalty": 0.1}, "presence_penalty"),
         ({"frequency_penalty": -1}, "frequency_penalty"),
@@ -175,7 +187,10 @@ def test_what_cannot_be_served_is_refused_by_name(more: dict[str, Any], param: s
         ({"prompt": None}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [1, 2]}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": ["a"] * 3, "n": 43}, "n"),
         ({"prompt": [[1]]}, "prompt"),
         ({"prompt": {}}, "prompt"),
         ({"prompt": "\udfff"}, "prompt"),
@@ -228,7 +243,7 @@ def test_infinity_is_no_number() -> None:
         ),
         ({"stop": ["a", {}]}, "stop[1] is {}; it must be a string"),
         ({"messages": [{"role": "user"}]}, "messages[0].content is missing"),
-        ({"n": 2}, "n is not supported here (one answer a request); leave it out"),
+        ({"n": 0}, "n is 0; it must be an integer of at least 1"),
     ],
 )
 def test_a_refusal_says_what_is_wrong_and_what_may_be(more: dict[str, Any], message: str) -> None:

@@ -146,6 +146,7 @@ class NodeRing:
         draft: bool = True,
         recovery: float = 20.0,
         kept_rows: int = 0,
+        live: int = 1,
         loads: dict[int, Callable[[], None]] | None = None,
     ) -> None:
         """`loads`: what a stage does before its block is there."""
@@ -159,6 +160,7 @@ class NodeRing:
         self._draft = draft
         self._recovery = recovery
         self._kept_rows = kept_rows
+        self._live = live
         self._pid = 1000
         self._loads = loads or {}
         self.threads: dict[int, NodeThread] = {}
@@ -199,6 +201,7 @@ class NodeRing:
             prefill_chunk=8,
             recovery=self._recovery,
             kept_rows=self._kept_rows,
+            live=self._live,
         )
         self.machine = CoordinatorMachine(ring, self.codec)
         self.membership = MembershipMachine(
