@@ -36,8 +36,9 @@ class EffectDurations(Protocol):
         came of it."""
 
     def parts(self, effect: Effect) -> Sequence[float]:
-        """The lengths, in any unit, of an effect's parts (layers), between which it can be stopped
-        or interrupted; of a draft: of the one whose seconds were asked last."""
+        """The lengths, in any unit, of an effect's parts (layers, or CUDA graphs of some), between
+        which it can be stopped or interrupted; of a draft: of the one whose seconds were asked
+        last."""
 
 
 _SCALE_BYTES = 4  # of an auxiliary row, beside a byte a number
@@ -129,14 +130,18 @@ class StageDurations:
                 return self._costs.gather_seconds(len(effect.order))
             case RunBlock():
                 rows, requests = len(effect.rows), len(effect.parts)
-                return self._costs.block_seconds(rows, effect.slots, requests)
+                tapped = bool(effect.aux_layers)
+                return self._costs.block_seconds(rows, effect.slots, requests, tapped)
             case RunHead():
                 return self._taking.chosen(effect, done)
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
 
     def parts(self, effect: Effect) -> Sequence[float]:
-        return (1.0,) * (self._costs.layers if isinstance(effect, RunBlock) else 1)
+        if not isinstance(effect, RunBlock):
+            return (1.0,)
+        rows, requests = len(effect.rows), len(effect.parts)
+        return self._costs.block_parts(rows, requests, bool(effect.aux_layers))
 
 
 class CoordinatorDurations:
@@ -150,7 +155,7 @@ class CoordinatorDurations:
         self._parts: list[float] = []  # of the last draft
 
     def parts(self, effect: Effect) -> Sequence[float]:
-        """A draft's layers, and every ranking of guesses with its output matrix."""
+        """A draft's layers or graphs, and every ranking of guesses with its output matrix."""
         return self._parts if isinstance(effect, Draft) else (1.0,)
 
     def seconds(

@@ -176,10 +176,15 @@ class StaticPasses:
         """Shapes that are kept."""
         return len(self._passes)
 
+    @property
+    def works(self) -> bool:
+        """Whether no capture has failed so far."""
+        return not self._failed
+
     def take(self, parts: Sequence[CachedPart]) -> bool:
         """Whether `forward` runs rows of these parts: not of several requests, nor very many, nor
         after rows that several requests share."""
-        if self._failed or len(parts) != 1 or parts[0].rows > ROW_BUCKETS[-1]:
+        if not self.works or len(parts) != 1 or parts[0].rows > ROW_BUCKETS[-1]:
             return False
         cache = parts[0].cache
         return isinstance(cache, TwoRegionCache) and not cache.stems

@@ -69,7 +69,8 @@ class DraftCosts:
 
     `layer_bytes` as held; `kv_bytes`: keys and values of one row in one layer, 16 bit.
     `ends_bytes`: what D0 holds of the draft's embedding and head, beside the base's head. `vocab`:
-    of how many tokens it ranks guesses.
+    of how many tokens it ranks guesses. `captured`: whether its passes are, where CUDA graphs are
+    made: those of whole dense models.
     """
 
     name: str
@@ -80,6 +81,7 @@ class DraftCosts:
     kv_bytes: int
     ends_bytes: int
     vocab: int
+    captured: bool = False
 
     @property
     def held_bytes(self) -> int:
@@ -211,6 +213,7 @@ def draft_costs_of(
         kv_bytes=of.kv_bytes,
         ends_bytes=of.head_bytes + (0 if shared else own.bytes) + of.layers * unused,
         vocab=of.vocab,
+        captured=not of.experts,
     )
 
 

@@ -12,6 +12,7 @@ from edgespec.planning.cost_model import CostModel, HeadCosts
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import Profile
 from edgespec.types.draft_pass import DraftPass, DraftWork, Way
+from edgespec.types.static_shapes import groups, row_bucket, slot_bucket
 
 _KEY_BYTES = 40  # the ring's key, the first frame of every message
 _HEADER_BYTES = 34  # of a segment of one request, the second frame
@@ -27,6 +28,11 @@ _PART_LAUNCHES = 0.2
 attention and the cache's new rows go request by request. Measured on a CPU with 1 to 8 requests in
 layers that take the host all the time: 0.17 to 0.21."""
 
+_FILL_LAUNCHES = 0.15
+"""What the host launches to fill the buffers of a captured pass and to take its rows out, as a
+share of launching a layer. Estimated: 15 µs measured on a CPU, and 5 µs of a driver for each of
+eight operations, of the 0.37 ms there."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
@@ -39,8 +45,11 @@ class NodeCosts:
     out: at a thousand cached rows it is a few percent of the layer's.
     Of a mixture, only the experts are charged that the rows go through, each for its own rows.
 
-    Nothing captures CUDA graphs: the host launches a layer's operations one by one. A GPU computes
-    meanwhile, so that L layers take max(L × launch, L × device); on a CPU the two add up.
+    The host launches a layer's operations one by one. A GPU computes meanwhile, so that L layers
+    take max(L × launch, L × device); on a CPU the two add up. Where the profile says what replaying
+    a CUDA graph takes, that is the launch of passes that are captured (see model.static_pass): they
+    are charged the rows and slots that they are padded to, and the filling of their buffers. Longer
+    passes of one request are charged the same, launched one by one: rather too much.
 
     D0's work on logits is charged too: choosing tokens row by row, as verification looks at them,
     noise once a position, ranking a draft's guesses. With a `row_price` every row after the first
@@ -52,17 +61,34 @@ class NodeCosts:
     layers: int
     row_price: float | None = None
 
-    def block_seconds(self, rows: int, seen: int, requests: int = 1) -> float:
-        """Its layers over `rows` rows of so many requests, which have `seen` cached rows."""
-        return self.layers * self.layer_seconds(rows, seen, requests)
+    def block_seconds(self, rows: int, seen: int, requests: int = 1, tapped: bool = False) -> float:
+        """Its layers over `rows` rows of so many requests, which have `seen` cached rows. `tapped`:
+        the rows between some of them are wanted too."""
+        if not rows or not self.layers:
+            return 0.0
+        fill = self.fill_seconds(requests, tapped)
+        return fill + self.layers * self.layer_seconds(rows, seen, requests, tapped)
 
-    def layer_seconds(self, rows: int, seen: int, requests: int = 1) -> float:
+    def block_parts(self, rows: int, requests: int = 1, tapped: bool = False) -> list[float]:
+        """The parts of the same pass between which it can end, in layers."""
+        captured = self._captures(requests, tapped) and row_bucket(rows) is not None
+        return _parts(self.layers, captured)
+
+    def fill_seconds(self, requests: int = 1, tapped: bool = False) -> float:
+        """What a pass costs beside its layers."""
+        captures = self._captures(requests, tapped)
+        return _FILL_LAUNCHES * self.profile.launch_seconds.value if captures else 0.0
+
+    def layer_seconds(self, rows: int, seen: int, requests: int = 1, tapped: bool = False) -> float:
         if rows == 0:
             return 0.0
-        model = self.model
+        model, padded, captures = self.model, rows, self._captures(requests, tapped)
+        if captures:
+            padded, seen = row_bucket(rows) or rows, slot_bucket(max(seen, 1))
         dense_bytes = model.layer_bytes - model.expert_bytes
-        dense = self._weights(rows, dense_bytes, model.bits, model.quantisation)
-        return self._layer(dense + self._experts(rows), seen, model.kv_bytes, requests)
+        dense = self._weights(padded, dense_bytes, model.bits, model.quantisation)
+        launch = self._launch(rows, captures, requests)
+        return self._layer(dense + self._experts(rows), seen, model.kv_bytes, launch)
 
     def gather_seconds(self, rows: int) -> float:
         """Moving `rows` cache rows of all its layers: each is read once and written once."""
@@ -94,12 +120,20 @@ class NodeCosts:
         return sum(self.draft_parts(rows, seen, source, requests), 0.0)
 
     def draft_parts(self, rows: int, seen: int, source: str = "", requests: int = 1) -> list[float]:
-        """The same pass layer by layer; nothing for no rows."""
+        """The same pass by the parts between which it can be interrupted; nothing for no rows."""
         draft = self.model.draft_of(source)
         if rows == 0:
             return []
-        weights = self._weights(rows, draft.layer_bytes, draft.bits)
-        return [self._layer(weights, seen, draft.kv_bytes, requests)] * draft.layers
+        captures = self._replays and requests == 1 and draft.captured and source != "easyspec"
+        padded, fill = rows, 0.0
+        if captures:
+            padded, seen = row_bucket(rows) or rows, slot_bucket(max(seen, 1))
+            fill = _FILL_LAUNCHES * self.profile.launch_seconds.value
+        weights = self._weights(padded, draft.layer_bytes, draft.bits)
+        launch = self._launch(rows, captures, requests)
+        layer = self._layer(weights, seen, draft.kv_bytes, launch)
+        parts = _parts(draft.layers, captures and row_bucket(rows) is not None)
+        return [fill * (not number) + layer * part for number, part in enumerate(parts)]
 
     def rank_seconds(
         self, rows: int, way: Way, source: str = "", product: int | None = None
@@ -120,12 +154,27 @@ class NodeCosts:
     def _head(self, rows: int, head: HeadCosts) -> float:
         return self._weights(rows, head.bytes, head.bits, head.quantisation)
 
-    def _layer(self, weights: float, seen: int, kv_bytes: int, requests: int = 1) -> float:
+    @property
+    def _replays(self) -> bool:
+        """Whether CUDA graphs are made on this device."""
+        return self.profile.replay_seconds is not None
+
+    def _captures(self, requests: int, tapped: bool) -> bool:
+        """Whether a pass of few rows through the block's layers is captured."""
+        return self._replays and requests == 1 and not tapped and not self.model.expert_bytes
+
+    def _launch(self, rows: int, captures: bool, requests: int) -> float:
+        """What the host takes to launch a layer."""
+        profile = self.profile
+        if captures and row_bucket(rows) is not None and profile.replay_seconds is not None:
+            return profile.replay_seconds.value
+        return profile.launch_seconds.value * (1 + _PART_LAUNCHES * (requests - 1))
+
+    def _layer(self, weights: float, seen: int, kv_bytes: int, launch: float) -> float:
         """A layer whose weights take so many seconds."""
         profile = self.profile
         cache = seen * kv_bytes / profile.copy_bandwidth.value
         device = profile.layer_seconds.value + weights + cache
-        launch = profile.launch_seconds.value * (1 + _PART_LAUNCHES * (requests - 1))
         return max(device, launch) if profile.launches_ahead else device + launch
 
     def _experts(self, rows: int) -> float:
@@ -155,6 +204,13 @@ class NodeCosts:
             # twice the rows, and the same reading.
             seconds = profile.sixteen_bit.at(rows if bits == 16 else 2 * rows)
         return weight_bytes / 1e9 * seconds * (1 + further)
+
+
+def _parts(layers: int, captured: bool) -> list[float]:
+    """Graphs or layers, between which a pass asks whether to go on, in layers."""
+    if not captured:
+        return [1.0] * layers
+    return [float(end - first) for first, end in groups(layers)]
 
 
 @dataclass(frozen=True, slots=True)

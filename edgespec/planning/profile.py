@@ -103,6 +103,7 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     4 bits (a scale of 16 bits for each 64 is counted in the bytes) or held in 16. `layer_seconds`:
     what the device takes for a layer on top in every forward pass, whatever its size, were it a
     CUDA graph. `launch_seconds`: what the host takes to launch a layer's operations one by one;
+    `replay_seconds`: the same of a layer in a CUDA graph, None where none is made;
     `launches_ahead`: whether the device computes meanwhile, as GPUs do. `choosing`: taking the
     token after one row of logits, on the host; `ranking`: the best guesses of some rows at once,
     where the draft's logits are; both without making noise. `noise`: making that of one position,
@@ -127,6 +128,7 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     link_bandwidth: Figure
     layer_seconds: Figure
     launch_seconds: Figure
+    replay_seconds: Figure | None = None
     launches_ahead: bool
     choosing: LogitTimes
     ranking: LogitTimes

@@ -33,12 +33,13 @@ from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.ledger import Rows
 from edgespec.tree.stems import Fork
 from edgespec.types.draft_pass import DraftPass, RankedRows
-from edgespec.types.tensor import Tensor
+from edgespec.types.tensor import Layers, Tensor
 from edgespec.verify.noise import KEPT_ROWS
 from edgespec.verify.sampling import Choice, Sampling
 
 NANO = profile_named("jetson-orin-nano-8gb")
-QUICK = structs.replace(NANO, launch_seconds=Figure(0, "made up"))  # so that cached rows count
+# So that cached rows count, each of them.
+QUICK = structs.replace(NANO, launch_seconds=Figure(0, "made up"), replay_seconds=None)
 RING = ring_costs([QUICK] * 5, cost_model_named("llama-2-13b"))
 STAGE, D0 = RING.stages[0], RING.coordinator
 
@@ -129,6 +130,24 @@ def test_a_draft_can_be_interrupted_behind_each_layer_of_its_passes_and_not_in_i
     assert durations.parts(expand) == parts, "a head in between has no say in it"
     durations.seconds(expand, None, ())
     assert not durations.parts(expand)
+
+
+def test_a_captured_pass_can_be_stopped_and_interrupted_between_its_graphs() -> None:
+    ring = ring_costs([NANO] * 5, cost_model_named("llama-2-13b"))
+    stage, one = StageDurations(ring.stages[0]), block(4, 100, 24)
+    assert stage.parts(one) == [4, 4, 2]
+    assert stage.seconds(one) == ring.stages[0].block_seconds(4, 124)
+    tapped = replace(one, aux_layers=Layers((3,)))
+    assert len(stage.parts(tapped)) == 10
+    assert stage.seconds(tapped) == ring.stages[0].block_seconds(4, 124, tapped=True)
+    d0 = CoordinatorDurations(ring.coordinator)
+    expand = Draft(1, 1, Expand((1,), 8, 1), tuple(range(50)), ((1,),))
+    whole = d0.seconds(
+        expand, None, (*passes(3), RankedRows((50,) * 3, "independent", "greedy", 0))
+    )
+    parts = d0.parts(expand)
+    assert len(parts) == 6 + 1
+    assert sum(parts) == pytest.approx(whole)
 
 
 def passes(*rows: int, source: str = "independent") -> tuple[DraftPass, ...]:

@@ -31,6 +31,7 @@ from edgespec.wire.codec import encode
 from edgespec.wire.segment import Header, Part, Segment, StageTime, Verdict
 
 NANO = profile_named("jetson-orin-nano-8gb")
+EAGER = structs.replace(NANO, replay_seconds=None)
 MODEL = cost_model_named("llama-2-13b")
 
 
@@ -152,11 +153,14 @@ def test_a_block_takes_its_share_of_the_memory_bandwidth() -> None:
     assert stage.layers == 10
     assert 0.035 < stage.block_seconds(1, 0) < 0.045
     assert 0.035 < stage.block_seconds(1, 256) < 0.045
-    assert stage.block_seconds(3, 70) == pytest.approx(10 * stage.layer_seconds(3, 70))
+    layers = 10 * stage.layer_seconds(3, 70)
+    assert stage.block_seconds(3, 70) == pytest.approx(layers + stage.fill_seconds())
+    eager = NodeCosts(EAGER, MODEL, 10)
+    assert eager.block_seconds(3, 70) == pytest.approx(10 * eager.layer_seconds(3, 70))
 
 
 def test_what_a_layer_is_charged() -> None:
-    node = NodeCosts(NANO, MODEL, 1)
+    node = NodeCosts(EAGER, MODEL, 1)
     weights = MODEL.layer_bytes / 1e9 * NANO.four_bit.at(5)
     cache = 100 * MODEL.kv_bytes / NANO.copy_bandwidth.value
     expected = NANO.layer_seconds.value + weights + cache
@@ -172,7 +176,7 @@ def test_what_a_draft_pass_is_charged() -> None:
     draft = MODEL.draft
     layer = NANO.layer_seconds.value + draft.layer_bytes / 1e9 * NANO.four_bit.at(4)
     layer += 50 * draft.kv_bytes / NANO.copy_bandwidth.value
-    d0 = nano_ring(4).coordinator
+    d0 = ring_costs([EAGER] * 5, MODEL).coordinator
     assert layer < NANO.launch_seconds.value, "the host is slower, and the GPU waits for it"
     assert d0.draft_seconds(4, 50) == pytest.approx(22 * NANO.launch_seconds.value)
     head = draft.head.bytes / 1e9 * NANO.sixteen_bit.at(8)
@@ -183,6 +187,52 @@ def test_what_a_draft_pass_is_charged() -> None:
     node = NodeCosts(NANO, cost_model_named("llama-2-7b-eagle"), 0)
     held = eagle.layer_bytes / 1e9 * NANO.sixteen_bit.at(1)
     assert node.draft_seconds(1, 0) == pytest.approx(NANO.layer_seconds.value + held)
+
+
+def test_a_captured_pass_is_charged_what_it_is_padded_to() -> None:
+    node, replay = NodeCosts(NANO, MODEL, 10), NANO.replay_seconds
+    assert replay is not None
+    weights = MODEL.layer_bytes / 1e9 * NANO.four_bit.at(8)
+    cache = 512 * MODEL.kv_bytes / NANO.copy_bandwidth.value
+    layer = NANO.layer_seconds.value + weights + cache
+    for rows, seen in ((5, 257), (8, 512)):
+        assert node.layer_seconds(rows, seen) == pytest.approx(layer)
+    fill = node.fill_seconds()
+    assert 0 < fill < NANO.launch_seconds.value
+    assert node.block_seconds(5, 300) == pytest.approx(fill + 10 * layer)
+    assert node.block_parts(5) == [4, 4, 2]
+    priced = NodeCosts(NANO, MODEL, 10, row_price=0.5)
+    one = MODEL.layer_bytes / 1e9 * NANO.four_bit.at(1)
+    assert priced.layer_seconds(5, 300) == pytest.approx(layer - weights + (1 + 0.5 * 7) * one)
+    # The draft's layers take the device longer than the host takes to replay them.
+    draft = MODEL.draft
+    one = NANO.layer_seconds.value + draft.layer_bytes / 1e9 * NANO.four_bit.at(4)
+    one += 256 * draft.kv_bytes / NANO.copy_bandwidth.value
+    parts = node.draft_parts(3, 50)
+    assert parts == pytest.approx([fill + 4 * one, *[4 * one] * 4, 2 * one])
+    assert sum(parts) < 22 * NANO.launch_seconds.value / 2
+    slow = structs.replace(NANO, replay_seconds=Figure(0.01, "made up"))
+    assert NodeCosts(slow, MODEL, 10).layer_seconds(5, 300) == 0.01
+
+
+def test_what_is_not_captured_is_launched_one_by_one() -> None:
+    quick = replace(MODEL, layer_bytes=MODEL.draft.layer_bytes)
+    node, eager = NodeCosts(NANO, quick, 10), NodeCosts(EAGER, quick, 10)
+    launch = NANO.launch_seconds.value
+    assert node.layer_seconds(4, 50) < launch
+    for requests, tapped in ((2, False), (1, True)):
+        assert node.block_seconds(4, 50, requests, tapped) == pytest.approx(
+            eager.block_seconds(4, 50, requests)
+        )
+        assert node.block_parts(4, requests, tapped) == [1.0] * 10
+    assert node.layer_seconds(65, 50) == launch
+    assert node.block_parts(65) == [1.0] * 10
+    mixture = NodeCosts(NANO, replace(quick, expert_bytes=10**6, experts=8, active=2), 10)
+    assert mixture.block_seconds(4, 50) == pytest.approx(10 * launch)
+    for source in ("eagle", "eagle3", "easyspec"):
+        parts = node.draft_parts(4, 50, source)
+        assert parts == NodeCosts(EAGER, quick, 10).draft_parts(4, 50, source)
+    assert len(node.draft_parts(65, 50)) == 22
 
 
 def test_a_processor_launches_and_then_computes() -> None:
@@ -215,7 +265,7 @@ def test_work_on_logits_goes_by_the_way_and_the_vocabulary() -> None:
 
 
 def test_a_row_price_stands_in_for_every_table() -> None:
-    plain, priced = nano_ring(4), ring_costs([NANO] * 5, MODEL, row_price=0.24)
+    plain, priced = (ring_costs([EAGER] * 5, MODEL, row_price=price) for price in (None, 0.24))
     stage, own = plain.stages[0], priced.stages[0]
     one = MODEL.layer_bytes / 1e9 * NANO.four_bit.at(1)
     assert own.layer_seconds(1, 70) == stage.layer_seconds(1, 70)
@@ -224,7 +274,7 @@ def test_a_row_price_stands_in_for_every_table() -> None:
     assert head(1) == plain.coordinator.head_seconds(1)
     assert head(11) == pytest.approx((1 + 10 * 0.24) * head(1))
     eight = replace(MODEL, bits=8)
-    d0 = ring_costs([NANO] * 5, eight, row_price=0.5).stages[0]
+    d0 = ring_costs([EAGER] * 5, eight, row_price=0.5).stages[0]
     fixed = d0.layer_seconds(1, 0) * 2 - d0.layer_seconds(3, 0)
     assert fixed == pytest.approx(NANO.layer_seconds.value), "two rows more double the weights"
 

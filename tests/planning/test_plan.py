@@ -31,6 +31,7 @@ from edgespec.planning.profile import Figure, RowTable
 from edgespec.planning.refusal import draft_room, remedies, shortages
 
 NANO = profile_named("jetson-orin-nano-8gb")
+EAGER = structs.replace(NANO, replay_seconds=None)
 AGX = profile_named("jetson-agx-orin-64gb")
 PI = profile_named("raspberry-pi-5-8gb")
 MODEL = PlannedModel(
@@ -214,9 +215,9 @@ def test_more_devices_than_layers() -> None:
 
 def test_a_measured_table_of_the_quantisation_counts() -> None:
     slower = RowTable.of((9 * s for s in NANO.four_bit.seconds.values()), "made up")
-    measured = structs.replace(NANO, quantisations={"int4": slower})
+    measured = structs.replace(EAGER, quantisations={"int4": slower})
     node = NodeCosts(measured, MODEL.costs, 1)
-    usual = NodeCosts(NANO, MODEL.costs, 1)
+    usual = NodeCosts(EAGER, MODEL.costs, 1)
     fixed = NANO.layer_seconds.value
     assert node.layer_seconds(4, 0) - fixed == pytest.approx(
         9 * (usual.layer_seconds(4, 0) - fixed)
@@ -271,7 +272,7 @@ def test_a_mixture_is_held_whole_and_charged_for_the_experts_in_use() -> None:
 
 
 def test_eight_bits_read_as_many_bytes_and_compute_twice_the_rows() -> None:
-    node = NodeCosts(NANO, replace(MODEL, quantisation=QUANTISATIONS["int8"]).costs, 1)
+    node = NodeCosts(EAGER, replace(MODEL, quantisation=QUANTISATIONS["int8"]).costs, 1)
     weights = node.model.layer_bytes / 1e9 * NANO.sixteen_bit.at(32)
     assert node.layer_seconds(16, 0) == pytest.approx(NANO.layer_seconds.value + weights)
 

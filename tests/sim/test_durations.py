@@ -43,7 +43,7 @@ def test_every_node_is_charged_its_own_costs() -> None:
     durations = CostDurations(COSTS)
     for number, stage in enumerate(COSTS.stages, 1):
         assert durations.stage(number, BLOCK, None) == stage.block_seconds(3, 8)
-        assert durations.parts(number, BLOCK) == (1.0,) * stage.layers
+        assert durations.parts(number, BLOCK) == stage.block_parts(3)
     d0, choice = COSTS.coordinator, Choice(IDS[:2], IDS[:2], np.zeros(2))
     head = durations.coordinator(HEAD, HeadDone(1, 1, choice), ())
     assert head == d0.head_seconds(3) + d0.choose_seconds(2, "greedy")
