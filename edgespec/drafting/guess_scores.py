@@ -16,13 +16,11 @@ import torch
 from edgespec.tree.drafted import Floats
 from edgespec.tree.ledger import IntArray
 from edgespec.verify.noise import KEPT_ROWS, gumbel_from_keys, gumbel_row, position_keys
-from edgespec.verify.sampling import Sampling, bad_logits
+from edgespec.verify.sampling import Sampling, bad_logits, nucleus
 
 DEFAULT_DRAFT_TEMPERATURE = 0.6
 _BLOCK = 1 << 17  # elements worked on at once on a CPU, so that they stay in its cache
-_FAINTEST = -80.0  # nats: what lies below adds nothing, and would make subnormal numbers, slow ones
 _COLUMNS = 256  # a block of which the maximum is looked at first
-_FIRST_NUCLEUS = 512  # top-p first looks among so many tokens, then among 16 times more, then all
 _OUTSIDE = 2.0  # a draft's guess outside its own filters loses this often what it lies below them
 _REACH = 3.0  # nats below its filters' edge, past which no noise would bring a guess back
 
@@ -117,11 +115,16 @@ def _among_all(
     heights = _with_noise(logits, positions, sampling, token_ids)
     limits, top = _least_of_best(heights, width)
     tops = _finite(top)
-    cooled = (heights - top).div_(draft_temperature).clamp_(min=_FAINTEST)
-    totals = cooled.exp_().sum(1).double().log().cpu().numpy()
     rows, columns, found = _at_least(heights, limits)
-    with np.errstate(over="ignore"):
-        return rows, columns, (found - tops[rows]) / draft_temperature - totals[rows]
+    if draft_temperature != 1:
+        own = heights if heights is not logits else heights.clone()
+        heights = own.sub_(top).div_(draft_temperature)
+        with np.errstate(over="ignore"):
+            found = (found - tops[rows]) / draft_temperature
+        tops = np.zeros(len(tops))
+    # The largest log-probability says what all come to: one fused pass.
+    totals = tops - heights.log_softmax(1).amax(1).double().cpu().numpy()
+    return rows, columns, found - totals[rows]
 
 
 def _with_noise(
@@ -216,17 +219,13 @@ def _edges(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 def _nucleus_edges(pool: torch.Tensor, top_p: float) -> torch.Tensor:
     """The lowest [R, 1] of the largest scores that together hold top_p of the probability."""
-    width = pool.shape[1]
-    target = top_p * pool.exp().sum(1, keepdim=True)
-    size = min(_FIRST_NUCLEUS, width)
-    while True:
-        head = _largest(pool, size)
-        reached = head.exp().cumsum(1)
-        if size == width or bool((reached[:, -1:] >= target).all()):
-            break
-        size = min(size * 16, width)
+    if not pool.is_cuda:
+        edges = [nucleus(row, top_p)[0] for row in pool.numpy()]
+        return torch.tensor(edges, dtype=pool.dtype)[:, None]
+    head = pool.sort(dim=1, descending=True).values
+    reached = head.exp().cumsum(1)
     # A token is in when those before it fall short of the target, so the first always is.
-    last = (reached[:, :-1] < target).sum(1, keepdim=True)
+    last = (reached[:, :-1] < top_p * reached[:, -1:]).sum(1, keepdim=True)
     return head.gather(1, last)
 
 

@@ -44,6 +44,9 @@ _MIX_2 = 0x94D049BB133111EB
 _POSITION_STEP = 0xD1342543DE82EF95
 _CHUNK = 1 << 14  # tokens worked on at once: the arrays between the steps stay in the cache
 
+_ONE = np.float64(1).view(np.uint64)
+_IN_CHUNK = np.arange(_CHUNK, dtype=np.uint64)
+
 Keys = NDArray[np.uint64]
 Integers = NDArray[np.int64] | NDArray[np.uint64]
 
@@ -56,9 +59,10 @@ def _splitmix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _splitmix64_inplace(values: Keys) -> Keys:
-    """One step of splitmix64 on each element of an array of at least one dimension, in place."""
-    shifted = np.empty_like(values)
+def _splitmix64_inplace(values: Keys, shifted: Keys | None = None) -> Keys:
+    """One step of splitmix64 on each element of an array of at least one dimension, in place;
+    `shifted`: room for as many."""
+    shifted = np.empty_like(values) if shifted is None else shifted
     values += np.uint64(_GOLDEN)
     np.right_shift(values, np.uint64(30), out=shifted)
     values ^= shifted
@@ -99,23 +103,31 @@ def uniform_from_keys(keys: Keys, tokens: int | Integers) -> NDArray[np.float64]
     Adjacent values are 2**-52 apart, starting at 2**-53. Raises TypeError if tokens are not
     integers, ValueError if the two shapes do not broadcast.
     """
-    bits = _splitmix64_inplace(np.bitwise_xor(np.atleast_1d(keys), _as_uint64(tokens)))
-    bits >>= np.uint64(12)
-    # Below 2**52 the signed view is the same number, and converts to float much faster.
-    uniform = bits.view(np.int64).astype(np.float64)
-    uniform += 0.5
-    uniform *= 2.0**-52
-    return uniform
+    bits = np.bitwise_xor(np.atleast_1d(keys), _as_uint64(tokens))
+    return _uniform(bits, np.empty(bits.shape, np.float64))
 
 
 def gumbel_from_keys(keys: Keys, tokens: int | Integers) -> NDArray[np.float64]:
     """Standard Gumbel noise, float64, one number for each key and token, broadcast."""
-    noise = uniform_from_keys(keys, tokens)
-    np.log(noise, out=noise)
-    np.negative(noise, out=noise)
-    np.log(noise, out=noise)
-    np.negative(noise, out=noise)
-    return noise
+    return _gumbel_inplace(uniform_from_keys(keys, tokens))
+
+
+def _uniform(
+    bits: Keys, out: NDArray[np.float64], shifted: Keys | None = None
+) -> NDArray[np.float64]:
+    """Fill `out` with the uniform numbers of keys that met their tokens, which are overwritten."""
+    _splitmix64_inplace(bits, shifted)
+    bits >>= np.uint64(12)
+    # As the fraction of a float64 from 1 to 2: much faster than to convert them, and as exact.
+    bits |= _ONE
+    return np.subtract(bits.view(np.float64), 1 - 2.0**-53, out=out)
+
+
+def _gumbel_inplace(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+    np.log(uniform, out=uniform)
+    np.negative(uniform, out=uniform)
+    np.log(uniform, out=uniform)
+    return np.negative(uniform, out=uniform)
 
 
 def gumbel(seed: int, position: int | Integers, tokens: int | Integers) -> NDArray[np.float64]:
@@ -142,10 +154,12 @@ def gumbel_row(seed: int, position: int, width: int) -> NDArray[np.float64]:
 @functools.lru_cache(maxsize=KEPT_ROWS)
 def _whole_chunks(seed: int, position: int, chunks: int) -> NDArray[np.float64]:
     """In whole chunks, so that a draft whose vocabulary is padded otherwise shares them."""
-    keys = position_keys(seed, position)
-    row = np.empty(chunks * _CHUNK, np.float64)
-    for start in range(0, len(row), _CHUNK):
-        end = start + _CHUNK
-        row[start:end] = gumbel_from_keys(keys, np.arange(start, end))
+    (key,) = position_keys(seed, position)
+    row = np.empty((chunks, _CHUNK), np.float64)
+    bits, shifted = np.empty((2, _CHUNK), np.uint64)
+    for number, chunk in enumerate(row):
+        # A chunk's first token has none of the bits of a place in a chunk.
+        np.bitwise_xor(_IN_CHUNK, key ^ np.uint64(number * _CHUNK), out=bits)
+        _gumbel_inplace(_uniform(bits, chunk, shifted))
     row.flags.writeable = False
-    return row
+    return row.reshape(-1)

@@ -22,7 +22,6 @@ Mask = NDArray[np.bool_]
 
 _WIDE = 1 << 12  # from so many tokens on, a position's noise is worth keeping
 _BLOCK = 1 << 17  # elements worked on at once: a few float64 arrays of this size stay in the cache
-_FIRST_NUCLEUS = 512  # top-p first looks among so many tokens, then among 16 times more, then all
 
 
 class BadLogits(EdgespecError):
@@ -271,7 +270,8 @@ def _kept(scores: Floats, sampling: Sampling) -> tuple[Tokens, Tokens]:
             counts = _nucleus(np.cumsum(weights, axis=-1), sampling.top_p * weights.sum(axis=-1))
         limits = np.take_along_axis(head, counts[:, None] - 1, axis=-1)
     elif sampling.top_p < 1:
-        limits, counts = _wide_nucleus(scores, sampling.top_p)
+        for row, own in enumerate(scores):
+            limits[row], counts[row] = nucleus(own, sampling.top_p)
     if sampling.min_p > 0:  # with some room: the rule itself follows below
         limits = np.maximum(limits, math.log(sampling.min_p) - 1e-9)
     # Flat, as numpy takes 20 times longer to find the few marks of a wide array by row and column.
@@ -294,25 +294,26 @@ def _largest(values: Floats, count: int) -> Floats:
     return np.sort(some, axis=-1)[:, ::-1]
 
 
-def _wide_nucleus(scores: Floats, top_p: float) -> tuple[Floats, Tokens]:
-    """Of each whole row, the last score [R, 1] of the shortest run of largest ones that holds top_p
-    of the probability, and how many these are [R]."""
-    width = scores.shape[1]
-    target = top_p * np.exp(scores).sum(axis=-1)
-    size = min(_FIRST_NUCLEUS, width)
-    while True:
-        head = _largest(scores, size)
-        reached = np.cumsum(np.exp(head), axis=-1)
-        if size == width or bool((reached[:, -1] >= target).all()):
-            counts = _nucleus(reached, target)
-            return np.take_along_axis(head, counts[:, None] - 1, axis=-1), counts
-        size = min(size * 16, width)
+def nucleus(scores: Logits, top_p: float) -> tuple[float, int]:
+    """Of one row, [V], the last score of the shortest run of largest ones that holds top_p of the
+    probability, and how many these are."""
+    weights = np.exp(scores)
+    total = weights.sum()
+    # Tokens that hold less than this hold less than half of 1 - top_p together: few are left.
+    likely = scores[np.flatnonzero(weights >= (1 - top_p) / 2 * total / len(scores))]
+    for candidates in (likely, scores):
+        head = np.sort(candidates)[::-1]
+        reached = np.cumsum(np.exp(head))
+        if reached[-1] >= top_p * total:
+            break  # else top_p is 1 but for rounding
+    count = int(_nucleus(reached[None], top_p * total)[0])
+    return float(head[count - 1]), count
 
 
-def _nucleus(reached: Floats, target: Floats) -> Tokens:
-    """How many scores it takes until their cumulative sums [R, n] reach a target [R]."""
+def _nucleus(reached: Floats, target: Floats | float) -> Tokens:
+    """How many scores it takes until their cumulative sums [R, n] reach a target, [R] or one."""
     # A token is in when those before it fall short of the target, so the first always is.
-    counts: Tokens = 1 + (reached[:, :-1] < target[:, None]).sum(axis=-1)
+    counts: Tokens = 1 + (reached[:, :-1] < np.reshape(target, (-1, 1))).sum(axis=-1)
     return counts
 
 
