@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import typer
 
@@ -45,7 +46,8 @@ def status(
 
 def print_status(state: Status) -> None:
     """Print all columns, however narrow the terminal is."""
-    show_table(COLUMNS, map(cells, state.nodes), *remarks(state), ring_line(state), left=NAMES)
+    lines = (*remarks(state), *request_lines(state), ring_line(state))
+    show_table(COLUMNS, map(cells, state.nodes), *lines, left=NAMES)
 
 
 def cells(node: NodeStatus) -> Iterator[str]:
@@ -76,6 +78,15 @@ def node_name(node: NodeStatus) -> str:
 def _has_said(node: NodeStatus) -> bool:
     """Whether the device has reported its health."""
     return bool(node.free or node.temperature)
+
+
+def request_lines(state: Status) -> Iterator[str]:
+    """Each request that runs, with its speed."""
+    for one in state.live:
+        yield (
+            f"request {one.number} ({one.policy}): {one.tokens} token(s) behind a prompt of "
+            f"{one.prompt_tokens}, {one.tokens_per_second:.1f} a second"
+        )
 
 
 def remarks(state: Status) -> Iterator[str]:
@@ -118,6 +129,7 @@ def _as_json(state: Status) -> dict[str, object]:
         "up_for_seconds": state.up_for,
         "requests_running": state.running,
         "requests_waiting": state.waiting,
+        "requests": [asdict(one) for one in state.live],
         "nodes": [_node_as_json(node) for node in state.nodes],
     }
 

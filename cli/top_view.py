@@ -17,6 +17,7 @@ from edgespec.cli.status import (
     cells,
     duration,
     remarks,
+    request_lines,
     ring_line,
 )
 from edgespec.wire.client_messages import NodeStatus, Status
@@ -86,6 +87,7 @@ def screen(view: TopView, console: Console) -> RenderableType:
     else:
         lines.append(Text(shown(ring_line(state)), style="green" if state.ready else "bold red"))
     lines += [Text(), widest_table(state, view.busy, console), Text()]
+    lines += [Text(shown(line)) for line in request_lines(state)]
     lines += [Text(shown(line), style="yellow") for line in remarks(state)]
     return Group(*lines, _footer())
 

@@ -209,6 +209,7 @@ def _build(
             home,
             config.timing,
             requests=machine.load,
+            live=machine.live,
             names=_names(config, own),
             replan=partial(assignment.repartition, needs) if needs else None,
             own_keys=[one.identity.own.public for one in (cluster, own) if one is not None],

@@ -60,6 +60,7 @@ class CoordinatorMachine:
         self._flights = Flights(ring.stages)
         d0 = D0Times()
         self._scheduler = Scheduler(self._flights, d0)
+        self.live = self._scheduler.told
         self._estimates: dict[str, RingEstimates] = {}
         self._snapshot = SnapshotKeeper(codec)
         table = ring.needs.ppd_tokens
@@ -328,8 +329,7 @@ class CoordinatorMachine:
     def _on_ring_ended(self, reason: str, now: float) -> list[Effect]:
         self._state.end(reason)
         self._flights.clear()
-        open_ones = list(self._requests.values())
-        return [e for r in open_ones for e in self._fail(r, reason, now, "lost")]
+        return [e for r in [*self._requests.values()] for e in self._fail(r, reason, now, "lost")]
 
     # --- what others ask of it ----------------------------------------------------------------
 

@@ -49,6 +49,11 @@ class RequestStats:
             self.first_token = now
             self._first_token_trip = trip
 
+    def speed(self, tokens: int, now: float) -> float:
+        """Tokens a second behind the first one until now, of so many in all."""
+        since = now if self.first_token is None else self.first_token
+        return max(tokens - 1, 0) / (now - since) if now > since else 0.0
+
     def trips(self, now: Fraction) -> float:
         """Trips from its first segment until `now` on the ring's clock."""
         return 0.0 if self.entered is None else float(max(now - self.entered, Fraction(0)))

@@ -20,10 +20,12 @@ from edgespec.decoding.d0_times import D0Times
 from edgespec.decoding.effects import SendRing
 from edgespec.decoding.flights import Flight, Flights
 from edgespec.decoding.request import Request
+from edgespec.decoding.snapshot import live_request
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import Event
 from edgespec.policy.base import Send
 from edgespec.types.tensor import NO_LAYERS
+from edgespec.wire.client_messages import LiveRequest
 from edgespec.wire.segment import MOST_PARTS, Header, Part, Segment
 
 
@@ -45,6 +47,10 @@ class Scheduler:
     def live(self) -> list[Request]:
         """Those that have started and not ended, the oldest first."""
         return list(self._live.values())
+
+    def told(self, now: float) -> tuple[LiveRequest, ...]:
+        """What a status says of them."""
+        return tuple(live_request(request, now) for request in self._live.values())
 
     @property
     def rows(self) -> int:

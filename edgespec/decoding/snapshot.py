@@ -18,6 +18,7 @@ from edgespec.decoding.flights import Flights
 from edgespec.decoding.request import Request
 from edgespec.machines.effects import Effect, SendCoordinator, SendPeer, SendStages
 from edgespec.tree.draft_tree import Advance, DraftTree, TreeNode
+from edgespec.wire.client_messages import LiveRequest
 from edgespec.wire.snapshots import (
     MOST_NODES,
     MOST_RUNS,
@@ -248,6 +249,13 @@ class SnapshotKeeper:
                 self._texts.clear()
             text = self._texts[token] = self._codec.token(token)[0][:TEXT_CHARS]
         return text
+
+
+def live_request(request: Request, now: float) -> LiveRequest:
+    """What a status says of it."""
+    tokens = len(request.answer.token_ids)
+    speed = request.stats.speed(tokens, now)
+    return LiveRequest(request.number, request.policy.name, len(request.prompt), tokens, speed)
 
 
 def _state(request: Request | None) -> str:

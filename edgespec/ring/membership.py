@@ -22,7 +22,7 @@ from edgespec.ring.effects import Log
 from edgespec.ring.events import KeyRemoved, RingBroke, RingReached
 from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.ring.repartition import Repartition, Replan
-from edgespec.wire.client_messages import Cancel, Status, StatusRequest, Submit
+from edgespec.wire.client_messages import Cancel, LiveRequest, Status, StatusRequest, Submit
 from edgespec.wire.messages import (
     NO_RING,
     Assign,
@@ -56,13 +56,14 @@ class MembershipMachine:
         names: Sequence[str] = (),
         replan: Replan | None = None,
         own_keys: Collection[str] = (),
+        live: Callable[[float], tuple[LiveRequest, ...]] = lambda now: (),
     ) -> None:
         """`assigns`, `names`: see Assignment; `home`: where the last stage pushes. `requests()`:
         how many run and how many wait. `replan`: an assignment for other devices. `own_keys`:
-        public keys of stages on this machine."""
+        public keys of stages on this machine. `live(now)`: what those that run have done."""
         self._ring = RingAssembly(Assignment(assigns, names), home)
         self._repartition = Repartition(self._ring, timing, requests, replan)
-        self._requests = requests
+        self._requests, self._live = requests, live
         self._own_keys = own_keys
         self._timing = timing
         self._clients: dict[bytes, float] = {}
@@ -327,6 +328,7 @@ class MembershipMachine:
             waiting,
             PurePath(of.model).name,
             of.context_length,
+            self._live(now)[:MOST_SHOWN],
         )
 
 

@@ -128,6 +128,11 @@ class _Ring(Collector):
         yield gauge("ring_stages", "Stages that the ring has.", status.stages)
         yield gauge("requests_running", "Requests on the ring now.", status.running)
         yield gauge("requests_waiting", "Requests that wait for the ring.", status.waiting)
+        speeds = [one.tokens_per_second for one in status.live]
+        said = "Of all running requests together, behind their first tokens."
+        yield gauge("running_tokens_per_second", said, sum(speeds))
+        said = "Of the slowest running request; 0: there is none."
+        yield gauge("slowest_tokens_per_second", said, min(speeds, default=0.0))
         yield from _of_nodes(status.nodes)
 
 

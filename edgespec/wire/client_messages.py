@@ -156,13 +156,28 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveRequest:
+    """A request that is being answered; a part of Status.
+
+    `number`: the coordinator's, which a lost ring changes. `tokens`: of the answer so far;
+    `tokens_per_second`: of those behind the first one until now, 0 before the second.
+    """
+
+    number: int
+    policy: str
+    prompt_tokens: int
+    tokens: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class Status(Message):
     """The ring as the coordinator sees it: whether all stages are ready, one line of text each.
 
     `nodes`: the same in figures, places first. `ring`: its number, one more for each that was
     lost. `up_for`: seconds since it is up, 0 if it is not. `running` and `waiting`: requests.
     `model`: its name, without the folder that it lies in. `context_length`: tokens that a request
-    may have, with its answer.
+    may have, with its answer. `live`: the running requests, the oldest first.
     """
 
     ready: bool
@@ -175,3 +190,4 @@ class Status(Message):
     waiting: int = 0
     model: str = ""
     context_length: int = 0
+    live: tuple[LiveRequest, ...] = ()

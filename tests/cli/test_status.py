@@ -17,7 +17,7 @@ from support.rings import submit
 from edgespec.cli import status as module
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.runtime.access_policy import CLIENT
-from edgespec.wire.client_messages import NodeStatus, Status
+from edgespec.wire.client_messages import LiveRequest, NodeStatus, Status
 from edgespec.wire.messages import Health
 
 GIB = 1 << 30
@@ -139,6 +139,24 @@ def test_a_ring_that_is_up_ends_with_0(show: Callable[..., Done]) -> None:
     assert done.out.splitlines()[-1] == (
         "the ring of 1 stage(s) is up since 2 h (ring number 5); 1 request(s) running, 2 waiting"
     )
+
+
+def test_each_request_that_runs_has_its_speed(show: Callable[..., Done]) -> None:
+    live = (LiveRequest(7, "adaptive", 12, 40, 5.25), LiveRequest(9, "specpipe", 200, 0, 0.0))
+    done = show(replace(UP, running=2, live=live))
+    assert done.out.splitlines()[-3:-1] == [
+        "request 7 (adaptive): 40 token(s) behind a prompt of 12, 5.2 a second",
+        "request 9 (specpipe): 0 token(s) behind a prompt of 200, 0.0 a second",
+    ]
+    told = json.loads(show(replace(UP, running=2, live=live), "--json").out)["requests"]
+    assert told[0] == {
+        "number": 7,
+        "policy": "adaptive",
+        "prompt_tokens": 12,
+        "tokens": 40,
+        "tokens_per_second": 5.25,
+    }
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from edgespec.cli import top as module
 from edgespec.cli.status import print_status
 from edgespec.cli.top_view import HISTORY, BusyHistory, TopView, bar, screen
 from edgespec.serving.metrics import Metrics
-from edgespec.wire.client_messages import NodeStatus, Status
+from edgespec.wire.client_messages import LiveRequest, NodeStatus, Status
 
 GIB = 1 << 30
 FIRST = NodeStatus(
@@ -73,6 +73,13 @@ def view(state: Status | None = STATUS, problem: str = "") -> TopView:
 
 
 # --- what it shows --------------------------------------------------------------------------------
+
+
+def test_running_requests_are_listed_with_their_speeds() -> None:
+    live = (LiveRequest(7, "adaptive", 12, 40, 5.25), LiveRequest(9, "specpipe", 20, 2, 1.0))
+    text = drawn(view(replace(STATUS, running=2, live=live)), 160)
+    assert "request 7 (adaptive): 40 token(s) behind a prompt of 12, 5.2 a second\n" in text
+    assert "request 9 (specpipe): 2 token(s) behind a prompt of 20, 1.0 a second\n" in text
 
 
 def test_a_wide_terminal_shows_all() -> None:
@@ -277,14 +284,15 @@ WHOLE = st.integers(-(2**63), 2**64 - 1)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
-def any_numbers(kind: type[NodeStatus] | type[Status]) -> st.SearchStrategy[Any]:
+def any_numbers(kind: type[NodeStatus | Status | LiveRequest]) -> st.SearchStrategy[Any]:
     """With whatever numbers the codec lets through, and words that are there."""
     values = {int: WHOLE, float: FINITE, str: st.just("a word"), bool: st.booleans()}
     hints = get_type_hints(kind)
     known = {f.name: values[hints[f.name]] for f in fields(kind) if hints[f.name] in values}
     if kind is Status:
         nodes = st.lists(any_numbers(NodeStatus), max_size=3).map(tuple)
-        known |= {"lines": st.just(()), "nodes": nodes}
+        live = st.lists(any_numbers(LiveRequest), max_size=3).map(tuple)
+        known |= {"lines": st.just(()), "nodes": nodes, "live": live}
     return st.builds(kind, **known)
 
 

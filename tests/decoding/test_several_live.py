@@ -225,3 +225,24 @@ def test_who_waits_is_told_behind_how_many() -> None:
     assert told == {2: "reading the prompt", 3: "waiting behind 2 other request(s)"}
     fake.ring.run()
     fake.assert_nothing_left()
+
+
+def test_a_status_tells_what_the_live_requests_have_done() -> None:
+    """In the order of their starts: tokens so far, and their speed since the first one."""
+    fake = FakeRing(3, live=2, prefill_chunk=4)
+    for tag in range(3):
+        fake.ring.submit(submit(tag, "abc", 20, "autoregressive"))
+    first, second = fake.coordinator.live(fake.ring.now)
+    assert (first.policy, first.prompt_tokens, first.tokens) == ("autoregressive", 3, 0)
+    assert (first.number, second.number, first.tokens_per_second) == (1, 2, 0.0)
+    assert fake.take_turns(80)
+    (first, second), now = fake.coordinator.live(fake.ring.now), fake.ring.now
+    asked = fake.coordinator.accepts(1)
+    assert asked is not None
+    assert asked.stats.first_token is not None
+    assert first.tokens == len(asked.answer.token_ids) > 1
+    since = now + 10.0 - asked.stats.first_token
+    speed = fake.coordinator.live(now + 10.0)[0].tokens_per_second
+    assert speed == pytest.approx((first.tokens - 1) / since)
+    fake.ring.run()
+    assert fake.coordinator.live(fake.ring.now) == ()

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from support.memberships import HOME, TIMING, Membership, address, asks, to
 
+from edgespec.ring.assignment import MOST_SHOWN
 from edgespec.ring.effects import Log
 from edgespec.ring.health import HEALTH_S, IDLE_S, STALE_S, HealthMonitor, RoundTrips, printable
 from edgespec.ring.membership import MembershipMachine
-from edgespec.wire.client_messages import NodeStatus, Status, StatusRequest
+from edgespec.wire.client_messages import LiveRequest, NodeStatus, Status, StatusRequest
 from edgespec.wire.messages import Goodbye, Health, Heartbeat, Loading, Ready
 
 FINE = Health(60.0, 95.0, 8 << 30, 2 << 30, 0.4, False, "", 1.0, 0.02, 0.03)
@@ -333,6 +334,21 @@ def test_a_status_counts_requests_as_it_is_told_to() -> None:
     ring.machine = MembershipMachine(ring.places, HOME, TIMING, requests=lambda: (1, 3))
     status = status_of(ring)
     assert (status.running, status.waiting) == (1, 3)
+
+
+def test_a_status_lists_what_runs_as_of_now() -> None:
+    """At most as many as nodes are shown."""
+    ring, asked = Membership(1), []
+
+    def live(now: float) -> tuple[LiveRequest, ...]:
+        asked.append(now)
+        return tuple(LiveRequest(n, "adaptive", 5, 9, 2.5) for n in range(MOST_SHOWN + 3))
+
+    ring.machine = MembershipMachine(ring.places, HOME, TIMING, live=live)
+    told = status_of(ring).live
+    assert told[0] == LiveRequest(0, "adaptive", 5, 9, 2.5)
+    assert len(told) == MOST_SHOWN
+    assert asked == [ring.now]
 
 
 def test_the_health_of_a_stage_is_reported_by_its_name_and_that_of_strangers_is_not() -> None:

@@ -10,7 +10,7 @@ from support.nodes import NodeRing
 
 from edgespec.serving.metrics import Metrics
 from edgespec.serving.problems import ApiProblem
-from edgespec.wire.client_messages import Finished, NodeStatus, Status
+from edgespec.wire.client_messages import Finished, LiveRequest, NodeStatus, Status
 
 END = Finished(
     1, "ab", (1, 2), "stop", "p", "d", 2, 7, 12, 3.0, 0.5, 4.5, (1, 2, 0, 3), 20, 9, 2, 0.1, 1, 4
@@ -86,6 +86,16 @@ def test_every_stage_is_told_with_its_figures() -> None:
     assert told["edgespec_stage_state", (*one, ("state", "ready"))] == 1
     missing = (("device", ""), ("stage", "2"), ("state", "missing"))
     assert told["edgespec_stage_state", missing] == 1
+
+
+def test_running_requests_are_told_by_their_speeds() -> None:
+    live = (LiveRequest(1, "adaptive", 5, 20, 4.5), LiveRequest(2, "adaptive", 5, 9, 2.0))
+    told = values(Metrics().text(Status(True, (), NODES, 2, 5, 1.0, 2, 0, "m", 100, live)))
+    assert told["edgespec_running_tokens_per_second", ()] == 6.5
+    assert told["edgespec_slowest_tokens_per_second", ()] == 2.0
+    idle = values(Metrics().text(Status(True, (), NODES, 2, 5, 1.0, 0, 0, "m", 100)))
+    assert idle["edgespec_running_tokens_per_second", ()] == 0.0
+    assert idle["edgespec_slowest_tokens_per_second", ()] == 0.0
 
 
 def test_names_of_devices_cannot_break_the_text() -> None:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from support.rings import submit
 from edgespec.config import Timing
 from edgespec.errors import ConfigError
 from edgespec.runtime.access_policy import CLIENT
+from edgespec.wire.client_messages import LiveRequest, NodeStatus, Status
 
 STAGES = 3
 DELAY_S = 0.02
@@ -460,6 +462,31 @@ def test_what_a_person_or_a_device_says_is_text(watched: Watched) -> None:
     page.reload()
     until(page, "document.querySelector('#banner-text').textContent.includes('alert')")
     assert page.locator("#banner script, #banner img").count() == 0
+
+
+def test_several_answers_are_listed_with_their_speeds(watched: Watched) -> None:
+    """And which of them the tree shows, as soon as there are several."""
+    live = [LiveRequest(1, "adaptive", 9, 12, 3.2), LiveRequest(2, "<b>x</b>", 9, 1, 0.0)]
+
+    def play(route: Route) -> None:
+        nodes = (NodeStatus(1, 0, 4),)
+        status = Status(True, (), nodes, 1, 1, 9.0, len(live), 0, "m", 99, tuple(live))
+        body = json.dumps({**asdict(status), "reachable": True, "lines": None})
+        headers = {"content-type": "text/event-stream"}
+        route.fulfill(status=200, headers=headers, body=f"event: status\ndata: {body}\n\n")
+
+    page = watched.open()
+    is_up(page)
+    page.route("**/events", play)
+    page.reload()
+    until(page, "document.querySelectorAll('.answers li').length === 2")
+    assert page.locator(".answers li").all_inner_texts() == [
+        "adaptive: 12 tokens, 3.2 a second (shown below)",
+        "<b>x</b>: 1 token",
+    ]
+    live.pop()
+    until(page, "document.querySelectorAll('.answers li').length === 1")
+    assert page.locator(".answers li").all_inner_texts() == ["adaptive: 12 tokens, 3.2 a second"]
 
 
 @pytest.mark.slow

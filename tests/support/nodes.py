@@ -205,7 +205,11 @@ class NodeRing:
         )
         self.machine = CoordinatorMachine(ring, self.codec)
         self.membership = MembershipMachine(
-            places, Connect("", self.transport.data_port, OWN.public), self.timing
+            places,
+            Connect("", self.transport.data_port, OWN.public),
+            self.timing,
+            self.machine.load,
+            live=self.machine.live,
         )
         node = CoordinatorNode(
             self.transport,

@@ -21,7 +21,14 @@ from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.tree.ledger import RetainSet
 from edgespec.types.tensor import ITEM_SIZES, IntArray, Layers, Tensor
 from edgespec.wire.block_messages import LARGEST_CHUNK, MOST_CHUNKS, BlockOffer, Piece, PieceRequest
-from edgespec.wire.client_messages import NodeStatus, Progress, SourceFigures, Status, Submit
+from edgespec.wire.client_messages import (
+    LiveRequest,
+    NodeStatus,
+    Progress,
+    SourceFigures,
+    Status,
+    Submit,
+)
 from edgespec.wire.codec import MAGIC, VERSION, Frame, Limits, decode, encode
 from edgespec.wire.messages import Credit, Fault, Health, Heartbeat, Message, Ready
 from edgespec.wire.segment import Segment, StageTime
@@ -78,6 +85,7 @@ def made_of_values(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 VALUES[RetainSet] = made_of_values(RetainSet)
 VALUES[tuple[NodeStatus, ...]] = st.lists(made_of_values(NodeStatus), max_size=3).map(tuple)
+VALUES[tuple[LiveRequest, ...]] = st.lists(made_of_values(LiveRequest), max_size=3).map(tuple)
 VALUES[tuple[SourceFigures, ...]] = st.lists(made_of_values(SourceFigures), max_size=3).map(tuple)
 VALUES[tuple[SnapshotNode, ...]] = st.lists(made_of_values(SnapshotNode), max_size=3).map(tuple)
 VALUES[tuple[SnapshotSegment, ...]] = st.lists(made_of_values(SnapshotSegment), max_size=3).map(
@@ -286,9 +294,9 @@ def header(*values: object) -> bytes:
     return packed
 
 
-def status(lines: object, nodes: object = ()) -> bytes:
+def status(lines: object, nodes: object = (), live: object = ()) -> bytes:
     """The header of a Status with these fields."""
-    return header(47, True, lines, nodes, 1, 1, 0.0, 0, 0, "model", 1024)
+    return header(47, True, lines, nodes, 1, 1, 0.0, 0, 0, "model", 1024, live)
 
 
 def retain(accepted: object, retained: object) -> bytes:

@@ -81,6 +81,19 @@ function card(node) {
   return item;
 }
 
+/** The requests that run; the tree and the timeline show the oldest one. */
+function answers(live) {
+  const list = element("ul", "answers");
+  list.setAttribute("aria-label", "Running requests");
+  live.forEach((one, index) => {
+    const speed = one.tokens > 1 ? `, ${one.tokens_per_second.toFixed(1)} a second` : "";
+    const watched = index || live.length < 2 ? "" : " (shown below)";
+    const tokens = one.tokens === 1 ? "1 token" : `${one.tokens} tokens`;
+    list.append(element("li", "", `${one.policy}: ${tokens}${speed}${watched}`));
+  });
+  return list;
+}
+
 function head(status) {
   const item = element("li", "device");
   item.dataset.state = "ready";
@@ -89,6 +102,7 @@ function head(status) {
   item.append(title, element("p", "layers", "Head, draft model and draft tree"));
   const waits = status.waiting ? `, ${status.waiting} waiting` : "";
   item.append(element("p", "note", status.running ? `${status.running} running${waits}` : `idle${waits}`));
+  if (status.live.length) item.append(answers(status.live));
   return item;
 }
 
