@@ -7,7 +7,7 @@ from dataclasses import replace
 import typer
 
 from edgespec.cli import options
-from edgespec.config import DEFAULT_PORT, Emulation, Timing
+from edgespec.config import DEFAULT_LIVE, DEFAULT_PORT, Emulation, Timing
 from edgespec.daemon.api_process import served_http
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.coordinator import run_coordinator
@@ -54,6 +54,11 @@ def serve(
     recovery: float = typer.Option(
         60.0, help="Seconds that a request waits for a stage that was lost; 0: not at all."
     ),
+    live: int = typer.Option(
+        DEFAULT_LIVE,
+        help="Requests that are answered at once, at most; fewer where the stages' caches have no "
+        "room for them. The others wait.",
+    ),
 ) -> None:
     """Run the coordinator: head, draft model, and the way in for prompts.
 
@@ -79,6 +84,7 @@ def serve(
         trace=trace,
         cache=cache,
         record=record,
+        live=live,
     )
     with folder.served():
         leave(run_coordinator(config, folder, served_http(http, folder)))

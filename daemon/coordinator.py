@@ -164,6 +164,7 @@ def _build(
         needs=draft.needs if draft else NO_NEEDS,
         sources=draft.sources if draft else (),
         head_last=config.head_last,
+        live=config.live,
     )
     codec = Tokenizer(model.tokenizer)
     _ = codec.bound  # found here, and not while the first prompt waits

@@ -11,6 +11,8 @@ from edgespec.errors import ConfigError
 
 DEFAULT_PORT = 7430
 LOOPBACK = "127.0.0.1"
+DEFAULT_LIVE, MOST_LIVE = 8, 64
+"""Requests that are answered at once, at most: one segment holds rows of so many."""
 DTYPES = ("float32", "bfloat16", "float64", "float16")
 MOST_STAGES = 256
 HEADS = (HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE) = ("coordinator", "last-stage")
@@ -222,7 +224,8 @@ class CoordinatorConfig:
     all requests and their ends; "" means none.
     `places`: names of the devices that a plan assigns to stages 1, 2, …; empty means that any
     device may be any stage. `with_stage`: the stage that runs on the coordinator's own machine, as
-    a process beside it; 0: none. `head`: where the output head is, one of HEADS.
+    a process beside it; 0: none. `head`: where the output head is, one of HEADS. `live`: requests
+    that are answered at once, at most; fewer if their rows do not fit into the stages' caches.
     """
 
     model: str
@@ -243,8 +246,11 @@ class CoordinatorConfig:
     record: str = ""
     with_stage: int = 0
     head: str = HEAD_ON_COORDINATOR
+    live: int = DEFAULT_LIVE
 
     def __post_init__(self) -> None:
+        if not 1 <= self.live <= MOST_LIVE:
+            raise ConfigError(f"live is {self.live}; it must be from 1 to {MOST_LIVE} requests")
         if self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {self.dtype!r}; choose one of: {', '.join(DTYPES)}")
         if self.head not in HEADS:

@@ -177,6 +177,12 @@ class Flights:
         """Segments that the first stage has not handed on."""
         return len(self._queued)
 
+    @property
+    def ahead(self) -> int:
+        """Rows of the segment that left last, if it is not back; else 0."""
+        flight = self._flying.get(self._newest)
+        return flight.rows if flight else 0
+
     def launch(
         self, parts: Sequence[Part], choosing: Sequence[Choosing | None]
     ) -> tuple[int, Flight]:

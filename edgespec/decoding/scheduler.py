@@ -23,10 +23,21 @@ from edgespec.decoding.request import Request
 from edgespec.decoding.snapshot import live_request
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import Event
+from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.base import Send
+from edgespec.policy.pool import nodes_that_pay, rows_that_pay
 from edgespec.types.tensor import NO_LAYERS
 from edgespec.wire.client_messages import LiveRequest
 from edgespec.wire.segment import MOST_PARTS, Header, Part, Segment
+
+MOST_QUEUED = 2
+"""Segments that the first stage may have: the one that it is at, and one that waits."""
+
+SLOWEST = 2.0
+"""Times as long a step may take for rows of a prompt in it, while others wait for answers."""
+
+LEAST_CHUNK = 8
+"""Rows of a prompt that leave together however long they take: else it would never be read."""
 
 
 class Scheduler:
@@ -115,17 +126,20 @@ class Scheduler:
         return self._alone(going_on[0], now) if len(going_on) == 1 else self._together(now)
 
     def _alone(self, request: Request, now: float) -> list[Effect]:
-        effects = self._decided([request], now)
+        effects = self._decided(now)
         while not request.is_read and request.in_flight <= self._flights.clock.stages:
             request.send_chunk(request.prefix.chunk)
         while request.leaving:
             effects += self._launch([request])
         return effects
 
-    def _decided(self, requests: Iterable[Request], now: float) -> list[Effect]:
-        """Ask the policies that are to be asked; returns what is to be drafted."""
+    def _decided(self, now: float) -> list[Effect]:
+        """Ask the policies that are to be asked, but for the pool's; returns what is to be
+        drafted."""
         effects: list[Effect] = []
-        for request in requests:
+        for request in self._in_turn():
+            if len(self._live) > 1 and isinstance(request.policy, Adaptive):
+                request.asks = False
             for decision in request.decide() if request.asks else ():
                 if isinstance(decision, Send):
                     request.send(decision.ids)
@@ -134,20 +148,97 @@ class Scheduler:
         return effects
 
     def _together(self, now: float) -> list[Effect]:
-        effects = self._decided(self._in_turn(), now)
-        # A part of which nothing is wanted any more is dropped, and its policy asked again.
-        while not self._flights.queued and len(self._flights) < self._places:
-            for request in self._live.values():
-                begins = not request.is_read and not request.leaving
-                if begins and request.in_flight <= self._flights.clock.stages:
-                    request.send_chunk(request.prefix.chunk)
-            ready = [request for request in self._in_turn() if request.leaving]
-            ready = [r for r in ready if r.policy.prompts_first and not r.decodes] or ready
-            if not ready:
+        effects = self._decided(now)
+        effects += self._expand(now)
+        while self._flights.queued < MOST_QUEUED and len(self._flights) < self._places:
+            parts = self._next_parts()
+            if not parts:
                 break
-            effects += self._launch(ready[: self._share])
-            effects += self._decided(self._in_turn(), now)
+            effects += self._launch(parts)
+            # A part of which nothing is wanted any more is dropped, and its policy asked again.
+            effects += self._decided(now)
         return effects
+
+    def _next_parts(self) -> list[Request]:
+        """The requests that have something in the next segment.
+
+        Behind a segment that the first stage is at, only what waits for no better guess leaves:
+        that spares the stage the way of its credit.
+        """
+        is_free = not self._flights.queued
+        answering = [request for request in self._in_turn() if request.decodes]
+        starting = [request for request in self._in_turn() if not request.is_read]
+        first = [request for request in starting if request.policy.prompts_first]
+        if first and (parts := self._take_chunk(first[0], 0, others=False)):
+            return parts
+        parts = [request for request in answering if request.leaving][: self._share]
+        if is_free or any(not _root_sent(request) for request in answering):
+            parts += self._take_rows(self._share - len(parts))
+        if starting and (parts or is_free or not answering):
+            beside = sum(len(request.leaving[0].rows) for request in parts)
+            parts += self._take_chunk(starting[0], beside, others=bool(answering))
+        return parts
+
+    def _take_chunk(self, request: Request, beside: int, *, others: bool) -> list[Request]:
+        """Have rows of its prefix leave, unless so much of it is on the ring that it is full.
+
+        Beside answers they are so many that a step takes no more than SLOWEST times as long.
+        """
+        if request.in_flight > self._flights.clock.stages or request.leaving:
+            return []
+        most, step = request.prefix.chunk, request.estimates.step
+        if others:
+            if not step.known:
+                most = min(most, LEAST_CHUNK)
+            while most > LEAST_CHUNK and (
+                step.seconds(beside + most) > SLOWEST * step.seconds(max(beside, 1))
+            ):
+                most = max(most - LEAST_CHUNK, LEAST_CHUNK)
+        request.send_chunk(most)
+        return [request]
+
+    # --- the pool -----------------------------------------------------------------------------
+
+    def _pool(self) -> tuple[Adaptive, list[Request]] | None:
+        """The requests whose rows and guesses compete, those of which nothing has left for longest
+        first."""
+        found = [r for r in self._in_turn() if isinstance(r.policy, Adaptive) and r.decodes]
+        if not found:
+            return None
+        policy = found[0].policy
+        assert isinstance(policy, Adaptive)
+        return policy, found
+
+    def _expand(self, now: float) -> list[Effect]:
+        """If the draft source is idle, have the best nodes of the pool expanded."""
+        pool = self._pool()
+        if pool is None or self._d0.drafting or not pool[1][0].estimates.step.known:
+            return []
+        policy, requests = pool
+        chosen = nodes_that_pay([request.view() for request in requests], policy.most_rows)
+        return [
+            drafts.ask(request, policy.expand(ids), now)
+            for request, ids in zip(requests, chosen, strict=True)
+            if ids
+        ]
+
+    def _take_rows(self, roots: int) -> list[Request]:
+        """Have the best rows of the pool leave, with so many new roots at most."""
+        pool = self._pool()
+        if pool is None:
+            return []
+        policy, requests = pool
+        requests = [request for request in requests if not request.leaving]
+        if not requests:
+            return []
+        views = [request.view() for request in requests]
+        chosen = rows_that_pay(views, self._flights.ahead, policy.most_rows, roots)
+        found = []
+        for request, ids in zip(requests, chosen, strict=True):
+            if ids:
+                request.send(ids)
+                found.append(request)
+        return found
 
     def _in_turn(self) -> list[Request]:
         """The live requests that go on, those first of which nothing has left for longest."""
@@ -162,12 +253,12 @@ class Scheduler:
     @property
     def _share(self) -> int:
         """Requests that may share a segment: as many as fill all places with what their policies
-        want in flight."""
+        want in flight; of the pool that is each one's root."""
         places = self._places
         wanted = sum(
-            min(request.policy.window(places - 1), places)
-            for request in self._live.values()
-            if request.decodes
+            1 if isinstance(r.policy, Adaptive) else min(r.policy.window(places - 1), places)
+            for r in self._live.values()
+            if r.decodes
         )
         return min(max(math.ceil(wanted / places), 1), MOST_PARTS)
 
@@ -193,6 +284,10 @@ class Scheduler:
             if request.ppd_rows is not None:  # the table is the same for all
                 vectors = request.ppd_rows.vectors(tokens)
         return [SendRing(Segment(Header(seq, layers), tuple(parts), ppd_tokens=vectors))]
+
+
+def _root_sent(request: Request) -> bool:
+    return request.tree is None or request.tree[request.tree.root].sent
 
 
 def _next_part(request: Request) -> Part | None:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from support.rounds import NOBODYS_TOKEN, Round, grown, learnt, sent, view
 
-from edgespec.policy.adaptive import LEAST_SHARE, Adaptive
+from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.base import Expand, RequestView, Send
 from edgespec.policy.estimates import RingEstimates
+from edgespec.policy.pool import LEAST_SHARE
 from edgespec.sim.oracle import Oracle
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.drafted import Children

@@ -1,0 +1,112 @@
+"""Pool: which rows of all requests pay, and which of their guesses to expand.
+
+The rows of several requests share a step of the ring, and their guesses a pass of the draft source.
+All of them compete: they are taken in descending probability of being on their model's path, as
+long as the expected gain of one covers the time that it adds, which everyone in the step pays. So
+one request alone gets deep trees, several get shallower ones, and of many only the roots are left:
+plain decoding with a full pipeline.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+
+from edgespec.policy.base import RequestView
+
+LEAST_SHARE = 1 / 32
+"""Nothing is started, neither a segment nor a forward pass of the draft, for guesses that are
+less likely than this to be on the model's path (of a segment, all its rows together; of a forward
+pass, the best node)."""
+
+Chosen = list[tuple[int, ...]]
+"""Nodes of each request, the best first."""
+
+
+def rows_that_pay(views: Sequence[RequestView], ahead: int, most: int, share: int) -> Chosen:
+    """The best unsent rows of these requests, `most` in all, as long as each one's gain covers its
+    cost. At most `share` requests send a new root, those that stand first.
+
+    Gain: a row that is right comes home earlier than if it waited for the next segment, by one
+    step of the pipeline or by D0's work for a segment if that takes longer. Cost: the time that
+    it adds to a step, for all that follow. While the segment is no longer than the one `ahead` of
+    it, it waits for that one at every stage anyway; beyond, a row adds its time to this
+    segment's own way at each stage that it reaches.
+    """
+    estimates = views[0].estimates
+    step, own = estimates.step, estimates.own
+    queues = [view.tree.unsent(most) for view in views]
+    taken: Chosen = [() for _ in views]
+    heap: list[tuple[float, int]] = []
+
+    def offer(index: int) -> None:
+        """Its next row competes."""
+        queue, at = queues[index], len(taken[index])
+        if at < len(queue):
+            heapq.heappush(heap, (-views[index].tree.score(queue[at]), index))
+
+    for index in range(len(views)):
+        offer(index)
+    count, total, roots = 0, 0.0, 0
+    while heap and count < most:
+        score, index = heapq.heappop(heap)
+        node, chance = queues[index][len(taken[index])], math.exp(-score)
+        if node == views[index].tree.root:
+            if roots == share:
+                continue  # nor may any row of its tree go before it
+            roots += 1
+        elif count:
+            longer = step.seconds(count + 1)
+            added = longer - step.seconds(count)
+            times = estimates.reach if count >= ahead else 1.0
+            cost = added * times * paid_by(total, chance, len(views))
+            if chance * max(longer, own) < cost:
+                break
+        taken[index] += (node,)
+        count += 1
+        total += chance
+        offer(index)
+    return taken if total >= LEAST_SHARE else [() for _ in views]
+
+
+def nodes_that_pay(views: Sequence[RequestView], most: int) -> Chosen:
+    """The best nodes of these requests to expand in one pass, `most` in all, as long as each one's
+    gain covers the time that it adds.
+
+    Gain as above: the children of a node that is right can leave in the next segment. They are
+    not guessed before the next pass ends if not in this one.
+    """
+    estimates = views[0].estimates
+    draft = estimates.draft
+    queues = [view.tree.frontier(most, view.depth_left) for view in views]
+    heap = [
+        (-views[index].tree.score(node), index, place)
+        for index, queue in enumerate(queues)
+        for place, node in enumerate(queue)
+    ]
+    heap.sort()
+    taken: Chosen = [() for _ in views]
+    total = 0.0
+    pace = max(estimates.step.seconds(1), estimates.own)
+    for count, (score, index, place) in enumerate(heap[:most]):
+        chance = math.exp(-score)
+        if count == 0:
+            worth = chance >= LEAST_SHARE or not draft.known
+        elif draft.known:
+            added = draft.seconds(count + 1) - draft.seconds(count)
+            worth = chance * pace >= added * paid_by(total, chance, len(views))
+        else:
+            worth = False  # one, to find out what it takes
+        if not worth:
+            break
+        taken[index] += (queues[index][place],)
+        total += chance
+    return taken
+
+
+def paid_by(yields: float, chance: float, requests: int) -> float:
+    """How many tokens wait for the time that a row adds: of one request alone, one. Of several, the
+    pass as it is would give `yields`, with the row `chance` more; nothing is gained by a row that
+    gives fewer tokens a second than they do together."""
+    return max(1.0, yields + chance) if requests > 1 else 1.0
