@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -17,7 +18,13 @@ from edgespec.errors import BlockDamaged, ConfigError, ModelError
 from edgespec.model.inventory import Needed, block_inventory, head_inventory, packed_slots
 from edgespec.model.manifest import REMEDY, BlockEntry, FileEntry, size_text
 from edgespec.model.quantised.linear import stored_parts
-from edgespec.model.safetensors_writer import PADDING, OpenFile, SafetensorsWriter, Slot
+from edgespec.model.safetensors_writer import (
+    PADDING,
+    OpenFile,
+    SafetensorsWriter,
+    Slot,
+    places_in,
+)
 from edgespec.model.source import TensorSource, shaped
 from edgespec.schema import as_type, parse_json
 
@@ -40,7 +47,7 @@ def write_block(
     """Write layers [first, end) into a file as the source has them: packed, or plain.
 
     The first block has the embedding too, the last one the final norm. One tensor at a time is
-    read, packed and written, so that memory holds one of them and its packed form, however large
+    read and packed, so that memory holds one of them and the packed form of a few, however large
     the block. `progress` hears of layers. Raises ModelError for what the source cannot give, and
     ConfigError if the file cannot be written.
     """
@@ -76,16 +83,18 @@ def _write(
     progress: Progress | None,
 ) -> tuple[int, str]:
     """Bytes and SHA-256 of the file that these tensors make."""
-    slots = [_slots(source, one) for one in needed]
+    batches = list(_batches(needed))
+    slots = [_slots(source, batch) for batch in batches]
     layers = sorted({one.layer for one in needed if one.layer >= 0})
     writer = SafetensorsWriter([slot for some in slots for slot in some], {"format": "pt", **about})
     try:
         with writer.into(path) as file:
-            for index, (one, some) in enumerate(zip(needed, slots, strict=True)):
-                _append(source, one, some, file)
-                last = index + 1 == len(needed) or needed[index + 1].layer != one.layer
-                if last and one.layer >= 0 and progress is not None:
-                    progress(layers.index(one.layer) + 1, len(layers))
+            for index, (batch, some) in enumerate(zip(batches, slots, strict=True)):
+                _append(source, batch, some, file)
+                layer = batch[0].layer
+                last = index + 1 == len(batches) or batches[index + 1][0].layer != layer
+                if last and layer >= 0 and progress is not None:
+                    progress(layers.index(layer) + 1, len(layers))
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}, which needs {size_text(writer.bytes)} "
@@ -94,20 +103,41 @@ def _write(
     return writer.bytes, file.sha256
 
 
-def _slots(source: TensorSource, one: Needed) -> list[Slot]:
-    if one.packed:
-        return packed_slots(one)
-    return [Slot(one.name, one.shape, shaped(source, one.name, one.shape).dtype)]
+def _batches(needed: Sequence[Needed]) -> Iterator[list[Needed]]:
+    """In the same order, matrices of one layer that follow each other and have the same columns and
+    form together: what multiplies the same rows can be one matrix without a copy if their codes lie
+    one behind the other."""
+
+    def alike(one: Needed) -> object:
+        return (one.layer, one.form, one.shape[1]) if one.packed else one.name
+
+    for _, batch in groupby(needed, alike):
+        yield list(batch)
 
 
-def _append(source: TensorSource, one: Needed, slots: Sequence[Slot], file: OpenFile) -> None:
-    """Write one tensor. A function of its own, so that it is freed before the next is read."""
-    if not one.packed:
-        file.append(one.name, source.tensor(one.name))
+def _slots(source: TensorSource, batch: Sequence[Needed]) -> list[Slot]:
+    """Those of a batch, part by part."""
+    if not batch[0].packed:
+        (one,) = batch
+        return [Slot(one.name, one.shape, shaped(source, one.name, one.shape).dtype)]
+    parts = zip(*map(packed_slots, batch), strict=True)
+    return [slot for same in parts for slot in same]
+
+
+def _append(
+    source: TensorSource, batch: Sequence[Needed], slots: Sequence[Slot], file: OpenFile
+) -> None:
+    """Write a batch. A function of its own, so that it is freed before the next is read."""
+    if not batch[0].packed:
+        file.append(batch[0].name, source.tensor(batch[0].name))
         return
-    packed = source.packed(one.name, one.shape)
+    packed = {
+        f"{one.name}.{part}": tensor
+        for one in batch
+        for part, tensor in source.packed(one.name, one.shape).items()
+    }
     for slot in slots:
-        file.append(slot.name, packed[slot.name[len(one.name) + 1 :]])
+        file.append(slot.name, packed[slot.name])
 
 
 def _forms_text(needed: Sequence[Needed]) -> str:
@@ -141,17 +171,23 @@ class BlockFile:
         self.layers = int(config.num_hidden_layers)
         self.quantisation = quantisation
         try:
-            # Kept open: the header has some hundred entries, and each opening reads them all.
-            self._tensors = safe_open(str(path), framework="pt", device="cpu")
-            self._forms = _forms_in(self._tensors.metadata() or {}, path)
-        except (OSError, SafetensorError) as error:
+            with safe_open(str(path), framework="pt", device="cpu") as checked:
+                self._forms = _forms_in(checked.metadata() or {}, path)
+            # Mapped once as a whole, so that tensors that lie side by side can be seen as one.
+            self._file = torch.from_file(
+                str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8
+            )
+        except (OSError, RuntimeError, SafetensorError) as error:
             raise BlockDamaged(f"cannot open {path} ({error}); {REMEDY}") from error
-        names = self._tensors.keys()
-        self._stored = {name for name in names if not name.startswith(PADDING)}
+        self._places = {
+            name: place
+            for name, place in places_in(self._file).items()
+            if not name.startswith(PADDING)
+        }
 
     @property
     def names(self) -> frozenset[str]:
-        parts = ((name, _PART.fullmatch(name)) for name in self._stored)
+        parts = ((name, _PART.fullmatch(name)) for name in self._places)
         return frozenset(name if part is None else part[1] for name, part in parts)
 
     def form(self, name: str) -> Quantisation:
@@ -160,10 +196,11 @@ class BlockFile:
         return self._forms.get(name, Quantisation())
 
     def tensor(self, name: str) -> torch.Tensor:
-        if name not in self._stored:
+        if name not in self._places:
             raise ModelError(f"{self.path} has no tensor {name!r}; {REMEDY}")
-        tensor: torch.Tensor = self._tensors.get_tensor(name)
-        return tensor
+        slot, begin = self._places[name]
+        data = self._file.narrow(0, begin, slot.bytes)
+        return data.view(slot.dtype).view(slot.shape)
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
         parts = {}

@@ -44,15 +44,18 @@ class Norm:
         """`weight` [n]: the gain, or that above 1. Its dtype is that of the rows."""
         self._shape, self._eps, self._dtype = list(weight.shape), eps, weight.dtype
         self._gain = 1.0 + weight.float() if above_one else weight
-        # A gain of another dtype than the rows comes last, as one operation more.
-        self._apart = weight.dtype == torch.float64 or self._gain.dtype != weight.dtype
+        self._wide = weight.dtype == torch.float64 or self._gain.dtype != weight.dtype
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows [..., n], in new memory."""
-        if not self._apart:
+        if not self._wide:
             return torch.rms_norm(rows, self._shape, self._gain, self._eps)
-        normed = torch.rms_norm(rows.float(), self._shape, None, self._eps)
-        return normed.mul(self._gain).to(self._dtype)
+        rows = rows.float()
+        if self._gain.dtype == torch.float32:
+            normed = torch.rms_norm(rows, self._shape, self._gain, self._eps)
+        else:
+            normed = torch.rms_norm(rows, self._shape, None, self._eps) * self._gain
+        return normed.to(self._dtype)
 
 
 class HeadNorm:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch.nn.functional import linear
@@ -13,6 +12,7 @@ from edgespec.config import Quantisation
 from edgespec.model.quantised.linear import joined, linear_from
 from edgespec.model.quantised.rounding import Packed
 from edgespec.model.source import TensorSource, load_parameter, shaped
+from edgespec.model.tensors import one_view
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 """Rows [R, in] to x Wᵀ + bias, [R, out], in memory that the caller may write to."""
@@ -82,11 +82,9 @@ class MatrixReader:
     def _packed(
         self, names: Sequence[str], shapes: Sequence[torch.Size], form: Quantisation
     ) -> Packed | None:
-        if len(names) > 1 and self._stays:
-            return None
         keys = [f"{name}.weight" for name in names]
         every = [self._source.packed(k, s) for k, s in zip(keys, shapes, strict=True)]
-        return every[0] if len(every) == 1 else joined(every, form, shapes)
+        return every[0] if len(every) == 1 else joined(every, form, shapes, not self._stays)
 
     def _bias(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> torch.Tensor:
         return torch.cat(
@@ -97,18 +95,6 @@ class MatrixReader:
                 for name, shape in zip(names, shapes, strict=True)
             ]
         )
-
-
-def one_view(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Contiguous tensors as one, along their first dimension, without a copy; None unless they lie
-    one behind the other in one memory."""
-    storage = parts[0].untyped_storage().data_ptr()
-    for before, part in pairwise(parts):
-        behind = before.storage_offset() + before.numel()
-        if part.untyped_storage().data_ptr() != storage or part.storage_offset() != behind:
-            return None
-    shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-    return parts[0].as_strided(shape, parts[0].stride())
 
 
 def _side_by_side(products: Sequence[Product], rows: torch.Tensor) -> torch.Tensor:

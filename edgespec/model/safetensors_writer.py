@@ -1,4 +1,7 @@
-"""Safetensors writer: a file written tensor by tensor, so that it never lies in memory whole."""
+"""Safetensors writer: a file written tensor by tensor, so that it never lies in memory whole.
+
+And where its tensors lie then, for those who map it.
+"""
 
 from __future__ import annotations
 
@@ -154,3 +157,18 @@ def _header(slots: Sequence[Slot], metadata: Mapping[str, str]) -> bytes:
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
+
+
+def places_in(file: torch.Tensor) -> dict[str, tuple[Slot, int]]:
+    """The tensors of a file that a writer made, uint8 [bytes], and at which byte each begins."""
+    length = int.from_bytes(bytes(file[:8].tolist()), "little")
+    described = json.loads(file[8 : 8 + length].numpy().tobytes())
+    dtypes = {name: dtype for dtype, name in _NAMES.items()}
+    return {
+        name: (
+            Slot(name, torch.Size(entry["shape"]), dtypes[entry["dtype"]]),
+            8 + length + entry["data_offsets"][0],
+        )
+        for name, entry in described.items()
+        if name != "__metadata__"
+    }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 import torch
 
@@ -61,3 +64,15 @@ def from_torch(tensor: torch.Tensor) -> Tensor:
     # numpy has no bfloat16: any 2-byte type carries the same bytes.
     array: np.ndarray = (local.view(torch.int16) if local.element_size() == 2 else local).numpy()
     return Tensor(_NAMES[tensor.dtype], shape, array.reshape(-1).data.cast("B"))
+
+
+def one_view(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Contiguous tensors as one, along their first dimension, without a copy; None unless they lie
+    one behind the other in one memory."""
+    storage = parts[0].untyped_storage().data_ptr()
+    for before, part in pairwise(parts):
+        behind = before.storage_offset() + before.numel()
+        if part.untyped_storage().data_ptr() != storage or part.storage_offset() != behind:
+            return None
+    shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+    return parts[0].as_strided(shape, parts[0].stride())

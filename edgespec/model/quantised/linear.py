@@ -14,8 +14,11 @@ from edgespec.model.quantised.group_scales import check_columns
 from edgespec.model.quantised.int4_kernels import TILE, kernel_group
 from edgespec.model.quantised.rounding import Packed, Parts
 from edgespec.model.quantised.slices import SlicedLinear
+from edgespec.model.tensors import one_view
 
 _KINDS = {"int4": int4, "int8": int8, "nf4": nf4}
+_CODES = ("tiles", "codes")
+"""The parts that have nearly all bytes of a stored form."""
 _LAYERS: dict[str, type[SlicedLinear]] = {
     "int4": int4.Int4Linear,
     "int8": int8.Int8Linear,
@@ -62,12 +65,13 @@ def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
 
 
 def joined(
-    parts: Sequence[Packed], form: Quantisation, shapes: Sequence[torch.Size]
+    parts: Sequence[Packed], form: Quantisation, shapes: Sequence[torch.Size], copied: bool
 ) -> Packed | None:
     """The stored form of weights [out, in] with the same columns as one, each below the one before.
 
-    None where the form has no such join: its scales share numbers, or are in another order of
-    columns, or its tiles would hold rows of two weights.
+    None where the form has no such join (its scales share numbers, or are in another order of
+    columns, or its tiles would hold rows of two weights), and where codes would have to be copied
+    for it, unless they may be (`copied`).
     """
     if form.kind == "nf4" and form.double:
         return None
@@ -77,9 +81,14 @@ def joined(
         return None
     whole: Packed = {}
     for name, first in parts[0].items():
-        paired = form.kind == "int4" and form.zeros == "middle" and name == "scales"
         every = [part[name] for part in parts]
-        whole[name] = first if name == "order" else torch.cat(every, int(paired))
+        view = one_view(every) if name in _CODES else None
+        if view is None and name in _CODES and not copied:
+            return None
+        paired = form.kind == "int4" and form.zeros == "middle" and name == "scales"
+        if name == "order":
+            view = first
+        whole[name] = torch.cat(every, int(paired)) if view is None else view
     return whole
 
 
