@@ -109,6 +109,20 @@ def test_what_boards_would_do_alone_is_said_in_figures(
     ).groups()  # type: ignore[union-attr]
     assert float(each) == pytest.approx(3 * float(one), abs=0.3)
     assert float(this) >= float(one)
+    assert float(each) > 1.05 * float(this)
+    assert "several users get more from a model on each of these boards" in text
+
+
+def test_a_ring_that_one_board_outruns_says_so(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Head and draft on a slow first device hold a fast one up; the other way round they do not."""
+    monkeypatch.setattr("edgespec.cli.plan.speculative_speed", lambda made: None)
+    slow, fast = "raspberry-pi-5-8gb", "jetson-agx-orin-64gb"
+    for devices, outrun in ((f"{slow},{fast}", True), (f"{fast},{NANO}", False)):
+        done = here("--model", "qwen2.5-1.5b", "--devices", devices)
+        assert done.code == 0, done.err
+        text = " ".join(done.out.split())
+        assert (f"{fast} alone is faster than this ring: plan it as the only" in text) == outrun
+        assert "several users get more" not in text
 
 
 @pytest.mark.parametrize(
