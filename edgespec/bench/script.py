@@ -26,6 +26,7 @@ from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.errors import LocalProtocolError
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
+from edgespec.model.joint import CachedPart
 from edgespec.model.source import TensorSource
 from edgespec.model.tree_attention import tree_mask
 from edgespec.sim.toy_model import toy_hidden
@@ -35,7 +36,7 @@ from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling, choose, path_of
 from edgespec.verify.top_logprobs import TopLogprobs
 
-TOGETHER = 8
+TOGETHER = 16
 """Prompts whose answers are decoded in the same passes."""
 NO_TEXT = -1
 """Stands for whatever is not on a known text."""
@@ -65,27 +66,6 @@ class Text:
 # --- the base -----------------------------------------------------------------------------------
 
 
-class _Batch:
-    """Several texts in one cache; a row sees the rows of its own text up to itself."""
-
-    def __init__(self, block: Block, reserve: int) -> None:
-        self._block = block
-        self._cache = block.new_cache(reserve)
-        self._texts = self._positions = np.zeros(0, np.int64)  # of each slot
-
-    def run(self, texts: IntArray, tokens: IntArray, positions: IntArray) -> torch.Tensor:
-        """Hidden rows [R, H] of these tokens [R], which lie in these texts at these positions."""
-        self._texts = np.concatenate([self._texts, texts])
-        self._positions = np.concatenate([self._positions, positions])
-        sees = self._texts == texts[:, None]
-        sees &= self._positions <= positions[:, None]
-        hidden = self._block.forward(
-            torch.from_numpy(tokens), torch.from_numpy(positions), self._cache, tree_mask(0, sees)
-        )
-        assert hidden is not None, "nothing stops it"
-        return hidden
-
-
 def plain_texts(
     block: Block,
     head: OutputHead,
@@ -100,7 +80,22 @@ def plain_texts(
     """
     texts = [list(prompt) for prompt in prompts]
     margins: list[list[float]] = [[] for _ in prompts]
-    batch = _Batch(block, sum(map(len, prompts)) + sum(limits))
+    sizes = zip(prompts, limits, strict=True)
+    caches = [block.new_cache(len(prompt) + limit) for prompt, limit in sizes]
+
+    def run(parts: Sequence[tuple[int, IntArray]]) -> torch.Tensor:
+        """Hidden rows of so many next tokens of each of these texts."""
+        before = [np.arange(len(tokens)) + caches[n].length for n, tokens in parts]
+        hidden = block.forward_joint(
+            torch.from_numpy(np.concatenate([tokens for _, tokens in parts])),
+            torch.from_numpy(np.concatenate(before)),
+            [
+                CachedPart(n, caches[n], tree_mask(caches[n].length, np.tri(len(tokens)) > 0))
+                for n, tokens in parts
+            ],
+        )
+        assert hidden is not None, "nothing stops it"
+        return hidden
 
     def take(numbers: Sequence[int], hidden: torch.Tensor) -> None:
         positions = np.array([len(texts[n]) for n in numbers])
@@ -112,13 +107,10 @@ def plain_texts(
 
     for n, prompt in enumerate(prompts):
         for first in range(0, len(prompt), _CHUNK):
-            part = np.array(prompt[first : first + _CHUNK])
-            hidden = batch.run(np.full(len(part), n), part, first + np.arange(len(part)))
+            hidden = run([(n, np.array(prompt[first : first + _CHUNK]))])
         take([n], hidden[-1:])
     while live := [n for n, limit in enumerate(limits) if len(margins[n]) < limit]:
-        newest = np.array([texts[n][-1] for n in live])
-        ends = np.array([len(texts[n]) - 1 for n in live])
-        take(live, batch.run(np.array(live), newest, ends))
+        take(live, run([(n, np.array(texts[n][-1:])) for n in live]))
     return [Text(tuple(t), tuple(m)) for t, m in zip(texts, margins, strict=True)]
 
 
