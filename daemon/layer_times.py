@@ -92,7 +92,7 @@ def default_shape(room: int, depth: int) -> Shape:
 
     Raises CapacityError if not even the smallest fits.
     """
-    shapes = [Shape(name, _llama(name)) for name in _DEFAULTS]
+    shapes = [Shape(name, llama(name)) for name in _DEFAULTS]
     shape = next((shape for shape in shapes if _needed(shape, depth) <= room), shapes[-1])
     check_room(shape, room, depth)
     return shape
@@ -144,22 +144,22 @@ def measure_layer(
     Raises ModelError for a layer that edgespec cannot run.
     """
     depth = depth_on(device)
-    source = RandomLayers(_deeper(shape.config, depth), quantisation, shape.forms)
+    source = RandomLayers(deeper(shape.config, depth), quantisation, shape.forms)
     weights, stored = source.size
 
     def block(of: RandomLayers, layers: int) -> Block:
         return Block(of, 1, 1 + layers, dtype, device)  # without embedding and final norm
 
     blocks = [block(source, depth)]
-    pass_seconds = timed({0: _passes(blocks, 1, 0)}, 0.0)[0].median
+    pass_seconds = timed({0: passes(blocks, 1, 0)}, 0.0)[0].median
     wanted = math.ceil(beyond_cache / (stored * depth))
     if pass_seconds > _HARDLY_READING * stored * depth / bandwidth:
         wanted = 1
     for _ in range(min(wanted, _MOST_COPIES, room // (stored * depth)) - 1):
         blocks.append(block(source, depth))
-        _passes(blocks[-1:], 1, 0)()  # the first pass may still prepare something
+        passes(blocks[-1:], 1, 0)()  # the first pass may still prepare something
     tiny_forms = {name: _narrow(form) for name, form in shape.forms.items()}
-    tiny = RandomLayers(_deeper(_shrunk(shape.config), max(TINY)), quantisation, tiny_forms)
+    tiny = RandomLayers(deeper(_shrunk(shape.config), max(TINY)), quantisation, tiny_forms)
     tiny_blocks = {layers: block(tiny, layers) for layers in TINY}
     eager_blocks = {
         layers: Block(tiny, 1, 1 + layers, dtype, device, graphs=lambda _: None) for layers in TINY
@@ -167,7 +167,7 @@ def measure_layer(
     tiny_seconds = max(_TINY_SECONDS, _TINY_SHARE * seconds())
 
     def tiny_times(tiny_blocks: dict[int, Block], settle: bool) -> dict[int, Sample]:
-        works = {n: _passes([one], 1, 0, settle=settle) for n, one in tiny_blocks.items()}
+        works = {n: passes([one], 1, 0, settle=settle) for n, one in tiny_blocks.items()}
         return timed(works, tiny_seconds)
 
     settled_times = tiny_times(tiny_blocks, settle=True)
@@ -176,8 +176,8 @@ def measure_layer(
     launched = settled_times
     if device.type == "cuda":
         launched = tiny_times(eager_blocks, settle=False)
-    works = {rows: _passes(blocks, rows, 0) for rows in ROWS}
-    works[_WITH_CACHE] = _passes(blocks, 1, SEEN)
+    works = {rows: passes(blocks, rows, 0) for rows in ROWS}
+    works[_WITH_CACHE] = passes(blocks, 1, SEEN)
     found = timed(works, seconds())
     copies = len(blocks)
     del works, blocks
@@ -206,7 +206,7 @@ def measure_draft(
     source = open_source(folder)
     block = Block(source, 0, source.layers, dtype, device)
     head = OutputHead(source, dtype, device, share=block)
-    found = timed({rows: _passes([block], rows, 0, head) for rows in ROWS}, seconds)
+    found = timed({rows: passes([block], rows, 0, head) for rows in ROWS}, seconds)
     del block, head
     _free(device)
     return found
@@ -224,11 +224,11 @@ def _narrow(form: Quantisation) -> Quantisation:
     return replace(form, double=False, group=form.group if divides or not form.group else 32)
 
 
-def _passes(
+def passes(
     blocks: list[Block], rows: int, seen: int, head: OutputHead | None = None, settle: bool = True
-) -> Callable[[], object]:
+) -> Callable[[], torch.Tensor]:
     """One pass of `rows` rows after `seen` cached ones, through the next block at each call; done
-    when it returns if it is to `settle`, else only launched."""
+    when it returns its hidden rows if it is to `settle`, else only launched."""
     first = blocks[0]
     device = first.device
     inputs = (
@@ -244,20 +244,22 @@ def _passes(
         cache.advance(seen)
     turns = itertools.cycle(zip(blocks, caches, strict=True))
 
-    def work() -> None:
+    def work() -> torch.Tensor:
         block, cache = next(turns)
         cache.gather(seen, nothing)
         hidden = block.forward(inputs, positions, cache, mask)
+        assert hidden is not None, "it is never stopped"
         if head is not None:
-            assert hidden is not None, "it is never stopped"
             head.logits(hidden)
         if settle:
             settled(device)
+        return hidden
 
     return work
 
 
-def _llama(name: str) -> LlamaConfig:
+def llama(name: str) -> LlamaConfig:
+    """Layers of a known model, by its name."""
     of = ARCHITECTURES[name]
     return LlamaConfig(
         vocab_size=1,
@@ -272,7 +274,7 @@ def _llama(name: str) -> LlamaConfig:
     )
 
 
-def _deeper(config: PretrainedConfig, layers: int) -> PretrainedConfig:
+def deeper(config: PretrainedConfig, layers: int) -> PretrainedConfig:
     """The configuration with room for a block of so many layers that is not at an end."""
     config = copy.deepcopy(config)
     config.num_hidden_layers = layers + 2
@@ -300,7 +302,7 @@ def _shrunk(config: PretrainedConfig) -> PretrainedConfig:
 
 def _needed(shape: Shape, depth: int) -> int:
     """Bytes that measuring this layer may take at once."""
-    _, stored = RandomLayers(_deeper(shape.config, 1), QUANTISATIONS["none"]).size
+    _, stored = RandomLayers(deeper(shape.config, 1), QUANTISATIONS["none"]).size
     return (depth + _SPARE) * stored
 
 

@@ -1,9 +1,9 @@
 """Static passes: layers over few rows of one request, in shapes that a CUDA graph can hold.
 
-The host launches some 40 operations a layer, which on a small board takes longer than the device
-takes for them. A captured pass is launched a group of layers at a time. For that nothing in it may
-depend on a number that the host knows: rows are padded to a bucket, keys and values are written by
-index, and attention goes over a bucket of slots under a mask.
+The host launches the operations of a layer one by one, which on a small board takes about as long
+as the device takes for them. A captured pass is launched a group of layers at a time. For that
+nothing in it may depend on a number that the host knows: rows are padded to a bucket, keys and
+values are written by index, and attention goes over a bucket of slots under a mask.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from edgespec.model.cuda_graphs import Captured, GraphMaker
 from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache, views
-from edgespec.types.static_shapes import ROW_BUCKETS, groups, row_bucket, slot_bucket
+from edgespec.types.static_shapes import ROW_BUCKETS, groups, room_for, row_bucket, slot_bucket
 from edgespec.types.stop_check import StopCheck
 
 log = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ class StaticPasses:
         assert isinstance(cache, TwoRegionCache)
         padded = row_bucket(rows)
         assert padded is not None
-        cache.make_room(padded)
+        cache.make_room(room_for(cache.length + padded) - cache.length)
         end = min(slot_bucket(cache.length + rows), cache.capacity)
         one = self._pass_for(cache, padded, end, inputs)
         one.fill(inputs, positions, part.mask, cache.length)

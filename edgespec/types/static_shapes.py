@@ -29,6 +29,12 @@ def slot_bucket(slots: int) -> int:
     return -(-slots // step) * step
 
 
+def room_for(slots: int) -> int:
+    """Slots that a cache is to have whose passes are captured where it lies, if `slots` are used:
+    it must not move each time that some more are."""
+    return -(-slots // _LEAST_SLOTS) * _LEAST_SLOTS
+
+
 def groups(layers: int) -> list[tuple[int, int]]:
     """First layer and end of each graph of a block of so many layers, counted in the block."""
     starts = range(0, layers, GROUP_LAYERS)

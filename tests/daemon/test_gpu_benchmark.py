@@ -1,0 +1,54 @@
+"""The benchmark of a GPU: its tables are made here by a stand-in for CUDA graphs, and without a
+device it says so."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.recorded_graphs import RecordedGraphs
+
+from edgespec.daemon.layer_times import Shape, llama
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
+
+
+@pytest.fixture
+def script() -> dict[str, Any]:
+    """Its names."""
+    return runpy.run_path(str(SCRIPT))
+
+
+def test_without_a_device_it_is_one_line(
+    script: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert script["main"]([]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "no CUDA device here, so nothing is measured\n")
+
+
+def test_a_table_has_a_line_for_each_number_of_rows(script: dict[str, Any]) -> None:
+    config = llama("qwen2.5-0.5b")
+    config.hidden_size, config.intermediate_size, config.head_dim = 64, 64, 32
+    config.num_attention_heads = config.num_key_value_heads = 2
+    graphs = RecordedGraphs()
+    shape = Shape("small", config)
+    lines = list(
+        script["measured"](
+            shape, "int4", 2, torch.device("cpu"), 1e9, 0.0, graphs=lambda device: graphs
+        )
+    )
+    assert [line[0] for line in lines] == ["1", "2", "4", "8", "16", "32", "64"]
+    assert all(float(line[-1]) < 0.05 for line in lines), "both ways compute the same"
+    assert graphs.captured
+    head, rule, *rows = script["table"](lines)
+    assert head.count("|") == rule.count("|") == rows[0].count("|") == 9
+
+    failing = RecordedGraphs(fail="no")
+    measured = script["measured"](
+        shape, "none", 2, torch.device("cpu"), 1e9, 0.0, lambda _: failing
+    )
+    with pytest.raises(RuntimeError, match="its passes cannot be captured"):
+        next(measured)
