@@ -7,7 +7,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import typer
@@ -75,6 +75,8 @@ def bench(
         emulation,
         usual_stages=options.USUAL_STAGES,
     )
+    if live is not None:
+        config = replace(config, live=live)
     names = chosen_policies([name.strip() for name in policy.split(",")], config.draft)
     settings = BenchSettings(
         tuple(dict.fromkeys((REFERENCE, *names))),

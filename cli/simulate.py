@@ -31,7 +31,7 @@ from edgespec.cli.answering import USUAL, SamplingOptions
 from edgespec.cli.notes import Notes, TimeLeft
 from edgespec.cli.replays import show_replay
 from edgespec.cli.tables import show_table
-from edgespec.config import DTYPES, HEAD_ON_COORDINATOR, MOST_STAGES, Quantisation
+from edgespec.config import DEFAULT_LIVE, DTYPES, HEAD_ON_COORDINATOR, MOST_STAGES, Quantisation
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.daemon.precision import AUTO
@@ -127,7 +127,8 @@ def simulate(
         "",
         metavar="FILE",
         help="Instead: play again what `edgespec serve --record` wrote, each request with its "
-        "own policy and settings (with one --policy: with that), or the scenario of a trace.",
+        "own policy and settings (with one --policy: with that), up to --live at once, or the "
+        "scenario of a trace.",
     ),
 ) -> None:
     """Play policies on a simulated ring, with real tokens and charged times, side by side.
@@ -138,17 +139,18 @@ def simulate(
     if campaign is not None and replay:
         raise ConfigError("--campaign and --replay exclude each other; give one of them")
     load = None if live is None and arrivals is None else Load(live, arrivals)
-    if load is not None and (campaign is not None or replay):
-        raise ConfigError(
-            "--live and --arrivals go with prompts, not with --campaign or --replay, where each "
-            "request has its time"
-        )
+    if arrivals is not None and replay:
+        raise ConfigError("--arrivals goes with prompts; what --replay plays has its own times")
+    if load is not None and campaign is not None:
+        raise ConfigError("--live and --arrivals do not go with --campaign, which draws its own")
     recording = Path(replay) if replay and is_recording(Path(replay)) else None
     if (campaign is not None or (replay and recording is None)) and as_json_object:
         raise ConfigError(
             "--json goes with the policies and with recorded requests, not with --campaign or the "
             "trace of one"
         )
+    if live is not None and replay and recording is None:
+        raise ConfigError("--live does not go with the trace of a campaign, which has its own")
     if replay and recording is None:
         _replay(Path(replay))
         return
@@ -179,7 +181,7 @@ def simulate(
         d0_free=d0_free,
         with_stage=with_stage,
         head=head,
-        load=load,
+        load=Load(live or DEFAULT_LIVE) if recording is not None else load,
     )
     if recording is not None:
         show_replay(setup, recorded, policies[0] if len(policies) == 1 else "", as_json_object)

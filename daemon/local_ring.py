@@ -115,7 +115,7 @@ class LocalRing:
         serve += ["--head-quant", config.head_quantisation.name]
         serve += ["--draft-quant", config.draft_quantisation.name]
         serve += ["--layers", ",".join(map(str, config.layers))]
-        serve += ["--head", config.head]
+        serve += ["--head", config.head, "--live", str(config.live)]
         serve += ["--recovery", str(RECOVERY_S), "--http", "none"]
         serve += ["--host", config.address.host, "--port", str(config.address.port)]
         cache = ["--cache", config.cache or str(Path(self._folder.name) / "blocks")]

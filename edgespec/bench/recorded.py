@@ -122,8 +122,8 @@ def prompts_of(recording: list[Recorded]) -> list[Prompt]:
 def replay_recording(setup: Setup, recording: list[Recorded], policy: str = "") -> list[Replayed]:
     """Play all requests, each at its time, on a ring in virtual time. Outcomes are in their order.
 
-    `policy` "": as recorded. A cancelled request is asked for as many tokens as it got. Requests
-    wait for each other as they did.
+    `policy` "": as recorded. A cancelled request is asked for as many tokens as it got. Up to
+    `setup.load.live` requests are answered at once; without a load they wait for each other.
     """
     with one_thread():
         world = world_of(setup, load_base(setup.model, setup.dtype, setup.stages))

@@ -14,6 +14,7 @@ import pytest
 from support.nodes import NodeRing
 from support.rings import submit
 
+from edgespec.bench.load import Load
 from edgespec.bench.recorded import (
     Recorded,
     is_recording,
@@ -116,6 +117,12 @@ def test_what_was_written_is_played_again(tmp_path: Path) -> None:
     assert isinstance(later, Finished)
     assert earlier.seconds > 0.1
     assert later.first_token_seconds > earlier.first_token_seconds
+
+    at_once = replay_recording(replace(setup(recording), load=Load(live=2)), recording)
+    assert [p.same for p in at_once] == [True, True, None]
+    end = at_once[1].end
+    assert isinstance(end, Finished)
+    assert end.first_token_seconds < later.first_token_seconds, "it need not wait"
 
     asked[0]["end"]["token_ids"] = [5, 6]
     wrong = read_recording(written(path, *asked))

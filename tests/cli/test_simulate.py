@@ -167,8 +167,8 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "live": (("--live", "0"), "live is 0; it must be at least 1 request"),
     "arrivals": (("--arrivals", "-1"), "arrivals is -1; it must be above 0"),
     "both loads": (("--live", "2", "--arrivals", "1"), "exclude each other"),
-    "load of a replay": (("--live", "2", "--replay", "x"), "not with --campaign or --replay"),
-    "load of a campaign": (("--arrivals", "2", "--campaign", "1"), "go with prompts, not with"),
+    "arrivals of a replay": (("--arrivals", "2", "--replay", "x"), "--arrivals goes with prompts"),
+    "load of a campaign": (("--arrivals", "2", "--campaign", "1"), "do not go with --campaign"),
 }
 
 
