@@ -42,7 +42,7 @@ COORDINATOR_NAME = "coordinator"
 DeviceName = Annotated[str, Meta(min_length=1)]
 
 _VERSION = ("version", 1)
-_NEWER = ("with_stage", "head", "head_quant")
+_NEWER = ("with_stage", "head", "head_quant", "share_prefixes")
 """Settings that the folders of earlier releases do not have."""
 
 _CLUSTER_KEY = "cluster.key"
@@ -74,6 +74,8 @@ class ClusterSettings(FileStruct, frozen=True):
     takes; `quant` "": as the model's folder has it. `places`: names of
     the devices that a plan assigns to stages 1, 2, …; () if any device may be any stage.
     `with_stage`: the stage on the coordinator's own machine; 0: none. `head`: one of config.HEADS.
+    `share_prefixes`: prompts of different users may begin with the same rows; for the owner to say,
+    in this file alone (docs/security.md).
     """
 
     model: str = ""
@@ -90,6 +92,7 @@ class ClusterSettings(FileStruct, frozen=True):
     places: tuple[DeviceName, ...] = ()
     with_stage: int = 0
     head: str = HEAD_ON_COORDINATOR
+    share_prefixes: bool = False
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that no coordinator could use."""

@@ -154,13 +154,15 @@ def _build(
         costs.coordinator.draft_work_seconds if costs else None,
     )
     context_length = context_of(config, model.longest_context)
+    # Of all requests: as many as a stage has memory for, for one of full length (planning.memory).
+    rows = context_length + SPECULATIVE_ROWS
     ring = Ring(
         config.stages,
         context_length,
         draft.name if draft else "",
         recovery=config.timing.recovery,
-        # As many as a stage has memory for anyway, for one request of full length.
-        kept_rows=context_length + SPECULATIVE_ROWS,
+        kept_rows=rows,
+        shares_prefixes=config.share_prefixes,
         needs=draft.needs if draft else NO_NEEDS,
         sources=draft.sources if draft else (),
         head_last=config.head_last,
@@ -195,6 +197,7 @@ def _build(
         blocks_port=blocks.port,
         ring_key=secrets.token_hex(SECRET_BYTES),
         head=config.head_quantisation.name if config.head_last else "",
+        rows=rows,
     )
     assignment = LayerAssignment(model.layers, like, config.layers, planned)
     can_replan = model.can_be_cut_anew and costs is None  # an emulated ring is what was asked for

@@ -85,7 +85,8 @@ def served_config(
     with_stage = settings.with_stage if asked.with_stage is None else asked.with_stage
     if with_stage == LAST_STAGE:
         with_stage = settings.with_stage or config.stages
-    return replace(config, places=settings.places, with_stage=with_stage)
+    share = settings.share_prefixes
+    return replace(config, places=settings.places, with_stage=with_stage, share_prefixes=share)
 
 
 def coordinator_config(

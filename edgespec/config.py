@@ -226,6 +226,7 @@ class CoordinatorConfig:
     device may be any stage. `with_stage`: the stage that runs on the coordinator's own machine, as
     a process beside it; 0: none. `head`: where the output head is, one of HEADS. `live`: requests
     that are answered at once, at most; fewer if their rows do not fit into the stages' caches.
+    `share_prefixes`: prompts of different users may begin with the same rows.
     """
 
     model: str
@@ -247,6 +248,7 @@ class CoordinatorConfig:
     with_stage: int = 0
     head: str = HEAD_ON_COORDINATOR
     live: int = DEFAULT_LIVE
+    share_prefixes: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.live <= MOST_LIVE:

@@ -91,10 +91,11 @@ class CoordinatorCompute:
         if self._draft is None:
             raise TypeError(f"{type(effect).__name__} without a draft source")
         match effect:
-            case OpenDraft(request, sampling, base, rows):
+            case OpenDraft(request, sampling, base, rows, ends):
                 self._draft.open(request, sampling)
                 if base:
-                    self._draft.fork(request, base, rows)
+                    self._draft.fork(request, base, rows, ends)
+                if ends:
                     self._draft.close(base)
             case CloseDraft(request):
                 self._draft.close(request)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import structs
 
@@ -368,7 +368,9 @@ def ring_world(
     stages, draft, head = setup.stages, device.draft, None
     asks, load = len(setup.prompts), setup.load
     # Of those that come at random times no one waits for another's end.
-    queue = {} if load is None else {"queue_limit": asks + 1, "live": load.live or asks}
+    queue: dict[str, Any] = (
+        {} if load is None else {"queue_limit": asks + 1, "live": load.live or asks}
+    )
     if setup.head_last:
         head, device = device.head, replace(device, head=None)
 

@@ -35,7 +35,8 @@ class Ring:
     name, "" if there is none. `queue_limit`: requests that may wait. `recovery`: seconds that a
     request waits for a ring that was lost; with 0 it fails at once. `kept_rows`: cache rows that
     live requests and answered ones, whose conversations may go on, may take up together; with 0
-    nothing is kept, and the live ones have no limit. `needs`: what the draft source must be given;
+    nothing is kept, and the live ones have no limit. `shares_prefixes`: rows of one asker may be of
+    use to another. `needs`: what the draft source must be given;
     `sources`: the names of its members, in the order of the bits of their guesses. `head_last`: the
     output head is on the last stage, so that neither hidden rows nor PPD rows come back for a draft
     source. `live`: requests that are answered at once, at most.
@@ -48,6 +49,7 @@ class Ring:
     queue_limit: int = 64
     recovery: float = 60.0
     kept_rows: int = 0
+    shares_prefixes: bool = False
     needs: DraftNeeds = NO_NEEDS
     sources: tuple[str, ...] = ()
     head_last: bool = False

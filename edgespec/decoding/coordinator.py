@@ -16,13 +16,13 @@ from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.d0_times import D0Times
 from edgespec.decoding.effects import CloseDraft, EncodePrompt, OpenDraft, Renew
 from edgespec.decoding.events import Drafted, HeadDone, PromptEncoded, SegmentArrived
-from edgespec.decoding.finish import cached_prefix, finished, last_effects
+from edgespec.decoding.finish import cached_prefix, finished, last_effects, live_prefixes, whole
 from edgespec.decoding.flights import Flights
 from edgespec.decoding.ppd_chains import ChainValues
-from edgespec.decoding.prefix_cache import PrefixCache
 from edgespec.decoding.queue import BEGINS, GOES_ON, WaitingRoom, say_once
 from edgespec.decoding.request import Request
 from edgespec.decoding.ring_state import RingState
+from edgespec.decoding.row_account import RowAccount
 from edgespec.decoding.scheduler import Scheduler
 from edgespec.decoding.shared import Shared
 from edgespec.decoding.snapshot import SnapshotKeeper
@@ -55,7 +55,7 @@ class CoordinatorMachine:
         self._requests: dict[int, Request] = {}
         self._waiting = WaitingRoom(ring.queue_limit, most_tokens(ring))
         self._state = RingState(ring.recovery)
-        self._cache = PrefixCache(ring.kept_rows)
+        self.rows = RowAccount(ring.kept_rows, ring.shares_prefixes)
         self._numbers = 0
         self._flights = Flights(ring.stages)
         d0 = D0Times()
@@ -125,9 +125,9 @@ class CoordinatorMachine:
         flight = self._flights.land(segment)
         if flight is None:
             return []
-        why = "the ring returned rows that were not sent round"
-        wrong = sorted(flight.misfits(segment))
-        effects = [effect for number in wrong for effect in self._on_fault(number, why, now)]
+        effects = self._ended(self.rows.landed(segment))
+        for number in sorted(flight.misfits(segment)):
+            effects += self._on_fault(number, "the ring returned rows that were not sent", now)
         return effects + self._ends(self._scheduler.landed(flight, segment, now), now)
 
     def _ends(self, effects: list[Effect], now: float) -> list[Effect]:
@@ -154,9 +154,10 @@ class CoordinatorMachine:
     def _start(self, request: Request, now: float) -> list[Effect]:
         if not request.recoveries:
             request.stats.started = now
-        request.begin_with(self._cache.take(request.prefix.tokens, request.asker))
+        live = {} if self._ring.needs.hidden else live_prefixes(self._scheduler.live)
+        request.begin_with(self.rows.begin(request, live))
         self._scheduler.start(request, self._ring.stages, self._ring.prefill_chunk)
-        effects = self._ended(self._cache.make_room(self._scheduler.rows))
+        effects = self._ended(self.rows.make_room(self._scheduler.rows))
         effects += self._open_draft(request)
         if request.policy.drafts:
             effects.append(request.read_ahead(now))
@@ -168,9 +169,9 @@ class CoordinatorMachine:
         """Start it on the draft source, from what that has read of the reused rows."""
         reused = request.prefix.reused
         if request.policy.drafts:
-            known = (reused.request, len(reused.ids)) if reused else (0, 0)
+            known = (reused.request, len(reused.ids), reused.ends) if reused else (0, 0, False)
             return [OpenDraft(request.number, request.sampling, *known)]
-        return self._close_drafts([reused.request]) if reused else []
+        return self._close_drafts([reused.request]) if reused and reused.ends else []
 
     # --- the end of a request -----------------------------------------------------------------
 
@@ -196,21 +197,20 @@ class CoordinatorMachine:
         # A draft source that needs hidden rows cannot go on from rows that it has not read.
         known = request.policy.drafts or not self._ring.needs.hidden
         keeps = answered and known and request.tree is not None
-        unused = [reused.request] if (reused := request.prefix.reused) and not request.turn else []
-        effects = self._keep(request) if keeps else self._ended([request.number, *unused])
+        effects = self._keep(request) if keeps else self._ended(whole(request))
         return effects + self._start_next(now)
 
     def _keep(self, request: Request) -> list[Effect]:
         """Have the stages and the draft source keep its committed rows, and drop what is too
         much."""
-        gone = self._cache.add(request.number, cached_prefix(request))
+        gone = self.rows.keep(request.number, cached_prefix(request), self._scheduler.rows)
         if request.number in gone:
             return self._ended(gone)
         return last_effects(request) + self._ended(gone)
 
     def _ended(self, numbers: Sequence[int]) -> list[Effect]:
-        ends: list[Effect] = [SendStages(CloseRequest(number)) for number in numbers]
-        return ends + self._close_drafts(numbers)
+        ends = [SendStages(CloseRequest(number)) for number in self.rows.end(numbers)]
+        return [*ends, *self._close_drafts(numbers)]
 
     def _close_drafts(self, numbers: Sequence[int]) -> list[Effect]:
         """Free requests on the draft source, which ignores those that it does not know."""
@@ -300,7 +300,7 @@ class CoordinatorMachine:
         self._waiting.queue.has_changed = True
         self._flights.clear()  # nothing comes back from a ring that is gone
         self._snapshot.ended()
-        effects = self._close_drafts(self._cache.clear())
+        effects = self._close_drafts(self.rows.clear())
         return effects + self._fail_overdue(now) + self._pause()
 
     def _on_hold(self, reason: str, now: float) -> list[Effect]:

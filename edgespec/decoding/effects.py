@@ -97,13 +97,14 @@ class EncodePrompt(Effect):
 
 @dataclass(frozen=True, slots=True)
 class OpenDraft(Effect):
-    """Start a request on the draft source; with a `base`, an answered request that ends with this,
-    whose first `rows` tokens are its own too."""
+    """Start a request on the draft source; with a `base`, a request whose first `rows` tokens are
+    its own too. `ends`: the base is answered, and ends with this."""
 
     request: int
     sampling: Sampling
     base: int = 0
     rows: int = 0
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from edgespec.decoding import drafts
 from edgespec.decoding.prefix_cache import CachedPrefix
 from edgespec.decoding.request import Request
@@ -41,13 +43,23 @@ def finished(
 
 
 def cached_prefix(request: Request) -> CachedPrefix:
-    """What every stage holds of an answered request: the rows of all committed tokens but the
-    last, which was never run."""
+    """What every stage holds of a request whose first token is there: the rows of all committed
+    tokens but the last, which was not run, or is not back."""
     ids = (*range(len(request.prefix)), *request.retains.rows)
+    return CachedPrefix(request.context[: len(ids)], ids, request.asker)
+
+
+def live_prefixes(requests: Iterable[Request]) -> dict[int, CachedPrefix]:
+    """What others can begin with of live requests: of those whose prompts were read."""
+    begun = (r for r in requests if r.tree is not None and not r.opening)
+    return {request.number: cached_prefix(request) for request in begun}
+
+
+def whole(request: Request) -> list[int]:
+    """The request's number, with that of the one that ends with it, if no stage knows that yet."""
     reused = request.prefix.reused
-    own = (reused.own if reused else 0) or len(request.prompt) - 1
-    tokens = request.context[: len(ids)]
-    return CachedPrefix(tokens, ids, request.capacity, request.asker, len(request.prompt), own)
+    unknown = reused is not None and reused.ends and not request.turn
+    return [request.number, reused.request] if reused and unknown else [request.number]
 
 
 def last_effects(request: Request) -> list[Effect]:

@@ -9,7 +9,7 @@ from edgespec.tree.ledger import Rows
 
 
 class Prefix:
-    """`tokens`: all of them. `reused`: what the stages hold of an answered request's rows already.
+    """`tokens`: all of them. `reused`: what the stages hold of another request's rows already.
     `chunk`: rows that travel together."""
 
     def __init__(self, tokens: tuple[int, ...], reused: ReusedPrefix | None = None) -> None:

@@ -1,107 +1,114 @@
-"""Prefix cache: rows of answered requests that the stages hold, for the next turn to begin with.
+"""Prefix cache: rows of answered requests that the stages hold, for others to begin with.
 
-A conversation's next prompt begins with all that was said before, and those rows are in the caches
-already. They stay there until their room is needed, the least recently used first. A request that
-takes rows over leaves none of them to others: see `PrefixCache.take`.
+A conversation's next prompt begins with all that was said before, and several prompts with one
+preamble: those rows are in the caches already. They stay there until their room is needed, the
+least recently used first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-LEAST_ROWS = 16
-"""Fewer rows are read as fast as they are taken over."""
+from edgespec.tree import stems
 
-MOST = 2 / 3
-"""From this share of its rows on, an answered request is taken over by whichever prompt begins so:
-at a half it would already lose as much as the prompt gains."""
+LEAST_ROWS = 16
+"""Fewer rows are read as fast as they are taken over; a stem has more (tree.stems)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """An answered request: its tokens as far as every stage has their rows, and the rows' ids in
-    the order of their positions. `capacity`: cache rows that it takes up. `asker`: the client that
-    asked it. `prompt`: how many of the tokens were its prompt. `own`: a prompt that has so many of
-    the first tokens in common with it belongs to the same conversation.
-    """
+    """The committed rows of a request that every stage holds: their tokens, and their ids in the
+    order of their positions. `asker`: the client that asked it."""
 
     tokens: tuple[int, ...]
     ids: tuple[int, ...]
-    capacity: int
     asker: str
-    prompt: int
-    own: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReusedPrefix:
-    """What a request begins with: the first rows of an answered one, by their ids there.
-
-    `own`: see CachedPrefix; 0 if nothing is known of their conversation.
-    """
+    """What a request begins with: the first rows of another one, by their ids there. `ends`: that
+    one is answered and all its rows are taken; it lives on in this one."""
 
     request: int
     ids: tuple[int, ...]
-    capacity: int
-    own: int = 0
+    ends: bool = False
 
 
 class PrefixCache:
     """All answered requests whose rows the stages hold, the least recently used first."""
 
-    def __init__(self, limit: int) -> None:
-        """`limit`: cache rows that they and the running request may take up together."""
-        self._limit = limit
+    def __init__(self, across_askers: bool = False) -> None:
+        """`across_askers`: rows of one asker may be of use to another."""
+        self._across = across_askers
         self._kept: dict[int, CachedPrefix] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, number: int, kept: CachedPrefix) -> list[int]:
-        """A request was answered; returns the requests that have to go for it."""
+    @property
+    def numbers(self) -> list[int]:
+        """Their numbers."""
+        return list(self._kept)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all of them; those that are shared count for each."""
+        return sum(len(kept.ids) for kept in self._kept.values())
+
+    def add(self, number: int, kept: CachedPrefix) -> bool:
+        """A request was answered; whether its rows are worth keeping."""
         if len(kept.ids) < LEAST_ROWS:
-            return [number]
+            return False
         self._kept[number] = kept
-        return self.make_room(0)
+        return True
 
-    def take(self, prompt: tuple[int, ...], asker: str) -> ReusedPrefix | None:
-        """The rows that a prompt can begin with, which are its own from now on; None if there are
-        none. Its last row is left to be computed: the first token comes of it.
+    def take(
+        self, prompt: tuple[int, ...], asker: str, live: Mapping[int, CachedPrefix]
+    ) -> ReusedPrefix | None:
+        """The rows that a prompt can begin with: the longest beginning that it has in common with
+        an answered request, or with a `live` one; None if that is short. Its last row is left to be
+        computed: the first token comes of it.
 
-        They are rows of the same asker's, and of the same conversation as far as can be told (it
-        goes on, its last message was changed, or it is asked again): the rows of another one, which
-        only begins alike, are left to its own next turn, unless they are few.
+        An answered request of which all rows are taken goes on in the new one; of any other both
+        have the rows.
         """
-        shared = {
+        common = {
             number: _shared(kept.tokens, prompt[:-1])
-            for number, kept in self._kept.items()
-            if kept.asker == asker
+            for number, kept in [*self._kept.items(), *live.items()]
+            if self._across or kept.asker == asker
         }
-        fit = [n for n in shared if shared[n] >= LEAST_ROWS and self._may_take(n, shared[n])]
-        if not fit:
+        shared = {
+            number: rows
+            for number, rows in common.items()
+            if rows >= (LEAST_ROWS if self._is_whole(number, rows) else stems.LEAST_ROWS)
+        }
+        if not shared:
             return None
-        # Of those that have the same in common, the one of which least is lost.
-        number = max(fit, key=lambda n: (shared[n], -len(self._kept[n].ids)))
-        kept, rows = self._kept.pop(number), shared[number]
-        own = 0
-        if rows < kept.prompt and rows >= kept.own:
-            own = kept.own  # its last message was changed, or it is asked again
-        elif rows >= kept.prompt and rows >= MOST * len(kept.ids):
-            own = rows  # it goes on
-        return ReusedPrefix(number, kept.ids[:rows], kept.capacity, own)
 
-    def _may_take(self, number: int, rows: int) -> bool:
-        kept = self._kept[number]
-        return rows >= kept.own or rows >= MOST * len(kept.ids)
+        def worth(number: int) -> tuple[int, bool, int]:
+            # Of those that have the same in common, one that need not be shared; then the newest.
+            return shared[number], self._is_whole(number, shared[number]), number
 
-    def make_room(self, capacity: int) -> list[int]:
-        """A request needs so many cache rows; returns the requests that have to go for it."""
-        gone = []
-        while self._kept and capacity + sum(k.capacity for k in self._kept.values()) > self._limit:
-            oldest = next(iter(self._kept))
-            del self._kept[oldest]
-            gone.append(oldest)
-        return gone
+        number = max(shared, key=worth)
+        ends = self._is_whole(number, shared[number])
+        if number in self._kept:
+            kept = self._kept.pop(number)
+            if not ends:
+                self._kept[number] = kept  # used just now
+        else:
+            kept = live[number]
+        return ReusedPrefix(number, kept.ids[: shared[number]], ends)
+
+    def _is_whole(self, number: int, rows: int) -> bool:
+        return number in self._kept and rows == len(self._kept[number].ids)
+
+    def oldest(self) -> int:
+        """Forget the least recently used; there must be one."""
+        number = next(iter(self._kept))
+        del self._kept[number]
+        return number
 
     def clear(self) -> list[int]:
         """The stages hold no rows; returns the requests that went with it."""

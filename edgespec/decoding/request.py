@@ -78,7 +78,7 @@ class Request:
         self.answer = answer
         self.stats = RequestStats()
         self.estimates = shared.estimates.setdefault(policy.name, RingEstimates())
-        self.last_position = self.reserve = 0
+        self.last_position = self.capacity = 0
         self.recoveries = 0
         self.waiting_since = 0.0  # for a ring that was lost
         self.told = ""  # what its client was told last that it waits for
@@ -301,11 +301,12 @@ class Request:
         self.answer.limit = max_new_tokens
         # The target token of a row after this position would be a token past the limit.
         self.last_position = len(prompt) + max_new_tokens - 2
-        self.reserve = len(prompt) + max_new_tokens + SPECULATIVE_ROWS
+        # Cache rows that it may come to take up on every stage.
+        self.capacity = len(prompt) + max_new_tokens + SPECULATIVE_ROWS
         self._begin(self.number)
 
     def begin_with(self, reused: ReusedPrefix | None) -> None:
-        """Read only what comes after the rows of an answered request, if there is one."""
+        """Read only what comes after the rows of another request, if there is one."""
         self.prefix = Prefix(self.context, reused)
         self.hidden = self._hidden_from(self.prefix.reused_rows)
         self.stats.cached = max(self.stats.cached, self.prefix.reused_rows)
@@ -361,12 +362,6 @@ class Request:
         """The number of its next head or draft job."""
         self._jobs += 1
         return self._jobs
-
-    @property
-    def capacity(self) -> int:
-        """Cache rows that it takes up on every stage."""
-        reused = self.prefix.reused
-        return max(self.reserve, reused.capacity if reused else 0)
 
     @property
     def context(self) -> tuple[int, ...]:

@@ -314,6 +314,6 @@ def _next_part(request: Request) -> Part | None:
         rows.parents,
         rows.positions,
         rows.tokens,
-        *((reused.request, reused.ids) if reused else (0, ())),
+        *((reused.request, reused.ids, reused.ends) if reused else (0, (), False)),
         choosing=request.choosing if leaving.committed and want else None,
     )

@@ -13,17 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.decoding.effects import (
-    AbortBlock,
-    CloseCache,
-    GatherRows,
-    MoveCache,
-    OpenCache,
-    SendRing,
-)
+from edgespec.decoding.effects import AbortBlock, GatherRows, SendRing
 from edgespec.decoding.events import HeadDone, SegmentArrived
+from edgespec.decoding.held_rows import HeldRows
 from edgespec.decoding.snapshot import RunLog
-from edgespec.decoding.stage_jobs import Held, Job
+from edgespec.decoding.stage_jobs import Job
 from edgespec.decoding.stage_stats import StageStats
 from edgespec.decoding.target_walk import NO_VERDICT, TargetWalk, next_head, with_verdict
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
@@ -35,19 +29,16 @@ from edgespec.wire.messages import CloseRequest, Credit, Fault, Retain
 from edgespec.wire.segment import Part, Segment, StageTime
 from edgespec.wire.snapshots import SubscribeActivity
 
-REMEMBERED_ENDS = 1024
-"""Ended requests whose late segments and openings are still recognised."""
-
 
 class StageMachine:
     """One stage of the ring, without I/O: `handle(event, now)` answers with effects."""
 
     def __init__(self, *, is_first: bool, is_last: bool, row_limit: int) -> None:
-        """`row_limit`: rows of one request (committed and speculative) that may be held."""
+        """`row_limit`: rows of all requests (committed and speculative) that may be held, shared
+        ones counted once."""
         self.stats = StageStats()
+        self._held = HeldRows()
         self.take_place(is_first=is_first, is_last=is_last, row_limit=row_limit)
-        self._held: dict[int, Held] = {}
-        self._ended: deque[int] = deque(maxlen=REMEMBERED_ENDS)
         self._queue: deque[Segment] = deque()
         self._running: Job | None = None
         self._given_up: set[int] = set()  # jobs of an earlier ring that have not come back
@@ -82,7 +73,7 @@ class StageMachine:
         """Change the stage's place in the ring (see __init__), from the next ring on."""
         self._is_first = is_first
         self._is_last = is_last
-        self._row_limit = row_limit
+        self._held.limit = row_limit
         self.stats.rings += 1
 
     def reset(self) -> list[Effect]:
@@ -96,9 +87,7 @@ class StageMachine:
             self._given_up.add(self._running.job)
             effects.append(AbortBlock(self._running.job))
             self._running = None
-        effects += [CloseCache(request) for request in self._held]
-        self._held.clear()
-        self._ended.clear()
+        effects += self._held.clear()
         self._queue.clear()
         self._last_seq = -1
         return effects
@@ -109,7 +98,11 @@ class StageMachine:
 
     def ledgers(self) -> dict[int, RowLedger]:
         """The row ledgers of all open requests, for checks."""
-        return {request: held.ledger for request, held in self._held.items()}
+        return self._held.ledgers()
+
+    def shares(self, request: int) -> list[tuple[int, int]]:
+        """The rows of each stem of an open request, and how many requests hold it; for checks."""
+        return self._held.shares(request)
 
     @property
     def queued(self) -> int:
@@ -118,8 +111,8 @@ class StageMachine:
 
     @property
     def held_rows(self) -> int:
-        """Rows of all open requests in the KV cache."""
-        return sum(len(held.ledger) for held in tuple(self._held.values()))
+        """Rows of all open requests in the KV cache, shared ones counted once."""
+        return self._held.rows
 
     # --- segments -----------------------------------------------------------------------------
 
@@ -139,6 +132,11 @@ class StageMachine:
     def _start(self, segment: Segment, now: float) -> list[Effect]:
         """Compute the rows that retained sets have not dropped; hand it on if there are none."""
         effects: list[Effect] = []
+        for part in segment.parts:  # all, before rows are booked that no cache holds yet
+            try:
+                effects += self._held.open(part)
+            except RemoteProtocolError as problem:
+                effects += self._fault(part, str(problem))
         blocks: list[BlockPart] = []
         rows: list[Rows] = []
         index: list[IntArray] = []
@@ -146,16 +144,15 @@ class StageMachine:
         for part in segment.parts:
             live = Rows.none()
             try:
-                effects += self._open(part)
                 stay = self._staying(part, part.ids)
                 if len(stay):
                     self._begin_walk(part)
                     live = part.rows().take(stay)
-                    blocks.append(self._book(part, live))
+                    blocks.append(self._held.book(part, live))
                     index.append(first + stay)
             except RemoteProtocolError as problem:
                 live = Rows.none()
-                effects += self._fault(part.request, str(problem), part.fork_of)
+                effects += self._fault(part, str(problem))
             rows.append(live)
             first += len(part.ids)
         if not blocks:
@@ -168,24 +165,6 @@ class StageMachine:
         run = RunBlock(self._jobs, tuple(blocks), hidden, layers, segment.ppd_tokens)
         return [*effects, run]
 
-    def _open(self, part: Part) -> list[Effect]:
-        """Begin the part's request, if this is its first: empty, or with an answered one's rows."""
-        request, fork_of = part.request, part.fork_of
-        if request in self._held or request in self._ended or not part.reserve:
-            # The rows of `fork_of` were kept for this request, which is over.
-            unused = fork_of in self._held and request in self._ended
-            return self._end(fork_of) if unused else []
-        held = self._held[request] = Held()
-        if not fork_of:
-            return [OpenCache(request, min(part.reserve, self._row_limit))]
-        origin = self._held.get(fork_of)
-        if origin is None:
-            raise RemoteProtocolError(f"nothing is left of request {fork_of} to begin with")
-        held.ledger, order = origin.ledger.fork(part.fork_ids)
-        del self._held[fork_of]
-        self._ended.append(fork_of)
-        return [MoveCache(request, fork_of), GatherRows(request, 0, order)]
-
     def _staying(self, part: Part, ids: IntArray) -> IntArray:
         """Places of the rows that the request's retained set keeps; none if it is not held."""
         held = self._held.get(part.request)
@@ -194,19 +173,6 @@ class StageMachine:
         if part.committed:
             return np.arange(len(ids))
         return np.flatnonzero(held.keep.keeps(ids))
-
-    def _book(self, part: Part, rows: Rows) -> BlockPart:
-        """Take these rows into the request's ledger."""
-        ledger = self._held[part.request].ledger
-        if len(ledger) + len(rows) > self._row_limit:
-            raise RemoteProtocolError(f"more than {self._row_limit} rows in one request")
-        committed = ledger.committed
-        if part.committed:
-            ledger.commit(rows)
-            sees = np.tri(len(rows), dtype=np.bool_)
-        else:
-            sees = ledger.append(rows)
-        return BlockPart(part.request, rows, committed, sees)
 
     def _begin_walk(self, part: Part) -> None:
         if part.choosing is not None:
@@ -363,28 +329,29 @@ class StageMachine:
         return [AbortBlock(running.job, request if any(computed.values()) else None)]
 
     def _end(self, request: int) -> list[Effect]:
-        if request not in self._ended:
-            self._ended.append(request)
-        if self._held.pop(request, None) is None:
-            return []
-        return [CloseCache(request), *self._abort_unwanted(request)]
+        ended = self._held.end(request)
+        return [*ended, *self._abort_unwanted(request)] if ended else []
 
     def _on_compute_failed(self, job: int, request: int, reason: str, now: float) -> list[Effect]:
         if self._was_given_up(job):
             return []
         if job != NO_JOB:
             segment = self._finish_job(job).segment
-            faults = [e for p in segment.parts for e in self._fault(p.request, reason, p.fork_of)]
+            faults = [effect for part in segment.parts for effect in self._fault(part, reason)]
             return [*faults, *self._hand_on(self._emptied(segment)), *self._start_next(now)]
-        return self._fault(request, reason)
+        return self._refuse(request, reason)
 
-    def _fault(self, request: int, reason: str, fork_of: int = 0) -> list[Effect]:
-        """The request cannot go on here: say so, and free it with the one that it begins with."""
-        effects: list[Effect] = []
-        if request in self._held:
-            self.stats.faults += 1
-            effects = [SendCoordinator(Fault(request, reason)), *self._end(request)]
-        return effects + (self._end(fork_of) if fork_of else [])
+    def _fault(self, part: Part, reason: str) -> list[Effect]:
+        """The part's request cannot go on here: free it, with the one that ends with it."""
+        effects = self._refuse(part.request, reason)
+        return effects + (self._end(part.fork_of) if part.fork_ends else [])
+
+    def _refuse(self, request: int, reason: str) -> list[Effect]:
+        """Say that a request cannot go on, and free it."""
+        if request not in self._held:
+            return []
+        self.stats.faults += 1
+        return [SendCoordinator(Fault(request, reason)), *self._end(request)]
 
 
 _NOTHING: IntArray = np.zeros(0, np.int64)

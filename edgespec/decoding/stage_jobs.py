@@ -1,23 +1,13 @@
-"""Stage jobs: what a stage holds of a request, and the one job that it is at."""
+"""Stage jobs: the one job that a stage is at."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from edgespec.decoding.effects import RunHead
-from edgespec.decoding.target_walk import TargetWalk
-from edgespec.tree.ledger import RetainSet, RowLedger, Rows
+from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import Tensor
 from edgespec.wire.segment import Segment
-
-
-@dataclass(slots=True)
-class Held:
-    """What a stage holds of one open request."""
-
-    ledger: RowLedger = field(default_factory=RowLedger)
-    keep: RetainSet = field(default_factory=lambda: RetainSet(0, -1, (), frozenset()))
-    walk: TargetWalk | None = None  # if the last stage chooses its tokens, which then travel
 
 
 @dataclass(frozen=True, slots=True)

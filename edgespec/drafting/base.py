@@ -36,10 +36,11 @@ class Guesser(ABC):
     def open(self, request: int, sampling: Sampling) -> None:
         """Start a request; its guesses are ranked with the request's shared noise."""
 
-    def fork(self, request: int, base: int, rows: int) -> None:  # noqa: B027
-        """The first `rows` tokens of `request`, which was just opened, are those of `base`, which
-        is about to be closed: what was read of them need not be read again, and their features do
-        not come again. Ignored if `base` is unknown."""
+    def fork(self, request: int, base: int, rows: int, ends: bool) -> None:  # noqa: B027
+        """The first `rows` tokens of `request`, which was just opened, are those of `base`: what
+        was read of them need not be read again, and their features do not come again. `ends`:
+        `base` is about to be closed, and leaves what it has; else it is copied. Ignored if `base`
+        is unknown."""
 
     @abstractmethod
     def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:

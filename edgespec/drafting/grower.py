@@ -90,8 +90,8 @@ class DraftSource:
         self._requests[request] = _Drafting()
         self._guesser.open(request, sampling)
 
-    def fork(self, request: int, base: int, rows: int) -> None:
-        self._guesser.fork(request, base, rows)
+    def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
+        self._guesser.fork(request, base, rows, ends)
 
     def reading_part(self, request: int, context: Sequence[int], rows: int) -> Steps[None]:
         """Read the first `rows` tokens of a `context` that the request's next draft reads on."""

@@ -136,14 +136,14 @@ class HybridGuesser(Guesser):
         for member in self._members:
             member.guesser.open(request, sampling)
 
-    def fork(self, request: int, base: int, rows: int) -> None:
+    def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
         old = self._requests.get(base)
         if old is None:
             return
         for number, member in enumerate(self._members):
             if old.unread[number]:  # later it could not be made up for
                 alone(self._reading(base, old, number, counts=False))
-            member.guesser.fork(request, base, rows)
+            member.guesser.fork(request, base, rows, ends)
 
     def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:
         """Hand committed tokens to all members that are asked; True if any of them can guess.

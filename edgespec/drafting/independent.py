@@ -110,6 +110,11 @@ class GuessCache:
         self._next_id = len(ids)
         self._row_behind, self._hidden = {}, None
 
+    def copy(self, other: GuessCache, rows: int) -> None:
+        self.context = other.context[:rows]
+        self._kv = other._kv.fork(0, len(self.context))
+        self.rewind(rows)
+
     def hidden_behind(self, paths: Sequence[TokenPath]) -> Steps[torch.Tensor]:
         """One forward pass runs the rows that are missing, ancestors included; needs a context."""
         parents: list[int] = []

@@ -31,6 +31,9 @@ class CachedRows(Protocol):
     def rewind(self, rows: int) -> None:
         """Keep what was run for the first `rows` tokens at most; more come before any guess."""
 
+    def copy(self: RowsT, other: RowsT, rows: int) -> None:
+        """Begin with what another request ran for its first `rows` tokens at most."""
+
     def hidden_behind(self, paths: Sequence[TokenPath]) -> Steps[torch.Tensor]:
         """The hidden rows [n, H] of the last tokens of `paths`; the empty path is the context's."""
 
@@ -66,11 +69,15 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
         self._rows[request] = self._new_rows(request)
         self._ranking.open(request, sampling)
 
-    def fork(self, request: int, base: int, rows: int) -> None:
-        if base in self._rows:
+    def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
+        if base not in self._rows:
+            return
+        if ends:
             own = self._rows[request] = self._rows.pop(base)
             own.request = request
             own.rewind(rows)
+        else:
+            self._rows[request].copy(self._rows[base], rows)
 
     def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:
         """Take new committed tokens; False if the context is longer than the draft model's, or

@@ -62,7 +62,7 @@ PROGRESS_S = 0.2
 """Seconds between two reports of how far loading is."""
 
 SPECULATIVE_LIMIT = 4_096
-"""Speculative rows of one request that a stage holds at most, beside a full context."""
+"""Rows that a stage holds at most beside those that are planned (Assign.rows)."""
 
 
 class StageNode(RingNode):
@@ -187,7 +187,7 @@ class StageNode(RingNode):
         """Begin a new ring, in which the loaded block is this stage."""
         self._stage_load.take_place(assign.block)
         is_first, is_last = assign.stage == 1, assign.stage == assign.stages
-        row_limit = assign.context_length + SPECULATIVE_LIMIT
+        row_limit = assign.rows + SPECULATIVE_LIMIT
         if self.machine is None:
             self.machine = StageMachine(is_first=is_first, is_last=is_last, row_limit=row_limit)
             return []

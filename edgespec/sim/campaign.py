@@ -83,6 +83,7 @@ def build(
         needs=draft.needs,
         head_last=scenario.head_last,
         live=scenario.live,
+        kept_rows=scenario.kept_rows,
     )
     limits = {f.stage: f.rows for f in scenario.faults if isinstance(f, SmallCache)}
     promises = {ask.tag: _promise(scenario, ask, codec) for ask in scenario.asks}
@@ -125,10 +126,14 @@ def build(
     return world, checks
 
 
+LOST = "a stage lost rows", "nothing is left of request"
+"""How a request may fail as a stage could not go on with it, or with one that it begins with."""
+
+
 def _promise(scenario: Scenario, ask: ScenarioRequest, codec: ToyCodec) -> Promise:
     submit = ask.submit()
     limits = [f.rows for f in scenario.faults if isinstance(f, SmallCache)]
-    reasons = (*(f"more than {n} rows" for n in limits), "a stage lost rows") if limits else ()
+    reasons = (*(f"more than the {n} rows" for n in limits), *LOST) if limits else ()
     expected = None
     if len(codec.encode(submit.prompt)) >= scenario.context_length:
         reasons = (f"context is {scenario.context_length}",)

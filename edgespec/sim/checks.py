@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Set, Sized
 from dataclasses import dataclass, field
 
 from edgespec.decoding.request import Request
@@ -96,12 +96,15 @@ class Checks:
             if not got.ended:
                 raise InvariantViolated("one end", f"request {tag} never ended")
         left: dict[str, object] = {"D0": _left_in(world.coordinator)}
+        kept = set(world.coordinator.rows.kept)
         for number, stage in enumerate(world.stages, 1):
-            left[f"V{number}"] = _left_in(stage.machine)
-            left[f"cache of V{number}"] = _open_requests(stage.block)
+            here = set(stage.machine.ledgers())
+            left[f"V{number}"] = _left_in(stage.machine, {"_held"} if here == kept else set())
+            left[f"cache of V{number}"] = _open_requests(stage.block) - len(kept)
             left[f"work of V{number}"] = not world.quiet(number)
+            _check_shares(world, number, kept)
         left["ring"] = world.segments
-        left["draft"] = _open_requests(world.draft)
+        left["draft"] = max(0, _open_requests(world.draft) - len(kept))
         found = {place: what for place, what in left.items() if what}
         if found:
             raise InvariantViolated("nothing left", f"still there at the end: {found}")
@@ -139,12 +142,23 @@ class Checks:
                 "caches hold what the ledgers say",
                 f"V{node} has {stage.block.open_requests} caches and {len(ledgers)} ledgers",
             )
+        if stage.block.held_rows != stage.machine.held_rows:
+            raise InvariantViolated(
+                "caches hold what the ledgers say",
+                f"V{node} has {stage.block.held_rows} rows, by its books {stage.machine.held_rows}",
+            )
         for request, ledger in ledgers.items():
             slots = stage.block.slots(request)
             if slots != len(ledger):
                 raise InvariantViolated(
                     "caches hold what the ledgers say",
                     f"V{node} has {slots} slots of request {request} and {len(ledger)} rows",
+                )
+            if stage.block.shares(request) != stage.machine.shares(request):
+                raise InvariantViolated(
+                    "as many hold a row as the books say",
+                    f"V{node} shares {stage.block.shares(request)} of request {request}, by its "
+                    f"books {stage.machine.shares(request)}",
                 )
             row = self._row_at.setdefault((request, ledger.committed), ledger.last_committed)
             if row != ledger.last_committed:
@@ -281,12 +295,24 @@ def _held(request: Request) -> tuple[int, int, set[int]]:
     return root.position, root.parent, live
 
 
-def _left_in(machine: object) -> dict[str, object]:
+def _check_shares(world: World, node: int, kept: Iterable[int]) -> None:
+    """Of answered requests every stage shares what the coordinator counts."""
+    for number in kept:
+        here = world.stages[node - 1].machine.shares(number)
+        if here != world.coordinator.rows.shares(number):
+            raise InvariantViolated(
+                "as many hold a row as the books say",
+                f"V{node} shares {here} of request {number}, the coordinator counts "
+                f"{world.coordinator.rows.shares(number)}",
+            )
+
+
+def _left_in(machine: object, known: Set[str] = frozenset()) -> dict[str, object]:
     """Whatever a machine still holds of any request; a leak in a new attribute is found too."""
     return {
         name: value
         for name, value in vars(machine).items()
-        if name not in _REMEMBERED
+        if name not in _REMEMBERED | known
         and ((isinstance(value, Sized) and len(value) > 0) or name in _BUSY_WITH)
         and value is not None
     }

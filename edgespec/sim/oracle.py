@@ -39,7 +39,7 @@ class OracleGuesser(Guesser):
             raise LocalProtocolError(f"request {request} is open on the draft already")
         self.contexts[request] = ()
 
-    def fork(self, request: int, base: int, rows: int) -> None:
+    def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
         self.contexts[request] = self.contexts.get(base, ())[:rows]
 
     @at_once

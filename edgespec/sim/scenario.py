@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from edgespec.errors import ConfigError
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import POLICIES, policy_named
@@ -72,6 +74,7 @@ class Scenario(FileStruct, frozen=True):
     the head, the draft and each stage; `layers`: parts of each stage's block between which it can
     be stopped. `recovery`: seconds that a request waits for a ring that was lost. `head_last`: the
     output head is on the last stage. `live`: requests that are answered at once, at most.
+    `kept_rows`: cache rows that they and answered ones may take up together; 0: nothing is kept.
     """
 
     seed: int
@@ -89,6 +92,7 @@ class Scenario(FileStruct, frozen=True):
     recovery: float = 60.0
     head_last: bool = False
     live: int = 1
+    kept_rows: int = 0
 
     @property
     def stages(self) -> int:
@@ -126,6 +130,8 @@ def draw(seed: int) -> Scenario:
     # Of dice of their own, as the changes.
     together = random.Random(f"{seed} live")
     live = together.choice((1, 1, 2, 3, 5))
+    keeps = random.Random(f"{seed} kept")
+    kept_rows = keeps.choice((0, 0, 700, 3000))
     return Scenario(
         seed=seed,
         accuracy=rng.choice((0.0, 0.3, 0.7, 0.9, 1.0)),
@@ -138,10 +144,13 @@ def draw(seed: int) -> Scenario:
         layers=tuple(rng.choice((1, 2, 4, 11)) for _ in range(stages)),
         network=_draw_network(rng, stages, base),
         faults=faults,
-        asks=_draw_asks(rng, span, faults) + _draw_company(together, live, span),
+        asks=_with_preambles(
+            keeps, kept_rows, _draw_asks(rng, span, faults) + _draw_company(together, live, span)
+        ),
         recovery=rng.choice((60.0, 60.0, 60.0, base * 5.0, 0.0)),
         head_last=random.Random(f"{seed} head").random() < 0.3,
         live=live,
+        kept_rows=kept_rows,
     )
 
 
@@ -228,6 +237,21 @@ def _draw_company(rng: random.Random, live: int, span: float) -> tuple[ScenarioR
     most = 2 * (live - 1)
     times = [0.0 if rng.random() < 0.6 else rng.random() * span for _ in range(most)]
     return tuple(_draw_ask(rng, 100 + number, at, span) for number, at in enumerate(times))
+
+
+def _with_preambles(
+    rng: random.Random, kept_rows: int, asks: tuple[ScenarioRequest, ...]
+) -> tuple[ScenarioRequest, ...]:
+    """The same requests, in front of most prompts more or less of one preamble, if rows are kept;
+    and one more that comes late."""
+    if not kept_rows:
+        return asks
+    preamble = "".join(rng.choices(LETTERS, k=rng.randint(40, 120)))
+    last = structs.replace(asks[-1], tag=200, at=3 * asks[-1].at, cancel_at=None)
+    return tuple(
+        structs.replace(ask, prompt=preamble[: rng.choice((0, 30, 60, 120, 120))] + ask.prompt)
+        for ask in (*asks, last)
+    )
 
 
 def _draw_ask(rng: random.Random, tag: int, at: float, span: float) -> ScenarioRequest:

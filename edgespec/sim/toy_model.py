@@ -7,6 +7,7 @@ a token. Any wrong visibility, order or position changes the tokens, and a run c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -146,6 +147,11 @@ class FakeBlock:
     def slots(self, request: int) -> int:
         """How many slots a request holds (0: none)."""
         return len(self._slots_of(request)) if request in self._cache else 0
+
+    def shares(self, request: int) -> list[tuple[int, int]]:
+        """The rows of each stem of a request, and how many requests hold it."""
+        holders = Counter(id(stem) for stems in self._stems.values() for stem in stems)
+        return [(len(stem), holders[id(stem)]) for stem in self._stems[request]]
 
     @property
     def held_rows(self) -> int:

@@ -85,9 +85,10 @@ class RetainSet:
 class RowLedger:
     """Slots of one request's rows: `committed` committed rows, then speculative rows in order."""
 
-    def __init__(self) -> None:
-        self.committed = 0
-        self.last_committed = NO_PARENT
+    def __init__(self, committed: int = 0) -> None:
+        """Of a request that begins with so many committed rows, whose ids are 0, 1, …"""
+        self.committed = committed
+        self.last_committed = committed - 1 if committed else NO_PARENT
         self.epoch = 0
         self._ids: list[int] = []
         self._slot_of: dict[int, int] = {}
@@ -178,6 +179,27 @@ class RowLedger:
         RemoteProtocolError for a row that is not here, or not after the one before it.
         """
         here = min(self.committed, len(ids))
+        path = self._path(ids)
+        order = [*range(here), *(self.committed + slot for slot in path)]
+        return RowLedger(len(order)), np.asarray(order, np.int64)
+
+    def commit_path(self, ids: Sequence[int]) -> IntArray | None:
+        """Commit those of the rows with these ids (see `fork`) that are not yet, before the
+        retained set that accepts them comes; return the gather of the speculative region, int64
+        [S], or None for no change. No other row is dropped. Raises as `fork` does."""
+        path = self._path(ids)
+        if not path:
+            return None
+        self.last_committed = self._ids[path[-1]]
+        self.committed += len(path)
+        taken = set(path)
+        left = [slot for slot in range(len(self._ids)) if slot not in taken]
+        self._keep_slots(left)
+        return np.asarray(path + left, np.int64)
+
+    def _path(self, ids: Sequence[int]) -> list[int]:
+        """Slots in the speculative region of those of these rows that are not committed."""
+        here = min(self.committed, len(ids))
         slots = [self._slot_of.get(row_id) for row_id in ids[here:]]
         wanted = range(here, len(ids))
         for slot, position in zip(slots, wanted, strict=True):
@@ -187,10 +209,7 @@ class RowLedger:
         for last, slot in enumerate(path):
             if np.flatnonzero(self._sees[slot]).tolist() != sorted(path[: last + 1]):
                 raise RemoteProtocolError("the rows to begin with are no path")
-        order = [*range(here), *(self.committed + slot for slot in path)]
-        fork = RowLedger()
-        fork.committed, fork.last_committed = len(order), len(order) - 1
-        return fork, np.asarray(order, np.int64)
+        return path
 
     def retain(self, keep: RetainSet) -> IntArray | None:
         """Apply a retained set; return the gather of the speculative region, or None for no change.
@@ -215,12 +234,15 @@ class RowLedger:
         if accepted:
             self.last_committed = self._ids[accepted[-1]]
             self.committed += len(accepted)
-        left = order[len(accepted) :]
-        self._sees = self._sees[np.ix_(left, left)]
-        self._ids = [self._ids[s] for s in survivors]
-        self._positions = [self._positions[s] for s in survivors]
-        self._slot_of = {row_id: slot for slot, row_id in enumerate(self._ids)}
+        self._keep_slots(survivors)
         return order
+
+    def _keep_slots(self, slots: list[int]) -> None:
+        """Of the speculative rows keep these, in that order."""
+        self._sees = self._sees[np.ix_(slots, slots)]
+        self._ids = [self._ids[slot] for slot in slots]
+        self._positions = [self._positions[slot] for slot in slots]
+        self._slot_of = {row_id: slot for slot, row_id in enumerate(self._ids)}
 
     def _check_paths(self, keep: RetainSet, accepted: list[int], survivors: list[int]) -> None:
         """Accepted rows must be one path after the committed rows, and the others hang from it."""

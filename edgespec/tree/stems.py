@@ -50,6 +50,9 @@ class Stems:
     def __init__(self) -> None:
         self._chains: dict[int, list[_Stem]] = {}
 
+    def __len__(self) -> int:
+        return len(self._chains)
+
     def open(self, request: int) -> None:
         """A request begins with nothing."""
         self._chains[request] = []

@@ -27,7 +27,7 @@ from edgespec.wire.messages import Finite, Message
 from edgespec.wire.tags import TAGS
 
 MAGIC = "edgespec"
-VERSION = 9
+VERSION = 10
 
 Frame = bytes | memoryview
 

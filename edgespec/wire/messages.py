@@ -71,7 +71,8 @@ class Assign(Message):
     that holds the block already forgets all that it had of the ring before, and is ready for this
     one. `ring_key` is the secret of this ring's members. `block_number`: what the block is called
     on the block channel. `head`: how the last stage holds the output head, as a quantisation's
-    name; "" for a stage that has none.
+    name; "" for a stage that has none. `rows`: cache rows of all requests together, guesses beyond
+    what is planned not counted.
 
     With `ring` NO_RING it is a place to prepare for, and the answer a Ready of that number: a spare
     loads the block, a stage goes on with its own and fetches that one.
@@ -91,6 +92,7 @@ class Assign(Message):
     ring: int = 1
     block_number: int = 0
     head: str = ""
+    rows: int = 0
 
     @property
     def block(self) -> tuple[str, int, int, str, str, str]:

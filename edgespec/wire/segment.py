@@ -91,9 +91,11 @@ class Part:
     `epoch` starts as the coordinator's newest retained set; every stage lowers it to the newest one
     that it has applied, so that what returns is an acknowledgement by all. `committed` rows
     (prefill) enter the committed region at once. `reserve` > 0 opens the request with room for that
-    many rows, those of its prompt; with `fork_of` > 0 it begins with rows of that answered request:
-    those that had the ids `fork_ids` there, in the order of their positions. `want`: how many of
-    the last rows the coordinator wants back (a prefill chunk but the last wants none).
+    many rows, those of its prompt; with `fork_of` > 0 it begins with committed rows of that
+    request: those that have the ids `fork_ids` there, in the order of their positions. Both hold
+    them together from then on, or, with `fork_ends`, the other request ends and leaves them all.
+    `want`: how many of the last rows the coordinator wants back (a prefill chunk but the last wants
+    none).
 
     `ids`, `parents`, `positions`, `tokens`: see tree.ledger.Rows. The first stage alone reads the
     tokens; after it they are empty, unless the last stage chooses.
@@ -114,6 +116,7 @@ class Part:
     tokens: IntArray
     fork_of: Whole = 0
     fork_ids: tuple[int, ...] = ()
+    fork_ends: bool = False
     choosing: Choosing | None = None
     verdict: Verdict | None = None
 

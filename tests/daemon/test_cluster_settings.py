@@ -84,7 +84,7 @@ def test_a_cluster_of_an_earlier_release_is_read_and_nothing_of_it_changes() -> 
     earlier = {key: stored[key] for key in EARLIEST}
     read = ClusterSettings.from_json(json.dumps(earlier), Path("settings.json"))
     assert read == ClusterSettings(stages=2)
-    assert (read.with_stage, read.head) == (0, "coordinator")
+    assert (read.with_stage, read.head, read.share_prefixes) == (0, "coordinator", False)
     del earlier["stages"]
     with pytest.raises(ConfigError, match="the key 'stages' is missing"):
         ClusterSettings.from_json(json.dumps(earlier), Path("settings.json"))
@@ -104,10 +104,13 @@ def test_a_cluster_of_an_earlier_release_is_read_and_nothing_of_it_changes() -> 
 def test_the_option_comes_before_the_cluster_which_comes_before_the_last_stage(
     has: int, asked: int | None, got: int
 ) -> None:
-    settings = ClusterSettings(stages=3, with_stage=has, places=("a", "b", "c"))
+    settings = ClusterSettings(
+        stages=3, with_stage=has, places=("a", "b", "c"), share_prefixes=bool(has)
+    )
     options = RingOptions("", "", 0, "", with_stage=asked)
     config = served_config(settings, options, None)
     assert (config.stages, config.with_stage, config.places) == (3, got, ("a", "b", "c"))
+    assert config.share_prefixes is bool(has)
     other = served_config(settings, replace(options, stages=4), None)
     last = 4 if asked == LAST_STAGE else asked or 0
     assert (other.stages, other.with_stage) == (4, last), "a ring of its own"

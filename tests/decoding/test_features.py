@@ -78,7 +78,7 @@ class NeedyDraft(FakeDraft):
         self.given[request] = []
         self.aux_layers[request] = []
 
-    def fork(self, request: int, base: int, rows: int) -> None:
+    def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
         """What was given for the base is not given again."""
         assert len(self.given[base]) >= rows, "all of it came before"
         self.given[request] = self.given[base][:rows]

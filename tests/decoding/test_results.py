@@ -116,7 +116,7 @@ def test_with_every_retained_set_lost_a_small_stage_says_so() -> None:
             fake.ring.take(step, lose=bool(waiting) and isinstance(waiting[0], Retain))
     end = assert_one_end(fake.ring.replies, 1)
     assert isinstance(end, Failed)
-    assert "more than 40 rows" in end.reason
+    assert "more than the 40 rows" in end.reason
     fake.assert_nothing_left()
 
 

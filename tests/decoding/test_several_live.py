@@ -115,7 +115,7 @@ def play_chaos(seed: int, count: int, policies: list[str]) -> None:
         fake.assert_consistent()
         steps += 1
     assert_answers(fake, [ask for ask in wanted if ask.tag not in cancelled])
-    if not fake.coordinator._cache:
+    if not fake.coordinator.rows.kept:
         fake.assert_nothing_left()
 
 

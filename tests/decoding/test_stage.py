@@ -33,7 +33,7 @@ from edgespec.decoding.effects import (
 from edgespec.decoding.events import (
     HeadDone,
 )
-from edgespec.decoding.stage import REMEMBERED_ENDS
+from edgespec.decoding.held_rows import REMEMBERED_ENDS
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.events import (
     NO_JOB,
@@ -280,7 +280,7 @@ def test_no_more_ends_are_remembered_than_needed() -> None:
     for request in range(3 * REMEMBERED_ENDS):
         stage.end(request)
         stage.end(request)
-    assert len(stage.machine._ended) == REMEMBERED_ENDS
+    assert len(stage.machine._held._ended) == REMEMBERED_ENDS
 
 
 def test_requests_may_be_interleaved() -> None:
@@ -437,8 +437,8 @@ def test_an_event_that_cannot_be_is_our_bug_and_changes_nothing(
     assert {k: repr(v) for k, v in after.items() if k != "_held"} == {
         k: repr(v) for k, v in before.items() if k != "_held"
     }
-    assert {r: repr(vars(held.ledger)) for r, held in after["_held"].items()} == {
-        r: repr(vars(held.ledger)) for r, held in before["_held"].items()
+    assert {r: repr(vars(ledger)) for r, ledger in after["_held"].ledgers().items()} == {
+        r: repr(vars(ledger)) for r, ledger in before["_held"].ledgers().items()
     }
 
 

@@ -190,7 +190,8 @@ def test_what_is_ranked_is_noted_with_its_positions_and_its_way(draft: DraftSour
             assert sorted(positions) == [len(CONTEXT), len(CONTEXT) + 1]
 
 
-def test_what_was_read_of_an_answered_request_is_not_read_again(draft: DraftSource) -> None:
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_was_read_of_another_request_is_not_read_again(draft: DraftSource, ends: bool) -> None:
     draft.refresh(1, CONTEXT, 2, 2)
     draft.expand(1, [*CONTEXT, 3], [(4,)], 2)
     again = [*CONTEXT[:6], 9, 4, 30]
@@ -198,8 +199,9 @@ def test_what_was_read_of_an_answered_request_is_not_read_again(draft: DraftSour
         return  # it says something else each time
     for request in (7, 8):
         draft.open(request, Sampling())
-    draft.fork(7, 1, 6)
-    draft.close(1)
+    draft.fork(7, 1, 6, ends)
+    if ends:
+        draft.close(1)
     draft.take_work()
     went_on = draft.refresh(7, again, 2, 2)
     short = sum(rows_of(draft))
@@ -209,8 +211,14 @@ def test_what_was_read_of_an_answered_request_is_not_read_again(draft: DraftSour
     np.testing.assert_allclose(went_on.scores, anew.scores, rtol=0, atol=1e-4)
     if whole and draft.name != "fake":
         assert whole - short >= 5
+    if not ends:  # the other one goes on as if nothing had been
+        longer = [*CONTEXT, 3, 4]
+        draft.open(6, Sampling())
+        one, other = draft.refresh(1, longer, 2, 2), draft.refresh(6, longer, 2, 2)
+        assert one.tokens.tolist() == other.tokens.tolist()
+        np.testing.assert_allclose(one.scores, other.scores, rtol=1e-4, atol=1e-4)
     draft.open(9, Sampling())
-    draft.fork(9, 99, 6)
+    draft.fork(9, 99, 6, True)
     assert draft.refresh(9, again, 2, 2).tokens.tolist() == anew.tokens.tolist()
 
 

@@ -40,7 +40,7 @@ class Scripted(Guesser):
         """Begin."""
         self.context = ()
 
-    def fork(self, request: int, base: int, rows: int) -> None:
+    def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
         """Note it."""
         self.forked = (request, base, rows)
 
@@ -230,13 +230,13 @@ def test_the_next_turn_begins_with_what_every_member_read() -> None:
     follow(made, lambda step: 3, LEAST + 7, rows=True)
     assert len(needy.given) < LEAST + 7
     made.open(2, Sampling())
-    made.fork(2, 1, 20)
+    made.fork(2, 1, 20, True)
     assert cheap.forked == needy.forked == (2, 1, 20)
     finals = [features.final for features in needy.given if features.final]
     assert sum(final.shape[0] for final in finals) == LEAST + 7
     made.close(1)
     assert made.read(2, (0,) * 22, row(20))
-    made.fork(2, 99, 20)
+    made.fork(2, 99, 20, True)
 
 
 def test_who_has_nothing_to_say_of_a_path_disagrees_with_nobody() -> None:

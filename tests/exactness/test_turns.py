@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from support.local_ring import LocalRing
-from support.tiers import tiered
+from support.tiers import thorough, tiered
 from support.torch_rings import CONTEXT, prompts, request, tokenizer, torch_ring
 
+from edgespec.backends.torch_backend import TorchBlock
 from edgespec.decoding.effects import (
     SendRing,
 )
+from edgespec.model.kv_cache import STEP
 from edgespec.wire.segment import Segment
 
 NEW_TOKENS = 24
@@ -90,3 +92,45 @@ def test_the_second_turn_of_a_long_conversation_reads_only_what_is_new(
     forgets = torch_ring(2, "float32")
     forgets.replies.clear()
     assert forgets.ask(second).token_ids == again.token_ids
+
+
+@pytest.mark.parametrize("head_last", [False, thorough(True)])
+def test_two_chats_in_turns_hold_their_preamble_once(
+    head_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reads its new tokens alone, and has the text of a ring that keeps nothing."""
+    preamble = "".join(prompts().values())[:300]
+    common = len(tokenizer().encode(preamble)) - 1  # the last may be cut otherwise in a longer text
+    made = torch_ring.__wrapped__(2, "float64", kept_rows=8 * CONTEXT, head_last=head_last)
+    forgets = torch_ring(2, "float64", head_last=head_last)
+    sent = said(made, monkeypatch)
+    chats = [preamble + " The first one asks:", preamble + " But another says,"]
+    rows = [0, 0]
+    for turn, question in enumerate(QUESTIONS):
+        for number, text in enumerate(chats):
+            ask = request(text + question, "adaptive", 10, tag=2 * turn + number, seed=number)
+            sent.clear()
+            forgets.replies.clear()
+            answer = made.ask(ask)
+            assert answer.token_ids == forgets.ask(ask).token_ids
+            new = answer.prompt_tokens - answer.cached_tokens
+            assert read(sent) == new
+            if turn:
+                assert answer.cached_tokens >= rows[number] - 1
+            elif number:
+                assert answer.cached_tokens >= common
+            rows[number] = answer.prompt_tokens + answer.new_tokens - 1
+            chats[number] = text + question + answer.text
+    shared = made.coordinator.rows.saved
+    assert shared >= common
+    for node, machine in zip(made._nodes[1:], made.stages, strict=True):
+        (first, second) = machine.ledgers().values()
+        assert machine.held_rows == len(first) + len(second) - shared <= sum(rows) - shared
+        block = node.compute._block  # type: ignore[union-attr]
+        assert isinstance(block, TorchBlock)
+        held, nbytes = block.held
+        assert held == machine.held_rows
+        one = sum(block._caches[number].layer(0)[:, :, :1].nbytes for number in machine.ledgers())
+        layers = next(block._caches[number].layers for number in machine.ledgers())
+        spare = 2 * (STEP + max(rows) // 8 + 1)
+        assert nbytes <= one // 2 * layers * (held + spare)

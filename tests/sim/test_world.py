@@ -240,6 +240,6 @@ def test_a_fault_that_comes_in_time_needs_no_deadline() -> None:
     world.run()
     end = end_of(world)
     assert isinstance(end, Failed)
-    assert "more than 2 rows" in end.reason
+    assert "more than the 2 rows" in end.reason
     assert world.replies[-1].at == 0.75
     assert not any("tick" in line for line in log.lines)

@@ -35,9 +35,9 @@ class Fed(DraftSource):
         super().__init__(load_eagle(head, kind, source, OutputHead(source, dtype), dtype))
         self._given: dict[int, int] = {}
 
-    def fork(self, request: int, base: int, rows: int) -> None:
+    def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
         """See DraftSource."""
-        super().fork(request, base, rows)
+        super().fork(request, base, rows, ends)
         if base in self._given:
             self._given[request] = rows
 

@@ -140,12 +140,20 @@ class Twice:
         ppd_tokens: Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, list[Tensor], list[list[Tensor]]]:
         """Hidden rows of the joint job, of the jobs apart, and what either tapped."""
-        self.jobs += 1
-        parts = tuple(parts)
-        whole = RunBlock(self.jobs, parts, None, aux_layers, ppd_tokens)
+        whole = self.job(parts, aux_layers, ppd_tokens)
         hidden, taps = self.joint.run(whole)
-        alone = [self.apart.run(replace(whole, parts=(part,))) for part in parts]
+        alone = [self.apart.run(replace(whole, parts=(part,))) for part in whole.parts]
         return hidden, torch.cat([rows for rows, _ in alone]), taps, [each for _, each in alone]
+
+    def job(
+        self,
+        parts: Iterable[BlockPart],
+        aux_layers: Layers = NO_LAYERS,
+        ppd_tokens: Tensor | None = None,
+    ) -> RunBlock:
+        """The next job."""
+        self.jobs += 1
+        return RunBlock(self.jobs, tuple(parts), None, aux_layers, ppd_tokens)
 
     def gather(self, request: int, start: int, order: IntArray | None) -> None:
         if order is None:

@@ -133,7 +133,7 @@ class EagleGuesser(Guesser):
         )
         self._ranking.open(request, sampling)
 
-    def fork(self, request: int, base: int, rows: int) -> None:
+    def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
         state, old = self._requests[request], self._requests.get(base)
         if old is None:
             return
@@ -141,9 +141,12 @@ class EagleGuesser(Guesser):
         state.broken = old.broken or len(known) < rows
         state.features = [known]
         # A pair is of a row's features and the next token: of the last row's that is another one.
-        state.pairs = old.pairs
-        state.pairs.request = request
-        state.pairs.rewind(rows - 1)
+        if ends:
+            state.pairs = old.pairs
+            state.pairs.request = request
+            state.pairs.rewind(rows - 1)
+        else:
+            state.pairs.copy(old.pairs, rows - 1)
         state.unpaired = known[state.pairs.committed :]
 
     def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:

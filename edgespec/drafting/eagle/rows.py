@@ -154,6 +154,12 @@ class PairRows:
             self._keep_below(root)
             self._waiting, self._waiting_tokens = waiting
 
+    def copy(self, other: PairRows, pairs: int) -> None:
+        """Begin with the first `pairs` committed pairs of another request at most, as far as they
+        were run."""
+        self._held, self._rope = min(pairs, other._held), other._rope
+        self._kv = other._kv.fork(0, self._held)
+
     def rewind(self, pairs: int) -> None:
         """Keep the first `pairs` committed pairs at most, as far as they were run, and no
         guesses."""

@@ -100,6 +100,10 @@ class FuzzyRows:
         self.context = self.context[:rows]
         self._slot_of.clear()
 
+    def copy(self, other: FuzzyRows, rows: int) -> None:
+        self.context = other.context[:rows]
+        self._cache = other._cache.fork(0, len(self.context))
+
     def hidden_behind(self, paths: Sequence[TokenPath]) -> Steps[torch.Tensor]:
         """One fuzzy pass runs the rows that are missing, ancestors included."""
         fresh: list[tuple[int, ...]] = []
