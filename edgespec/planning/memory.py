@@ -22,7 +22,13 @@ RUNTIME_BYTES = 600 * 2**20
 """The process without a model: interpreter, torch, transformers, sockets (docs/planning.md)."""
 
 SPECULATIVE_ROWS = 256
-"""Cache rows that a request reserves for guesses beside its own; more make its cache grow."""
+"""Cache rows for guesses that are counted for each request beside its own."""
+
+SPARE = 8
+"""A cache that grows has room for at most an eighth more rows than it needs (model.kv_cache)."""
+
+STEP = 64
+"""Beside that its room is a multiple of so many rows."""
 
 WIDEST_SEGMENT = 64
 """Rows of the widest segment: a chunk of a prompt, or the most guesses that a policy sends."""
@@ -84,11 +90,13 @@ class Needs:
     """What devices need for a model, if `requests` are open with `context` tokens each.
 
     A stage holds its layers and their caches, the first one the input embedding too, and the last
-    one the output head if that is there (`head_last`) and not on D0. A cache has
-    room for the request's tokens and SPECULATIVE_ROWS guesses; a retained set copies the guesses'
-    rows once more while it moves them. The work space is that of the widest segment, or, while
-    loading, the largest matrix as it comes from the checkpoint, whichever is more. Embedding and
-    head are loaded before anything else, so that what is not taken yet holds their originals.
+    one the output head if that is there (`head_last`) and not on D0. Rows are given as they are
+    used: of all requests together as many as their tokens and SPECULATIVE_ROWS guesses each; rows
+    that several share are there once, so that more requests may fit. A cache that grows may have
+    some room to spare, and copies one layer at a time. The work space is that of the widest
+    segment, of such a copy, or, while loading, the largest matrix as it comes from the checkpoint,
+    whichever is most. Embedding and head are loaded before anything else, so that what is not
+    taken yet holds their originals.
     """
 
     model: PlannedModel
@@ -98,8 +106,9 @@ class Needs:
 
     @property
     def rows(self) -> int:
-        """Cache rows of each layer, those that are copied while others move included."""
-        return self.requests * (self.context + SPECULATIVE_ROWS) + SPECULATIVE_ROWS
+        """Cache rows of each layer that there may be room for."""
+        used = self.requests * (self.context + SPECULATIVE_ROWS)
+        return used + used // SPARE + self.requests * STEP
 
     @property
     def layer(self) -> int:
@@ -162,7 +171,8 @@ class Needs:
         hidden = 2 * WIDEST_SEGMENT * (6 * of.hidden + 3 * inner)
         scores = 2 * 4 * WIDEST_SEGMENT * of.heads * attended
         repeated = 2 * 2 * of.width * attended if of.kv_heads < of.heads else 0
-        return max(hidden + scores + repeated, 2 * of.largest_matrix)
+        grown = (attended + attended // SPARE + STEP) * self.model.costs.kv_bytes
+        return max(hidden + scores + repeated, grown, 2 * of.largest_matrix)
 
 
 def gib(nbytes: float) -> str:

@@ -10,6 +10,7 @@ from support.wires import Wire
 
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon.profiles import profile_named
+from edgespec.model import kv_cache
 from edgespec.planning.cost_model import (
     ARCHITECTURES,
     COST_MODELS,
@@ -20,6 +21,7 @@ from edgespec.planning.memory import (
     GIB,
     RUNTIME_BYTES,
     SPECULATIVE_ROWS,
+    STEP,
     WIDEST_SEGMENT,
     Needs,
     PlannedModel,
@@ -43,8 +45,9 @@ def test_the_engine_s_own_reserve_is_counted() -> None:
     assert part.reserve == len(wire.request.prompt), "what comes after it is given as it is used"
     assert wire.request.capacity == len(wire.request.prompt) + 50 + SPECULATIVE_ROWS
     assert Adaptive().most_rows == WIDEST_SEGMENT
-    assert NEEDS.rows == 4096 + 256 + 256
-    assert Needs(MODEL, 1000, 3).rows == 3 * 1256 + 256
+    assert NEEDS.rows == 4352 + 544 + 64
+    assert Needs(MODEL, 1000, 3).rows == 3 * 1256 + 471 + 3 * 64
+    assert STEP == kv_cache.STEP
 
 
 def test_thirteen_billion_on_boards_of_8_gb() -> None:
@@ -53,7 +56,7 @@ def test_thirteen_billion_on_boards_of_8_gb() -> None:
     assert of.layer_weights == 317_194_240
     assert MODEL.costs.layer_bytes == 317_194_240 * 9 // 16 == 178_421_760
     assert MODEL.costs.kv_bytes == 2 * 5120 * 2
-    assert NEEDS.layer == 178_421_760 + 4608 * 20480
+    assert NEEDS.layer == 178_421_760 + 4960 * 20480
     assert NEEDS.most_layers(int(NANO.memory_bytes.value), first=False) == 22
     assert NEEDS.most_layers(int(NANO.memory_bytes.value), first=True) == 21
 
