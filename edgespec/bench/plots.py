@@ -183,7 +183,7 @@ def plot_load(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]], title
         panel.set_axisbelow(True)
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     speed.set_ylabel("tokens a second, of all together")
-    between.set_ylabel("ms between tokens of an answer; dashed: 99th percentile")
+    between.set_ylabel("ms between tokens (dashed: 99th percentile)")
     figure.legend(loc="outside lower center", ncols=len(runs), fontsize=9, frameon=False)
     _save(plt, figure, [speed, between], path, title)
 
