@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edgespec.decoding import drafts
 from edgespec.decoding.admission import Ring, admit, encode, fitting, kind_of, most_tokens
 from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.d0_times import D0Times
-from edgespec.decoding.effects import CloseDraft, EncodePrompt, OpenDraft, Renew
+from edgespec.decoding.effects import CloseDraft, EncodePrompt, Renew
 from edgespec.decoding.events import Drafted, HeadDone, PromptEncoded, SegmentArrived
 from edgespec.decoding.finish import cached_prefix, finished, last_effects, live_prefixes, whole
 from edgespec.decoding.flights import Flights
@@ -135,6 +136,14 @@ class CoordinatorMachine:
         for request in self._scheduler.live:
             if request.answer.finish_reason:
                 effects += self._finish(request, request.answer.finish_reason, now)
+        return effects + self._make_room()
+
+    def _make_room(self) -> list[Effect]:
+        """Answers grow: where rows run short answered requests go, then the live ones that started
+        last wait again."""
+        effects = self._ended(self.rows.make_room(self._scheduler.rows))
+        while len(self._scheduler) > 1 and not self.rows.fit(self._scheduler.rows):
+            effects += self._pause(self._scheduler.live[-1:])
         return effects
 
     def _start_next(self, now: float) -> list[Effect]:
@@ -146,10 +155,9 @@ class CoordinatorMachine:
         return effects + (self._scheduler.work(now) if self._state.is_up else [])
 
     def _may_start(self, request: Request) -> bool:
-        """Whether its prompt is encoded, and its rows fit beside those of the live ones; alone it
-        may always."""
-        limit, rows = self._ring.kept_rows, self._scheduler.rows
-        return not request.asked and (not rows or not limit or rows + request.capacity <= limit)
+        """Whether its prompt is encoded, and its rows fit; alone it may always."""
+        fits = not len(self._scheduler) or self.rows.fit(self._scheduler.rows_with(request))
+        return not request.asked and fits
 
     def _start(self, request: Request, now: float) -> list[Effect]:
         if not request.recoveries:
@@ -157,21 +165,14 @@ class CoordinatorMachine:
         live = {} if self._ring.needs.hidden else live_prefixes(self._scheduler.live)
         request.begin_with(self.rows.begin(request, live))
         self._scheduler.start(request, self._ring.stages, self._ring.prefill_chunk)
-        effects = self._ended(self.rows.make_room(self._scheduler.rows))
-        effects += self._open_draft(request)
+        effects = self._make_room()
         if request.policy.drafts:
-            effects.append(request.read_ahead(now))
+            effects += [drafts.opening(request), request.read_ahead(now)]
+        elif (reused := request.prefix.reused) and reused.ends:
+            effects += self._close_drafts([reused.request])
         if request.told:
             effects += say_once(request, GOES_ON if request.recoveries else BEGINS)
         return effects
-
-    def _open_draft(self, request: Request) -> list[Effect]:
-        """Start it on the draft source, from what that has read of the reused rows."""
-        reused = request.prefix.reused
-        if request.policy.drafts:
-            known = (reused.request, len(reused.ids), reused.ends) if reused else (0, 0, False)
-            return [OpenDraft(request.number, request.sampling, *known)]
-        return self._close_drafts([reused.request]) if reused and reused.ends else []
 
     # --- the end of a request -----------------------------------------------------------------
 
@@ -301,17 +302,16 @@ class CoordinatorMachine:
         self._flights.clear()  # nothing comes back from a ring that is gone
         self._snapshot.ended()
         effects = self._close_drafts(self.rows.clear())
-        return effects + self._fail_overdue(now) + self._pause()
+        return effects + self._fail_overdue(now) + self._pause(self._scheduler.live)
 
     def _on_hold(self, reason: str, now: float) -> list[Effect]:
         self._state.held = reason
         self._waiting.queue.has_changed = True
         return self._start_next(now)
 
-    def _pause(self) -> list[Effect]:
-        """Free what the live requests hold, and let them be the first to start again."""
-        live = self._scheduler.live
-        effects = self._ended([request.number for request in live])
+    def _pause(self, live: Sequence[Request]) -> list[Effect]:
+        """Free what these live requests hold, and let them be the first to start again."""
+        effects = self._ended([number for request in live for number in whole(request)])
         for request in live:
             self._scheduler.end(request)
             del self._requests[request.number]

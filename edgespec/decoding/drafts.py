@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edgespec.decoding.effects import Draft
+from edgespec.decoding.effects import Draft, OpenDraft
 from edgespec.errors import LocalProtocolError
 from edgespec.policy.base import Deepen, Expand, Grow, Plan
 from edgespec.tree.drafted import Children, DraftedTree
@@ -29,6 +29,13 @@ class DraftJob:
     plan: Plan
     root: int
     context_length: int
+
+
+def opening(request: Request) -> OpenDraft:
+    """Start the request on the draft source, from what that has read of the reused rows."""
+    reused = request.prefix.reused
+    known = (reused.request, len(reused.ids), reused.ends) if reused else (0, 0, False)
+    return OpenDraft(request.number, request.sampling, *known)
 
 
 def ask(request: Request, plan: Plan, now: float) -> Draft:

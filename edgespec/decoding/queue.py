@@ -122,6 +122,7 @@ class WaitingRoom:
         """The prompt of that request is encoded, or cannot be."""
         if request == self._encoding:
             self._encoding = None
+            self.queue.has_changed = True  # it may have to wait for rows
 
     def encode_next(self) -> list[Effect]:
         """Have one prompt encoded at a time, in the order of the queue; so a prompt that is
@@ -141,7 +142,8 @@ class WaitingRoom:
         self.queue.has_changed = False
         effects: list[Effect] = []
         for place, request in enumerate(self.queue.in_order(), running):
-            if missing or place >= most:  # before that it waits for its prompt's encoding
+            # Else it waits for its prompt's encoding alone.
+            if missing or place >= most or (place and not request.asked):
                 effects += say_once(request, missing or f"waiting behind {place} other request(s)")
         return effects
 

@@ -363,6 +363,11 @@ class Request:
         self._jobs += 1
         return self._jobs
 
+    def rows_after(self, tokens: int) -> int:
+        """Cache rows that it may take up on every stage until it has so many further tokens."""
+        answered = len(self.answer.token_ids)
+        return min(self.capacity, len(self.prompt) + answered + tokens + SPECULATIVE_ROWS)
+
     @property
     def context(self) -> tuple[int, ...]:
         """All committed tokens in order, the root's included."""

@@ -60,6 +60,10 @@ class RowAccount:
         """Rows that there is room for, if kept ones that nothing else holds give way."""
         return self.limit - live + self._shared_by_live(live)
 
+    def fit(self, live: int) -> bool:
+        """Whether there is room for so many rows of live requests."""
+        return not self.limit or self.free(live) >= 0
+
     def _shared_by_live(self, live: int) -> int:
         return min(live, self._stems.saved)
 

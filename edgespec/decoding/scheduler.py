@@ -36,6 +36,10 @@ MOST_QUEUED = 2
 SLOWEST = 2.0
 """Times as long a step may take for rows of a prompt in it, while others wait for answers."""
 
+ROOM_TO_GROW = 128
+"""Tokens for which there must be room in each answer when a further request starts: one that has to
+wait again reads all that it has once more."""
+
 LEAST_CHUNK = 8
 """Rows of a prompt that leave together however long they take: else it would never be read."""
 
@@ -65,8 +69,13 @@ class Scheduler:
 
     @property
     def rows(self) -> int:
-        """Cache rows that they may take up on every stage."""
-        return sum(request.capacity for request in self._live.values())
+        """Cache rows that they may take up on every stage until each has a further token."""
+        return sum(request.rows_after(1) for request in self._live.values())
+
+    def rows_with(self, request: Request) -> int:
+        """Cache rows that they and this one may take up, if it starts, until each has
+        ROOM_TO_GROW further tokens."""
+        return sum(one.rows_after(ROOM_TO_GROW) for one in [*self._live.values(), request])
 
     def start(self, request: Request, stages: int, most: int) -> None:
         """It is live from now on, on a ring of so many stages: its prefix is read, at most `most`

@@ -206,6 +206,40 @@ def test_requests_of_one_share_leave_in_turn() -> None:
             assert max(sent.values()) - min(sent.values()) <= 2
 
 
+# --- rows of the stages' caches -------------------------------------------------------------------
+
+
+def test_a_request_starts_once_its_rows_fit_and_is_told_so() -> None:
+    """What it has, and room to grow; not all that it may ask for."""
+    fake = FakeRing(2, live=3, kept_rows=1100)
+    recorder = Recorder(fake)
+    wanted = [submit(tag, "hello" * 10, 500, "autoregressive", tag) for tag in range(3)]
+    for ask in wanted:
+        fake.ring.submit(ask)
+    assert fake.coordinator.load() == (2, 1), "2 * (50 + 128 + 256) rows fit, 3 of them do not"
+    told = [r.text for r in fake.ring.replies if isinstance(r, Progress) and r.tag == 2]
+    assert told == ["waiting behind 2 other request(s)"]
+    assert len({part.request for segment in recorder.segments for part in segment.parts}) <= 2
+    fake.ring.cancel(0)
+    assert fake.coordinator.load() == (2, 0)
+
+
+def test_where_rows_run_short_the_newest_waits_again_and_goes_on_with_the_same_text() -> None:
+    fake = FakeRing(2, live=3, kept_rows=900, row_limit=900)
+    wanted = [submit(tag, "hello" * 10, 260, "autoregressive", tag) for tag in range(2)]
+    for ask in wanted:
+        fake.ring.submit(ask)
+    assert fake.coordinator.load() == (2, 0)
+    loads = set()
+    while any(True for _ in fake.ring.steps()):
+        fake.take_turns(20)
+        loads.add(fake.coordinator.load())
+    assert (1, 1) in loads
+    assert_answers(fake, wanted)
+    ends = [assert_one_end(fake.ring.replies, ask.tag) for ask in wanted]
+    assert [end.recoveries for end in ends if isinstance(end, Finished)] == [0, 1]
+
+
 # --- what they are told ---------------------------------------------------------------------------
 
 
