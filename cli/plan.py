@@ -162,9 +162,8 @@ def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
         told = []
         if speed is not None:
             told.append(f"{speed:.1f} tokens/s in virtual time (adaptive, short questions)")
-        if draft.layers:  # the formula is for drafts that take time of D0
-            told.append(f"{1 / made.seconds:.1f} tokens/s by the formula, at half the context")
-        yield f"with speculation: {'; '.join(told) or 'not predicted for so many stages'}"
+        told.append(f"{1 / made.seconds:.1f} tokens/s by the formula, at half the context")
+        yield f"with speculation: {'; '.join(told)}"
         yield (
             f"  charged as {draft.name}, but the guesses are those of the bundled pair: how often "
             "yours are right decides"

@@ -139,13 +139,15 @@ def _check_quantisation(problem: Problem) -> None:
 
 def _layout(problem: Problem, must: int = -1) -> Layout | None:
     layers = problem.model.of.layers
-    return fastest(layers, problem.candidates, problem.links(), *problem.weights, must)
+    weights = problem.weights
+    boards, links = problem.candidates, problem.links()
+    return fastest(layers, boards, links, weights.step, weights.trip, must)
 
 
 def _seconds(problem: Problem, layout: Layout) -> float:
     """Seconds a token: what the layout decides, and what D0 adds whatever it is."""
-    step_weight, trip_weight = problem.weights
-    decided = step_weight * layout.slowest + trip_weight * layout.trip + layout.price
+    weights = problem.weights
+    decided = weights.step * layout.slowest + weights.trip * layout.trip + layout.price
     return decided + problem.fixed_seconds()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,9 +22,25 @@ DRAFT_ROWS = 8
 CHOSEN_ROWS = 3
 """Rows of a segment that are looked at, in D0's step: those that were right, and one."""
 
-STEP_WEIGHT, TRIP_WEIGHT, COORDINATOR_WEIGHT, SHARED_WEIGHT = 0.02, 0.05, 0.96, 0.53
-"""Seconds a token with a draft, by the slowest step, the trip, D0's step, and the step of the stage
-on D0's board (docs/planning.md)."""
+
+class Weights(NamedTuple):
+    """Seconds a token by the slowest step, the trip, D0's step, and the step of the stage on D0's
+    board (docs/planning.md)."""
+
+    step: float
+    trip: float
+    coordinator: float
+    shared: float
+
+
+MODEL_DRAFT = Weights(0.02, 0.05, 0.96, 0.53)
+"""With a draft that runs layers on D0."""
+
+TOKEN_DRAFT = Weights(0.16, 0.51, 0.18, 0.11)
+"""With n-grams, which are seldom right, and take next to no time."""
+
+PLAIN = Weights(0.0, 1.0, 0.0, 0.0)
+"""Without a draft: a token is a trip."""
 
 SEGMENT_ROWS = 16
 """Rows of the segment whose time on a node is its step."""
@@ -88,13 +105,13 @@ class Problem:
         if index == len(self.others):
             most_first *= most_first == self.model.of.layers  # first and last only if it is alone
             alone *= alone == self.model.of.layers
-            price = SHARED_WEIGHT * step if self.model.draft.layers else 0.0
+            price = self.weights.shared * step
         end = None
         if self.head_last:
             trip, head = (head_seconds(node, *rows) for rows in ((1, 1), _HEAD_ROWS))
             most = self.needs.most_layers(room, first=False, last=True)
             # On the coordinator's board the head takes as much of D0's time as on D0.
-            end = End(most, alone, trip, head, COORDINATOR_WEIGHT * head if price else 0.0)
+            end = End(most, alone, trip, head, self.weights.coordinator * head if price else 0.0)
             most_first *= index < len(self.others)
         return Candidate(
             most_first,
@@ -107,18 +124,18 @@ class Problem:
         )
 
     @property
-    def weights(self) -> tuple[float, float]:
-        """Of slowest step and trip. Without a draft a token costs one trip, whatever the step."""
-        return (STEP_WEIGHT, TRIP_WEIGHT) if self.model.draft.layers else (0.0, 1.0)
+    def weights(self) -> Weights:
+        """What the draft makes of the times."""
+        if self.model.draft.layers:
+            return MODEL_DRAFT
+        return TOKEN_DRAFT if self.model.draft.name else PLAIN
 
     def fixed_seconds(self) -> float:
         """What D0 adds to the seconds of a token, whatever the layout is."""
-        node = NodeCosts(self.coordinator.profile, self.model.costs, 0)
-        seconds = 0.0 if self.head_last else self.weights[1] * head_seconds(node, 1, 1)
-        if self.model.draft.layers:
-            step = coordinator_step(node, self.context // 2, self.head_last)
-            seconds += COORDINATOR_WEIGHT * step
-        return seconds
+        node, weights = NodeCosts(self.coordinator.profile, self.model.costs, 0), self.weights
+        trip = 0.0 if self.head_last else head_seconds(node, 1, 1)
+        step = coordinator_step(node, self.context // 2, self.head_last)
+        return weights.trip * trip + weights.coordinator * step
 
     def runs(self) -> bool:
         """Whether all other devices can multiply by matrices of this quantisation."""
@@ -164,8 +181,8 @@ class Problem:
     def _fill_seconds(self, device: Device, shared: bool) -> float:
         """Of a trip; on the coordinator's board with the price of its step beside D0's."""
         seconds = NodeCosts(device.profile, self.model.costs, 1).fill_seconds()
-        weight = self.weights[1] + (SHARED_WEIGHT if shared and self.model.draft.layers else 0.0)
-        return seconds * weight / self.weights[1]
+        weights = self.weights
+        return seconds * (weights.trip + weights.shared * shared) / weights.trip
 
 
 def coordinator_step(node: NodeCosts, seen: int, head_last: bool = False) -> float:

@@ -18,12 +18,10 @@ from edgespec.planning.memory import GIB, Device, PlannedModel
 from edgespec.planning.plan import LEAST_GAIN, Plan, plan
 from edgespec.planning.problem import (
     CHOSEN_ROWS,
-    COORDINATOR_WEIGHT,
     DRAFT_ROWS,
+    MODEL_DRAFT,
     SEGMENT_ROWS,
-    SHARED_WEIGHT,
-    STEP_WEIGHT,
-    TRIP_WEIGHT,
+    TOKEN_DRAFT,
     Problem,
     coordinator_step,
 )
@@ -85,9 +83,9 @@ def test_the_seconds_are_those_of_the_formula() -> None:
     head = node.head_seconds(SEGMENT_ROWS) + node.choose_seconds(CHOSEN_ROWS, "greedy")
     draft = node.draft_seconds(DRAFT_ROWS, 256) + node.rank_seconds(DRAFT_ROWS, "greedy")
     expected = (
-        STEP_WEIGHT * step
-        + TRIP_WEIGHT * made.trip_seconds(256)
-        + COORDINATOR_WEIGHT * (head + draft)
+        MODEL_DRAFT.step * step
+        + MODEL_DRAFT.trip * made.trip_seconds(256)
+        + MODEL_DRAFT.coordinator * (head + draft)
     )
     assert made.seconds == pytest.approx(expected)
 
@@ -100,6 +98,23 @@ def test_without_a_draft_a_token_is_a_trip() -> None:
     assert len(made.split) == made.with_stage == 2
 
 
+def test_with_n_grams_stages_help() -> None:
+    """Guesses are on their way while others are computed, so that it is not one trip a token."""
+    drafting = replace(MODEL, draft=replace(NO_DRAFT, name="ngram"))
+    made = plan(Problem(drafting, Device("d0", AGX), nanos(4), 512))
+    node, stages = made.costs.coordinator, made.costs.stages
+    steps = [stage.block_seconds(SEGMENT_ROWS, 256) for stage in stages]
+    expected = (
+        TOKEN_DRAFT.step * max(steps)
+        + TOKEN_DRAFT.trip * made.trip_seconds(256)
+        + TOKEN_DRAFT.coordinator * coordinator_step(node, 256)
+        + (TOKEN_DRAFT.shared * steps[-1] if made.with_stage else 0.0)
+    )
+    assert made.seconds == pytest.approx(expected)
+    boards = plan(Problem(drafting, Device("d0", NANO), nanos(4), 512))
+    assert len(boards.split) >= 4
+
+
 def test_the_head_on_the_last_stage_is_part_of_its_step() -> None:
     made = plan(problem(4, context=512), (HEAD_ON_LAST_STAGE,))
     costs = made.costs
@@ -109,8 +124,8 @@ def test_the_head_on_the_last_stage_is_part_of_its_step() -> None:
     steps[-1] += head
     d0 = coordinator_step(costs.coordinator, 256, head_last=True)
     assert d0 == pytest.approx(coordinator_step(costs.coordinator, 256) - head)
-    expected = STEP_WEIGHT * max(steps) + TRIP_WEIGHT * made.trip_seconds(256)
-    assert made.seconds == pytest.approx(expected + COORDINATOR_WEIGHT * d0)
+    expected = MODEL_DRAFT.step * max(steps) + MODEL_DRAFT.trip * made.trip_seconds(256)
+    assert made.seconds == pytest.approx(expected + MODEL_DRAFT.coordinator * d0)
     here = plan(problem(4, context=512))
     assert made.nodes[0].need.weights == here.nodes[0].need.weights - MODEL.costs.head.bytes
     for node in made.nodes:
@@ -156,10 +171,10 @@ def test_the_coordinators_board_carries_what_does_not_fit_elsewhere() -> None:
     own = made.costs.coordinator
     d0 = coordinator_step(own, 2750)
     assert made.seconds == pytest.approx(
-        STEP_WEIGHT * max(step)
-        + TRIP_WEIGHT * made.trip_seconds(2750)
-        + COORDINATOR_WEIGHT * d0
-        + SHARED_WEIGHT * step[2]
+        MODEL_DRAFT.step * max(step)
+        + MODEL_DRAFT.trip * made.trip_seconds(2750)
+        + MODEL_DRAFT.coordinator * d0
+        + MODEL_DRAFT.shared * step[2]
     )
 
 
