@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from edgespec.decoding.effects import (
@@ -20,7 +20,7 @@ from edgespec.decoding.effects import (
 from edgespec.decoding.events import HeadDone
 from edgespec.drafting.grower import DraftSource
 from edgespec.machines.effects import Effect, RunBlock
-from edgespec.machines.events import Event
+from edgespec.machines.events import NO_JOB, Event
 from edgespec.planning.costs import NodeCosts, RingCosts, frame_bytes
 from edgespec.policy.base import Deepen
 from edgespec.types.draft_pass import DraftPass, DraftWork, RankedRows
@@ -108,12 +108,44 @@ class TokenTimes:
         return self._costs.noise_seconds(missing)
 
 
+class Captures:
+    """Which shapes of passes were met in each request's cache: the first pass of a shape is
+    launched one operation after the other, the second is captured (see model.static_pass)."""
+
+    def __init__(self) -> None:
+        self._met: dict[int, Counter[Hashable]] = {}
+
+    def beside(
+        self, request: int, shape: Hashable | None, replayed: float, launched: float
+    ) -> float:
+        """Seconds that a pass of that shape (None: of none) takes beside those of a `replayed` one;
+        `launched`: of the host for launching all of it."""
+        if shape is None:
+            return 0.0
+        met = self._met.setdefault(request, Counter())
+        met[shape] += 1
+        if met[shape] == 1:
+            return max(launched - replayed, 0.0)
+        return launched if met[shape] == 2 else 0.0
+
+    def move(self, request: int, base: int) -> None:
+        """A request takes over the cache of another."""
+        if base in self._met:
+            self._met[request] = self._met.pop(base)
+
+    def close(self, request: int) -> None:
+        """The cache ends, and all that was captured for it."""
+        self._met.pop(request, None)
+
+
 class StageDurations:
     """What a stage's compute effects cost on its device."""
 
     def __init__(self, costs: NodeCosts) -> None:
         self._costs = costs
         self._taking = TokenTimes(costs)
+        self._captures = Captures()
+        self._last = (NO_JOB, 0.0)  # the block that was asked about last, and what its capture took
 
     def seconds(self, effect: Effect, done: Event | None = None) -> float:
         """Seconds that an effect keeps the worker busy. Raises TypeError if no stage computes it.
@@ -122,20 +154,39 @@ class StageDurations:
         any of them could see.
         """
         match effect:
-            case OpenCache() | MoveCache() | CloseCache():
+            case OpenCache(request) | CloseCache(request):
+                self._captures.close(request)
+                return 0.0
+            case MoveCache(request, base):
+                self._captures.move(request, base)
                 return 0.0
             case ForkCache(how=how):
                 return self._costs.gather_seconds(how.moved)
             case GatherRows():
                 return self._costs.gather_seconds(len(effect.order))
             case RunBlock():
-                rows, requests = len(effect.rows), len(effect.parts)
-                tapped = bool(effect.aux_layers)
-                return self._costs.block_seconds(rows, effect.slots, requests, tapped)
+                shape = len(effect.rows), effect.slots, len(effect.parts), bool(effect.aux_layers)
+                return self._costs.block_seconds(*shape) + self._capture(effect)
             case RunHead():
                 return self._taking.chosen(effect, done)
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
+
+    def _capture(self, effect: RunBlock) -> float:
+        """Seconds that it takes beside a pass that was captured before; the same each time that is
+        asked."""
+        if effect.job != self._last[0]:
+            shape = len(effect.rows), effect.slots, len(effect.parts), bool(effect.aux_layers)
+            seconds = 0.0
+            if effect.parts:
+                seconds = self._captures.beside(
+                    effect.parts[0].request,
+                    self._costs.block_shape(*shape),
+                    self._costs.block_seconds(*shape),
+                    self._costs.capture_seconds(self._costs.layers),
+                )
+            self._last = effect.job, seconds
+        return self._last[1]
 
     def parts(self, effect: Effect) -> Sequence[float]:
         if not isinstance(effect, RunBlock):
@@ -152,6 +203,7 @@ class CoordinatorDurations:
         self._draft = draft
         self._context: dict[int, int] = {}  # rows that a request's draft attends to
         self._taking = TokenTimes(costs)
+        self._captures = Captures()
         self._parts: list[float] = []  # of the last draft
 
     def parts(self, effect: Effect) -> Sequence[float]:
@@ -171,7 +223,12 @@ class CoordinatorDurations:
             work = self._draft.take_work() if self._draft is not None else ()
         head = 0.0  # of the base, over rows of PPD tokens
         match effect:
-            case OpenDraft(base=request) | CloseDraft(request):
+            case OpenDraft(opened, base=request):
+                self._captures.move(opened, request)
+                self._context.pop(request, None)
+                return 0.0
+            case CloseDraft(request):
+                self._captures.close(request)
                 self._context.pop(request, None)
                 return 0.0
             case RunHead():
@@ -188,7 +245,17 @@ class CoordinatorDurations:
         self._parts = [head] if head else []
         for one in work:
             if isinstance(one, DraftPass):
-                self._parts += self._costs.draft_parts(one.rows, seen, one.source)
+                parts = self._costs.draft_parts(one.rows, seen, one.source)
+                if parts:
+                    parts[0] += self._capture(one, effect.request, seen, sum(parts))
+                self._parts += parts
             else:
                 self._parts.append(self._taking.ranked(one))
         return sum(self._parts)
+
+    def _capture(self, one: DraftPass, request: int, seen: int, replayed: float) -> float:
+        """Seconds that a pass takes beside one that was captured before."""
+        shape = self._costs.draft_shape(one.rows, seen, one.source)
+        layers = self._costs.model.draft_of(one.source).layers
+        launched = self._costs.capture_seconds(layers)
+        return self._captures.beside(request, shape and (one.source, shape), replayed, launched)

@@ -74,6 +74,22 @@ class NodeCosts:
         captured = self._captures(requests, tapped) and row_bucket(rows) is not None
         return _parts(self.layers, captured)
 
+    def block_shape(
+        self, rows: int, seen: int, requests: int = 1, tapped: bool = False
+    ) -> Shape | None:
+        """The rows and slots of that pass if it is captured."""
+        return _shape(rows, seen) if self._captures(requests, tapped) else None
+
+    def draft_shape(
+        self, rows: int, seen: int, source: str = "", requests: int = 1
+    ) -> Shape | None:
+        """The same of a pass of a draft source."""
+        return _shape(rows, seen) if self._captures_draft(source, requests) else None
+
+    def capture_seconds(self, layers: int) -> float:
+        """Capturing a pass through so many layers, beside the pass: the host launches them all."""
+        return layers * self.profile.launch_seconds.value
+
     def fill_seconds(self, requests: int = 1, tapped: bool = False) -> float:
         """What a pass costs beside its layers."""
         captures = self._captures(requests, tapped)
@@ -124,7 +140,7 @@ class NodeCosts:
         draft = self.model.draft_of(source)
         if rows == 0:
             return []
-        captures = self._replays and requests == 1 and draft.captured and source != "easyspec"
+        captures = self._captures_draft(source, requests)
         padded, fill = rows, 0.0
         if captures:
             padded, seen = row_bucket(rows) or rows, slot_bucket(max(seen, 1))
@@ -162,6 +178,11 @@ class NodeCosts:
     def _captures(self, requests: int, tapped: bool) -> bool:
         """Whether a pass of few rows through the block's layers is captured."""
         return self._replays and requests == 1 and not tapped and not self.model.expert_bytes
+
+    def _captures_draft(self, source: str, requests: int) -> bool:
+        """The same of a draft source's."""
+        captured = self.model.draft_of(source).captured and source != "easyspec"
+        return self._replays and requests == 1 and captured
 
     def _launch(self, rows: int, captures: bool, requests: int) -> float:
         """What the host takes to launch a layer."""
@@ -204,6 +225,15 @@ class NodeCosts:
             # twice the rows, and the same reading.
             seconds = profile.sixteen_bit.at(rows if bits == 16 else 2 * rows)
         return weight_bytes / 1e9 * seconds * (1 + further)
+
+
+Shape = tuple[int, int]
+"""Rows and slots of a captured pass."""
+
+
+def _shape(rows: int, seen: int) -> Shape | None:
+    padded = row_bucket(rows)
+    return None if padded is None else (padded, slot_bucket(max(seen, 1)))
 
 
 def _parts(layers: int, captured: bool) -> list[float]:

@@ -150,6 +150,43 @@ def test_a_captured_pass_can_be_stopped_and_interrupted_between_its_graphs() -> 
     assert sum(parts) == pytest.approx(whole)
 
 
+def test_the_second_pass_of_a_shape_is_charged_its_capture() -> None:
+    ring = ring_costs([NANO] * 5, cost_model_named("llama-2-13b"))
+    stage, costs = StageDurations(ring.stages[0]), ring.stages[0]
+    launch = NANO.launch_seconds.value
+    assert costs.capture_seconds(10) == pytest.approx(10 * launch)
+
+    def ran(job: int, rows: int, slots: int) -> float:
+        """What is charged beside the pass, however often that is asked."""
+        effect = replace(block(rows, slots - rows, rows), job=job)
+        beside = {stage.seconds(effect) - costs.block_seconds(rows, slots) for _ in range(2)}
+        assert len(beside) == 1
+        return beside.pop()
+
+    assert ran(1, 4, 100) == 0
+    assert ran(2, 3, 104) == pytest.approx(10 * launch), "the same shape, padded"
+    assert ran(3, 4, 108) == 0
+    assert [ran(4, 4, 300), ran(5, 5, 300), ran(6, 65, 400), ran(7, 65, 400)] == [0] * 4
+    stage.seconds(MoveCache(2, 1))
+    stage.seconds(MoveCache(1, 2))
+    assert ran(8, 4, 300) == pytest.approx(10 * launch), "the cache is the same"
+    stage.seconds(CloseCache(1))
+    assert [ran(9, 4, 100) > 0, ran(10, 4, 100) > 0] == [False, True]
+
+    d0 = CoordinatorDurations(ring.coordinator)
+    expand = Draft(1, 1, Expand((1,), 8, 1), tuple(range(50)), ((1,),))
+    once = ring.coordinator.draft_seconds(3, 50)
+    found = [d0.seconds(expand, None, passes(3)) - once for _ in range(3)]
+    eager = 22 * launch - once
+    assert eager > 0, "the host takes longer than the device for the first one"
+    assert found == pytest.approx([eager, 22 * launch, 0])
+    eagle = [d0.seconds(expand, None, passes(3, source="eagle")) for _ in range(2)]
+    assert eagle[0] == eagle[1], "it is not captured"
+    d0.seconds(CloseDraft(1), None, ())
+    again = [d0.seconds(expand, None, passes(3)) - once for _ in range(2)]
+    assert again == pytest.approx([eager, 22 * launch])
+
+
 def passes(*rows: int, source: str = "independent") -> tuple[DraftPass, ...]:
     return tuple(DraftPass(count, source) for count in rows)
 
