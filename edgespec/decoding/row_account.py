@@ -57,15 +57,14 @@ class RowAccount:
         return live + self._cache.rows - self._stems.saved
 
     def free(self, live: int) -> int:
-        """Rows that there is room for, if kept ones that nothing else holds give way."""
-        return self.limit - live + self._shared_by_live(live)
+        """Rows that there is room for beside `live` ones of live requests, if all that is kept
+        gives way: what live ones share with each other is there once, what they share with kept
+        ones alone is then theirs."""
+        return self.limit - live + self._stems.saved_without(self._cache.numbers)
 
     def fit(self, live: int) -> bool:
         """Whether there is room for so many rows of live requests."""
         return not self.limit or self.free(live) >= 0
-
-    def _shared_by_live(self, live: int) -> int:
-        return min(live, self._stems.saved)
 
     # --- a request's way ----------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ stem by stem, so that short ones and long chains cost more than they save.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 MOST_STEMS = 4
@@ -98,7 +99,11 @@ class Stems:
     @property
     def saved(self) -> int:
         """Rows that all requests together have less than if each held its own."""
-        chains = self._chains.values()
+        return self.saved_without(())
+
+    def saved_without(self, others: Collection[int]) -> int:
+        """The same of all requests but these."""
+        chains = [chain for number, chain in self._chains.items() if number not in others]
         every = {id(stem): stem.rows for chain in chains for stem in chain}
         return sum(stem.rows for chain in chains for stem in chain) - sum(every.values())
 

@@ -11,6 +11,7 @@ from support.local_ring import Step
 from support.rings import Chaos, FakeRing, Faults, assert_one_end, submit
 from support.tiers import thorough, tiered
 
+from edgespec.decoding import scheduler
 from edgespec.decoding.prefix_cache import LEAST_ROWS, CachedPrefix, PrefixCache
 from edgespec.sim.toy import VOCABULARY
 from edgespec.tree import stems
@@ -355,13 +356,17 @@ def test_two_chats_in_turns_read_what_is_new_and_share_their_preamble(
 
 
 @pytest.mark.parametrize("seed", tiered(range(30), range(6)))
-def test_live_requests_share_rows_whatever_happens(seed: int) -> None:
-    """Preambles of all lengths; cancels, lost rings, late and lost retained sets."""
+def test_live_requests_share_rows_whatever_happens(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preambles of all lengths; cancels, lost rings, late and lost retained sets; and requests
+    that wait again, as nothing is left free for what they grow."""
+    monkeypatch.setattr(scheduler, "ROOM_TO_GROW", 0)
     rng = random.Random(seed)
     fake = FakeRing(
         rng.randint(1, 3),
         live=rng.randint(1, 4),
-        kept_rows=rng.choice([900, 3000]),
+        kept_rows=rng.choice([700, 900, 3000]),
         prefill_chunk=16,
     )
     preamble = [rng.randrange(VOCABULARY) for _ in range(150)]

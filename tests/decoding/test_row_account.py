@@ -1,0 +1,93 @@
+"""Row account: what live and answered requests hold, shared rows once, and what may be freed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from support.segments import one_part
+
+from edgespec.decoding.prefix_cache import CachedPrefix
+from edgespec.decoding.row_account import RowAccount
+from edgespec.wire.segment import Segment
+
+
+def asked(number: int, prompt: Sequence[int]) -> Any:
+    """A request as far as the account looks at it."""
+    prefix = SimpleNamespace(tokens=tuple(prompt))
+    return SimpleNamespace(number=number, asker="Anna", prefix=prefix)
+
+
+def prefix(tokens: Sequence[int]) -> CachedPrefix:
+    return CachedPrefix(tuple(tokens), tuple(range(len(tokens))), "Anna")
+
+
+def opening(number: int, base: int) -> Segment:
+    """The segment that opens a request with rows of another, as it comes back."""
+    none = np.zeros(0, np.int64)
+    segment = one_part(number, 1, 0, True, 9, 0, none, none, none, none, None)
+    (part,) = segment.parts
+    object.__setattr__(part, "fork_of", base)
+    return segment
+
+
+def test_rows_are_counted_once_and_kept_ones_give_way() -> None:
+    rows = RowAccount(1000)
+    assert rows.begin(asked(1, range(300)), {}) is None
+    assert (rows.used(300), rows.free(300)) == (300, 700)
+    assert rows.keep(1, prefix(range(300)), 0) == []
+    assert (rows.used(0), rows.free(0)) == (300, 1000)
+    reused = rows.begin(asked(2, [*range(200), *range(500, 600)]), {})
+    assert reused is not None
+    assert (reused.request, len(reused.ids), reused.ends) == (1, 200, False)
+    assert (rows.saved, rows.used(300)) == (200, 400)
+    assert rows.free(300) == 700, "without the kept one nothing of it is shared"
+    assert rows.begin(asked(3, [*range(200), 7]), {2: prefix([*range(200), 500])}) is not None
+    assert rows.saved == 400
+    assert rows.free(501) == 1000 - 501 + 200, "what live ones share is there once all the same"
+    assert rows.make_room(500) == []
+    assert rows.make_room(1101) == [1], "200 of them are there once"
+    assert (rows.saved, rows.kept, rows.free(1200)) == (200, [], 0)
+    rows.landed(opening(2, 1))
+    rows.landed(opening(3, 2))
+    assert rows.end([2, 3]) == [2, 3]
+    assert rows.saved == len(rows) == 0
+
+
+def test_a_base_is_not_freed_before_the_openings_of_all_that_begin_with_it() -> None:
+    rows = RowAccount(1000)
+    rows.begin(asked(1, range(300)), {})
+    rows.keep(1, prefix(range(300)), 0)
+    for number in (2, 3):
+        rows.begin(asked(number, [*range(200), number]), {})
+    assert rows.make_room(1500) == [1]
+    assert rows.end([1]) == [], "both are on their way"
+    assert rows.landed(opening(2, 1)) == []
+    assert rows.landed(opening(2, 1)) == [], "it came twice"
+    assert rows.landed(opening(3, 1)) == [1]
+    assert rows.end([1]) == [1]
+    assert len(rows) == 2, "two are live"
+
+
+def test_an_end_that_was_put_off_comes_with_the_end_of_what_it_was_put_off_for() -> None:
+    rows = RowAccount(1000)
+    rows.begin(asked(1, range(300)), {})
+    assert rows.begin(asked(2, range(250)), {1: prefix(range(280))}) is not None
+    assert rows.end([1]) == []
+    assert sorted(rows.end([2])) == [1, 2]
+    assert rows.saved == len(rows) == 0
+
+
+def test_a_lost_ring_takes_all_along() -> None:
+    rows = RowAccount(1000)
+    rows.begin(asked(1, range(300)), {})
+    rows.keep(1, prefix(range(300)), 0)
+    rows.begin(asked(2, range(250)), {})
+    rows.begin(asked(4, range(900, 990)), {})
+    assert rows.begin(asked(3, range(900, 980)), {4: prefix(range(900, 985))}) is not None
+    assert rows.end([4]) == []
+    assert sorted(rows.clear()) == [1, 4]
+    assert rows.end([2, 3]) == [2, 3]
+    assert rows.saved == len(rows) == 0
