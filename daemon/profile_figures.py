@@ -13,6 +13,7 @@ from edgespec.daemon.kernels import is_four_bit
 from edgespec.daemon.layer_times import SEEN, TINY, LayerTimes, Shape
 from edgespec.daemon.timing import LEAST_RUNS, Sample, shown
 from edgespec.planning.cost_model import GROUP, packed_bytes
+from edgespec.planning.operations import USUAL_OPERATIONS, layer_operations
 from edgespec.planning.profile import ROWS, Figure, RowTable
 
 SIXTEEN_BIT = "none"
@@ -196,11 +197,14 @@ class ProfileFigures:
         """Of a processor all that a layer costs whatever its size."""
         launched = self.times[self.chosen].launched
         origin, slope = self._of_tiny(launched), _a_layer(launched)
+        share = USUAL_OPERATIONS / layer_operations(self.shape.config.model_type)
+        if share != 1:
+            origin += f"; times {share:.3g}, for a layer of {USUAL_OPERATIONS} operations"
         if self.overlaps:
-            return Figure(tidy(slope), f"{origin}; until the host had launched it all")
+            return Figure(tidy(share * slope), f"{origin}; until the host had launched it all")
         if self.fit.layer_seconds < slope:
             origin += f"; {shown(slope)} a layer, lowered to half of the fastest measured layer"
-        return Figure(tidy(self.fit.layer_seconds), origin)
+        return Figure(tidy(share * self.fit.layer_seconds), origin)
 
     def replay_seconds(self) -> Figure | None:
         """None where nothing is captured."""

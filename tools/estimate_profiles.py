@@ -29,6 +29,7 @@ from pathlib import Path
 
 from edgespec.planning.cost_model import COST_MODELS, packed_bytes
 from edgespec.planning.costs import NodeCosts
+from edgespec.planning.operations import USUAL_OPERATIONS
 from edgespec.planning.profile import ROWS, Figure, LogitTime, LogitTimes, Profile, RowTable
 from edgespec.types.static_shapes import GROUP_LAYERS
 
@@ -50,7 +51,7 @@ GIB = 2**30
 # --- what was measured on one core of an x86 processor --------------------------------------------
 
 X86 = "one core of an AMD EPYC, torch 2.13, times of the thread"
-X86_LAUNCH_SECONDS = 0.37e-3  # a layer of 30 with tiny matrices, 35 to 40 operations
+X86_LAUNCH_SECONDS = 0.37e-3 / 40  # an operation: a tiny layer of transformers' has 40
 X86_CHOOSING = {
     "greedy": (18e-6, 0.18e-3),
     "sampled": (26e-6, 0.88e-3),
@@ -339,9 +340,9 @@ def estimated(board: Board) -> Profile:
         sixteen_bit=roofline(board, 16),
         layer_seconds=Figure(board.layer_seconds, f"estimated: {board.layer_origin}"),
         launch_seconds=Figure(
-            tidy(board.slowness * X86_LAUNCH_SECONDS),
-            f"estimated: {X86_LAUNCH_SECONDS * 1e3:g} ms for the 35 to 40 operations of a layer, "
-            f"launched one by one from Python, {on_core(board)}",
+            tidy(board.slowness * USUAL_OPERATIONS * X86_LAUNCH_SECONDS),
+            f"estimated: {X86_LAUNCH_SECONDS * 1e6:g} µs for each of the {USUAL_OPERATIONS} "
+            f"operations of a layer, launched one by one from Python, {on_core(board)}",
         ),
         replay_seconds=replaying(board),
         launches_ahead=board.has_gpu,

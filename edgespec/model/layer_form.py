@@ -8,7 +8,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.model.families import FAMILIES, SLIDING
-from edgespec.planning.operations import OWN_FAMILIES
+from edgespec.planning.operations import OWN_OPERATIONS
 
 _NORMED_HEADS = ("qwen3", "gemma3_text")
 _GEMMAS = ("gemma2", "gemma3_text")
@@ -99,7 +99,7 @@ def layer_form(config: PretrainedConfig, index: int) -> LayerForm | None:
     kind = config.model_type
     gemma = kind in _GEMMAS
     activation = config.hidden_activation if gemma else getattr(config, "hidden_act", "")
-    if kind not in OWN_FAMILIES or activation not in _ACTIVATIONS:
+    if kind not in OWN_OPERATIONS or activation not in _ACTIVATIONS:
         return None
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     head_dim = int(getattr(config, "head_dim", None) or hidden // heads)

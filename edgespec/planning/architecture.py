@@ -37,7 +37,7 @@ class Architecture:
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
     `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
-    through `active` of them.
+    through `active` of them. `family`: its `model_type`.
     """
 
     layers: int
@@ -50,6 +50,7 @@ class Architecture:
     tied: bool = False
     experts: int = 0
     active: int = 0
+    family: str = "llama"
 
     @property
     def width(self) -> int:
@@ -169,6 +170,7 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         tied=_flag(config, where, "tie_word_embeddings", family in _TIED),
         experts=experts,
         active=active,
+        family=family,
     )
 
 

@@ -9,6 +9,7 @@ from edgespec.config import FILE, NAMED, QUANTISATIONS, Quantisation
 from edgespec.errors import ConfigError
 from edgespec.planning.architecture import Architecture, matrix_bytes
 from edgespec.planning.catalogue import MODELS
+from edgespec.planning.operations import DRAFT_HEAD_OPERATIONS, layer_operations
 
 GROUP = 64
 """Weights in 4 bits that share one scale of 16 bits."""
@@ -21,7 +22,7 @@ EAGLE3_VOCAB = 32000
 PLAIN, HEAD = QUANTISATIONS["none"], QUANTISATIONS["int8"]
 """How output heads are held: in 16 bit where the layers are, in 8 where these have 4 or 8."""
 
-ARCHITECTURES = {name: model.sizes for name, model in MODELS.items()}
+ARCHITECTURES = {name: replace(model.sizes, family=model.family) for name, model in MODELS.items()}
 """From the models' published config.json files."""
 
 
@@ -70,7 +71,7 @@ class DraftCosts:
     `layer_bytes` as held; `kv_bytes`: keys and values of one row in one layer, 16 bit.
     `ends_bytes`: what D0 holds of the draft's embedding and head, beside the base's head. `vocab`:
     of how many tokens it ranks guesses. `captured`: whether its passes are, where CUDA graphs are
-    made: those of whole dense models.
+    made: those of whole dense models. `operations`: of which a layer is made.
     """
 
     name: str
@@ -82,6 +83,7 @@ class DraftCosts:
     ends_bytes: int
     vocab: int
     captured: bool = False
+    operations: float = DRAFT_HEAD_OPERATIONS
 
     @property
     def held_bytes(self) -> int:
@@ -101,8 +103,8 @@ class CostModel:
     layer, 16 bit. `embedding_bytes`: the input embedding, 16 bit; `head`: the output head.
     `vocab`: tokens, of which one is chosen.
     `expert_bytes`: what the `experts` of a mixture have of `layer_bytes`; each row goes through
-    `active` of them. `draft`: the whole model that guesses; `heads`: EAGLE heads by the names of
-    their draft sources.
+    `active` of them. `family`: its `model_type`. `draft`: the whole model that guesses; `heads`:
+    EAGLE heads by the names of their draft sources.
     """
 
     name: str
@@ -119,6 +121,7 @@ class CostModel:
     expert_bytes: int = 0
     experts: int = 0
     active: int = 0
+    family: str = "llama"
     heads: Mapping[str, DraftCosts] = field(default_factory=dict)
 
     def draft_of(self, source: str) -> DraftCosts:
@@ -133,6 +136,10 @@ class CostModel:
     def activation_bytes(self) -> int:
         """Bytes of one row's hidden state on the wire, 16 bit."""
         return 2 * self.hidden_size
+
+    def operations(self, rows: int) -> float:
+        """Of which a layer is made that `rows` rows go through."""
+        return layer_operations(self.family, self.experts_of(rows) if self.experts else 0.0)
 
     def experts_of(self, rows: int) -> float:
         """How many experts of a layer `rows` rows go through, if each chooses by chance.
@@ -174,6 +181,7 @@ def cost_model_of(
         expert_bytes=expert_bytes if of.experts else 0,
         experts=of.experts,
         active=of.active,
+        family=of.family,
     )
 
 
@@ -214,6 +222,7 @@ def draft_costs_of(
         ends_bytes=of.head_bytes + (0 if shared else own.bytes) + of.layers * unused,
         vocab=of.vocab,
         captured=not of.experts,
+        operations=layer_operations(of.family, of.active),
     )
 
 

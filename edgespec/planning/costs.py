@@ -9,6 +9,7 @@ from math import ceil
 
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.planning.cost_model import CostModel, HeadCosts
+from edgespec.planning.operations import DRAFT_HEAD_OPERATIONS, USUAL_OPERATIONS
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import Profile
 from edgespec.types.draft_pass import DraftPass, DraftWork, Way
@@ -23,15 +24,15 @@ _ROW_BYTES = 3 * 8  # id, parent and position travel all the way
 _TOKEN_BYTES = 8  # only as far as the first stage, unless the last one chooses
 _CHOSEN_BYTES = 3 * 8  # id, target token and margin of a row that the last stage looked at
 
-_PART_LAUNCHES = 0.2
-"""What the host launches for every further request of a pass, as a share of a layer with one:
+_PART_LAUNCHES = 0.4
+"""What the host launches for every further request of a pass, as a share of a usual layer with one:
 attention and the cache's new rows go request by request. Measured on a CPU with 1 to 8 requests in
-layers that take the host all the time: 0.17 to 0.21."""
+layers that take the host all the time: 0.25 to 0.44."""
 
-_FILL_LAUNCHES = 0.15
+_FILL_LAUNCHES = 0.35
 """What the host launches to fill the buffers of a captured pass and to take its rows out, as a
-share of launching a layer. Estimated: 15 µs measured on a CPU, and 5 µs of a driver for each of
-eight operations, of the 0.37 ms there."""
+share of launching a usual layer. Estimated: 15 µs measured on a CPU, and 5 µs of a driver for each
+of eight operations, of the 0.16 ms there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class NodeCosts:
     out: at a thousand cached rows it is a few percent of the layer's.
     Of a mixture, only the experts are charged that the rows go through, each for its own rows.
 
-    The host launches a layer's operations one by one. A GPU computes meanwhile, so that L layers
+    The host launches a layer's operations one by one: `launch_seconds` for USUAL_OPERATIONS of
+    them, others in proportion (see planning.operations). A GPU computes meanwhile, so that L layers
     take max(L × launch, L × device); on a CPU the two add up. Where the profile says what replaying
     a CUDA graph takes, that is the launch of passes that are captured (see model.static_pass): they
     are charged the rows and slots that they are padded to, and the filling of their buffers. Longer
@@ -103,7 +105,7 @@ class NodeCosts:
             padded, seen = row_bucket(rows) or rows, slot_bucket(max(seen, 1))
         dense_bytes = model.layer_bytes - model.expert_bytes
         dense = self._weights(padded, dense_bytes, model.bits, model.quantisation)
-        launch = self._launch(rows, captures, requests)
+        launch = self._launch(rows, captures, requests, model.operations(rows))
         return self._layer(dense + self._experts(rows), seen, model.kv_bytes, launch)
 
     def gather_seconds(self, rows: int) -> float:
@@ -146,7 +148,8 @@ class NodeCosts:
             padded, seen = row_bucket(rows) or rows, slot_bucket(max(seen, 1))
             fill = _FILL_LAUNCHES * self.profile.launch_seconds.value
         weights = self._weights(padded, draft.layer_bytes, draft.bits)
-        launch = self._launch(rows, captures, requests)
+        operations = DRAFT_HEAD_OPERATIONS if source == "easyspec" else draft.operations
+        launch = self._launch(rows, captures, requests, operations)
         layer = self._layer(weights, seen, draft.kv_bytes, launch)
         parts = _parts(draft.layers, captures and row_bucket(rows) is not None)
         return [fill * (not number) + layer * part for number, part in enumerate(parts)]
@@ -184,12 +187,13 @@ class NodeCosts:
         captured = self.model.draft_of(source).captured and source != "easyspec"
         return self._replays and requests == 1 and captured
 
-    def _launch(self, rows: int, captures: bool, requests: int) -> float:
-        """What the host takes to launch a layer."""
+    def _launch(self, rows: int, captures: bool, requests: int, operations: float) -> float:
+        """What the host takes to launch a layer of so many operations."""
         profile = self.profile
         if captures and row_bucket(rows) is not None and profile.replay_seconds is not None:
             return profile.replay_seconds.value
-        return profile.launch_seconds.value * (1 + _PART_LAUNCHES * (requests - 1))
+        usual = operations / USUAL_OPERATIONS + _PART_LAUNCHES * (requests - 1)
+        return profile.launch_seconds.value * usual
 
     def _layer(self, weights: float, seen: int, kv_bytes: int, launch: float) -> float:
         """A layer whose weights take so many seconds."""

@@ -1,9 +1,48 @@
-"""Operations: how many a decoder layer is made of, which a host launches one by one on a GPU."""
+"""Operations: how many a decoder layer is made of, which the host launches one by one.
+
+Views do not count; norms and attention count one each, as CUDA has a kernel for them. The numbers
+are those of two rows of one request; one row takes two less, which is not charged.
+tests/model/test_operations.py counts those of the real layers.
+"""
 
 from __future__ import annotations
 
-OWN_FAMILIES = (
-    *("llama", "mistral", "ministral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text"),
-    *("granite", "smollm3"),
-)
-"""Values of `model_type` whose layers are edgespec's own; the others run transformers' layers."""
+USUAL_OPERATIONS = 17
+"""Of the layer that a profile's `launch_seconds` is for: edgespec's own, as Llama has it."""
+
+OWN_OPERATIONS = {
+    "llama": USUAL_OPERATIONS,
+    "mistral": USUAL_OPERATIONS,
+    "ministral": USUAL_OPERATIONS,
+    "qwen2": USUAL_OPERATIONS,
+    "phi3": USUAL_OPERATIONS,
+    "granite": USUAL_OPERATIONS,
+    "smollm3": USUAL_OPERATIONS,
+    "qwen3": 19,
+    "gemma2": 36,
+    "gemma3_text": 30,
+}
+"""By model type, of those whose layers are edgespec's own."""
+
+LIBRARY_OPERATIONS = {
+    "ministral3": 50,
+    "granitemoehybrid": 43,
+    "olmo2": 60,
+    "olmo3": 60,
+    "qwen3_moe": 62,
+    "gpt_oss": 54,
+}
+"""Of those that run transformers' layers; of mixtures without experts."""
+
+EXPERT_OPERATIONS = {"qwen3_moe": 11, "gpt_oss": 16}
+"""More for each expert that some row goes through."""
+
+DRAFT_HEAD_OPERATIONS = 40
+"""Of the layer of an EAGLE head, and of each layer in `easyspec`, which are code of their own: at
+most about so many; no test counts them."""
+
+
+def layer_operations(family: str, experts: float = 0.0) -> float:
+    """Of a layer of this model type, whose rows go through so many of its experts."""
+    known = OWN_OPERATIONS | LIBRARY_OPERATIONS
+    return known[family] + experts * EXPERT_OPERATIONS.get(family, 0)

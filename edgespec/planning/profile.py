@@ -102,7 +102,8 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     (its origin says which). `four_bit`, `sixteen_bit`: time to run rows through weights packed in
     4 bits (a scale of 16 bits for each 64 is counted in the bytes) or held in 16. `layer_seconds`:
     what the device takes for a layer on top in every forward pass, whatever its size, were it a
-    CUDA graph. `launch_seconds`: what the host takes to launch a layer's operations one by one;
+    CUDA graph. `launch_seconds`: what the host takes to launch the operations one by one of a
+    layer that has USUAL_OPERATIONS (see planning.operations);
     `replay_seconds`: the same of a layer in a CUDA graph, None where none is made;
     `launches_ahead`: whether the device computes meanwhile, as GPUs do. `choosing`: taking the
     token after one row of logits, on the host; `ranking`: the best guesses of some rows at once,

@@ -41,7 +41,7 @@ from edgespec.model.experts import Experts
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tree_attention import Visibility
-from edgespec.planning.operations import OWN_FAMILIES
+from edgespec.planning.operations import OWN_OPERATIONS
 from edgespec.tree.ledger import Rows
 
 BOUNDS = {"float64": TOLERANCE, "float32": 1e-4}
@@ -51,7 +51,7 @@ WINDOWED = ["mistral", "qwen2-windows", "gemma2", "gemma3_text", "phi3", "qwen3_
 CAPPED = ["gemma2", "gemma3_text"]
 LATER = [name for name in NAMES if name.partition("-")[0] in LATER_TYPES]
 FIRST = [name for name in NAMES if name not in LATER]
-OWN = [name for name in NAMES if name.partition("-")[0] in OWN_FAMILIES]
+OWN = [name for name in NAMES if name.partition("-")[0] in OWN_OPERATIONS]
 LIBRARY = [name for name in NAMES if name not in OWN]
 QUICK = [*FIRST, "gpt_oss", "ministral3", "granite", "smollm3-windows", "olmo3"]
 

@@ -1,0 +1,99 @@
+"""The operations of a layer are those that devices are charged (planning.operations)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.cases import case
+from support.checkpoints import FAMILY_SETTINGS, write_family
+from support.operations import operations
+
+from edgespec.config import QUANTISATIONS
+from edgespec.model.block import Block
+from edgespec.model.families import FAMILIES
+from edgespec.model.joint import CachedPart
+from edgespec.model.library_layers import LibraryLayer
+from edgespec.model.loader import Checkpoint
+from edgespec.model.quantised.source import quantising
+from edgespec.model.tree_attention import tree_mask
+from edgespec.planning.operations import (
+    EXPERT_OPERATIONS,
+    LIBRARY_OPERATIONS,
+    OWN_OPERATIONS,
+    USUAL_OPERATIONS,
+    layer_operations,
+)
+
+
+def layer_of(block: Block, rows: int, requests: int = 1) -> Callable[[], object]:
+    """Runs the block's layer over so many rows of each request, again and again."""
+    caches = [block.new_cache(64) for _ in range(requests)]
+    sees = tree_mask(0, np.tri(rows, dtype=np.bool_))
+    parts = [CachedPart(number, cache, sees) for number, cache in enumerate(caches)]
+    entering = torch.randn(rows * requests, block.hidden_size, dtype=block.dtype)
+    with torch.no_grad():
+        hidden, joint = block.enter(entering, torch.arange(rows).repeat(requests), parts)
+
+    def run() -> object:
+        with torch.no_grad():
+            return block.layer(0, hidden, joint)
+
+    run()  # masks are made once a pass
+    return run
+
+
+def experts_used(block: Block, run: Callable[[], object]) -> int:
+    """Of a layer's experts, how many its rows go through."""
+    layer = block._layers[0]
+    assert isinstance(layer, LibraryLayer)
+    used: list[int] = []
+    hooks = [
+        expert.register_forward_pre_hook(lambda *_, number=number: used.append(number))
+        for number, expert in enumerate(layer.module.mlp.experts)
+    ]
+    run()
+    for hook in hooks:
+        hook.remove()
+    return len(set(used))
+
+
+def test_every_family_is_charged_what_its_layers_are_made_of(tmp_path: Path) -> None:
+    assert set(OWN_OPERATIONS) | set(LIBRARY_OPERATIONS) == set(FAMILIES)
+    assert not set(OWN_OPERATIONS) & set(LIBRARY_OPERATIONS)
+    for name in FAMILY_SETTINGS:
+        family = name.partition("-")[0]
+        if name == "granitemoehybrid-nope":
+            continue  # its layers turn no keys: less than is charged
+        source = Checkpoint(write_family(tmp_path / name, name))
+        block = Block(source, 2, 3, "bfloat16")
+        with case(name):
+            assert isinstance(block._layers[0], LibraryLayer) == (family in LIBRARY_OPERATIONS)
+            run = layer_of(block, 2)
+            used = experts_used(block, run) if family in EXPERT_OPERATIONS else 0
+            found = operations(run)
+            assert len(found) == layer_operations(family, used), found
+
+
+@pytest.mark.parametrize("name", ["none", "int4", "int8"])
+def test_a_packed_layer_has_as_many_operations_as_a_plain_one(tmp_path: Path, name: str) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 64, "head_dim": 64}
+    source = quantising(
+        Checkpoint(write_family(tmp_path / "m", "llama", **sizes)), QUANTISATIONS[name]
+    )
+    block = Block(source, 2, 3, "bfloat16")
+    for rows, less in ((1, 2), (2, 0), (16, 0)):
+        with case(rows):
+            found = operations(layer_of(block, rows))
+            assert len(found) == USUAL_OPERATIONS - less, found
+
+
+def test_a_further_request_launches_a_share_of_a_layer(tmp_path: Path) -> None:
+    """What planning.costs charges for it: at most 0.4 of a layer."""
+    block = Block(Checkpoint(write_family(tmp_path / "m", "llama")), 2, 3, "bfloat16")
+    one, two, three = (len(operations(layer_of(block, 2, requests))) for requests in (1, 2, 3))
+    assert two - one <= 0.4 * one
+    assert three - two <= two - one
