@@ -206,6 +206,45 @@ def test_requests_of_one_share_leave_in_turn() -> None:
             assert max(sent.values()) - min(sent.values()) <= 2
 
 
+# --- prompts among answers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("price", "rows"), [(0.0, 64), (0.1, 8), (0.02, 48), (10.0, 8)])
+def test_beside_answers_so_much_of_a_prompt_leaves_that_a_step_takes_twice_as_long_at_most(
+    price: float, rows: int
+) -> None:
+    """A row more takes `price` of a step of one; 8 rows leave however long they take."""
+    fake = FakeRing(2, live=3, prefill_chunk=64)
+    fake.ring.submit(submit(1, "hello", 400, "autoregressive"))
+    fake.take_turns(40)
+    estimates = fake.coordinator.estimates_of("autoregressive")
+    for _ in range(99):
+        for number in (1, 101):
+            estimates.segment([(number, 1.0 + price * (number - 1))] * 2, 2)
+    recorder = Recorder(fake)
+    fake.ring.submit(submit(2, "a" * 300, 5, "autoregressive"))
+    while not (chunks := [p for s in recorder.segments for p in s.parts if p.committed]):
+        assert fake.take_turns(1)
+    assert len(chunks[0].ids) == rows
+    fake.ring.cancel(1)
+    fake.ring.run()
+    assert_answers(fake, [submit(2, "a" * 300, 5, "autoregressive")])
+
+
+def test_prompts_that_start_together_are_read_by_turns() -> None:
+    fake = FakeRing(2, live=4, prefill_chunk=4)
+    recorder = Recorder(fake)
+    for tag in range(4):
+        fake.ring.submit(submit(tag, "a" * 60, 2, "autoregressive", tag))
+    fake.ring.run()
+    read = dict.fromkeys(range(2, 5), 0)  # the first one began alone
+    for segment in recorder.segments:
+        for part in segment.parts:
+            if part.committed and part.request in read:
+                read[part.request] += len(part.ids)
+                assert max(read.values()) - min(read.values()) <= 2 * 4
+
+
 # --- rows of the stages' caches -------------------------------------------------------------------
 
 
