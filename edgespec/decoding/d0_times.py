@@ -73,11 +73,6 @@ class D0Times:
     def __len__(self) -> int:
         return len(self._heads.open) + len(self._drafts.open)
 
-    @property
-    def drafting(self) -> bool:
-        """Whether a draft is at work, or waits."""
-        return bool(self._drafts.open)
-
     def head_asked(self, owner: Owner, rows: int, estimates: RingEstimates, now: float) -> None:
         """The head shall look at so many rows."""
         self._heads.open[owner] = _Work(rows, now, estimates)

@@ -24,7 +24,7 @@ from edgespec.decoding.snapshot import live_request
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import Event
 from edgespec.policy.adaptive import Adaptive
-from edgespec.policy.base import Send
+from edgespec.policy.base import Expand, Send
 from edgespec.policy.pool import nodes_that_pay, rows_that_pay
 from edgespec.types.tensor import NO_LAYERS
 from edgespec.wire.client_messages import LiveRequest
@@ -219,11 +219,17 @@ class Scheduler:
         return policy, found
 
     def _expand(self, now: float) -> list[Effect]:
-        """If the draft source is idle, have the best nodes of the pool expanded."""
+        """If no pass of the pool is at work, have its best nodes expanded. A prompt that is read
+        keeps nobody but its own request waiting: it may take long, and goes in parts."""
         pool = self._pool()
-        if pool is None or self._d0.drafting or not pool[1][0].estimates.step.known:
+        if pool is None or not pool[1][0].estimates.step.known:
             return []
         policy, requests = pool
+        if any(r.draft is not None and isinstance(r.draft.plan, Expand) for r in requests):
+            return []
+        requests = [request for request in requests if request.draft is None]
+        if not requests:
+            return []
         chosen = nodes_that_pay([request.view() for request in requests], policy.most_rows)
         return [
             drafts.ask(request, policy.expand(ids), now)
