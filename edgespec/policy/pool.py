@@ -2,7 +2,7 @@
 
 The rows of several requests share a step of the ring, and their guesses a pass of the draft source.
 All of them compete: they are taken in descending probability of being on their model's path, as
-long as the expected gain of one covers the time that it adds, which everyone in the step pays. So
+long as the expected gain of one covers the time that it adds, which all in a step pay. So
 one request alone gets deep trees, several get shallower ones, and of many only the roots are left:
 plain decoding with a full pipeline.
 """
@@ -75,7 +75,8 @@ def nodes_that_pay(views: Sequence[RequestView], most: int) -> Chosen:
     gain covers the time that it adds.
 
     Gain as above: the children of a node that is right can leave in the next segment. They are
-    not guessed before the next pass ends if not in this one.
+    not guessed before the next pass ends if not in this one. No root and no head waits for a pass,
+    so that the time is paid by the next pass alone, however many requests there are.
     """
     estimates = views[0].estimates
     draft = estimates.draft
@@ -87,7 +88,6 @@ def nodes_that_pay(views: Sequence[RequestView], most: int) -> Chosen:
     ]
     heap.sort()
     taken: Chosen = [() for _ in views]
-    total = 0.0
     pace = max(estimates.step.seconds(1), estimates.own)
     for count, (score, index, place) in enumerate(heap[:most]):
         chance = math.exp(-score)
@@ -95,13 +95,12 @@ def nodes_that_pay(views: Sequence[RequestView], most: int) -> Chosen:
             worth = chance >= LEAST_SHARE or not draft.known
         elif draft.known:
             added = draft.seconds(count + 1) - draft.seconds(count)
-            worth = chance * pace >= added * paid_by(total, chance, len(views))
+            worth = chance * pace >= added
         else:
             worth = False  # one, to find out what it takes
         if not worth:
             break
         taken[index] += (queues[index][place],)
-        total += chance
     return taken
 
 
