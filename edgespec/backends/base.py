@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray, Rows
@@ -49,14 +50,22 @@ class BlockBackend(Protocol):
         """Free the request's cache; unknown requests are ignored."""
 
 
+class Walk(NamedTuple):
+    """Rows whose target tokens are wanted, with their hidden rows [R, H] (see
+    decoding.effects.RunHead)."""
+
+    hidden: Tensor
+    rows: Rows
+    sampling: Sampling
+    top: int = -1
+
+
 class Head(Protocol):
     """The base model's output head, on the coordinator or the last stage."""
 
-    def choose(
-        self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1
-    ) -> tuple[Choice, TopLogprobs | None]:
-        """Sample the tokens after rows, whose hidden rows are [R, H], along the path that they lead
-        down from the first one (see decoding.effects.RunHead).
+    def choose(self, walks: Sequence[Walk]) -> list[tuple[Choice, TopLogprobs | None]]:
+        """Sample the tokens after each walk's rows, along the path that they lead down from its
+        first one; several walks share one product with the output matrix.
 
         With `top` of at least 0, also so many of the likeliest tokens, and log-probabilities.
         """

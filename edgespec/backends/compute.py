@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from edgespec.backends.base import BlockBackend, Head
+from edgespec.backends.base import BlockBackend, Head, Walk
+from edgespec.backends.jobs import Drafts, JointDone, ReadPart, RunHeads, failure
 from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
@@ -18,6 +19,7 @@ from edgespec.decoding.effects import (
 )
 from edgespec.decoding.events import Drafted, HeadDone
 from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.steps import Steps, alone, together
 from edgespec.errors import RemoteProtocolError
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import BlockDone, Event
@@ -30,11 +32,11 @@ COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, Draft, RunHead)
 COMPUTE = STAGE_COMPUTE + COORDINATOR_COMPUTE
 """Effects that go to the worker, in order; all others go to the sockets."""
 
-FIRST = (RunHead,)
+FIRST = (RunHead, RunHeads)
 """Of these, what the worker does before anything else that waits: the ring waits for a head, and it
 depends on no draft."""
 
-INTERRUPTIBLE = (Draft,)
+INTERRUPTIBLE = (Draft, Drafts, ReadPart)
 """What such a head interrupts between two layers (see backends.charged_time)."""
 
 
@@ -68,8 +70,8 @@ class StageCompute:
                 tapped = effect.aux_layers and hidden is not None
                 aux_hidden = self._block.take_aux_hidden() if tapped else None
                 return BlockDone(effect.job, hidden, aux_hidden)
-            case RunHead():
-                return _run_head(self._head, effect)
+            case RunHead() | RunHeads():
+                return _run_heads(self._head, effect)
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
         return None
@@ -86,10 +88,12 @@ class CoordinatorCompute:
     def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
         """Carry out one effect; `stop()` is called between two layers of a draft, for what the
         worker does then: a draft is never stopped."""
-        if isinstance(effect, RunHead):
-            return _run_head(self._head, effect)
+        if isinstance(effect, RunHead | RunHeads):
+            return _run_heads(self._head, effect)
         if self._draft is None:
             raise TypeError(f"{type(effect).__name__} without a draft source")
+        if isinstance(effect, INTERRUPTIBLE):
+            self._draft.let_in(stop)
         match effect:
             case OpenDraft(request, sampling, base, rows, ends):
                 self._draft.open(request, sampling)
@@ -99,26 +103,53 @@ class CoordinatorCompute:
                     self._draft.close(base)
             case CloseDraft(request):
                 self._draft.close(request)
+            case ReadPart(request, context, rows):
+                alone(self._draft.reading_part(request, context, rows))
             case Draft():
-                self._draft.let_in(stop)
-                return Drafted(effect.job, effect.request, self._guess(self._draft, effect))
+                return _drafted(effect, alone(_steps(self._draft, effect)))
+            case Drafts(drafts):
+                found = together([_steps(self._draft, draft) for draft in drafts])
+                return JointDone(tuple(map(_drafted, drafts, found)))
             case _:
                 raise TypeError(f"a coordinator computes no {type(effect).__name__}")
         return None
 
-    def _guess(self, source: DraftSource, draft: Draft) -> DraftedTree | Children:
-        request, context, features = draft.request, draft.context, draft.features
-        match draft.plan:
-            case Grow(depth, width):
-                return source.refresh(request, context, depth, width, features)
-            case Deepen(levels, width):
-                return source.deepen(request, levels, width)
-            case Expand(width=width):
-                return source.expand(request, context, draft.paths, width, features)
+
+def _steps(source: DraftSource, draft: Draft) -> Steps[DraftedTree | Children]:
+    request, context, features = draft.request, draft.context, draft.features
+    match draft.plan:
+        case Grow(depth, width):
+            return source.refreshing(request, context, depth, width, features)
+        case Deepen(levels, width):
+            return source.deepening(request, levels, width)
+        case Expand(width=width):
+            return source.expanding(request, context, draft.paths, width, features)
 
 
-def _run_head(head: Head | None, effect: RunHead) -> HeadDone:
+def _drafted(draft: Draft, found: DraftedTree | Children | Exception) -> Event:
+    if isinstance(found, Exception):
+        return failure(draft, found)
+    return Drafted(draft.job, draft.request, found)
+
+
+def _run_heads(head: Head | None, effect: RunHead | RunHeads) -> Event:
+    if isinstance(effect, RunHead):
+        return _chosen(head, [effect])[0]
+    try:
+        return JointDone(tuple(_chosen(head, effect.effects)))
+    except Exception:  # of one of them: let it fail alone
+        return JointDone(tuple(_chosen_alone(head, one) for one in effect.effects))
+
+
+def _chosen_alone(head: Head | None, effect: RunHead) -> Event:
+    try:
+        return _chosen(head, [effect])[0]
+    except Exception as problem:
+        return failure(effect, problem)
+
+
+def _chosen(head: Head | None, effects: Sequence[RunHead]) -> list[HeadDone]:
     if head is None:
         raise RemoteProtocolError("the output head is not on this node; start the ring again")
-    wanted = effect.hidden, effect.rows, effect.sampling, effect.top
-    return HeadDone(effect.job, effect.request, *head.choose(*wanted))
+    chosen = head.choose([Walk(one.hidden, one.rows, one.sampling, one.top) for one in effects])
+    return [HeadDone(e.job, e.request, *one) for e, one in zip(effects, chosen, strict=True)]

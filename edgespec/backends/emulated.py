@@ -87,6 +87,7 @@ class Emulated:
             if boundary is None:
                 break
             charged.pause(boundary)
+            self._wait_until(boundary)  # heads that are asked for by then join
             self.free_at = boundary
             self._asked.run_head()
             charged.go_on(self.free_at)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Protocol
 
+from edgespec.backends.compute import INTERRUPTIBLE
+from edgespec.backends.jobs import Drafts, ReadPart, RunHeads, effects_of, events_of
 from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
@@ -75,23 +77,30 @@ class TokenTimes:
         self._costs = costs
         self._made: OrderedDict[tuple[int, int], None] = OrderedDict()  # seed and position
 
-    def chosen(self, effect: RunHead, done: Event | None) -> float:
-        """The output head, and the walk over the rows that it looked at, none if it failed."""
-        seconds = self._costs.head_seconds(effect.hidden.shape[0])
-        if not isinstance(done, HeadDone):
-            return seconds
-        looked_at, way = done.choice.rows, effect.sampling.way
-        seconds += self._costs.choose_seconds(len(looked_at), way)
-        if effect.top >= 0:  # log-probabilities: about twice a choice with filters, measured
-            seconds += 2 * self._costs.choose_seconds(len(looked_at), "filtered")
-        if way == "sampled":
-            positions = effect.rows.positions[looked_at] + 1
-            seconds += self._noise(effect.sampling.seed, positions.tolist())
+    def chosen(self, effect: RunHead | RunHeads, done: Event | None) -> float:
+        """The output head over the rows of all walks, and for each walk that did not fail the rows
+        that it looked at."""
+        walks = [one for one in effects_of(effect) if isinstance(one, RunHead)]
+        seconds = self._costs.head_seconds(sum(walk.hidden.shape[0] for walk in walks))
+        for walk, event in zip(walks, events_of(done), strict=False):
+            if isinstance(event, HeadDone):
+                for part in self._walked(walk, event):
+                    seconds += part
         return seconds
+
+    def _walked(self, walk: RunHead, done: HeadDone) -> Iterator[float]:
+        looked_at, way = done.choice.rows, walk.sampling.way
+        yield self._costs.choose_seconds(len(looked_at), way)
+        if walk.top >= 0:  # log-probabilities: about twice a choice with filters, measured
+            yield 2 * self._costs.choose_seconds(len(looked_at), "filtered")
+        if way == "sampled":
+            positions = walk.rows.positions[looked_at] + 1
+            yield self._noise(walk.sampling.seed, positions.tolist())
 
     def ranked(self, rows: RankedRows) -> float:
         """A draft's output head over these rows, and the best guesses of each."""
-        seconds = self._costs.rank_seconds(len(rows.positions), rows.way, rows.source)
+        count = len(rows.positions)
+        seconds = self._costs.rank_seconds(count, rows.way, rows.source, rows.product)
         if rows.way == "sampled" and self._costs.model.draft_of(rows.source).vocab:
             seconds += self._noise(rows.seed, rows.positions)
         return seconds
@@ -167,7 +176,7 @@ class StageDurations:
             case RunBlock():
                 shape = len(effect.rows), effect.slots, len(effect.parts), bool(effect.aux_layers)
                 return self._costs.block_seconds(*shape) + self._capture(effect)
-            case RunHead():
+            case RunHead() | RunHeads():
                 return self._taking.chosen(effect, done)
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
@@ -208,7 +217,7 @@ class CoordinatorDurations:
 
     def parts(self, effect: Effect) -> Sequence[float]:
         """A draft's layers or graphs, and every ranking of guesses with its output matrix."""
-        return self._parts if isinstance(effect, Draft) else (1.0,)
+        return self._parts if isinstance(effect, INTERRUPTIBLE) else (1.0,)
 
     def seconds(
         self, effect: Effect, done: Event | None, work: Sequence[DraftWork] | None = None
@@ -216,12 +225,11 @@ class CoordinatorDurations:
         """Seconds that an effect keeps the worker busy. Raises TypeError if D0 computes no such.
 
         `done`: what came of it, which says how many rows a head looked at. `work`: what the draft
-        source did; left out, it is asked. Every pass is charged for the whole context of its
-        request, as last told.
+        source did; left out, it is asked. Every pass is charged for the whole contexts of its
+        requests, as last told.
         """
         if work is None:
             work = self._draft.take_work() if self._draft is not None else ()
-        head = 0.0  # of the base, over rows of PPD tokens
         match effect:
             case OpenDraft(opened, base=request):
                 self._captures.move(opened, request)
@@ -231,27 +239,42 @@ class CoordinatorDurations:
                 self._captures.close(request)
                 self._context.pop(request, None)
                 return 0.0
-            case RunHead():
+            case RunHead() | RunHeads():
                 return self._taking.chosen(effect, done)
-            case Draft(plan=Deepen()):
-                pass  # below the context of the request's last Grow
-            case Draft():
-                self._context[effect.request] = len(effect.context)
-                if effect.features.ppd_rows is not None:
-                    head = self._costs.head_seconds(effect.features.ppd_rows.shape[0])
+            case ReadPart(request, context):
+                self._context[request] = len(context)
+                self._parts = self._worked(work, request, 0)
+            case Draft() | Drafts():
+                drafts = [one for one in effects_of(effect) if isinstance(one, Draft)]
+                chains = [self._told(draft) for draft in drafts]
+                self._parts = self._worked(work, drafts[0].request, sum(chains))
             case _:
                 raise TypeError(f"a coordinator computes no {type(effect).__name__}")
-        seen = self._context.get(effect.request, 0)
-        self._parts = [head] if head else []
+        return sum(self._parts)
+
+    def _told(self, draft: Draft) -> int:
+        """Learn how long a draft's context is; how many rows of PPD tokens it brings."""
+        if not isinstance(draft.plan, Deepen):  # that is below the context of the last Grow
+            self._context[draft.request] = len(draft.context)
+        rows = draft.features.ppd_rows
+        return 0 if rows is None else rows.shape[0]
+
+    def _worked(self, work: Sequence[DraftWork], asker: int, chains: int) -> list[float]:
+        """Seconds part by part; before it the base's head goes over rows of PPD tokens."""
+        parts = [self._costs.head_seconds(chains)] if chains else []
         for one in work:
             if isinstance(one, DraftPass):
-                parts = self._costs.draft_parts(one.rows, seen, one.source)
-                if parts:
-                    parts[0] += self._capture(one, effect.request, seen, sum(parts))
-                self._parts += parts
+                requests = one.requests or (asker,)
+                seen = sum(self._context.get(request, 0) for request in requests)
+                passed = self._costs.draft_parts(one.rows, seen, one.source, len(requests))
+                if passed and len(requests) == 1:
+                    passed[0] += self._capture(one, requests[0], seen, sum(passed))
+                parts += passed
+            elif one.product == 0 and parts:  # ranked with those before it
+                parts[-1] += self._taking.ranked(one)
             else:
-                self._parts.append(self._taking.ranked(one))
-        return sum(self._parts)
+                parts.append(self._taking.ranked(one))
+        return parts
 
     def _capture(self, one: DraftPass, request: int, seen: int, replayed: float) -> float:
         """Seconds that a pass takes beside one that was captured before."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
+from edgespec.backends.base import Walk
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import BlockPart, RunBlock
 from edgespec.model.aux_hidden import packed
@@ -18,7 +21,7 @@ from edgespec.tree.ledger import IntArray, Rows
 from edgespec.tree.stems import Fork
 from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
-from edgespec.verify.sampling import Choice, Logits, Sampling, choose_along
+from edgespec.verify.sampling import Choice, Logits, choose_along
 from edgespec.verify.top_logprobs import TopLogprobs, top_logprobs
 
 
@@ -130,26 +133,34 @@ class TorchHead:
     def __init__(self, head: OutputHead) -> None:
         self._head = head
 
-    def choose(
-        self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1
-    ) -> tuple[Choice, TopLogprobs | None]:
-        head = self._head
-        if hidden.shape != (len(rows), head.hidden_size) or (
-            f"torch.{hidden.dtype}" != str(head.dtype)
-        ):
+    def choose(self, walks: Sequence[Walk]) -> list[tuple[Choice, TopLogprobs | None]]:
+        every = [self._checked(walk) for walk in walks]
+        logits = self._head.logits(torch.cat(every) if len(every) > 1 else every[0])
+        own = logits.split([len(rows) for rows in every])
+        return [_along(walk, rows) for walk, rows in zip(walks, own, strict=True)]
+
+    def _checked(self, walk: Walk) -> torch.Tensor:
+        """A walk's hidden rows where the head is."""
+        head, hidden, count = self._head, walk.hidden, len(walk.rows)
+        fits = hidden.shape == (count, head.hidden_size)
+        if not fits or f"torch.{hidden.dtype}" != str(head.dtype):
             raise RemoteProtocolError(
-                f"the head takes hidden rows of {head.dtype}{[len(rows), head.hidden_size]}, "
+                f"the head takes hidden rows of {head.dtype}{[count, head.hidden_size]}, "
                 f"the last stage sent {hidden.dtype}{list(hidden.shape)}; give all stages the same "
                 "model and dtype"
             )
-        logits = head.logits(to_torch(hidden, head.device))
+        return to_torch(hidden, head.device)
 
-        def row(number: int) -> Logits:  # no other row leaves the head's device
-            array: Logits = logits[number].cpu().numpy()
-            return array
 
-        choice = choose_along(row, rows, sampling)
-        if top < 0:
-            return choice, None
-        some = np.stack([row(number) for number in choice.rows.tolist()])
-        return choice, top_logprobs(some, choice.tokens, top)
+def _along(walk: Walk, logits: torch.Tensor) -> tuple[Choice, TopLogprobs | None]:
+    """What is chosen of a walk's logits [R, V]."""
+
+    def row(number: int) -> Logits:  # no other row leaves the head's device
+        array: Logits = logits[number].cpu().numpy()
+        return array
+
+    choice = choose_along(row, walk.rows, walk.sampling)
+    if walk.top < 0:
+        return choice, None
+    some = np.stack([row(number) for number in choice.rows.tolist()])
+    return choice, top_logprobs(some, choice.tokens, walk.top)

@@ -17,6 +17,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from edgespec.backends.base import Walk
 from edgespec.bench.draft_rows import DraftRows, Place
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.guess_scores import best_guesses
@@ -130,12 +131,13 @@ class ScriptedHead:
         # in another way. Answers that begin alike go on alike.
         self._places.update((numbers[at - 1], (text, at)) for at in text.answer)
 
-    def choose(
-        self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1
-    ) -> tuple[Choice, TopLogprobs | None]:
+    def choose(self, walks: Sequence[Walk]) -> list[tuple[Choice, TopLogprobs | None]]:
         """Raises LocalProtocolError if log-probabilities are wanted: there are none."""
-        if top >= 0:
+        if any(walk.top >= 0 for walk in walks):
             raise LocalProtocolError("a scripted head knows no log-probabilities")
+        return [(self._along(walk.hidden, walk.rows), None) for walk in walks]
+
+    def _along(self, hidden: Tensor, rows: Rows) -> Choice:
         numbers = np.frombuffer(hidden.data, np.uint64).tolist()
         positions = (rows.positions + 1).tolist()
 
@@ -145,7 +147,7 @@ class ScriptedHead:
         path = path_of(target, rows)
         found = [self._token(numbers[row], positions[row]) for row in path.tolist()]
         tokens, margins = (np.array(column) for column in zip(*found, strict=True))
-        return Choice(path, tokens.astype(np.int64), margins), None
+        return Choice(path, tokens.astype(np.int64), margins)
 
     def _token(self, number: int, position: int) -> tuple[int, float]:
         """The token at that position and its margin in the text of which a row before it saw all;

@@ -16,7 +16,7 @@ USED = "used"
 WASTED = "wasted"
 HEAD = "head"
 DRAFT = "draft"
-KINDS = {"RunHead": HEAD, "Draft": DRAFT}
+KINDS = {"RunHead": HEAD, "Draft": DRAFT, "ReadPart": DRAFT}
 """What D0 computes; a stage's blocks are USED or WASTED."""
 
 

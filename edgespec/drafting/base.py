@@ -12,6 +12,9 @@ from edgespec.types.draft_pass import DraftPass, DraftWork, RankedRows
 from edgespec.types.features import NO_NEEDS, DraftNeeds, Features
 from edgespec.verify.sampling import Sampling
 
+PASS_ROWS = 256
+"""Rows of a text that run together: bounds masks, activations, and how long others wait."""
+
 TokenPath = Sequence[int]
 """Tokens of a guess and its ancestors, from the first after the context on."""
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from edgespec.drafting.base import TokenPath
+from edgespec.drafting.base import PASS_ROWS, TokenPath
 from edgespec.drafting.steps import Steps, call
 from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.model.block import Block
@@ -19,7 +19,6 @@ from edgespec.model.source import TensorSource
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import BoolArray, IntArray, RetainSet, RowLedger, Rows
 
-_CHUNK = 256  # rows of a prefill that run together: bounds the mask and the activations
 _RESERVE = 512  # rows that a new cache has room for; it doubles when they are used up
 
 
@@ -57,7 +56,7 @@ class JointPasses:
             torch.from_numpy(np.concatenate([one.tokens for one in every])).to(device),
             torch.from_numpy(np.concatenate([one.positions for one in every])).to(device),
             parts,
-            stop=lambda request=None: self._between_layers(),
+            stop=lambda request=None: request is None and self._between_layers(),
         )
         assert hidden is not None  # a draft is never stopped
         self._ran(len(hidden), *(one.request for one in every))
@@ -98,8 +97,8 @@ class GuessCache:
         run = list(news[len(accepted) :])
         self._keep(accepted, {} if run else self._rows_below(row))
         self.context += news[: len(accepted)]
-        for begin in range(0, len(run), _CHUNK):
-            yield from self._commit(run[begin : begin + _CHUNK])
+        for begin in range(0, len(run), PASS_ROWS):
+            yield from self._commit(run[begin : begin + PASS_ROWS])
 
     def rewind(self, rows: int) -> None:
         self.context = self.context[:rows]

@@ -9,10 +9,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 from edgespec.backends.compute import COMPUTE
 from edgespec.config import Address
-from edgespec.decoding.effects import AbortBlock, Renew
+from edgespec.decoding.effects import AbortBlock, Draft, Renew, RunHead
 from edgespec.decoding.events import SegmentArrived
 from edgespec.errors import ConfigError, PeerLost
 from edgespec.machines.effects import Effect
@@ -174,9 +175,11 @@ class RingNode(ABC):
         events += [event for worker in self.workers for event in worker.timed_events()]
         if now >= self._next_tick():
             events.append((now, Tick()))
-        for self.happened_at, event in events:
-            at = self.happened_at
-            self.perform_all(self.guarded(self.route, event, at), at)
+        # What several events ask of the models may be one job.
+        with self.worker.gathering() if len(events) > 1 else nullcontext():
+            for self.happened_at, event in events:
+                at = self.happened_at
+                self.perform_all(self.guarded(self.route, event, at), at)
         self._look_at_ring(now)
         self._look_at_renewal(now)
 
@@ -252,6 +255,12 @@ class RingNode(ABC):
 
     def perform_all(self, effects: Iterable[Effect], now: float) -> None:
         """Carry out effects in order: compute goes to the worker, the rest is for the sockets."""
+        every = list(effects)
+        joint = sum(isinstance(effect, RunHead | Draft) for effect in every) > 1
+        with self.worker.gathering() if joint else nullcontext():
+            self._perform_each(every, now)
+
+    def _perform_each(self, effects: Iterable[Effect], now: float) -> None:
         for effect in effects:
             if isinstance(effect, (*COMPUTE, LoadBlock)):
                 self.worker.submit(effect, self.happened_at)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from edgespec.backends.emulated import Emulated
+from edgespec.backends.jobs import effects_of
 from edgespec.errors import ConfigError
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import NO_JOB, BlockDone, Event
@@ -81,6 +82,12 @@ class Trace:
         return traced
 
     def _span(
+        self, job: Effect, event: Event | None, start: float, end: float, late: float
+    ) -> None:
+        for effect in effects_of(job):  # each request's trace has what was done for it
+            self._span_of(effect, event, start, end, late)
+
+    def _span_of(
         self, effect: Effect, event: Event | None, start: float, end: float, late: float
     ) -> None:
         rows = effect.rows if isinstance(effect, RunBlock) else None

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from edgespec.backends.compute import FIRST, INTERRUPTIBLE
-from edgespec.errors import EdgespecError
+from edgespec.backends.compute import INTERRUPTIBLE
+from edgespec.backends.jobs import events_of, failure
+from edgespec.backends.waiting import Waiting
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import NO_JOB, ComputeFailed, Event
 from edgespec.ring.effects import LoadBlock
 from edgespec.ring.events import LoadFailed
 from edgespec.types.stop_check import StopCheck
 
-log = logging.getLogger(__name__)
-
 Perform = Callable[[Effect, StopCheck], Event | None]
 
 
 class Worker:
-    """Runs `perform(effect, stop)` in its own thread, so that heartbeats go on.
+    """Runs `perform(effect, stop)` in its own thread, so that heartbeats go on; what can be carried
+    out together is one effect (see backends.waiting).
 
     What runs layers calls `stop()` between two of them. Heads that wait are then carried out in the
     middle of a draft, by the same thread, and their events posted at once; the draft goes on with
@@ -34,9 +33,9 @@ class Worker:
 
     def __init__(self, perform: Perform, name: str = "edgespec-worker") -> None:
         self.perform = perform
-        # What waits, with when its cause happened; guarded by _more, which tells of news.
-        self._heads: deque[tuple[float, Effect]] = deque()
-        self._others: deque[tuple[float, Effect]] = deque()
+        # What waits; both are guarded by _more, which tells of news.
+        self._waiting = Waiting()
+        self._gathering = 0
         self._more = threading.Condition()
         self._events: deque[tuple[float, Event]] = deque()
         # The job that was aborted last, and of which requests; None: of all.
@@ -57,10 +56,21 @@ class Worker:
     def submit(self, effect: Effect, at: float | None = None) -> None:
         """Carry out an effect after those before it, a head before all but heads and in the middle
         of a draft; `at`: when its cause happened, if not now."""
-        waiting = self._heads if isinstance(effect, FIRST) else self._others
         with self._more:
-            waiting.append((time.monotonic() if at is None else at, effect))
+            self._waiting.add(effect, time.monotonic() if at is None else at)
             self._more.notify()
+
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """What is submitted in between begins when all of it is there."""
+        with self._more:
+            self._gathering += 1
+        try:
+            yield
+        finally:
+            with self._more:
+                self._gathering -= 1
+                self._more.notify()
 
     def abort(self, job: int, request: int | None = None) -> None:
         """Let the block of `job` stop between two layers, or leave out the rows of one request;
@@ -72,8 +82,10 @@ class Worker:
         self._aborted = job, (requests if before == job else frozenset()) | {request}
 
     def post(self, event: Event, at: float | None = None) -> None:
-        """Hand an event to the I/O loop; it happened now, or at `at`."""
-        self._events.append((time.monotonic() if at is None else at, event))
+        """Hand an event, or those of a joint job, to the I/O loop; it happened now, or at `at`."""
+        happened = time.monotonic() if at is None else at
+        # In one piece, so that the loop finds what came of one job together.
+        self._events.extend([(happened, one) for one in events_of(event)])
         # A full socket means that the loop has plenty of wake-ups to read already, a closed one
         # that it has ended.
         with contextlib.suppress(OSError):
@@ -103,28 +115,40 @@ class Worker:
         """When the cause of the head happened that waits longest; None if there is none in
         `timeout` seconds, or the worker is to end."""
         with self._more:
-            self._more.wait_for(lambda: self._heads or self._stopping, timeout)
-            return self._heads[0][0] if self._heads and not self._stopping else None
+            self._more.wait_for(lambda: self._head_waits or self._stopping, timeout)
+            return self._waiting.head_at if self._head_waits and not self._stopping else None
 
     def run_head(self) -> None:
-        """Carry out the head that waits longest, in the middle of another effect."""
+        """Carry out the head that waits longest, and those with it, in the middle of another
+        effect."""
         asked_at = self.asked_at
-        self._do(*self._heads.popleft())
+        with self._more:
+            job = self._waiting.take(self.ended_at())
+        self._do(*job)
         self.asked_at = asked_at
+
+    @property
+    def _head_waits(self) -> bool:
+        return self._waiting.head_at is not None and not self._gathering
 
     def _run(self) -> None:
         with self._bell:
             while True:
                 with self._more:
-                    self._more.wait_for(lambda: self._heads or self._others or self._stopping)
+                    self._more.wait_for(
+                        lambda: self._stopping or (self._waiting and not self._gathering)
+                    )
                     if self._stopping:
                         return
-                    waiting = self._heads or self._others
-                self._do(*waiting.popleft())
+                    job = self._waiting.take(self.ended_at())
+                self._do(*job)
 
     def _do(self, asked_at: float, effect: Effect) -> None:
         self.asked_at = asked_at
+        began = time.monotonic()
         event = self._carry_out(effect)
+        with self._more:
+            self._waiting.took(time.monotonic() - began)
         if event is not None:
             self.post(event, self.ended_at())
 
@@ -132,21 +156,15 @@ class Worker:
         job = getattr(effect, "job", NO_JOB)
 
         def stop(request: int | None = None) -> bool:
-            while self._heads and isinstance(effect, INTERRUPTIBLE) and not self._stopping:
+            while self._head_waits and isinstance(effect, INTERRUPTIBLE) and not self._stopping:
                 self.run_head()
             aborted, requests = self._aborted
             return self._stopping or (job == aborted and not requests.isdisjoint((None, request)))
 
         try:
             return self.perform(effect, stop)
-        except EdgespecError as problem:
-            return _failed(effect, str(problem))
-        except Exception as problem:  # a bug, or the device: only the request fails
-            log.exception("%s failed", type(effect).__name__)
-            return _failed(effect, f"{type(problem).__name__}: {problem}")
-
-
-def _failed(effect: Effect, reason: str) -> Event:
-    if isinstance(effect, LoadBlock):
-        return LoadFailed(reason)
-    return ComputeFailed(getattr(effect, "job", -1), getattr(effect, "request", -1), reason)
+        except Exception as problem:
+            failed = failure(effect, problem)
+            if isinstance(effect, LoadBlock) and isinstance(failed, ComputeFailed):
+                return LoadFailed(failed.reason)
+            return failed

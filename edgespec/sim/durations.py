@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
+from edgespec.backends.compute import FIRST
 from edgespec.backends.timed import CoordinatorDurations, StageDurations, segment_bytes
-from edgespec.decoding.effects import RunHead
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import Event
 from edgespec.planning.costs import RingCosts
@@ -94,14 +94,14 @@ class RandomDurations:
 
     def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
         """A draft is charged for every pass."""
-        if isinstance(effect, RunHead):
+        if isinstance(effect, FIRST):
             return self._draw(self._head)
         self._passes = len(work)
         return self._draw(self._draft) * len(work)
 
     def stage(self, number: int, effect: Effect, done: Event | None) -> float:
         """What is neither a block nor a head costs a tenth of a block."""
-        if isinstance(effect, RunHead):
+        if isinstance(effect, FIRST):
             return self._draw(self._head)
         share = 1.0 if isinstance(effect, RunBlock) else 0.1
         return self._draw(self._stages[number - 1]) * share

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.backends.base import Walk
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray, Rows
@@ -177,10 +178,13 @@ class FakeHead:
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
 
-    def choose(
-        self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1
+    def choose(self, walks: Sequence[Walk]) -> list[tuple[Choice, TopLogprobs | None]]:
+        """The tokens along the paths; a seed changes all of them. Each is certain."""
+        return [self._along(*walk) for walk in walks]
+
+    def _along(
+        self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int
     ) -> tuple[Choice, TopLogprobs | None]:
-        """The tokens along the path; a seed changes all of them. Each is certain."""
         numbers = np.frombuffer(hidden.data, np.uint64)
         behind = _token_behind(numbers, rows.positions + 1, self._vocabulary, sampling.seed)
         path = path_of(lambda row: int(behind[row]), rows)

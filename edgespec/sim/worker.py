@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
 from edgespec.backends.charged_time import ChargedTime
 from edgespec.backends.compute import FIRST, INTERRUPTIBLE, lane_of
 from edgespec.backends.emulated import Perform
+from edgespec.backends.jobs import effects_of, events_of, failure
+from edgespec.backends.waiting import Waiting
 from edgespec.decoding.effects import RunHead
 from edgespec.errors import EdgespecError
 from edgespec.machines.effects import Effect, RunBlock
-from edgespec.machines.events import NO_JOB, ComputeFailed, Event
+from edgespec.machines.events import NO_JOB, Event
 from edgespec.sim.clock import Booking, Clock
-from edgespec.tree.ledger import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class Span:
 
     `kind` is the effect's type. `ids` are the rows of a RunBlock, by which useful rows can be
     told from wasted ones; `rows` counts what a RunBlock or RunHead ran. `stopped`:
-    it was aborted between two layers. `job` is -1 where the effect has none. A draft that heads
+    it was aborted between two layers. `job` is -1 where the effect has none. Of effects that were
+    carried out together it is the first, with the rows of all. A draft that heads
     interrupted has a span for each stretch in which it ran: no two spans of a node overlap, and
     together they are its busy time.
     """
@@ -62,14 +64,27 @@ class Turns:
 
     def __init__(self) -> None:
         self._workers: dict[int, VirtualWorker] = {}
+        self._gathering = 0
         self.running: VirtualWorker | None = None
 
     def join(self, node: int, worker: VirtualWorker) -> None:
         """Any earlier worker of this node is gone."""
         self._workers[node] = worker
 
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """What is added in between waits until all of it is there."""
+        self._gathering += 1
+        try:
+            yield
+        finally:
+            self._gathering -= 1
+        self.look()
+
     def look(self) -> None:
         """Something waits, or the device is free."""
+        if self._gathering:
+            return
         lanes = [(lane, n) for n, one in self._workers.items() if (lane := one.lane) is not None]
         if not lanes:
             return
@@ -81,7 +96,8 @@ class Turns:
 
 
 class VirtualWorker:
-    """Carries out compute effects in order; each takes virtual time and gives at most one event.
+    """Carries out compute effects in order, those together that can be (see backends.waiting); each
+    job takes virtual time, and each effect gives at most one event.
     What runs gives way to what comes first on its device (see Turns and backends.charged_time).
 
     A head, and with `at_start` every effect, is carried out when its time begins, because what it
@@ -112,7 +128,7 @@ class VirtualWorker:
         self._spans = spans
         self._turns = turns
         self._at_start = at_start
-        self._queue: deque[Effect] = deque()
+        self._queue = Waiting()
         self._running: _RunningEffect | None = None
         self._interrupted: _RunningEffect | None = None
         self._unwanted: dict[int, set[int | None]] = {}  # of blocks that wait; None: all
@@ -129,7 +145,7 @@ class VirtualWorker:
         """Of what waits for its turn first; None if nothing does."""
         if self._interrupted is not None and not self._head_waits:
             return lane_of(self._interrupted.effect)
-        return lane_of(self._queue[0]) if self._queue else None
+        return lane_of(self._queue.first) if self._queue else None
 
     @property
     def running_lane(self) -> int:
@@ -138,15 +154,12 @@ class VirtualWorker:
 
     @property
     def _head_waits(self) -> bool:
-        return bool(self._queue) and isinstance(self._queue[0], FIRST)
+        return self._queue.head_at is not None
 
     def add(self, effect: Effect) -> None:
         """Carry out this effect after all others; a head only after other heads, and at the next
         boundary of a draft that runs."""
-        if isinstance(effect, FIRST):
-            self._queue.insert(sum(isinstance(waits, FIRST) for waits in self._queue), effect)
-        else:
-            self._queue.append(effect)
+        self._queue.add(effect)
         self._turns.look()
 
     def abort(self, job: int, request: int | None = None) -> None:
@@ -202,7 +215,8 @@ class VirtualWorker:
             running.booking = self._clock.book(at, self._end)
             self._running = running
         else:
-            self._running = self._begun(self._queue.popleft(), now)
+            _, effect = self._queue.take()
+            self._running = self._begun(effect, now)
 
     def give_way(self, other: VirtualWorker) -> None:
         """Something of a better lane waits there; of its own work, only drafts make way."""
@@ -237,7 +251,9 @@ class VirtualWorker:
         unwanted = None in out
         result = self._perform(effect, stopped=False) if self._is_early(effect) else None
         left = effect.without(out) if out and isinstance(effect, RunBlock) else effect
-        charged = ChargedTime(now, 0.0 if unwanted else self._seconds(left, result))
+        seconds = 0.0 if unwanted else self._seconds(left, result)
+        self._queue.took(seconds)
+        charged = ChargedTime(now, seconds)
         booking = self._clock.book(charged.end, self._end)
         return _RunningEffect(effect, now, charged, booking, unwanted, result, out)
 
@@ -253,8 +269,10 @@ class VirtualWorker:
         event = running.result
         if not self._is_early(effect):
             event = self._perform(effect, running.stopped, running.left_out)
-        self._done(self._node, effect, event)
-        self._turns.look()
+        effects, events = effects_of(effect), events_of(event) or (None,)
+        with self._turns.gathering():
+            for one, of_one in zip(effects, events, strict=True):
+                self._done(self._node, one, of_one)
 
     def _ran(self, running: _RunningEffect) -> None:
         """Note that it ran until now."""
@@ -269,8 +287,7 @@ class VirtualWorker:
         try:
             return self._carry_out(effect, lambda request=None: stopped or request in left_out)
         except EdgespecError as problem:
-            job = getattr(effect, "job", NO_JOB)
-            return ComputeFailed(job, getattr(effect, "request", -1), str(problem))
+            return failure(effect, problem)
 
 
 def _is_block(effect: Effect, job: int) -> bool:
@@ -278,8 +295,9 @@ def _is_block(effect: Effect, job: int) -> bool:
 
 
 def _span(node: int, running: _RunningEffect, now: float) -> Span:
-    effect = running.effect
-    rows = effect.rows if isinstance(effect, RunBlock | RunHead) else Rows.none()
+    effects = effects_of(running.effect)
+    effect = effects[0]
+    rows = sum(len(one.rows) for one in effects if isinstance(one, RunBlock | RunHead))
     return Span(
         node,
         type(effect).__name__,
@@ -287,7 +305,7 @@ def _span(node: int, running: _RunningEffect, now: float) -> Span:
         getattr(effect, "job", NO_JOB),
         running.start,
         now,
-        len(rows),
-        tuple(rows.ids.tolist()) if isinstance(effect, RunBlock) else (),
+        rows,
+        tuple(effect.rows.ids.tolist()) if isinstance(effect, RunBlock) else (),
         running.stopped,
     )

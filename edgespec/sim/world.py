@@ -329,6 +329,10 @@ class World:
             self._tick = self._clock.book(deadline, self._ticked)
 
     def _dispatch(self, node: int, effects: Iterable[Effect]) -> None:
+        with self._turns[node].gathering():
+            self._carry_out(node, effects)
+
+    def _carry_out(self, node: int, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
                 case SendRing(segment):

@@ -17,7 +17,7 @@ from support.checkpoints import (
 from support.segments import run_block
 from transformers import PreTrainedModel
 
-from edgespec.backends.base import BlockBackend, Head
+from edgespec.backends.base import BlockBackend, Head, Walk
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.independent import IndependentGuesser
@@ -167,8 +167,8 @@ def test_windows_caps_and_scales_reach_the_machines(tmp_path: Path) -> None:
     hidden = through(stages, job)
     exact = plain_hidden(model, [*path, 7])[-1:]
     assert torch.allclose(to_torch(hidden), exact, rtol=0, atol=1e-5)
-    choice, _ = TorchHead(OutputHead(checkpoint, "float64")).choose(
-        hidden, last, Sampling(temperature=1.0, seed=3)
+    ((choice, _),) = TorchHead(OutputHead(checkpoint, "float64")).choose(
+        [Walk(hidden, last, Sampling(temperature=1.0, seed=3))]
     )
     logits = plain_logits(model, [*path, 7]).numpy()[None]
     known = choose(logits, last.positions + 1, Sampling(temperature=1.0, seed=3))
@@ -256,11 +256,11 @@ def test_the_head_chooses_as_one_machine_would(
     logits = np.stack([plain_logits(model, tokens[: n + 1]).numpy() for n in (5, 6, 7)])
     exact = choose(logits, np.array([6, 7, 8]), sampling)
     ids, below = np.array([5, 6, 7]), np.array([0, *exact.tokens[:2]])
-    choice, _ = head.choose(hidden, Rows(ids, ids - 1, below, ids), sampling)
+    ((choice, _),) = head.choose([Walk(hidden, Rows(ids, ids - 1, below, ids), sampling)])
     assert choice.tokens.tolist() == exact.tokens.tolist()
     assert np.allclose(choice.margins, exact.margins, atol=1e-4)
     below[2] = -1  # the last row stands for another token: it is not on the path
-    choice, _ = head.choose(hidden, Rows(ids, ids - 1, below, ids), sampling)
+    ((choice, _),) = head.choose([Walk(hidden, Rows(ids, ids - 1, below, ids), sampling)])
     assert choice.rows.tolist() == [0, 1]
 
 
@@ -269,11 +269,12 @@ def test_the_head_computes_in_bfloat16_too(folder: Path) -> None:
     hidden = from_torch(torch.randn(2, 32, dtype=torch.bfloat16))
     ids = np.array([1, 2])
     rows = Rows(ids, ids - 1, np.array([0, -1]), ids)
-    assert len(head.choose(hidden, rows, Sampling())[0].tokens) == 1
+    ((choice, _),) = head.choose([Walk(hidden, rows, Sampling())])
+    assert len(choice.tokens) == 1
     with pytest.raises(RemoteProtocolError, match="same model and dtype"):
-        head.choose(from_torch(torch.randn(2, 32)), rows, Sampling())
+        head.choose([Walk(from_torch(torch.randn(2, 32)), rows, Sampling())])
     with pytest.raises(RemoteProtocolError, match="same model and dtype"):
-        head.choose(hidden, rows.take(np.array([0])), Sampling())
+        head.choose([Walk(hidden, rows.take(np.array([0])), Sampling())])
 
 
 def test_the_classes_are_what_the_interfaces_say(folder: Path) -> None:

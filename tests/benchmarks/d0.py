@@ -6,7 +6,9 @@ Rows are random logits (Zipf-like, float32), four a position, as in a tree. `gue
 guesses of each row, with the making of the noise, which choosing then shares. `choose_ms`: the walk
 of a result of so many rows, of which the first of every position is right. `choose_all_ms`: the
 target tokens after all rows, which no product code asks for. `topk_ms`: torch.topk(10) over the
-same rows. Medians of interleaved rounds, milliseconds of CPU time of one thread.
+same rows. `together_ms`: the output matrix [vocab, hidden] and the ten best guesses for the rows of
+all `--requests`, so many rows each, by one product; `apart_ms`: the same for one request after the
+other. Medians of interleaved rounds, milliseconds of CPU time of one thread.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
+from torch.nn.functional import linear
 
 from edgespec.drafting.guess_scores import best_guesses
+from edgespec.drafting.ranking import Ranking, Unranked
 from edgespec.tree.ledger import Rows
 from edgespec.verify.sampling import Sampling, choose, choose_along
 
@@ -36,11 +41,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--requests", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     found = measure(asked.vocab, asked.rows, asked.temperature, asked.top_p, asked.rounds)
+    sampling = Sampling(asked.temperature, top_p=asked.top_p)
+    found |= several(asked.vocab, asked.hidden, asked.requests, asked.rows, sampling, asked.rounds)
     if asked.json:
         print(json.dumps(found))
     else:
@@ -66,6 +75,32 @@ def measure(
     for number in range(rounds + 1):
         # New positions in each round: the noise is made once for each.
         play(timed, logits, levels + 1000 * number, parents, Sampling(temperature, top_p=top_p))
+    return {name: statistics.median(values[1:]) for name, values in spent.items()}
+
+
+def several(
+    vocab: int, hidden: int, requests: int, rows: int, sampling: Sampling, rounds: int
+) -> dict[str, float]:
+    """Milliseconds of D0's work on the guesses of several requests, together and one by one."""
+    torch.manual_seed(0)
+    matrix = torch.randn(vocab, hidden)
+    ranking = Ranking(lambda positions, sampling, product=None: None)
+    spent: dict[str, list[float]] = {"together_ms": [], "apart_ms": []}
+    paths = [(0,) * (row // LEVEL) for row in range(rows)]
+    for number in range(requests):
+        ranking.open(number, replace(sampling, seed=number))
+    for turn in range(2 * (rounds + 1)):
+        positions = np.arange(rows) // LEVEL + 1000 * turn  # new ones: noise is made once for each
+        asked = [
+            Unranked(number, paths, torch.randn(rows, hidden), positions, GUESSES)
+            for number in range(requests)
+        ]
+        jobs = [asked] if turn % 2 else [[one] for one in asked]
+        before = time.thread_time()
+        for job in jobs:
+            ranking.together(job, lambda every: linear(every, matrix))
+        took = (time.thread_time() - before) * 1e3
+        spent["together_ms" if turn % 2 else "apart_ms"].append(took)
     return {name: statistics.median(values[1:]) for name, values in spent.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from support.segments import changed
 from support.stages import REQUEST, Stage, draft, faults, hidden, numbers, opening, sent
 from support.tiers import tiered
 
+from edgespec.backends.base import Walk
 from edgespec.decoding.effects import AbortBlock, RunHead, SendRing
 from edgespec.decoding.events import HeadDone
 from edgespec.decoding.target_walk import NO_VERDICT, chosen
@@ -21,8 +23,6 @@ from edgespec.machines.events import ComputeFailed
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.toy_model import FakeHead
-from edgespec.tree.ledger import Rows
-from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Failed, Finished
@@ -213,11 +213,9 @@ def test_no_more_is_asked_of_the_head_than_on_the_coordinator(
     read: list[list[int]] = []
 
     class Counting(FakeHead):
-        def choose(
-            self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1
-        ) -> tuple[Choice, TopLogprobs | None]:
-            read[-1] += rows.ids.tolist()
-            return super().choose(hidden, rows, sampling, top)
+        def choose(self, walks: Sequence[Walk]) -> list[tuple[Choice, TopLogprobs | None]]:
+            read[-1] += [number for walk in walks for number in walk.rows.ids.tolist()]
+            return super().choose(walks)
 
     monkeypatch.setattr(rings, "FakeHead", Counting)
     for head_last in (False, True):

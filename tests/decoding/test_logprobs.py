@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +14,13 @@ from support import rings
 from support.rings import Chaos, FakeRing, Faults, assert_one_end, submit
 from support.tiers import tiered
 
+from edgespec.backends.base import Walk
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.toy import VOCABULARY, text_of
 from edgespec.sim.toy_model import FakeHead
 from edgespec.tree.ledger import Rows
-from edgespec.types.tensor import Tensor
-from edgespec.verify.sampling import Choice, Sampling
+from edgespec.verify.sampling import Choice
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
 
@@ -33,17 +34,19 @@ def _small_trees(monkeypatch: pytest.MonkeyPatch) -> None:
 class TellingHead(FakeHead):
     """Says of every token something that follows from the token and its position."""
 
-    def choose(
-        self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int = -1
-    ) -> tuple[Choice, TopLogprobs | None]:
+    def choose(self, walks: Sequence[Walk]) -> list[tuple[Choice, TopLogprobs | None]]:
         """The toy's own tokens."""
-        choice, _ = super().choose(hidden, rows, sampling, -1)
-        if top < 0:
-            return choice, None
+        chosen = super().choose(walks)
+        return [
+            (choice, self._told(walk.rows, choice, walk.top) if walk.top >= 0 else None)
+            for walk, (choice, _) in zip(walks, chosen, strict=True)
+        ]
+
+    def _told(self, rows: Rows, choice: Choice, top: int) -> TopLogprobs:
         pairs = zip(choice.tokens, rows.positions[choice.rows] + 1, strict=True)
         log_probs = np.array([told(t, int(p)) for t, p in pairs])
         best = (choice.tokens[:, None] + np.arange(top)) % VOCABULARY
-        return choice, TopLogprobs(log_probs, best, log_probs[:, None] - np.arange(top))
+        return TopLogprobs(log_probs, best, log_probs[:, None] - np.arange(top))
 
 
 def told(token: int, position: int) -> float:

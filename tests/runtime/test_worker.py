@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.segments import run_block
 
+from edgespec.backends.jobs import Drafts, JointDone, RunHeads, effects_of
 from edgespec.decoding.effects import (
     CloseCache,
     Draft,
@@ -284,7 +285,8 @@ class Layered:
 
     def perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
         """A draft asks for the heads in its middle; a head that is named twice asks for one too."""
-        name = f"{type(effect).__name__} {getattr(effect, 'job', '')}"
+        jobs = [getattr(one, "job", 0) for one in effects_of(effect)]
+        name = f"{type(effect).__name__} {jobs}"
         self.order.append(f"{name} begins")
         before = self.worker.asked_at
         for layer in range(3):
@@ -296,10 +298,10 @@ class Layered:
         self.asked_at.append(before)
         assert self.worker.asked_at == before, "as if nothing had come between"
         self.order.append(f"{name} ends")
-        if isinstance(effect, RunHead) and effect.job == 13:
+        if 13 in jobs:
             raise CapacityError("no memory")
-        job = getattr(effect, "job", 0)
-        return BlockDone(job, None)  # whatever the kind: it names the job
+        done = tuple(BlockDone(job, None) for job in jobs)  # whatever the kind: it names the job
+        return JointDone(done) if len(done) > 1 else done[0]
 
 
 def test_heads_are_carried_out_between_two_layers_of_a_draft(
@@ -312,13 +314,13 @@ def test_heads_are_carried_out_between_two_layers_of_a_draft(
     device.worker.submit(OpenCache(1, 1))
     assert collect(device.worker, 4) == [BlockDone(job, None) for job in (11, 12, 7, 0)]
     assert device.order == [
-        "Draft 7 begins",
-        *(f"RunHead {job} {what}" for job in (11, 12) for what in ("begins", "ends")),
-        "Draft 7 ends",
-        "OpenCache  begins",
-        "OpenCache  ends",
+        "Draft [7] begins",
+        *(f"RunHeads [11, 12] {what}" for what in ("begins", "ends")),
+        "Draft [7] ends",
+        "OpenCache [0] begins",
+        "OpenCache [0] ends",
     ]
-    assert device.asked_at[:3] == [61.0, 62.0, 20.0]
+    assert device.asked_at[:2] == [61.0, 20.0]
 
 
 @pytest.mark.parametrize("effect", [head(10), block(10)])
@@ -332,7 +334,7 @@ def test_no_head_and_no_block_is_interrupted(
     assert collect(device.worker, 2) == [BlockDone(10, None), BlockDone(11, None)]
 
 
-def test_a_head_that_fails_in_the_middle_of_a_draft_fails_alone(
+def test_heads_that_fail_in_the_middle_of_a_draft_fail_alone(
     start: Callable[[Perform], Worker],
 ) -> None:
     device = Layered()
@@ -341,7 +343,7 @@ def test_a_head_that_fails_in_the_middle_of_a_draft_fails_alone(
     device.worker.submit(DRAFT)
     assert collect(device.worker, 3) == [
         ComputeFailed(13, 4, "no memory"),
-        BlockDone(14, None),
+        ComputeFailed(14, 1, "no memory"),
         BlockDone(7, None),
     ]
 
@@ -374,21 +376,68 @@ def test_it_tells_when_the_head_was_asked_for_that_waits_longest(
 ) -> None:
     told: list[float | None] = []
 
+    def submit_both() -> None:
+        with worker.gathering():
+            for number in (5, 6):
+                worker.submit(head(number), at=number)
+
     def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
-        if isinstance(effect, RunHead):
-            return BlockDone(effect.job, None)
+        if isinstance(effect, RunHeads):
+            return JointDone(tuple(BlockDone(head.job, None) for head in effect.effects))
         told.append(worker.head_asked(0.0))
         told.append(worker.head_asked(0.01))
-        threading.Timer(0.05, lambda: [worker.submit(head(n), at=n) for n in (5, 6)]).start()
+        threading.Timer(0.05, submit_both).start()
         told.append(worker.head_asked(PATIENCE_S))
         worker.run_head()
-        told.append(worker.head_asked(PATIENCE_S))
+        told.append(worker.head_asked(0.0))
         return BlockDone(7, None)
 
     worker = start(perform)
     worker.submit(DRAFT)
-    assert collect(worker, 3) == [BlockDone(5, None), BlockDone(7, None), BlockDone(6, None)]
-    assert told == [None, None, 5, 6]
+    assert collect(worker, 3) == [BlockDone(job, None) for job in (5, 6, 7)]
+    assert told == [None, None, 5, None]
+
+
+def drafts(*numbers: int) -> list[Draft]:
+    """Of as many requests."""
+    return [Draft(10 + number, number, Grow(2, 2, 1), (1, 2, 3)) for number in numbers]
+
+
+def test_what_is_gathered_is_one_job_with_an_event_for_each_request(
+    start: Callable[[Perform], Worker],
+) -> None:
+    seen: list[Effect] = []
+
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        seen.append(effect)
+        return JointDone(tuple(BlockDone(one.job, None) for one in effects_of(effect)))  # type: ignore[attr-defined]
+
+    worker = start(perform)
+    for _ in range(20):
+        with worker.gathering(), worker.gathering():
+            for one in drafts(1, 2):
+                worker.submit(one)
+            time.sleep(0.001)  # so that the worker could begin
+            for one in (head(1), head(2)):
+                worker.submit(one)
+        assert collect(worker, 4) == [BlockDone(job, None) for job in (1, 2, 11, 12)]
+    assert [type(one) for one in seen] == [RunHeads, Drafts] * 20
+
+
+def test_a_joint_job_that_a_bug_ends_fails_each_of_its_requests(
+    start: Callable[[Perform], Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        raise ZeroDivisionError("a bug")
+
+    worker = start(perform)
+    with worker.gathering():
+        for one in drafts(1, 2):
+            worker.submit(one)
+    assert collect(worker, 2) == [
+        ComputeFailed(10 + number, number, "ZeroDivisionError: a bug") for number in (1, 2)
+    ]
+    assert "Traceback" in caplog.text
 
 
 def test_stop_ends_what_runs_and_drops_what_waits() -> None:

@@ -13,6 +13,8 @@ import pytest
 from support.cases import case
 
 from edgespec.backends.emulated import Emulated
+from edgespec.backends.jobs import JointDone, effects_of
+from edgespec.backends.waiting import Waiting
 from edgespec.decoding.effects import CloseDraft, Draft, RunHead
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import BlockDone, Event
@@ -23,6 +25,8 @@ from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
 
+TOGETHER = 0.7
+"""What joint jobs are charged of what they would take one by one."""
 ONE = np.zeros(1, np.int64)
 
 
@@ -32,8 +36,8 @@ def head(job: int) -> RunHead:
     )
 
 
-def draft(job: int) -> Draft:
-    return Draft(job, 1, Grow(1, 1, 1), ())
+def draft(job: int, request: int = 1) -> Draft:
+    return Draft(job, request, Grow(1, 1, 1), ())
 
 
 @dataclass
@@ -43,14 +47,18 @@ class Schedule:
 
     asked: dict[int, tuple[float, Effect, float, Sequence[float]]]
     real: float = 0.0
+    charged: float = 0.0
 
     def seconds(self, effect: Effect, done: Event | None = None) -> float:
-        """As charged."""
-        return self.asked[getattr(effect, "job", -1)][2]
+        """As charged, together less."""
+        jobs = [getattr(one, "job", -1) for one in effects_of(effect)]
+        seconds = sum(self.asked[job][2] for job in jobs)
+        self.charged += seconds if len(jobs) == 1 else TOGETHER * seconds
+        return seconds if len(jobs) == 1 else TOGETHER * seconds
 
     def parts(self, effect: Effect) -> Sequence[float]:
         """As charged."""
-        return self.asked[getattr(effect, "job", -1)][3]
+        return self.asked[getattr(effects_of(effect)[0], "job", -1)][3]
 
 
 def simulated(schedule: Schedule) -> tuple[dict[int, float], list[Span]]:
@@ -63,7 +71,7 @@ def simulated(schedule: Schedule) -> tuple[dict[int, float], list[Span]]:
     worker = VirtualWorker(
         0,
         clock,
-        lambda effect, stop: None,
+        lambda effect, stop: JointDone((BlockDone(0, None),) * len(effects_of(effect))),
         schedule.seconds,
         schedule.parts,
         done,
@@ -89,49 +97,51 @@ class EmulatedWorker:
         self._schedule = schedule
         coming = sorted(schedule.asked.values(), key=lambda one: one[0])
         self._coming = deque((at, effect) for at, effect, _, _ in coming)
-        self._heads: deque[tuple[float, Effect]] = deque()
-        self._others: deque[tuple[float, Effect]] = deque()
+        self._waiting = Waiting()
         self._emulated = Emulated(self._perform, schedule, self, lambda: self.now, self._wait)
 
     def run(self) -> dict[int, float]:
         """Carry out everything; when each job ended."""
-        while self._coming or self._heads or self._others:
+        while self._coming or self._waiting:
             self._wait(0.0)
-            if not self._heads and not self._others:
-                self._wait(self._coming[0][0] - self.now)
-            self._do(*(self._heads or self._others).popleft())
+            if not self._waiting:
+                self._wait(self._coming[0][0] - self.now + 1e-12)
+            self._do(*self._waiting.take(self._emulated.free_at))
         return self.ends
 
     def head_asked(self, timeout: float) -> float | None:
         """See emulated.Asked."""
         until = self.now + max(timeout, 0.0)
-        while not self._heads and self._coming and self._coming[0][0] <= until:
+        waiting = self._waiting
+        while waiting.head_at is None and self._coming and self._coming[0][0] <= until:
             self._wait(max(self._coming[0][0] - self.now, 0.0))
-        if not self._heads:
+        if waiting.head_at is None:
             self._wait(until - self.now)
-        return self._heads[0][0] if self._heads else None
+        return waiting.head_at
 
     def run_head(self) -> None:
         """See emulated.Asked."""
         asked_at = self.asked_at
-        self._do(*self._heads.popleft())
+        self._do(*self._waiting.take(self._emulated.free_at))
         self.asked_at = asked_at
 
     def _do(self, asked_at: float, effect: Effect) -> None:
         self.asked_at = asked_at
+        self._waiting.took(self._schedule.seconds(effect))
         self._emulated.perform(effect, lambda: False)
-        self.ends[getattr(effect, "job", -1)] = self._emulated.free_at
+        for one in effects_of(effect):
+            self.ends[getattr(one, "job", -1)] = self._emulated.free_at
         assert self.now >= self._emulated.free_at - 1e-9
 
     def _perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
-        self._wait(self._schedule.real * self._schedule.seconds(effect))
+        self._wait(self._schedule.real * self._schedule.seconds(effect, None))
         return BlockDone(0, None)
 
     def _wait(self, seconds: float) -> None:
         self.now += seconds
         while self._coming and self._coming[0][0] <= self.now:
             at, effect = self._coming.popleft()
-            (self._heads if isinstance(effect, RunHead) else self._others).append((at, effect))
+            self._waiting.add(effect, at)
 
 
 def both(schedule: Schedule) -> tuple[dict[int, float], list[Span]]:
@@ -182,21 +192,23 @@ def test_a_head_of_a_drafts_last_part_waits_for_its_end() -> None:
 
 
 def test_any_schedule_is_charged_alike() -> None:
-    interrupted = 0
+    interrupted = joined = 0
     for seed in range(200):
         rng = random.Random(seed)
         asked: dict[int, tuple[float, Effect, float, Sequence[float]]] = {}
         for job in range(12):
             parts = [rng.choice((0.5, 1.0, 3.0)) for _ in range(rng.randint(1, 8))]
-            what = head(job) if rng.random() < 0.5 else draft(job)
+            what = head(job) if rng.random() < 0.5 else draft(job, request=rng.randint(1, 3))
             asked[job] = rng.uniform(0.0, 6.0), what, rng.uniform(0.1, 1.5), parts
         with case(seed):
-            ends, spans = both(Schedule(asked, rng.choice((0.0, 0.5))))
+            schedule = Schedule(asked)
+            ends, spans = simulated(schedule)
+            charged, schedule.real = schedule.charged, rng.choice((0.0, 0.5))
+            assert EmulatedWorker(schedule).run() == pytest.approx(ends)
             assert len(ends) == 12
             assert all(a.end <= b.start + 1e-9 for a, b in pairwise(spans))
-            own = dict.fromkeys(asked, 0.0)
-            for span in spans:
-                own[span.job] += span.end - span.start
-            assert own == pytest.approx({job: one[2] for job, one in asked.items()})
-            interrupted += len(spans) - 12
-    assert interrupted > 200
+            assert sum(span.end - span.start for span in spans) == pytest.approx(charged)
+            jobs = len({span.job for span in spans})
+            interrupted, joined = interrupted + len(spans) - jobs, joined + 12 - jobs
+    assert interrupted > 150
+    assert joined > 150

@@ -9,6 +9,7 @@ import pytest
 from support.fake_draft import FakeDraft
 from support.segments import run_block
 
+from edgespec.backends.base import Walk
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
 from edgespec.sim.toy import VOCABULARY
@@ -62,7 +63,8 @@ def test_blocks_and_head_are_the_plain_definition(stages: int, chunk: int) -> No
         hidden = run(blocks, part, first)
         for row in range(len(part)):
             alone = np.array([row])
-            choice, _ = head.choose(hidden.take(alone), part.take(alone), Sampling(seed=5))
+            walk = Walk(hidden.take(alone), part.take(alone), Sampling(seed=5))
+            ((choice, _),) = head.choose([walk])
             tokens += choice.tokens.tolist()
     plain = [toy_next(context[: n + 1], stages, VOCABULARY, 5) for n in range(len(context))]
     assert tokens == plain

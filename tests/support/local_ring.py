@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
+from edgespec.backends.jobs import events_of, failure
+from edgespec.backends.waiting import Waiting
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import AbortBlock, EncodePrompt, RunHead, SendRing
 from edgespec.decoding.events import SegmentArrived
 from edgespec.decoding.stage import StageMachine
 from edgespec.errors import EdgespecError, RequestFailed
 from edgespec.machines.effects import Effect, RunBlock, SendCoordinator, SendPeer, SendStages
-from edgespec.machines.events import ComputeFailed, Event, MessageArrived, RingDown, RingUp
+from edgespec.machines.events import Event, MessageArrived, RingDown, RingUp
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Message
@@ -61,7 +63,7 @@ class Step:
     """One thing that could happen next: the oldest (or `index`-th) item at a place is taken.
 
     `kind`: "ring" (a segment arrives at `node`), "control" (a message arrives at `node`), "work"
-    (`node` carries out a compute effect). Node 0 is the coordinator, node s stage s.
+    (`node` carries out compute effects). Node 0 is the coordinator, node s stage s.
     """
 
     kind: str
@@ -75,7 +77,7 @@ class _Node:
     compute: StageCompute | CoordinatorCompute
     ring: InprocLink = field(default_factory=InprocLink)
     control: InprocLink = field(default_factory=InprocLink)
-    work: deque[Effect] = field(default_factory=deque)
+    work: Waiting = field(default_factory=Waiting)
     # With the request whose rows are left out; None: the whole job.
     aborted: set[tuple[int, int | None]] = field(default_factory=set)
 
@@ -139,10 +141,10 @@ class LocalRing:
             elif node.ring:
                 self.take(Step("ring", number))
             elif node.work:
-                effect = node.work[0]
+                effect = node.work.first
                 self.take(Step("work", number))
                 if isinstance(effect, RunBlock) and not whole:
-                    while node.work and isinstance(node.work[0], RunHead):
+                    while node.work and isinstance(node.work.first, RunHead):
                         self.take(Step("work", number))
                     return
             else:
@@ -201,7 +203,7 @@ class LocalRing:
             self._dispatch(step.node, node.machine.handle(event, self.now))
 
     def _work(self, number: int, node: _Node) -> None:
-        effect = node.work.popleft()
+        _, effect = node.work.take()
         job = getattr(effect, "job", -1)
 
         def stop(request: int | None = None) -> bool:
@@ -211,10 +213,10 @@ class LocalRing:
         try:
             event = node.compute.perform(effect, stop)
         except EdgespecError as problem:
-            event = ComputeFailed(job, getattr(effect, "request", -1), str(problem))
+            event = failure(effect, problem)
         node.aborted = {one for one in node.aborted if one[0] != job}
-        if event is not None:
-            self._dispatch(number, node.machine.handle(event, self.now))
+        for one in events_of(event):
+            self._dispatch(number, node.machine.handle(one, self.now))
 
     def _tell_coordinator(self, message: Message) -> None:
         self._dispatch(0, self.coordinator.handle(MessageArrived(CLIENT, message), self.now))
@@ -239,6 +241,6 @@ class LocalRing:
                     if any(isinstance(e, RunBlock) and e.job == job for e in node.work):
                         node.aborted.add((job, request))
                 case _ if isinstance(effect, COMPUTE):
-                    node.work.append(effect)
+                    node.work.add(effect)
                 case _:
                     raise TypeError(f"a local ring carries out no {type(effect).__name__}")

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from edgespec.backends.compute import FIRST
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.effects import (
-    RunHead,
-)
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import DraftSource
 from edgespec.machines.effects import (
@@ -45,7 +43,7 @@ class FixedDurations:
     def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
         """The head's time, or the draft's rows."""
         self.works.append(work)
-        if isinstance(effect, RunHead):
+        if isinstance(effect, FIRST):
             return self.head
         return self.draft_row * sum(one.rows for one in work if isinstance(one, DraftPass))
 

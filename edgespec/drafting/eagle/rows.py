@@ -8,13 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from edgespec.drafting.base import TokenPath
+from edgespec.drafting.base import PASS_ROWS, TokenPath
 from edgespec.drafting.eagle.head import EagleHead, RopeAngles, attention, rope_at
 from edgespec.drafting.eagle.shape import Rope
 from edgespec.drafting.steps import Steps, call
 from edgespec.model.kv_cache import TwoRegionCache
 
-_CHUNK = 256  # rows that run together: bounds the mask and the activations
 _RESERVE = 512
 _FAITHFUL = 3
 """So many imitations in a row are as good as the truth: heads are trained over several."""
@@ -147,7 +146,7 @@ class PairRows:
         """
         root, known = self._followed(tokens)
         waiting = torch.cat([self._waiting, features]), [*self._waiting_tokens, *tokens]
-        if known < len(tokens) or len(waiting[1]) > _CHUNK:
+        if known < len(tokens) or len(waiting[1]) > PASS_ROWS:
             self._waiting, self._waiting_tokens = self._waiting[:0], []
             yield from self.read(*waiting)
         else:
@@ -172,8 +171,9 @@ class PairRows:
         [n, hidden]."""
         self._drop_guesses()
         out: list[torch.Tensor] = []
-        for i in range(0, len(tokens), _CHUNK):
-            out.append((yield from self._pass(features[i:][:_CHUNK], tokens[i:][:_CHUNK], {})))
+        for first in range(0, len(tokens), PASS_ROWS):
+            part = slice(first, first + PASS_ROWS)
+            out.append((yield from self._pass(features[part], tokens[part], {})))
         return torch.cat(out)
 
     def behind(self, paths: Sequence[TokenPath]) -> Steps[torch.Tensor]:

@@ -10,14 +10,12 @@ from typing import NamedTuple
 
 import torch
 
-from edgespec.drafting.base import TokenPath
+from edgespec.drafting.base import PASS_ROWS, TokenPath
 from edgespec.drafting.easyspec.model import GroupedModel, GroupedPart
 from edgespec.drafting.steps import Steps, call
 from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.model.ends import OutputHead
 from edgespec.model.kv_cache import TwoRegionCache
-
-_CHUNK = 256  # rows of a prefill that run together: bounds the mask and the activations
 
 
 class GroupedRows(NamedTuple):
@@ -86,8 +84,8 @@ class FuzzyRows:
             return
         self._cache.length = len(self.context)
         self._slot_of.clear()
-        for begin in range(0, len(news), _CHUNK):
-            part = news[begin : begin + _CHUNK]
+        for begin in range(0, len(news), PASS_ROWS):
+            part = news[begin : begin + PASS_ROWS]
             before, rows = len(self.context), len(part)
             positions = torch.arange(before, before + rows)
             mask = torch.ones((rows, before + rows), dtype=torch.bool).tril(before)
