@@ -36,10 +36,6 @@ class RowAccount:
         begun = len(self._stems) - len(self._cache)
         return begun + len(self._opening) + len(self._put_off)
 
-    def shares(self, number: int) -> list[tuple[int, int]]:
-        """See Stems.shares."""
-        return self._stems.shares(number)
-
     # --- what there is ------------------------------------------------------------------------
 
     @property
