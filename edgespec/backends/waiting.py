@@ -14,7 +14,7 @@ from edgespec.machines.effects import Effect
 from edgespec.policy.base import Expand, Grow
 from edgespec.policy.estimates import RowTimes
 
-TRY_OTHER = 64
+TRY_OTHER = 32
 """Decisions about joint drafts until the one that seems slower is measured again."""
 
 
@@ -155,10 +155,10 @@ class Waiting:
         known. What that speaks against is tried now and then, too."""
         alone, joint = self._times[kind, False], self._times[kind, True]
         rows = [max(self._rows(draft), 1) for draft in joined]
-        if not (alone.known and joint.knows(sum(rows))):
+        if not alone.known:
             return False
-        apart = sum(map(alone.seconds, rows)) < joint.seconds(sum(rows))
         self._decided += 1
+        apart = not joint.known or sum(map(alone.seconds, rows)) < joint.seconds(sum(rows))
         return apart != (self._decided % TRY_OTHER == 0)
 
 

@@ -54,10 +54,6 @@ class RowTimes:
     def known(self) -> bool:
         return bool(self.classes)
 
-    def knows(self, rows: int) -> bool:
-        """Whether so many rows are of a class that is known."""
-        return (rows - 1).bit_length() in self.classes
-
     @property
     def sloped(self) -> bool:
         """Whether more than one class is known, so that what a row adds is more than a guess."""

@@ -180,8 +180,9 @@ def test_drafts_go_one_by_one_where_that_takes_less_time() -> None:
     assert takes(1, 2) == [2], "what is not known is tried"
     assert takes(1) == [1]
     assert takes(1, 2) == [1, 1]
+    assert [4] in [takes(1, 2, 3, 4) for _ in range(2 * TRY_OTHER)], "now and then it is tried"
     assert takes(1, 2, 3, 4) == [4], "four take longer one by one"
-    assert [takes(1, 2) for _ in range(2 * TRY_OTHER)].count([2]) == 2, "now and then it is tried"
+    assert [takes(1, 2) for _ in range(2 * TRY_OTHER)].count([2]) == 2
     joint_s = 1.5
     for _ in range(40 * TRY_OTHER):
         last = takes(1, 2)
