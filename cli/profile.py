@@ -152,16 +152,13 @@ def _show(measured: Measured) -> None:
     draft = ""
     if of.draft_seconds is not None:
         draft = f"; draft {of.draft_seconds.at(1) * 1e3:.3g} ms a pass of 1 row"
-    replay = ""
-    if of.replay_seconds is not None:
-        replay = f" ({of.replay_seconds.value * 1e6:.0f} in a CUDA graph)"
     disk = "not measured" if of.disk_bandwidth is None else _rate(of.disk_bandwidth.value)
     show_table(
         ("rows", *("16 bit" if name == "none" else name for name in measured.layer)),
         _rows(measured),
         f"one layer of {measured.shape}: ms, and GB/s of its packed bytes; * the fastest",
         f"four_bit is {of.quantisation}; launching a layer takes "
-        f"{of.launch_seconds.value * 1e6:.0f} µs{replay}, "
+        f"{of.launch_seconds.value * 1e6:.0f} µs, "
         + ("while the device computes" if of.launches_ahead else "and then it computes"),
         "on 10^6 logits, at temperature 0, above it, and with filters: "
         f"{_each_way(of.choosing)} to choose a token, {_each_way(of.ranking)} to rank guesses",

@@ -65,7 +65,7 @@ class LayerTimes:
     `stored`: bytes of a layer's matrices as packed; `weights`: how many weights they have.
     `passes`: by rows, a pass through `depth` layers, of which there were `copies`. `tiny`: one row
     through so many layers of tiny matrices; `launched`: until the host has launched such a pass one
-    operation after the other, on a GPU; `replayed`: in CUDA graphs, empty where there are none.
+    operation after the other, on a GPU.
     `seen`: as `passes[1]`, but the row attends to SEEN cached ones.
     """
 
@@ -76,7 +76,6 @@ class LayerTimes:
     passes: dict[int, Sample]
     tiny: dict[int, Sample]
     launched: dict[int, Sample]
-    replayed: dict[int, Sample]
     seen: Sample
 
 
@@ -161,21 +160,14 @@ def measure_layer(
     tiny_forms = {name: _narrow(form) for name, form in shape.forms.items()}
     tiny = RandomLayers(deeper(_shrunk(shape.config), max(TINY)), quantisation, tiny_forms)
     tiny_blocks = {layers: block(tiny, layers) for layers in TINY}
-    eager_blocks = {
-        layers: Block(tiny, 1, 1 + layers, dtype, device, graphs=lambda _: None) for layers in TINY
-    }
     tiny_seconds = max(_TINY_SECONDS, _TINY_SHARE * seconds())
 
-    def tiny_times(tiny_blocks: dict[int, Block], settle: bool) -> dict[int, Sample]:
+    def tiny_times(settle: bool) -> dict[int, Sample]:
         works = {n: passes([one], 1, 0, settle=settle) for n, one in tiny_blocks.items()}
         return timed(works, tiny_seconds)
 
-    settled_times = tiny_times(tiny_blocks, settle=True)
-    replays = all(one.static is not None and one.static.works for one in tiny_blocks.values())
-    replayed = tiny_times(tiny_blocks, settle=False) if replays else {}
-    launched = settled_times
-    if device.type == "cuda":
-        launched = tiny_times(eager_blocks, settle=False)
+    settled_times = tiny_times(settle=True)
+    launched = tiny_times(settle=False) if device.type == "cuda" else settled_times
     works = {rows: passes(blocks, rows, 0) for rows in ROWS}
     works[_WITH_CACHE] = passes(blocks, 1, SEEN)
     found = timed(works, seconds())
@@ -191,7 +183,6 @@ def measure_layer(
         passes=found,
         tiny=settled_times,
         launched=launched,
-        replayed=replayed,
         seen=seen,
     )
 

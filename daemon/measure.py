@@ -224,7 +224,6 @@ def measure(
         sixteen_bit=figures.table(SIXTEEN_BIT),
         layer_seconds=figures.layer_seconds(),
         launch_seconds=figures.launch_seconds(),
-        replay_seconds=figures.replay_seconds(),
         launches_ahead=overlaps,
         choosing=choosing,
         ranking=ranking,

@@ -206,14 +206,6 @@ class ProfileFigures:
             origin += f"; {shown(slope)} a layer, lowered to half of the fastest measured layer"
         return Figure(tidy(share * self.fit.layer_seconds), origin)
 
-    def replay_seconds(self) -> Figure | None:
-        """None where nothing is captured."""
-        replayed = self.times[self.chosen].replayed
-        if not replayed:
-            return None
-        origin = self._of_tiny(replayed)
-        return Figure(tidy(_a_layer(replayed)), f"{origin}; until the host had replayed its graphs")
-
     def _of_tiny(self, tiny: Mapping[int, Sample]) -> str:
         few, many = TINY
         return (

@@ -31,7 +31,6 @@ from edgespec.planning.cost_model import COST_MODELS, packed_bytes
 from edgespec.planning.costs import NodeCosts
 from edgespec.planning.operations import USUAL_OPERATIONS
 from edgespec.planning.profile import ROWS, Figure, LogitTime, LogitTimes, Profile, RowTable
-from edgespec.types.static_shapes import GROUP_LAYERS
 
 # --- what every estimate assumes ----------------------------------------------------------------
 
@@ -68,10 +67,6 @@ A78_CYCLES = 6e9
 """How many cycles of a Cortex-A78AE do the work of a second of that core: taken for four times the
 time at the 1.5 GHz of an Orin Nano, in the middle of three to five; no board was at hand."""
 A76_CYCLES = 6.6e9  # a tenth more than its successor
-
-X86_GRAPH_SECONDS, X86_NODE_SECONDS = 10e-6, 0.25e-6
-"""To replay a graph, and more for each operation in it: taken on the high side, not measured."""
-LAYER_NODES = 25  # some 15 operations, some of them several kernels
 
 RANKING_KERNELS = 25  # launched to rank guesses on a GPU
 X86_KERNEL_SECONDS = 5e-6  # of the driver, for each, beside what torch takes on a CPU too
@@ -310,21 +305,6 @@ def ranking(board: Board) -> LogitTimes:
     )
 
 
-def replaying(board: Board) -> Figure | None:
-    """Of a layer in a CUDA graph; nothing is captured on a processor."""
-    if not board.has_gpu:
-        return None
-    nodes = LAYER_NODES * X86_NODE_SECONDS
-    layer = X86_GRAPH_SECONDS / GROUP_LAYERS + nodes
-    return Figure(
-        tidy(board.slowness * layer),
-        f"estimate: graphs, not measured: taken for {layer * 1e6:.3g} µs on {X86} "
-        f"({X86_GRAPH_SECONDS * 1e6:g} µs to replay a graph of {GROUP_LAYERS} layers, "
-        f"{X86_NODE_SECONDS * 1e6:g} µs for each of {LAYER_NODES} operations of a layer), times "
-        f"{board.slowness:.3g} for {board.core}",
-    )
-
-
 def estimated(board: Board) -> Profile:
     """A board's profile from its data sheet."""
     return Profile(
@@ -344,7 +324,6 @@ def estimated(board: Board) -> Profile:
             f"estimated: {X86_LAUNCH_SECONDS * 1e6:g} µs for each of the {USUAL_OPERATIONS} "
             f"operations of a layer, launched one by one from Python, {on_core(board)}",
         ),
-        replay_seconds=replaying(board),
         launches_ahead=board.has_gpu,
         choosing=choosing(board),
         ranking=ranking(board),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding
 
-from edgespec.model.cuda_graphs import GraphMaker, graphs_on
+from edgespec.model.cuda_graphs import GraphMaker
 from edgespec.model.families import angle_kinds, embedding_scale
 from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache
@@ -36,11 +36,11 @@ class Block:
         dtype: str = "float32",
         device: torch.device | str = "cpu",
         progress: Callable[[int, int], None] | None = None,
-        graphs: Callable[[torch.device], GraphMaker | None] = graphs_on,
+        graphs: Callable[[torch.device], GraphMaker | None] | None = None,
     ) -> None:
         """Read the block's tensors, telling `progress` how many layers of all are done.
 
-        `graphs`: what captures passes over few rows on that device; None: none are. Raises
+        `graphs`: what captures passes over few rows on that device; without it none are. Raises
         ModelError if source and block do not fit.
         """
         check_layers(source, first, end)
@@ -73,7 +73,7 @@ class Block:
         self.has_experts = layers.has_experts
         self._turns = {kind: layers.turns(kind, self.dtype, self.device) for kind in self._angles}
         self.static: StaticPasses | None = None
-        maker = graphs(self.device)
+        maker = None if graphs is None else graphs(self.device)
         if maker is not None and not self.has_experts:
             self.static = StaticPasses(self, maker)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from msgspec import structs
 from support.cases import case
 from support.checkpoints import write_checkpoint
 from support.fake_draft import FakeDraft
@@ -230,7 +229,7 @@ def test_heads_are_let_into_a_joint_draft_and_into_parts_of_a_text(folder: Path)
 
 
 def test_a_joint_pass_is_charged_its_rows_once() -> None:
-    node = replace(COSTS.coordinator, profile=structs.replace(NANO, replay_seconds=None))
+    node = COSTS.coordinator
     drafts = Drafts((expand(1, (1,) * 40), expand(2, (1,) * 60)))
     work = (
         DraftPass(7, "independent", (1, 2)),

@@ -22,12 +22,13 @@ from edgespec.bench.workloads import Prompt, default_prompts
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.planning.cost_model import cost_model_named
+from edgespec.planning.profile import Figure
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.links import LinkSpec
 from edgespec.verify.sampling import Sampling
 
 NANO = profile_named("jetson-orin-nano-8gb")
-EAGER = structs.replace(NANO, replay_seconds=None)  # on which drafts keep D0 busy
+SLOW_HOST = structs.replace(NANO, launch_seconds=Figure(0.0015, "made up"))  # D0 is busy drafting
 ORIN = profile_named("jetson-agx-orin-64gb")
 SETUP = Setup(
     model=BASE,
@@ -109,7 +110,7 @@ def test_the_same_setup_gives_the_same_bytes() -> None:
 
 def test_a_stage_on_the_coordinators_device_shares_its_time() -> None:
     """The same text, later: the work of both is done by one device."""
-    alone = replace(SHORT, profiles=(EAGER,) * 3)
+    alone = replace(SHORT, profiles=(SLOW_HOST,) * 3)
     apart, plain = (play(alone, name) for name in ("adaptive", "autoregressive"))
     setup = replace(alone, with_stage=2)
     shared, shared_plain = (play(setup, name) for name in ("adaptive", "autoregressive"))
@@ -131,7 +132,7 @@ def test_a_stage_on_the_coordinators_device_shares_its_time() -> None:
 def test_the_head_on_the_last_stage_is_charged_there() -> None:
     """The same text; with a large vocabulary D0 is no longer what all wait for."""
     model = cost_model_named("llama-3.1-8b")
-    large = replace(SHORT, cost_model=model, profiles=(EAGER,) * 5, max_new_tokens=12)
+    large = replace(SHORT, cost_model=model, profiles=(SLOW_HOST,) * 5, max_new_tokens=12)
     names = ("adaptive", "autoregressive")
     here, plain = (play(large, name) for name in names)
     there, plain_there = (play(replace(large, head="last-stage"), name) for name in names)

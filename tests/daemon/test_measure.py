@@ -142,7 +142,6 @@ def made_up(
         passes={rows: passes(depth, stored / 1e9 * table[rows]) for rows in ROWS},
         tiny={layers: passes(layers, 0.0) for layers in (1, 9)},
         launched={layers: sample(once + layers * layer / 2) for layers in (1, 9)},
-        replayed={},
         seen=sample(1.0),
     )
 
@@ -244,22 +243,9 @@ def test_on_a_gpu_launching_has_a_figure_of_its_own(tmp_path: Path) -> None:
         return ProfileFigures("measured", shape, times, found, "int4", overlaps)
 
     assert figures(True).launch_seconds().value == pytest.approx(0.0005), "until it is launched"
-    assert figures(True).replay_seconds() is None, "nothing was captured"
     assert figures(True).layer_seconds().value == pytest.approx(0.001)
     assert figures(False).launch_seconds().value == pytest.approx(0.001), "all that is fixed"
     assert figures(False).layer_seconds().value == 0
-
-
-def test_replaying_has_a_figure_where_passes_are_captured(tmp_path: Path) -> None:
-    replayed = {layers: Sample((0.0002 + layers * 1e-5,) * 3) for layers in (1, 9)}
-    times = {name: replace(made_up(LINE), replayed=replayed) for name in ("none", "int4")}
-    found = fit(times, "int4", FAST_MEMORY)
-    made = ProfileFigures("measured", small(tmp_path), times, found, "int4", True)
-    figure = made.replay_seconds()
-    assert figure is not None
-    assert figure.value == pytest.approx(1e-5)
-    assert figure.origin.endswith("until the host had replayed its graphs")
-    assert made.launch_seconds().value == pytest.approx(0.0005), "as without graphs"
 
 
 def test_work_on_logits_is_timed_for_each_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from edgespec.wire.codec import encode
 from edgespec.wire.segment import Header, Part, Segment, StageTime, Verdict
 
 NANO = profile_named("jetson-orin-nano-8gb")
-EAGER = structs.replace(NANO, replay_seconds=None)
+GRAPHS = structs.replace(NANO, replay_seconds=Figure(3.5e-5, "made up"))
 MODEL = cost_model_named("llama-2-13b")
 
 
@@ -158,12 +158,12 @@ def test_a_block_takes_its_share_of_the_memory_bandwidth() -> None:
     assert 0.035 < stage.block_seconds(1, 256) < 0.045
     layers = 10 * stage.layer_seconds(3, 70)
     assert stage.block_seconds(3, 70) == pytest.approx(layers + stage.fill_seconds())
-    eager = NodeCosts(EAGER, MODEL, 10)
+    eager = NodeCosts(NANO, MODEL, 10)
     assert eager.block_seconds(3, 70) == pytest.approx(10 * eager.layer_seconds(3, 70))
 
 
 def test_what_a_layer_is_charged() -> None:
-    node = NodeCosts(EAGER, MODEL, 1)
+    node = NodeCosts(NANO, MODEL, 1)
     weights = MODEL.layer_bytes / 1e9 * NANO.four_bit.at(5)
     cache = 100 * MODEL.kv_bytes / NANO.copy_bandwidth.value
     expected = NANO.layer_seconds.value + weights + cache
@@ -179,7 +179,7 @@ def test_what_a_draft_pass_is_charged() -> None:
     draft = MODEL.draft
     layer = NANO.layer_seconds.value + draft.layer_bytes / 1e9 * NANO.four_bit.at(4)
     layer += 50 * draft.kv_bytes / NANO.copy_bandwidth.value
-    d0 = ring_costs([EAGER] * 5, MODEL).coordinator
+    d0 = ring_costs([NANO] * 5, MODEL).coordinator
     assert layer < NANO.launch_seconds.value, "the host is slower, and the GPU waits for it"
     assert d0.draft_seconds(4, 50) == pytest.approx(22 * NANO.launch_seconds.value)
     head = draft.head.bytes / 1e9 * NANO.sixteen_bit.at(8)
@@ -193,8 +193,7 @@ def test_what_a_draft_pass_is_charged() -> None:
 
 
 def test_a_captured_pass_is_charged_what_it_is_padded_to() -> None:
-    node, replay = NodeCosts(NANO, MODEL, 10), NANO.replay_seconds
-    assert replay is not None
+    node = NodeCosts(GRAPHS, MODEL, 10)
     weights = MODEL.layer_bytes / 1e9 * NANO.four_bit.at(8)
     cache = 512 * MODEL.kv_bytes / NANO.copy_bandwidth.value
     layer = NANO.layer_seconds.value + weights + cache
@@ -204,7 +203,7 @@ def test_a_captured_pass_is_charged_what_it_is_padded_to() -> None:
     assert 0 < fill < NANO.launch_seconds.value
     assert node.block_seconds(5, 300) == pytest.approx(fill + 10 * layer)
     assert node.block_parts(5) == [4, 4, 2]
-    priced = NodeCosts(NANO, MODEL, 10, row_price=0.5)
+    priced = NodeCosts(GRAPHS, MODEL, 10, row_price=0.5)
     one = MODEL.layer_bytes / 1e9 * NANO.four_bit.at(1)
     assert priced.layer_seconds(5, 300) == pytest.approx(layer - weights + (1 + 0.5 * 7) * one)
     # The draft's layers take the device longer than the host takes to replay them.
@@ -214,13 +213,13 @@ def test_a_captured_pass_is_charged_what_it_is_padded_to() -> None:
     parts = node.draft_parts(3, 50)
     assert parts == pytest.approx([fill + 4 * one, *[4 * one] * 4, 2 * one])
     assert sum(parts) < 22 * NANO.launch_seconds.value
-    slow = structs.replace(NANO, replay_seconds=Figure(0.01, "made up"))
+    slow = structs.replace(GRAPHS, replay_seconds=Figure(0.01, "made up"))
     assert NodeCosts(slow, MODEL, 10).layer_seconds(5, 300) == 0.01
 
 
 def test_what_is_not_captured_is_launched_one_by_one() -> None:
     quick = replace(MODEL, layer_bytes=MODEL.draft.layer_bytes // 4)
-    node, eager = NodeCosts(NANO, quick, 10), NodeCosts(EAGER, quick, 10)
+    node, eager = NodeCosts(GRAPHS, quick, 10), NodeCosts(NANO, quick, 10)
     launch = NANO.launch_seconds.value
     assert node.layer_seconds(4, 50) < launch
     for requests, tapped in ((2, False), (1, True)):
@@ -230,11 +229,11 @@ def test_what_is_not_captured_is_launched_one_by_one() -> None:
         assert node.block_parts(4, requests, tapped) == [1.0] * 10
     assert node.layer_seconds(65, 50) == launch
     assert node.block_parts(65) == [1.0] * 10
-    mixture = NodeCosts(NANO, replace(quick, expert_bytes=10**6, experts=8, active=2), 10)
+    mixture = NodeCosts(GRAPHS, replace(quick, expert_bytes=10**6, experts=8, active=2), 10)
     assert mixture.block_seconds(4, 50) == pytest.approx(10 * launch)
     for source in ("eagle", "eagle3", "easyspec"):
         parts = node.draft_parts(4, 50, source)
-        assert parts == NodeCosts(EAGER, quick, 10).draft_parts(4, 50, source)
+        assert parts == NodeCosts(NANO, quick, 10).draft_parts(4, 50, source)
     assert len(node.draft_parts(65, 50)) == 22
 
 
@@ -244,7 +243,7 @@ def test_launching_goes_by_the_operations_of_a_layer() -> None:
     launch = NANO.launch_seconds.value / USUAL_OPERATIONS
 
     def seconds(rows: int = 4, requests: int = 1, **fields: Any) -> float:
-        return NodeCosts(EAGER, replace(tiny, **fields), 1).layer_seconds(rows, 0, requests)
+        return NodeCosts(NANO, replace(tiny, **fields), 1).layer_seconds(rows, 0, requests)
 
     assert seconds() == pytest.approx(USUAL_OPERATIONS * launch)
     assert seconds(family="olmo2") == pytest.approx(LIBRARY_OPERATIONS["olmo2"] * launch)
@@ -252,7 +251,7 @@ def test_launching_goes_by_the_operations_of_a_layer() -> None:
     mixture: dict[str, Any] = {"family": "qwen3_moe", "experts": 8, "active": 2, "expert_bytes": 1}
     assert seconds(1, **mixture) == pytest.approx((62 + 2 * 11) * launch)
     assert seconds(64, **mixture) == pytest.approx((62 + 8 * 11) * launch, rel=1e-6)
-    d0 = NodeCosts(EAGER, replace(tiny, draft=replace(MODEL.draft, layer_bytes=1, kv_bytes=0)), 0)
+    d0 = NodeCosts(NANO, replace(tiny, draft=replace(MODEL.draft, layer_bytes=1, kv_bytes=0)), 0)
     assert d0.draft_parts(4, 0) == pytest.approx([17 * launch] * 22)
     assert d0.draft_parts(4, 0, "easyspec") == pytest.approx([40 * launch] * 22)
     assert d0.draft_parts(4, 0, "eagle")[0] >= 40 * launch
@@ -293,7 +292,7 @@ def test_work_on_logits_goes_by_the_way_and_the_vocabulary() -> None:
 
 
 def test_a_row_price_stands_in_for_every_table() -> None:
-    plain, priced = (ring_costs([EAGER] * 5, MODEL, row_price=price) for price in (None, 0.24))
+    plain, priced = (ring_costs([NANO] * 5, MODEL, row_price=price) for price in (None, 0.24))
     stage, own = plain.stages[0], priced.stages[0]
     one = MODEL.layer_bytes / 1e9 * NANO.four_bit.at(1)
     assert own.layer_seconds(1, 70) == stage.layer_seconds(1, 70)
@@ -302,7 +301,7 @@ def test_a_row_price_stands_in_for_every_table() -> None:
     assert head(1) == plain.coordinator.head_seconds(1)
     assert head(11) == pytest.approx((1 + 10 * 0.24) * head(1))
     eight = replace(MODEL, bits=8)
-    d0 = ring_costs([EAGER] * 5, eight, row_price=0.5).stages[0]
+    d0 = ring_costs([NANO] * 5, eight, row_price=0.5).stages[0]
     fixed = d0.layer_seconds(1, 0) * 2 - d0.layer_seconds(3, 0)
     assert fixed == pytest.approx(NANO.layer_seconds.value), "two rows more double the weights"
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 from support.rings import FakeRing
 from support.rings import submit as ask_of
 from support.tiers import examples, tiered
@@ -217,12 +216,9 @@ RINGS = {
 
 
 def ring_named(name: str) -> RingCosts:
-    """What it charges for llama-2-13b without CUDA graphs: padded rows cost by steps, of which a
-    line through what was seen tells less."""
+    """What it charges for llama-2-13b."""
     stages, split = RINGS[name]
-    profiles = [
-        structs.replace(profile_named(each), replay_seconds=None) for each in (NANO, *stages)
-    ]
+    profiles = [profile_named(each) for each in (NANO, *stages)]
     return ring_costs(profiles, cost_model_named("llama-2-13b"), split)
 
 
