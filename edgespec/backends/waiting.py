@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator
 from math import inf
 
 from edgespec.backends.compute import FIRST
@@ -12,20 +12,15 @@ from edgespec.decoding.effects import CloseDraft, Draft, OpenDraft, RunHead
 from edgespec.drafting.base import PASS_ROWS
 from edgespec.machines.effects import Effect
 from edgespec.policy.base import Expand, Grow
-from edgespec.policy.estimates import RowTimes
-
-TRY_OTHER = 32
-"""Decisions about joint drafts until the one that seems slower is measured again."""
 
 
 class Waiting:
     """Effects that wait: heads before all others, each kind in the order in which it was added.
 
-    Heads that wait together are one job. So are drafts of one kind, unless they took less time one
-    by one: those of other requests that wait behind the first one, if nothing of their own request
-    waits between. Neither has more than PASS_ROWS rows. A draft that has a longer text to read
-    reads a part of it, and the rest after all that waits then, so that no other waits longer than
-    for one part.
+    Heads that wait together are one job. So are drafts of one kind: those of other requests that
+    wait behind the first one, if nothing of their own request waits between. Neither has more than
+    PASS_ROWS rows. A draft that has a longer text to read reads a part of it, and the rest after
+    all that waits then, so that no other waits longer than for one part.
     """
 
     def __init__(self) -> None:
@@ -33,10 +28,6 @@ class Waiting:
         self._heads: deque[tuple[float, Effect]] = deque()
         self._others: deque[tuple[float, Effect]] = deque()
         self._read: dict[int, int] = {}  # tokens that a request's drafts had to read so far
-        # Seconds of drafts by their rows, and whether they are joint; and what was taken last.
-        self._times: defaultdict[tuple[object, bool], RowTimes] = defaultdict(RowTimes)
-        self._taken: tuple[RowTimes, int] | None = None
-        self._decided = 0
 
     def __bool__(self) -> bool:
         return bool(self._heads or self._others)
@@ -62,18 +53,11 @@ class Waiting:
         self._heads.clear()
         self._others.clear()
 
-    def took(self, seconds: float) -> None:
-        """The job that was taken last, if no other was meanwhile, takes so long."""
-        if self._taken is not None:
-            times, rows = self._taken
-            times.record(max(rows, 1), seconds)
-
     def take(self, free_at: float = inf) -> tuple[float, Effect]:
         """The next job, and when the cause of its first effect happened; there must be one.
 
         `free_at`: when the device is free for it: what was asked for later does not join.
         """
-        self._taken = None
         if self._heads:
             return self._take_heads(free_at)
         at, effect = self._others.popleft()
@@ -140,26 +124,10 @@ class Waiting:
                     continue
             barred |= _named(effect)
             later.append((at, effect))
-        if len(joined) > 1 and self._quicker_apart(joined, kind):
-            joined = [first]
-        else:
-            self._others = later
-        rows = sum(map(self._rows, joined))
-        self._taken = self._times[_kind(first) and kind, len(joined) > 1], rows
+        self._others = later
         for draft in joined:
             self._read[draft.request] = max(self._read.get(draft.request, 0), len(draft.context))
         return Drafts(tuple(joined)) if len(joined) > 1 else first
-
-    def _quicker_apart(self, joined: Sequence[Draft], kind: type[Expand | Grow] | None) -> bool:
-        """Whether these drafts, one after the other, take less time than together, as far as is
-        known. What that speaks against is tried now and then, too."""
-        alone, joint = self._times[kind, False], self._times[kind, True]
-        rows = [max(self._rows(draft), 1) for draft in joined]
-        if not alone.known:
-            return False
-        self._decided += 1
-        apart = not joint.known or sum(map(alone.seconds, rows)) < joint.seconds(sum(rows))
-        return apart != (self._decided % TRY_OTHER == 0)
 
 
 def _kind(draft: Draft) -> type[Expand | Grow] | None:

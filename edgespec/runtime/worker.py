@@ -145,10 +145,7 @@ class Worker:
 
     def _do(self, asked_at: float, effect: Effect) -> None:
         self.asked_at = asked_at
-        began = time.monotonic()
         event = self._carry_out(effect)
-        with self._more:
-            self._waiting.took(time.monotonic() - began)
         if event is not None:
             self.post(event, self.ended_at())
 

@@ -252,7 +252,6 @@ class VirtualWorker:
         result = self._perform(effect, stopped=False) if self._is_early(effect) else None
         left = effect.without(out) if out and isinstance(effect, RunBlock) else effect
         seconds = 0.0 if unwanted else self._seconds(left, result)
-        self._queue.took(seconds)
         charged = ChargedTime(now, seconds)
         booking = self._clock.book(charged.end, self._end)
         return _RunningEffect(effect, now, charged, booking, unwanted, result, out)

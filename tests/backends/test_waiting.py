@@ -10,7 +10,7 @@ import numpy as np
 from support.cases import case
 
 from edgespec.backends.jobs import Drafts, ReadPart, RunHeads, effects_of
-from edgespec.backends.waiting import TRY_OTHER, Waiting
+from edgespec.backends.waiting import Waiting
 from edgespec.decoding.drafts import READ_ONLY
 from edgespec.decoding.effects import CloseDraft, Draft, GatherRows, OpenDraft, RunHead
 from edgespec.drafting.base import PASS_ROWS
@@ -162,31 +162,6 @@ def test_reading_makes_no_guess_wait_that_was_asked_for_before() -> None:
     assert jobs(read, draft(3, READ_ONLY, 9), draft(1)) == [
         Drafts((read, draft(3, READ_ONLY, 9), draft(1)))
     ]
-
-
-def test_drafts_go_one_by_one_where_that_takes_less_time() -> None:
-    waiting, joint_s = Waiting(), 2.5
-
-    def takes(*numbers: int) -> list[int]:
-        """How many requests each job has."""
-        for number in numbers:
-            waiting.add(draft(number, context=0))
-        found = []
-        while waiting:
-            found.append(len(effects_of(waiting.take()[1])))
-            waiting.took(1.0 if found[-1] == 1 else joint_s)
-        return found
-
-    assert takes(1, 2) == [2], "what is not known is tried"
-    assert takes(1) == [1]
-    assert takes(1, 2) == [1, 1]
-    assert [4] in [takes(1, 2, 3, 4) for _ in range(2 * TRY_OTHER)], "now and then it is tried"
-    assert takes(1, 2, 3, 4) == [4], "four take longer one by one"
-    assert [takes(1, 2) for _ in range(2 * TRY_OTHER)].count([2]) == 2
-    joint_s = 1.5
-    for _ in range(40 * TRY_OTHER):
-        last = takes(1, 2)
-    assert last == [2], "what is slower is found to be quicker"
 
 
 def test_any_order_keeps_the_order_of_each_request() -> None:

@@ -127,7 +127,6 @@ class EmulatedWorker:
 
     def _do(self, asked_at: float, effect: Effect) -> None:
         self.asked_at = asked_at
-        self._waiting.took(self._schedule.seconds(effect))
         self._emulated.perform(effect, lambda: False)
         for one in effects_of(effect):
             self.ends[getattr(one, "job", -1)] = self._emulated.free_at
