@@ -33,7 +33,7 @@ class Weights(NamedTuple):
     shared: float
 
 
-MODEL_DRAFT = Weights(0.08, 0.12, 0.64, 0.46)
+MODEL_DRAFT = Weights(0.074, 0.085, 0.73, 0.493)
 """With a draft that runs layers on D0."""
 
 TOKEN_DRAFT = Weights(0.16, 0.51, 0.18, 0.11)
