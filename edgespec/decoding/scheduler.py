@@ -175,7 +175,9 @@ class Scheduler:
         that spares the stage the way of its credit.
         """
         is_free = not self._flights.queued
-        answering = [request for request in self._in_turn() if request.decodes]
+        # PPD rows below a prompt's last row leave before the policy may be asked.
+        read = [request for request in self._in_turn() if request.is_read]
+        answering = [request for request in read if request.decodes or request.leaving]
         starting = [request for request in self._in_turn() if not request.is_read]
         first = [request for request in starting if request.policy.prompts_first]
         if first and (parts := self._take_chunk(first[0], 0, others=False)):

@@ -79,7 +79,7 @@ def test_it_compares_itself_with_plain_decoding_of_the_same_question(answered: D
     talk = [{"role": "user", "content": answered.err.partition("> ")[2].partition("\n")[0]}]
     prompt = ModelTokenizer(bundled("base")).encode_chat(talk)
     assert answer["prompt_tokens"] == len(prompt), "the chat template wrote it"
-    assert answer["cached_tokens"] == len(prompt) - 1, "both ways find the prompt read"
+    assert answer["cached_tokens"] == 0, "both ways read the prompt: it is too short to be shared"
 
 
 @pytest.mark.thorough

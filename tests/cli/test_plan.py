@@ -56,7 +56,7 @@ def test_a_table_that_no_narrow_terminal_cuts_and_the_commands(here: Here, folde
     assert f"left out: {NANO}#4 (no faster with it: +" in text
     assert "no layers on the coordinator's board (no faster with it: +" in text
     assert "with speculation: not predicted, as there is no draft" in text
-    assert f"figures of {NANO}: 0 of 13 measured on a device; the others are estimates" in text
+    assert f"figures of {NANO}: 0 of 12 measured on a device; the others are estimates" in text
     assert (
         f"{NANO}#1: edgespec init --model '{folder}' --quant nf4 --head-quant int8 --layers 20,20 "
         f"--context 4096 --dtype bfloat16 {NANO}#1: edgespec serve "
@@ -122,7 +122,6 @@ def test_a_ring_that_one_board_outruns_says_so(here: Here, monkeypatch: pytest.M
         assert done.code == 0, done.err
         text = " ".join(done.out.split())
         assert (f"{fast} alone is faster than this ring: plan it as the only" in text) == outrun
-        assert "several users get more" not in text
 
 
 @pytest.mark.parametrize(
@@ -209,7 +208,7 @@ def test_json_has_the_same_figures(
     assert made["quantisation"] == "int4"
     assert made["speculative_tokens_per_second"] > made["plain_tokens_per_second"]
     assert made["plain_tokens_per_second"] > made["plain_tokens_per_second_full"]
-    assert made["figures_measured"] == {NANO: [0, 13]}
+    assert made["figures_measured"] == {NANO: [0, 12]}
     assert "--draft " in made["commands"][0]
     assert len(made["commands"]) == 6
 
@@ -227,8 +226,8 @@ def test_a_known_model_is_planned_by_its_name(here: Here, monkeypatch: pytest.Mo
 
 def test_what_does_not_fit_is_refused_in_numbers(here: Here, folder: str) -> None:
     here("--model", folder, "--devices", f"2*{NANO}", "--head", "coordinator").assert_refused(
-        f"stage 2 ({NANO}#1) needs 6.59 GiB for 19 layer(s) beside the output head, has 6.50 GiB; "
-        "drop --context to 3840",
+        f"stage 2 ({NANO}#1) needs 6.72 GiB for 19 layer(s) beside the output head, has 6.50 GiB; "
+        "drop --context to 3520",
         code=1,
     )
 

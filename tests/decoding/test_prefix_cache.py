@@ -205,7 +205,7 @@ def test_two_conversations_with_one_preamble_in_turns_read_what_is_new(length: i
 @pytest.mark.usefixtures("watched")
 def test_an_answer_that_is_asked_for_again_and_a_changed_message_read_what_is_new() -> None:
     fake = FakeRing(2, kept_rows=5000)
-    first = list(range(30))
+    first = list(range(40))
     answer = fake.ring.ask(asking(1, first, max_new_tokens=100))
     again = fake.ring.ask(asking(2, first, max_new_tokens=100, seed=5))
     assert again.cached_tokens == len(first) - 1, "a long answer is in nobody's way"

@@ -305,7 +305,7 @@ def test_without_all_features_of_the_turn_before_nothing_is_guessed(
         draft.open(1, Sampling())
         draft.read(1, CONTEXT, Features(whole.take(np.arange(4))))
         draft.open(2, Sampling())
-        draft.fork(2, 1, rows)
+        draft.fork(2, 1, rows, ends=True)
         draft.close(1)
         assert draft.read(2, CONTEXT, Features(whole.take(np.arange(rows, 6)))) == can
         draft.close(2)
