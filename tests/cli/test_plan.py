@@ -122,6 +122,8 @@ def test_a_ring_that_one_board_outruns_says_so(here: Here, monkeypatch: pytest.M
         assert done.code == 0, done.err
         text = " ".join(done.out.split())
         assert (f"{fast} alone is faster than this ring: plan it as the only" in text) == outrun
+        # A model on each makes 83.7 tokens/s, this ring 75.6; where one outruns it, that is said.
+        assert ("several users get more" in text) != outrun
 
 
 @pytest.mark.parametrize(
