@@ -13,6 +13,7 @@ from edgespec.model.families import angle_kinds, embedding_scale
 from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.layers import layers_of
+from edgespec.model.row_math import row_math
 from edgespec.model.source import TensorSource, check_layers, check_names, load_parameter
 from edgespec.model.static_pass import StaticPasses
 from edgespec.model.tensors import compute_dtype
@@ -46,12 +47,14 @@ class Block:
         check_layers(source, first, end)
         self.first, self.end = first, end
         self.device = torch.device(device)
-        self.dtype = compute_dtype(dtype, device)
+        self.dtype = compute_dtype(dtype)
         self.config = source.config
         self.hidden_size = int(self.config.hidden_size)
         self.vocab_size = int(self.config.vocab_size)
         self._kv_heads = int(self.config.num_key_value_heads)
-        layers = layers_of(self.config, first, end)
+        maker = None if graphs is None else graphs(self.device)
+        math = row_math(self.device, self.dtype, maker is not None)
+        layers = layers_of(self.config, first, end, math)
         self._head_dim = layers.head_dim
         self.embedding: nn.Parameter | None = None
         if first == 0:
@@ -73,7 +76,6 @@ class Block:
         self.has_experts = layers.has_experts
         self._turns = {kind: layers.turns(kind, self.dtype, self.device) for kind in self._angles}
         self.static: StaticPasses | None = None
-        maker = None if graphs is None else graphs(self.device)
         if maker is not None and not self.has_experts:
             self.static = StaticPasses(self, maker)
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import PretrainedConfig
 
 from edgespec.config import FILE, Quantisation
 from edgespec.errors import BlockDamaged, ConfigError, ModelError
 from edgespec.model.inventory import Needed, block_inventory, head_inventory, packed_slots
 from edgespec.model.manifest import REMEDY, BlockEntry, FileEntry, size_text
+from edgespec.model.model_config import ModelConfig
 from edgespec.model.quantised.linear import stored_parts
 from edgespec.model.safetensors_writer import (
     PADDING,
@@ -164,7 +164,7 @@ class BlockFile:
 
     mapped = True
 
-    def __init__(self, path: Path, config: PretrainedConfig, quantisation: Quantisation) -> None:
+    def __init__(self, path: Path, config: ModelConfig, quantisation: Quantisation) -> None:
         """Raises BlockDamaged if it cannot be opened."""
         self.path = path
         self.config = config

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from edgespec.errors import ModelError
 from edgespec.model.block import EMBEDDING, LM_HEAD, Block
 from edgespec.model.families import embedding_scale, logits_from
+from edgespec.model.matrices import Product, plain_product
 from edgespec.model.quantised.linear import linear_from
 from edgespec.model.source import TensorSource, load_parameter
 from edgespec.model.tensors import compute_dtype
-
-Product = Callable[[torch.Tensor], torch.Tensor]
-"""Rows [R, hidden_size] times a matrix [vocab_size, hidden_size]: [R, vocab_size]."""
 
 
 class OutputHead:
@@ -38,7 +33,7 @@ class OutputHead:
         """
         config = source.config
         self.device = torch.device(device)
-        self.dtype = compute_dtype(dtype, device)
+        self.dtype = compute_dtype(dtype)
         self.vocab_size, self.hidden_size = int(config.vocab_size), int(config.hidden_size)
         self.layers = int(config.num_hidden_layers)  # of the whole model
         self._config = config
@@ -54,7 +49,7 @@ class OutputHead:
         self.weight = share.embedding if tied and share is not None else None
         if self.weight is None:
             self.weight = load_parameter(source, name, shape, self.dtype, device)
-        self._product = partial(linear, weight=self.weight)
+        self._product = plain_product(self.weight)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -82,7 +77,7 @@ class InputEmbedding:
         Raises ModelError if the source does not have it.
         """
         config = source.config
-        kind = compute_dtype(dtype, device)
+        kind = compute_dtype(dtype)
         self._scale = embedding_scale(config, kind)
         if config.tie_word_embeddings and share is not None and share.weight is not None:
             self.weight = share.weight

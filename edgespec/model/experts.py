@@ -22,10 +22,10 @@ class Expert(nn.Module):
         self.gate_proj = nn.Linear(hidden, inner, bias=bias)
         self.up_proj = nn.Linear(hidden, inner, bias=bias)
         self.down_proj = nn.Linear(inner, hidden, bias=bias)
-        self._gate = gate
+        self.gate = gate
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down_proj(self._gate(self.gate_proj(rows), self.up_proj(rows)))
+        out: torch.Tensor = self.down_proj(self.gate(self.gate_proj(rows), self.up_proj(rows)))
         return out
 
 

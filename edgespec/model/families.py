@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import PretrainedConfig
 
 from edgespec.errors import ModelError
+from edgespec.model.model_config import FULL, SLIDING, ModelConfig
 from edgespec.model.packed.settings import packing_of
 
 
@@ -53,7 +53,6 @@ FAMILIES: dict[str, Family] = {
 }
 """Every value of `model_type` that is accepted."""
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 _RECURRENT = re.compile(
     "bailing_hybrid|bamba|falcon_h1|falcon_mamba|jamba|kimi_linear|lfm[23]|mamba|minimax$|"
@@ -65,7 +64,7 @@ _UNEVEN = re.compile("gemma(4|3n)")
 _STATES = {"linear_attention", "mamba", "conv", "hybrid"}  # of `layer_types`
 
 
-def embedding_scale(config: PretrainedConfig, dtype: torch.dtype) -> float | None:
+def embedding_scale(config: ModelConfig, dtype: torch.dtype) -> float | None:
     """What embedded tokens are multiplied by in `dtype`; None for nothing."""
     family = FAMILIES[config.model_type]
     if family.multipliers:
@@ -75,14 +74,14 @@ def embedding_scale(config: PretrainedConfig, dtype: torch.dtype) -> float | Non
     return None
 
 
-def angle_kinds(config: PretrainedConfig) -> list[str | None]:
+def angle_kinds(config: ModelConfig) -> list[str | None]:
     """For each layer, the layer type whose rotary embeddings it uses; None where all share one."""
     if FAMILIES[config.model_type].own_angles:
         return list(config.layer_types)
     return [None] * int(config.num_hidden_layers)
 
 
-def logits_from(config: PretrainedConfig, product: torch.Tensor) -> torch.Tensor:
+def logits_from(config: ModelConfig, product: torch.Tensor) -> torch.Tensor:
     """Logits from what the head's matrix makes of hidden rows: scaled or capped where the model
     does so. A soft cap c turns each x into c · tanh(x / c)."""
     family = FAMILIES[config.model_type]
@@ -92,7 +91,7 @@ def logits_from(config: PretrainedConfig, product: torch.Tensor) -> torch.Tensor
     return product if cap is None else torch.tanh(product / float(cap)) * float(cap)
 
 
-def has_windows(config: PretrainedConfig) -> bool:
+def has_windows(config: ModelConfig) -> bool:
     """Whether some layer has a sliding window."""
     if FAMILIES[config.model_type].windows == "by type":
         return SLIDING in config.layer_types
@@ -111,7 +110,7 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     packing_of(folder, settings)
 
 
-def check_config(folder: Path, settings: dict[str, Any], config: PretrainedConfig) -> None:
+def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) -> None:
     """Raise ModelError for a variant of a family that would not be computed exactly.
 
     `settings`: config.json as read; `config`: what transformers made of it.
@@ -172,7 +171,7 @@ def _check_kind(folder: Path, kind: object, settings: dict[str, Any]) -> None:
         )
 
 
-def _check_angles(folder: Path, family: Family, config: PretrainedConfig) -> None:
+def _check_angles(folder: Path, family: Family, config: ModelConfig) -> None:
     angles = config.rope_parameters
     for one in angles.values() if family.own_angles else [angles]:
         rope = one.get("rope_type", "default")
@@ -186,7 +185,7 @@ def _check_angles(folder: Path, family: Family, config: PretrainedConfig) -> Non
 
 
 def _check_windows(
-    folder: Path, family: Family, settings: dict[str, Any], config: PretrainedConfig
+    folder: Path, family: Family, settings: dict[str, Any], config: ModelConfig
 ) -> None:
     """Refuse windows that transformers' layers would leave out, and those that show nothing."""
     window = getattr(config, "sliding_window", None)

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from edgespec.model.kv_cache import Held
+from edgespec.model.rope import Turn
 from edgespec.model.tree_attention import JointVisibility, Visibility
 from edgespec.types.stop_check import StopCheck
-
-Turn = tuple[torch.Tensor, ...]
-"""What layers of one kind are told of the rows' positions: tensors [R, ...]."""
 
 
 class RowCache(Protocol):

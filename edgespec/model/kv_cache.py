@@ -282,6 +282,6 @@ def _resized(rows: torch.Tensor, slots: int) -> torch.Tensor:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    # Not `empty`: a slot that no row sees still meets the softmax with weight 0, and 0 · NaN
-    # would spoil the rows that do not see it.
+    # Not `empty`: in torch's attention a slot that no row sees still meets the softmax, with weight
+    # 0, and 0 · NaN would spoil the rows that do not see it.
     return torch.zeros(shape, dtype=dtype, device=device)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from transformers import PretrainedConfig
 
-from edgespec.model.families import FAMILIES, SLIDING
+from edgespec.model.families import FAMILIES
+from edgespec.model.model_config import SLIDING, ModelConfig
 from edgespec.planning.operations import OWN_OPERATIONS
 
 _NORMED_HEADS = ("qwen3", "gemma3_text")
@@ -94,7 +94,7 @@ class LayerForm:
         return found
 
 
-def layer_form(config: PretrainedConfig, index: int) -> LayerForm | None:
+def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
     """The form of layer `index` of a model; None where edgespec's own layer does not compute it."""
     kind = config.model_type
     gemma = kind in _GEMMAS
@@ -128,7 +128,7 @@ def layer_form(config: PretrainedConfig, index: int) -> LayerForm | None:
     )
 
 
-def _scaling(config: PretrainedConfig, head_dim: int) -> float:
+def _scaling(config: ModelConfig, head_dim: int) -> float:
     """What scores are multiplied by."""
     if config.model_type in _GEMMAS:
         return float(config.query_pre_attn_scalar**-0.5)
@@ -137,7 +137,7 @@ def _scaling(config: PretrainedConfig, head_dim: int) -> float:
     return float(head_dim**-0.5)
 
 
-def _window(config: PretrainedConfig, index: int) -> int | None:
+def _window(config: ModelConfig, index: int) -> int | None:
     windows = FAMILIES[config.model_type].windows
     used = windows == "all" or (windows == "by type" and config.layer_types[index] == SLIDING)
     window = config.sliding_window if used else None

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
-from transformers import PretrainedConfig
 
 from edgespec.model.decoder_layer import OwnLayers
-from edgespec.model.joint import JointCache, RowCache, Turn
+from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.layer_form import layer_form
+from edgespec.model.model_config import ModelConfig
+from edgespec.model.rope import Turn
+from edgespec.model.row_math import BATCHED, RowMath
 from edgespec.model.source import TensorSource
 from edgespec.model.tree_attention import JointVisibility, Visibility
 
@@ -63,13 +65,13 @@ class ModelLayers(Protocol):
         """
 
 
-def layers_of(config: PretrainedConfig, first: int, end: int) -> ModelLayers:
-    """The way to make layers [first, end) of a model."""
+def layers_of(config: ModelConfig, first: int, end: int, math: RowMath = BATCHED) -> ModelLayers:
+    """The way to make layers [first, end) of a model, which compute by `math`."""
     forms = {index: layer_form(config, index) for index in range(first, end)}
     own = {index: form for index, form in forms.items() if form is not None}
     if len(own) == len(forms):
-        return OwnLayers(config, own)
+        return OwnLayers(config, own, math)
     # transformers' modelling code takes seconds to import: only for those who need it.
     from edgespec.model.library_layers import LibraryLayers
 
-    return LibraryLayers(config, first, end)
+    return LibraryLayers(config, first, end, math)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,35 +15,37 @@ from torch import nn
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
-    PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.activations import ACT2CLS
 
 from edgespec.errors import ModelError
-from edgespec.model.experts import Experts, separate_experts
-from edgespec.model.joint import JointCache, RowCache, Turn
+from edgespec.model.experts import Expert, Experts, separate_experts
+from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import Held
+from edgespec.model.model_config import ModelConfig
+from edgespec.model.quantised.exact import ExactLinear, row_product
 from edgespec.model.quantised.linear import linear_from
+from edgespec.model.rope import Turn
+from edgespec.model.row_math import RowMath
 from edgespec.model.source import TensorSource, load_parameter
-from edgespec.model.tree_attention import (
-    AttentionForm,
-    JointVisibility,
-    Visibility,
-    tree_attention,
-)
+from edgespec.model.tree_attention import AttentionForm, JointVisibility, Visibility
 
+_ACTIVATIONS: tuple[type[nn.Module], ...] = tuple(
+    one if isinstance(one, type) else one[0] for one in ACT2CLS.values()
+)
 _ATTENTION = "edgespec_tree"
 """Name under which transformers' layers find `library_attention`."""
 
 
-def skeleton(config: PretrainedConfig, first: int, end: int) -> PreTrainedModel:
+def skeleton(config: ModelConfig, first: int, end: int) -> PreTrainedModel:
     """The whole model on the meta device, layers [first, end) with one module for each matrix.
 
     It has a configuration of its own, in which edgespec's attention is chosen.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), attn_implementation=_ATTENTION
+            copy.deepcopy(config.library), attn_implementation=_ATTENTION
         ).model
         for layer in model.layers[first:end]:
             separate_experts(layer, model.config)
@@ -52,8 +55,8 @@ def skeleton(config: PretrainedConfig, first: int, end: int) -> PreTrainedModel:
 class LibraryLayers:
     """Layers [first, end) of a model (see model.layers)."""
 
-    def __init__(self, config: PretrainedConfig, first: int, end: int) -> None:
-        self._model = skeleton(config, first, end)
+    def __init__(self, config: ModelConfig, first: int, end: int, math: RowMath) -> None:
+        self._model, self._math = skeleton(config, first, end), math
         self.head_dim = int(self._model.layers[first].self_attn.head_dim)
         modules = (one for layer in self._model.layers[first:end] for one in layer.modules())
         self.has_experts = any(isinstance(one, Experts) for one in modules)
@@ -71,7 +74,8 @@ class LibraryLayers:
     ) -> LibraryLayer:
         module = self._model.layers[index]
         _load(module, source, f"model.layers.{index}.", dtype, device)
-        return LibraryLayer(module)
+        _by_row(module, self._math)
+        return LibraryLayer(module, self._math)
 
     def norm(
         self, source: TensorSource, dtype: torch.dtype, device: torch.device
@@ -92,17 +96,39 @@ class LibraryLayers:
         def turn(positions: torch.Tensor) -> Turn:
             if made is None:
                 return (positions,)
-            cosines, sines = made(like, positions[None], *(() if kind is None else (kind,)))
-            return positions, cosines[0], sines[0]
+            kinds = () if kind is None else (kind,)
+
+            def angles(one: torch.Tensor) -> torch.Tensor:
+                return torch.stack(made(like, one[None], *kinds), -1)[0]
+
+            return positions, *self._math.by_row(angles, positions).unbind(-1)
 
         return turn
+
+
+class RowByRow(nn.Module):
+    """A module that sees each row as a tensor of its own, where the row math keeps rows apart.
+
+    torch reckons activations at the end of a tensor in another way than in its middle, and a
+    router's product by the number of rows.
+    """
+
+    def __init__(self, module: nn.Module, math: RowMath) -> None:
+        super().__init__()
+        self._module, self._math = module, math
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Rows [..., n] to such rows of an activation, [R, n] to all that a router gives."""
+        made: torch.Tensor | tuple[torch.Tensor, ...]
+        made = self._math.by_row(self._module, rows.reshape(-1, rows.shape[-1]))
+        return made.view(rows.shape) if isinstance(made, torch.Tensor) else made
 
 
 class LibraryLayer:
     """One of transformers' layers, called as edgespec's own are."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, math: RowMath) -> None:
+        self.module, self._math = module, math
 
     def __call__(
         self,
@@ -116,7 +142,7 @@ class LibraryLayer:
         positions, *angles = turn
         out: torch.Tensor = self.module(
             hidden[None],
-            attention_mask=seen,
+            attention_mask=partial(self._math.attention, seen=seen),
             position_ids=positions[None],
             past_key_values=cache,
             position_embeddings=tuple(one[None] for one in angles) or None,
@@ -129,7 +155,7 @@ def library_attention(
     query: torch.Tensor,
     key: Held | list[Held],
     value: Held | list[Held],
-    attention_mask: Visibility | JointVisibility,
+    attention_mask: Callable[..., torch.Tensor],
     scaling: float,
     dropout: float = 0.0,
     softcap: float | None = None,
@@ -137,10 +163,11 @@ def library_attention(
     s_aux: torch.Tensor | None = None,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`tree_attention` as transformers' layers call it: they pass their own cap, sinks and window.
+    """Attention as transformers' layers call it: they pass their own cap, sinks and window.
 
-    `query` [1, heads, R, head_dim]; returns [1, R, heads, head_dim], and None in the place of the
-    weights. Raises ModelError for variants of attention that it would otherwise silently leave out.
+    `attention_mask`: what attends, as RowMath.attention, under the mask of the pass. `query` [1,
+    heads, R, head_dim]; returns [1, R, heads, head_dim], and None in the place of the weights.
+    Raises ModelError for variants of attention that it would otherwise silently leave out.
     """
     if dropout:
         raise ModelError(
@@ -149,8 +176,17 @@ def library_attention(
         )
     form = AttentionForm(scaling, softcap, sliding_window, s_aux)
     rows = query[0].transpose(0, 1)
-    out = tree_attention(rows, key, value, attention_mask, form)
+    out = attention_mask(rows, key, value, form=form)
     return out.view(1, *rows.shape[:2], -1), None
+
+
+def _by_row(layer: nn.Module, math: RowMath) -> None:
+    """Let a layer's activations, routers and gates of experts keep rows apart."""
+    for name, module in list(layer.named_modules()):
+        if isinstance(module, _ACTIVATIONS) or type(module).__name__.endswith("Router"):
+            layer.set_submodule(name, RowByRow(module, math))
+        elif isinstance(module, Expert):
+            module.gate = partial(math.by_row, module.gate)
 
 
 def _load(
@@ -169,14 +205,21 @@ def _load(
         if not isinstance(linear, nn.Linear):
             continue
         form = source.form(f"{prefix}{name}.weight")
-        if form.kind == "none":
+        plain = form.kind == "none"
+        if plain and device.type != "cpu":
             continue
         bias = None
         if linear.bias is not None:
             bias = load_parameter(source, f"{prefix}{name}.bias", linear.bias.shape, dtype, device)
         shape = linear.weight.shape
-        packed = source.packed(f"{prefix}{name}.weight", shape)
-        module.set_submodule(name, linear_from(packed, bias, shape, form, dtype, device))
+        held: nn.Module
+        if plain:
+            weight = load_parameter(source, f"{prefix}{name}.weight", shape, dtype, device)
+            held = ExactLinear(row_product(weight, bias))
+        else:
+            packed = source.packed(f"{prefix}{name}.weight", shape)
+            held = linear_from(packed, bias, shape, form, dtype, device)
+        module.set_submodule(name, held)
     for name, parameter in list(module.named_parameters()):
         owner_path, _, leaf = name.rpartition(".")
         loaded = load_parameter(source, prefix + name, parameter.shape, dtype, device)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, PretrainedConfig
 
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
@@ -20,8 +19,9 @@ from edgespec.model.families import check_config, check_settings
 from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.gguf.reader import tensor_samples
 from edgespec.model.hub import HubFiles, ModelFiles, model_files
+from edgespec.model.model_config import ModelConfig
 from edgespec.model.stored_names import TensorPlace, places
-from edgespec.planning.text_part import OUTER, WRAPPERS, text_settings
+from edgespec.planning.text_part import text_settings
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -115,7 +115,7 @@ def fingerprint(path: str | Path) -> str:
     Raises ModelError like Checkpoint.
     """
     files = model_files(path)
-    settings = _read_settings(files.file("config.json"), files.path)
+    settings = _runnable(read_object(files.file("config.json")), files.path)
     config = {k: v for k, v in settings.items() if k not in _WRITERS_FIELDS}
     if isinstance(files, HubFiles):
         return _hash([config, files.commit])
@@ -134,23 +134,20 @@ def fingerprint(path: str | Path) -> str:
     return _hash([config, tensors])
 
 
-def open_config(file: Path, model: Path | None = None) -> PretrainedConfig:
+def open_config(file: Path, model: Path | None = None) -> ModelConfig:
     """The configuration in a config.json. `model`: what messages call it, if not by its folder.
 
     Raises ModelError if it is missing, damaged, or of a model that edgespec does not run.
     """
     model = model or file.parent
-    settings = _read_settings(file, model)
+    written = read_object(file)
+    settings = _runnable(written, model)
+    if written["model_type"] == "mistral" and "layer_types" in written:
+        settings["model_type"] = "ministral"  # as transformers takes it
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            str(file.parent), local_files_only=True, trust_remote_code=False
-        )
+        config = ModelConfig(settings)
     except Exception as error:  # transformers raises many kinds for a value it cannot use
         raise ModelError(f"cannot use {file} ({error}); download the model again") from error
-    if config.model_type in WRAPPERS:
-        config = config.text_config
-        for field in OUTER & settings.keys():
-            setattr(config, field, settings[field])
     check_config(model, settings, config)
     return config
 
@@ -160,9 +157,9 @@ def _hash(content: list[Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _read_settings(file: Path, model: Path) -> dict[str, Any]:
-    """config.json of a model that edgespec can run, or of its text part."""
-    settings = text_settings(read_object(file))
+def _runnable(written: dict[str, Any], model: Path) -> dict[str, Any]:
+    """The settings in a config.json of a model that edgespec can run, or of its text part."""
+    settings = text_settings(written)
     check_settings(model, settings)
     return settings
 

@@ -9,6 +9,8 @@ import torch
 from torch.nn.functional import linear
 
 from edgespec.config import Quantisation
+from edgespec.kernels.gpu.usable import DTYPES, usable
+from edgespec.model.quantised.exact import row_product
 from edgespec.model.quantised.linear import joined, linear_from
 from edgespec.model.quantised.rounding import Packed
 from edgespec.model.source import TensorSource, load_parameter, shaped
@@ -52,7 +54,7 @@ class MatrixReader:
         bias = self._bias(names, shapes) if biased else None
         if form.kind == "none":
             weight = self._plain(names, shapes)
-            return None if weight is None else partial(linear, weight=weight, bias=bias)
+            return None if weight is None else plain_product(weight, bias)
         packed = self._packed(names, shapes, form)
         if packed is None:
             return None
@@ -95,6 +97,17 @@ class MatrixReader:
                 for name, shape in zip(names, shapes, strict=True)
             ]
         )
+
+
+def plain_product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
+    """By a plain matrix [out, in], and a bias [out], of one dtype, where they are."""
+    if weight.device.type == "cpu":
+        return row_product(weight, bias)
+    if weight.dtype in DTYPES and usable(weight.device):
+        from edgespec.kernels.gpu import products  # only here, as it needs triton
+
+        return partial(products.plain_product, weight=weight, bias=bias)
+    return partial(linear, weight=weight, bias=bias)
 
 
 def _side_by_side(products: Sequence[Product], rows: torch.Tensor) -> torch.Tensor:

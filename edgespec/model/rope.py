@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import torch
-from transformers import PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from edgespec.model.model_config import ModelConfig
+
+Turn = tuple[torch.Tensor, ...]
+"""What layers of one kind are told of the rows' positions: tensors [R, ...]."""
 
 
 class Angles:
@@ -12,17 +19,17 @@ class Angles:
     does it, and rounded once."""
 
     def __init__(
-        self, config: PretrainedConfig, kind: str | None, dtype: torch.dtype, device: torch.device
+        self, config: ModelConfig, kind: str | None, dtype: torch.dtype, device: torch.device
     ) -> None:
         """`kind`: the layer type that has rotary settings of its own; None: all share one."""
         frequencies, factor = _frequencies(config, kind)
         both = torch.cat((frequencies, frequencies))
         signs = torch.ones_like(both)
         signs[: len(frequencies)] = -1
-        self._frequencies = both.to(device)
-        self._factor = float(factor)
+        self.frequencies, self.factor = frequencies.float().contiguous(), float(factor)
+        self.dtype = dtype
+        self._both = both.to(device)
         self._signs = (signs * factor).to(device)
-        self._dtype = dtype
 
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [R, 1, D] of `positions` int64 [R], in the layers' dtype.
@@ -30,9 +37,9 @@ class Angles:
         D: how many of a head's numbers are turned. Sines of the first half are negative: a head x
         is turned to x · cos + (its halves exchanged) · sin.
         """
-        angles = positions.float()[:, None, None] * self._frequencies
-        cosines, sines = angles.cos() * self._factor, angles.sin() * self._signs
-        return cosines.to(self._dtype), sines.to(self._dtype)
+        angles = positions.float()[:, None, None] * self._both
+        cosines, sines = angles.cos() * self.factor, angles.sin() * self._signs
+        return cosines.to(self.dtype), sines.to(self.dtype)
 
 
 def turn_heads(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
@@ -47,15 +54,35 @@ def turn_heads(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) 
     heads.mul_(cosines).addcmul_(exchanged, sines)
 
 
-def _frequencies(config: PretrainedConfig, kind: str | None) -> tuple[torch.Tensor, float]:
+def _frequencies(config: ModelConfig, kind: str | None) -> tuple[torch.Tensor, float]:
     """Frequencies float32 [D / 2], and what cosines and sines are multiplied by."""
     settings = config.rope_parameters if kind is None else config.rope_parameters[kind]
-    rope = settings["rope_type"]
-    if rope != "default":
-        found: tuple[torch.Tensor, float] = ROPE_INIT_FUNCTIONS[rope](config, layer_type=kind)
+    form, dim = settings["rope_type"], int(config.head_dim)
+    if form == "yarn":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # takes half a second
+
+        found: tuple[torch.Tensor, float] = ROPE_INIT_FUNCTIONS[form](
+            config.library, layer_type=kind
+        )
         return found
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if config.model_type == "phi3":
+    if form != "default" or config.model_type == "phi3":
         dim = int(dim * settings.get("partial_rotary_factor", 1.0))
     steps = torch.arange(0, dim, 2, dtype=torch.float) / dim
-    return 1.0 / settings["rope_theta"] ** steps, 1.0
+    frequencies = 1.0 / settings["rope_theta"] ** steps
+    if form == "linear":
+        frequencies = frequencies / settings["factor"]
+    elif form == "llama3":
+        frequencies = _stretched(frequencies, settings)
+    return frequencies, 1.0
+
+
+def _stretched(frequencies: torch.Tensor, settings: Mapping[str, Any]) -> torch.Tensor:
+    """Llama 3's: long waves are longer by a factor, short ones stay, those between shade over."""
+    factor, trained = settings["factor"], settings["original_max_position_embeddings"]
+    low, high = settings["low_freq_factor"], settings["high_freq_factor"]
+    waves = 2 * math.pi / frequencies
+    stretched = torch.where(waves > trained / low, frequencies / factor, frequencies)
+    share = (trained / waves - low) / (high - low)
+    shaded = (1 - share) * stretched / factor + share * stretched
+    between = (waves >= trained / high) & (waves <= trained / low)
+    return torch.where(between, shaded, stretched)

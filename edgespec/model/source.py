@@ -7,10 +7,10 @@ from typing import Protocol
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
 
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
+from edgespec.model.model_config import ModelConfig
 
 
 class TensorSource(Protocol):
@@ -22,7 +22,7 @@ class TensorSource(Protocol):
 
     path: Path
     """Where it is, for messages."""
-    config: PretrainedConfig
+    config: ModelConfig
     quantisation: Quantisation
     """How the layers' matrices come, by the name that users, rings and manifests have for it."""
     mapped: bool

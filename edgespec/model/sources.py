@@ -28,7 +28,7 @@ def open_source(model: str | Path, quantisation: Quantisation = PLAIN) -> Tensor
     if isinstance(files, GgufFiles):
         return quantising(GgufCheckpoint(files, held), quantisation)
     checkpoint = Checkpoint(model)
-    packing = packing_of(checkpoint.path, checkpoint.config.to_dict())
+    packing = packing_of(checkpoint.path, checkpoint.config.settings)
     if packing is None:
         return quantising(checkpoint, quantisation)
     return quantising(PackedCheckpoint(checkpoint, packing, held), quantisation)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig
+
+from edgespec.model.model_config import ModelConfig
 
 TEXT_PART = {
     r"^(model\.language_model|language_model\.model)\.": "model.",
@@ -49,7 +50,7 @@ class TensorPlace:
         return (one.mT if one.dim() > 1 else one).contiguous()
 
 
-def places(files: Mapping[str, str], config: PretrainedConfig) -> dict[str, TensorPlace]:
+def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPlace]:
     """Where each tensor of a model is, by the name that a block asks for it by.
 
     `files`: names of all stored tensors, and the file of each.

@@ -24,13 +24,10 @@ _COMPUTES = ("float64", "float32", "bfloat16", "float16")
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
-def compute_dtype(name: str, device: torch.device | str) -> torch.dtype:
-    """The torch dtype called `name`. Raises ModelError for one that `device` cannot compute in."""
-    if name not in _COMPUTES or (name == "float16" and torch.device(device).type == "cpu"):
-        raise ModelError(
-            f"cannot compute in {name!r} on {device}; use float32, float64, bfloat16 or, on CUDA, "
-            "float16"
-        )
+def compute_dtype(name: str) -> torch.dtype:
+    """The torch dtype called `name`. Raises ModelError for one that models do not compute in."""
+    if name not in _COMPUTES:
+        raise ModelError(f"cannot compute in {name!r}; use float32, float64, bfloat16 or float16")
     return TORCH_DTYPES[name]
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -37,7 +38,10 @@ class Tokenizer:
             raise ModelError(f"there is no model folder {self.path} to take a tokenizer from")
         try:
             self._inner = AutoTokenizer.from_pretrained(
-                str(self.path), local_files_only=True, trust_remote_code=False
+                str(self.path),
+                config=_settings(self.path),
+                local_files_only=True,
+                trust_remote_code=False,
             )
         except Exception as error:  # transformers raises many kinds, some of them bare
             raise ModelError(
@@ -287,6 +291,22 @@ def _pipeline_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
             return f"merge {rank} is {mine} in the base and {yours} in the draft"
     if len(one.get("merges") or ()) != len(other.get("merges") or ()):
         return "one has more merges than the other"
+    return None
+
+
+def _settings(folder: Path) -> SimpleNamespace | None:
+    """config.json as it stands, for a tokenizer whose own settings name its class.
+
+    Without it transformers makes a configuration by the model's class, and imports a second of code
+    for that. None where it has to.
+    """
+    try:
+        named = json.loads((folder / "tokenizer_config.json").read_bytes())
+        model = json.loads((folder / "config.json").read_bytes())
+        if named["tokenizer_class"] and "auto_map" not in named:
+            return SimpleNamespace(**{"model_type": ""} | model)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # transformers has its own words for what is wrong with them
     return None
 
 

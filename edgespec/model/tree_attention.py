@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from edgespec.kernels.gpu.places import Places
+from edgespec.kernels.rows import Runs
 from edgespec.model.kv_cache import Held
 from edgespec.tree.ledger import BoolArray
 
@@ -26,14 +28,18 @@ def tree_mask(committed: int, sees: BoolArray, device: torch.device | str = "cpu
 class Visibility:
     """Which slots the R rows of one forward pass see; every layer asks for its own kind of mask.
 
-    A mask is made once, for the first of the layers that need it.
+    A mask is made once, for the first of the layers that need it. The slots that a row sees are in
+    the order of their positions, one slot for each: committed rows first, then its ancestors, which
+    come before it in every cache (see tree.ledger).
     """
 
     def __init__(self, mask: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
         """`mask` bool [1, 1, R, T], true where a row may see a slot; `rows` int64 [R] and `slots`
         int64 [T]: the positions of the rows, and of what the slots hold."""
         self._mask = mask
-        self._rows, self._slots = rows, slots
+        self.rows, self.slots = rows, slots
+        self.runs: dict[int | None, Runs] = {}  # by window, for CompiledRows
+        self.places: Places | None = None  # for TritonRows
         self._made: dict[tuple[int | None, int], torch.Tensor] = {}
         self._biases: dict[tuple[int | None, int], torch.Tensor] = {}
 
@@ -62,7 +68,7 @@ class Visibility:
             return self.mask(window).repeat(1, 1, group, 1)
         if window is None:
             return self._mask
-        return self._mask & (self._rows[:, None] - self._slots[None, :] < window)
+        return self._mask & (self.rows[:, None] - self.slots[None, :] < window)
 
 
 class JointVisibility:
@@ -71,6 +77,7 @@ class JointVisibility:
     def __init__(self, parts: Sequence[Visibility], rows: list[int]) -> None:
         """`rows`: how many rows each part has."""
         self.parts, self.rows = parts, rows
+        self.runs: dict[int | None, Runs] = {}  # see Visibility
 
 
 class AttentionForm(NamedTuple):
@@ -82,6 +89,11 @@ class AttentionForm(NamedTuple):
     softcap: float | None = None
     window: int | None = None
     sinks: torch.Tensor | None = None
+
+
+def pieces(held: Held) -> tuple[torch.Tensor, ...]:
+    """What is held, as pieces in any case."""
+    return (held,) if isinstance(held, torch.Tensor) else held
 
 
 def tree_attention(
@@ -104,6 +116,41 @@ def tree_attention(
         return _attention(query, key, value, seen, form)
     parts = zip(query.split(seen.rows), key, value, seen.parts, strict=True)
     return torch.cat([_attention(*part, form) for part in parts])
+
+
+def seen_attention(
+    query: torch.Tensor,
+    key: Held | list[Held],
+    value: Held | list[Held],
+    seen: Visibility | JointVisibility,
+    form: AttentionForm,
+) -> torch.Tensor:
+    """The same row by row, over the slots that the row sees alone: slow, and nothing else that is
+    in the pass or the cache has a part in the bits of a row."""
+    if isinstance(seen, JointVisibility):
+        parts = zip(query.split(seen.rows), key, value, seen.parts, strict=True)
+        return torch.cat([seen_attention(*part, form) for part in parts])
+    assert not isinstance(key, list)
+    assert not isinstance(value, list)
+    keys, values = (torch.cat(pieces(held), 2)[0] for held in (key, value))
+    wide = torch.promote_types(query.dtype, torch.float32)
+    mask, kv_heads = seen.mask(form.window)[0, 0], keys.shape[0]
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    for row, own in enumerate(query):
+        slots = mask[row].nonzero().squeeze(1)
+        # Tensors of their own, as a product may depend on where in memory its factors begin.
+        near = keys.index_select(1, slots).to(wide), values.index_select(1, slots).to(wide)
+        grouped = own.reshape(kv_heads, -1, own.shape[1]).to(wide, copy=True)
+        scores = torch.matmul(grouped, near[0].transpose(1, 2)).mul_(form.scaling)
+        if form.softcap is not None:
+            scores.div_(form.softcap).tanh_().mul_(form.softcap)
+        if form.sinks is not None:
+            sinks = form.sinks.to(wide).view(kv_heads, -1, 1)
+            weights = torch.softmax(torch.cat((scores, sinks), -1), -1)[..., :-1]
+        else:
+            weights = torch.softmax(scores, -1)
+        out[row] = torch.matmul(weights, near[1]).view_as(own)
+    return out.flatten(1)
 
 
 def _attention(

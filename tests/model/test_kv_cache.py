@@ -169,7 +169,7 @@ def test_stems_are_held_once_and_read_by_all_who_hold_them() -> None:
         held[request] += labels
 
     def fork(request: int, base: int, rows: int) -> tuple[int, int, int, int]:
-        how = stems.fork(request, base, rows, len(held[base]))
+        how = stems.fork(request, base, rows, stems.shareable(base, rows), len(held[base]))
         caches.fork(request, base, how)
         held[request] = held[base][:rows]
         return how.split, how.frozen, how.stems, how.copied

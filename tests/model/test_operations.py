@@ -1,4 +1,7 @@
-"""The operations of a layer are those that devices are charged (planning.operations)."""
+"""The operations of a layer are those that devices are charged (planning.operations).
+
+What is charged is a launch on an accelerator, so layers compute as they do there.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,14 @@ from support.checkpoints import FAMILY_SETTINGS, write_family
 from support.operations import operations
 
 from edgespec.config import QUANTISATIONS
+from edgespec.model import block as block_module
 from edgespec.model.block import Block
 from edgespec.model.families import FAMILIES
 from edgespec.model.joint import CachedPart
 from edgespec.model.library_layers import LibraryLayer
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.source import quantising
+from edgespec.model.row_math import BATCHED
 from edgespec.model.tree_attention import tree_mask
 from edgespec.planning.operations import (
     EXPERT_OPERATIONS,
@@ -27,6 +32,11 @@ from edgespec.planning.operations import (
     USUAL_OPERATIONS,
     layer_operations,
 )
+
+
+@pytest.fixture(autouse=True)
+def _as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_module, "row_math", lambda *_: BATCHED)
 
 
 def layer_of(block: Block, rows: int, requests: int = 1) -> Callable[[], object]:

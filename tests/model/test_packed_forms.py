@@ -11,7 +11,6 @@ from support.packed_forms import FORMS, Sample, sample
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.quantised import int4_kernels
 from edgespec.model.quantised.int8_groups import NibblesLinear
 from edgespec.model.quantised.kernels import relative_error
 from edgespec.model.quantised.linear import (
@@ -66,17 +65,14 @@ def test_a_layer_multiplies_by_the_weight() -> None:
                         assert relative_error(layer(x[:1]), expected[:1]) < bound
 
 
-def test_scales_that_a_kernel_wants_in_bfloat16_cost_a_quarter_percent_at_most() -> None:
+def test_no_scale_is_rounded_to_the_dtype_of_the_rows() -> None:
     for name, form in FORMS.items():
         one = sample(form, 130, 512)
-        held = linear_from(one.packed, None, one.shape, one.form, torch.bfloat16, "cpu")
-        wide = held
-        if form.kind == "int4":
-            wide = linear_from(one.packed, None, one.shape, one.form, torch.float64, "cpu")
-            wide.scales = held.scales.double()
-        wide.dtype = torch.float64  # so that nothing but the scales is rounded
+        layer = linear_from(one.packed, None, one.shape, one.form, torch.bfloat16, "cpu")
+        unit = torch.eye(512, dtype=torch.bfloat16)
         with case(name):
-            assert relative_error(wide.whole_weight(), one.weight) < 0.0025
+            # Each result is one weight: nothing but rounding it to bfloat16 may show.
+            assert torch.equal(layer(unit), one.weight.T.float().bfloat16())
 
 
 def test_the_memory_of_a_layer_is_known_before() -> None:
@@ -88,8 +84,7 @@ def test_the_memory_of_a_layer_is_known_before() -> None:
     for one in samples:
         for dtype in (torch.float32, torch.bfloat16):
             layer = linear_from(one.packed, None, one.shape, one.form, dtype, "cpu")
-            constant = ("pairs", "factors")  # tables that do not grow with the weight
-            held = sum(part.nbytes for name, part in layer.named_buffers() if name not in constant)
+            held = sum(part.nbytes for part in layer.buffers())
             with case(one.form.name, dtype):
                 assert held <= held_bytes(one.form, one.shape, dtype) < 1.25 * held
 
@@ -105,9 +100,6 @@ def test_slices_of_nibbles_are_the_weight_on_any_machine() -> None:
             assert relative_error(layer.whole_weight(), one.weight) < 4e-3  # bfloat16 scales
             whole = layer.whole_weight().double()
             assert relative_error(layer.by_slices(x), x.double() @ whole.T) < 1e-5
-            layer.tiles = int4_kernels.AVX2.convert(layer.tiles, torch.device("cpu"))
-            assert layer.tiles.shape == (6, 1024, 16)
-            assert torch.equal(layer.whole_weight().double(), whole)
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:

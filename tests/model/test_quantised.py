@@ -14,11 +14,9 @@ from support.tiers import examples
 
 from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.quantised import int4_kernels, int8, nf4
-from edgespec.model.quantised.int4 import Int4Linear
+from edgespec.model.quantised import int4_kernels, nf4
 from edgespec.model.quantised.kernels import relative_error
 from edgespec.model.quantised.linear import dequantised, linear_from, pack, stored_parts
-from edgespec.model.quantised.slices import SlicedLinear
 
 NAMES = [name for name, one in QUANTISATIONS.items() if one.kind != "none"]
 PLAIN_TORCH = [name for name in NAMES if not name.startswith("nf4")]
@@ -44,18 +42,6 @@ def weight_of(out: int, columns: int, seed: int = 0) -> torch.Tensor:
     weight = torch.randn(out, columns, generator=generator) * 0.02
     weight[:: max(1, out // 3), 5] = 0.3
     return weight
-
-
-def layer_of(
-    weight: torch.Tensor,
-    quantisation: Quantisation,
-    dtype: torch.dtype,
-    bias: torch.Tensor | None = None,
-) -> SlicedLinear:
-    packed = pack(weight, quantisation)
-    layer = linear_from(packed, bias, weight.shape, quantisation, dtype, "cpu")
-    assert isinstance(layer, SlicedLinear)
-    return layer
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -130,25 +116,6 @@ def test_a_layer_multiplies_by_the_dequantised_weight(
         assert relative_error(result, expected) < DTYPES[dtype]
 
 
-@pytest.mark.parametrize("dtype", list(DTYPES))
-def test_kernel_and_slices_agree_for_any_number_of_rows(
-    quantisation: Quantisation, dtype: torch.dtype
-) -> None:
-    layer = layer_of(weight_of(200, 256), quantisation, dtype)
-    for rows in [*range(1, 10), 31, 64, 65]:
-        x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows)).to(dtype)
-        assert relative_error(layer(x), layer.by_slices(x).double()) < DTYPES[dtype]
-
-
-def test_a_row_does_not_depend_on_the_rows_beside_it(quantisation: Quantisation) -> None:
-    layer = layer_of(weight_of(130, 128), quantisation, torch.float32)
-    x = torch.randn(70, 128, generator=torch.Generator().manual_seed(0))
-    together = layer(x)
-    for row in (0, 33, 69):
-        assert torch.allclose(layer(x[row : row + 1])[0], together[row], rtol=1e-4, atol=1e-5)
-    assert layer(x.view(2, 35, 128)).shape == (2, 35, 130)
-
-
 @examples(25)
 @given(
     name=st.sampled_from(PLAIN_TORCH),
@@ -203,85 +170,15 @@ def test_tiles_hold_rows_32_apart_in_one_byte() -> None:
     assert torch.equal(int4_kernels.codes_of(tiles)[:70], codes)
 
 
-def test_mapped_tiles_are_not_copied() -> None:
-    one = QUANTISATIONS["int4"]
-    packed = pack(weight_of(128, 128), one)
-    for dtype in (torch.float32, torch.bfloat16):
-        layer = linear_from(packed, None, torch.Size((128, 128)), one, dtype, "cpu")
-        assert isinstance(layer, Int4Linear)
-        if layer.form.name != "avx2":
-            assert layer.tiles.data_ptr() == packed["tiles"].data_ptr()
-
-
-@pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no such CPU"
-)
-def test_torchs_int4_kernel_is_used_where_it_is_vectorised() -> None:
-    capability = torch.backends.cpu.get_cpu_capability()
-    form = int4_kernels.best_form(torch.bfloat16, torch.device("cpu"), 64)
-    assert form.name == capability.lower()
-
-
-def test_the_form_for_narrow_vectors_holds_the_same_weight() -> None:
-    one = QUANTISATIONS["int4-g32"]
-    weight = weight_of(150, 96)
-    packed = pack(weight, one)
-    layer = layer_of(weight, one, torch.float64)
-    assert isinstance(layer, Int4Linear)
-    exact = layer.whole_weight()
-    x = torch.randn(3, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    layer.tiles = int4_kernels.AVX2.convert(packed["tiles"], torch.device("cpu"))
-    assert layer.tiles.shape == (6, 96, 16)
-    assert torch.equal(layer.whole_weight(), exact)
-    assert torch.allclose(layer.by_slices(x), x @ exact.T)
-
-
-@pytest.mark.slow
-def test_a_cpu_with_narrow_vectors_multiplies_rightly() -> None:
-    command = (
-        "import torch\n"
-        "from edgespec.config import Quantisation\n"
-        "from edgespec.model.quantised.int4_kernels import best_form\n"
-        "from edgespec.model.quantised.selftest import usable\n"
-        "print(best_form(torch.bfloat16, torch.device('cpu'), 64).name)\n"
-        "print([usable(Quantisation.parse(n), 'bfloat16', 'cpu') for n in ('int4', 'int8')])\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", command],
-        env={"ATEN_CPU_CAPABILITY": "avx2", "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=True,
-    )
-    assert run.stdout.split("\n")[:2] == ["avx2", "['', '']"]
-
-
-def test_a_kernel_with_wrong_results_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = int4_kernels.Form(
-        "wrong", 48, lambda tiles, device: tiles, lambda rows, *_: rows.new_zeros(rows.shape[0], 64)
-    )
-    monkeypatch.setattr(int4_kernels, "_candidate", lambda dtype, device: wrong)
-    int4_kernels.best_form.cache_clear()
-    try:
-        form = int4_kernels.best_form(torch.bfloat16, torch.device("cpu"), 64)
-    finally:
-        int4_kernels.best_form.cache_clear()
-    assert form is int4_kernels.PLAIN
-
-
-def test_an_int8_kernel_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object) -> torch.Tensor:
-        raise RuntimeError("not compiled for this device")
-
-    monkeypatch.setattr(int8, "_multiply", fail)
-    int8.kernel_works.cache_clear()
-    try:
-        layer = layer_of(weight_of(64, 128), QUANTISATIONS["int8"], torch.bfloat16)
-    finally:
-        int8.kernel_works.cache_clear()
-    x = torch.ones(2, 128, dtype=torch.bfloat16)
-    assert torch.equal(layer(x), layer.by_slices(x))
+def test_what_is_mapped_is_not_copied() -> None:
+    for name, part in (("int4", "tiles"), ("int8", "codes")):
+        one = QUANTISATIONS[name]
+        packed = pack(weight_of(128, 128), one)
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            layer = linear_from(packed, None, torch.Size((128, 128)), one, dtype, "cpu")
+            held = dict(layer.named_buffers())
+            assert held["weight"].data_ptr() == packed[part].data_ptr()
+            assert held["scales"].data_ptr() == packed["scales"].data_ptr()
 
 
 def test_nf4_is_bitsandbytes_own_quantisation() -> None:
@@ -303,7 +200,8 @@ def test_nf4_is_bitsandbytes_own_quantisation() -> None:
 def test_nf4_slices_begin_anywhere_in_shared_scales() -> None:
     pytest.importorskip("bitsandbytes")
     one = QUANTISATIONS["nf4-dq"]
-    layer = layer_of(weight_of(300, 192), one, torch.float32)
+    packed = pack(weight_of(300, 192), one)
+    layer = nf4.Nf4Linear(packed, None, torch.Size((300, 192)), one, torch.float32, "cpu")
     whole = layer.weight_rows(0, 300)
     for first, end in ((0, 1), (85, 86), (100, 250), (299, 300)):
         assert torch.equal(layer.weight_rows(first, end), whole[first:end])
@@ -331,6 +229,7 @@ def test_a_missing_or_broken_library_concerns_nf4_alone(monkeypatch: pytest.Monk
 _GUARDED = """
 import ctypes, mmap, os, sys, torch
 from edgespec.config import Quantisation
+from edgespec.model.matrices import plain_product
 from edgespec.model.quantised.linear import linear_from, pack
 torch.set_num_threads(1)
 PAGE, kept = mmap.PAGESIZE, []
@@ -353,6 +252,10 @@ for columns in (7, 24, 64, 96):
         layer = linear_from(packed, None, weight.shape, one, torch.bfloat16, "cpu")
         for rows in (1, 5, 70):
             layer(at_the_end(torch.ones(rows, columns, dtype=torch.bfloat16)))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        multiply = plain_product(at_the_end(torch.ones(70, columns, dtype=dtype)))
+        for rows in (1, 5, 70):
+            multiply(at_the_end(torch.ones(rows, columns, dtype=dtype)))
 print("unharmed", flush=True)
 os._exit(0)
 """
@@ -370,12 +273,6 @@ def test_nothing_is_read_behind_the_end_of_a_weight() -> None:
         check=False,
     )
     assert (run.returncode, run.stdout) == (0, "unharmed\n"), run.stderr
-
-
-@pytest.mark.parametrize("columns", [7, 24, 96])
-def test_int8_columns_that_its_kernel_reads_beyond_go_by_slices(columns: int) -> None:
-    layer = layer_of(weight_of(64, columns), QUANTISATIONS["int8"], torch.bfloat16)
-    assert layer.kernel(torch.ones(1, columns, dtype=torch.bfloat16)) is None
 
 
 _PEAK = """

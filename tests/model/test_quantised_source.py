@@ -89,8 +89,8 @@ def test_nf4_is_usable_where_bitsandbytes_is(name: str) -> None:
     assert selftest.usable(QUANTISATIONS[name], "float32", "cpu") == ""
 
 
-def test_a_dtype_that_the_device_lacks_is_the_reason() -> None:
-    assert "float16" in selftest.usable(QUANTISATIONS["int4"], "float16", "cpu")
+def test_a_dtype_that_models_do_not_compute_in_is_the_reason() -> None:
+    assert "float8" in selftest.usable(QUANTISATIONS["int4"], "float8", "cpu")
 
 
 def test_a_missing_library_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

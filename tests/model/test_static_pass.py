@@ -4,6 +4,7 @@ does a capture's operations again (support/recorded_graphs.py)."""
 import gc
 import logging
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from support.checkpoints import FAMILY_SETTINGS, LATER_TYPES, write_checkpoint, write_family
 from support.pipelines import CUTS, TOLERANCE, Grower, Pipeline, difference, random_tokens
-from support.recorded_graphs import RecordedGraphs
+from support.recorded_graphs import RecordedGraphs, torch_products
 from support.tiers import tiered
 
 from edgespec.config import Quantisation
@@ -27,6 +28,12 @@ from edgespec.types.static_shapes import ROW_BUCKETS, groups, room_for, row_buck
 MIXTURES = ["qwen3_moe", "gpt_oss"]
 DENSE = [name for name in FAMILY_SETTINGS if name not in MIXTURES]
 QUICK = [name for name in DENSE if name.partition("-")[0] not in LATER_TYPES]
+
+
+@pytest.fixture(autouse=True)
+def recordable() -> Iterator[None]:
+    with torch_products():
+        yield
 
 
 @pytest.mark.parametrize("name", tiered(DENSE, QUICK))

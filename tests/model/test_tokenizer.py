@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.checkpoints import write_tokenizer
 from support.tiers import examples
+from transformers import AutoTokenizer
 
+import edgespec
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.tokenizer import IncrementalDetokenizer, Tokenizer, require_same_tokenizer
 
@@ -35,6 +39,37 @@ def test_a_prompt_gets_the_tokenizers_own_bos(tokenizer: Tokenizer) -> None:
     assert ids[0] == bos
     assert ids.count(bos) == 1
     assert tokenizer.decode(ids) == "The quick brown fox"
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral", "phi3", "unheard_of"])
+@pytest.mark.parametrize(
+    "named", ["LlamaTokenizerFast", "PreTrainedTokenizerFast", "Unheard", None]
+)
+def test_the_class_is_the_one_that_transformers_takes(
+    tmp_path: Path, model_type: str, named: str | None
+) -> None:
+    write_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings.pop("tokenizer_class", None)
+    settings |= {"tokenizer_class": named} if named else {}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path), local_files_only=True)
+    ours = Tokenizer(tmp_path)
+    assert type(ours._inner) is type(theirs)
+    assert ours.encode("Ada, naïve  don't") == theirs("Ada, naïve  don't")["input_ids"]
+
+
+def test_a_tokenizer_that_names_its_class_imports_no_modelling_code() -> None:
+    folder = Path(edgespec.__file__).parent / "models" / "base"
+    code = (
+        "import sys; from edgespec.model.tokenizer import Tokenizer; "
+        f"Tokenizer({str(folder)!r}); print('torch._dynamo' in sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert run.stdout.strip() == "False"
 
 
 def test_without_a_bos_rule_none_is_added(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from edgespec.errors import ConfigError
+from edgespec.kernels.compiled import cache_folder
 from edgespec.model.gguf.configs import ROPE, config_of
 from edgespec.model.gguf.reader import GgufFile, open_gguf
 
@@ -18,13 +19,6 @@ CONFIG = "config.json"
 _TOKENIZER = "tokenizer.json"
 _FORM = "1"
 """Of the files that are made; a new number where they change, so that old ones are left alone."""
-
-
-def cache_folder() -> Path:
-    """The user's folder for what can be made again."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
-    return root / "edgespec"
 
 
 class GgufFiles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class Packing:
     settings: dict[str, Any]
 
 
-def packing_of(folder: Path, settings: dict[str, Any]) -> Packing | None:
+def packing_of(folder: Path, settings: Mapping[str, Any]) -> Packing | None:
     """How the matrices of a model are packed, by its config.json as read.
 
     None for a plain checkpoint. Raises ModelError for a method, or a variant of one, that would

@@ -55,6 +55,14 @@ def check_columns(form: Quantisation, columns: int) -> None:
         )
 
 
+def kept_type(packed: Packed, form: Quantisation, dtype: torch.dtype) -> torch.dtype:
+    """The narrowest type in which rows of `dtype` lose nothing of these scales and zeros."""
+    if dtype == torch.float64:
+        return dtype
+    made = form.double or form.zeros == "points"  # by a product of two numbers
+    return torch.float32 if made else packed["scales"].dtype
+
+
 def scale_and_zero(
     packed: Packed, form: Quantisation, middle: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor | None]:

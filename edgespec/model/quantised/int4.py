@@ -1,13 +1,21 @@
-"""int4: a scale and a zero for each group of columns, in the tiles of torch's own kernels."""
+"""int4: a scale and a zero for each group of columns, in tiles of 64 rows."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from edgespec.config import Quantisation
+from edgespec.kernels.products import TILE
 from edgespec.model.quantised import int4_kernels
-from edgespec.model.quantised.group_scales import check_columns, scale_and_zero, scale_parts
-from edgespec.model.quantised.int4_kernels import MIDDLE, MOST, TILE
+from edgespec.model.quantised.group_scales import (
+    check_columns,
+    kept_type,
+    scale_and_zero,
+    scale_parts,
+)
+from edgespec.model.quantised.int4_kernels import MIDDLE, MOST
 from edgespec.model.quantised.rounding import Packed, Parts, inverse, row_chunks
 from edgespec.model.quantised.slices import SlicedLinear
 from edgespec.model.tensors import TORCH_DTYPES
@@ -20,7 +28,7 @@ def stored_parts(form: Quantisation, shape: torch.Size) -> Parts:
     """`tiles`: two codes a byte, rows padded to whole tiles; and the scales.
 
     These are `scale_parts`, but where each group has a "middle" `scales` are pairs of scale and
-    zero in the order that torch's kernels want, so that they can be computed with as they are.
+    zero in the order that kernels want, so that they can be computed with as they are.
     """
     out, columns = shape
     check_columns(form, columns)
@@ -69,8 +77,19 @@ def _scale_and_zero(grouped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return scale, zero
 
 
+def product_parts(packed: Packed, form: Quantisation, dtype: torch.dtype) -> dict[str, Any]:
+    """What kernels.products.RowProduct takes of it."""
+    # So that the zeros of "low" are what is stored, to the bit.
+    middle = 0 if form.zeros == "low" else MIDDLE
+    scales = packed["scales"]
+    if form.zeros != "middle":
+        kept = kept_type(packed, form, dtype)
+        scales = int4_kernels.paired(*scale_and_zero(packed, form, middle, kept), kept)
+    return {"weight": packed["tiles"], "scales": scales, "group": form.group, "middle": middle}
+
+
 class Int4Linear(SlicedLinear):
-    """Multiplies by torch's packed kernel for few rows, by slices of whole tiles for many."""
+    """Multiplies by torch's packed kernel on CUDA, or by slices of whole tiles."""
 
     tiles: torch.Tensor
     scales: torch.Tensor
@@ -92,7 +111,7 @@ class Int4Linear(SlicedLinear):
         }
 
     def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
-        if rows.shape[0] > self.form.most_rows * torch.get_num_threads():
+        if self.form is int4_kernels.PLAIN:
             return None
         result = self.form.multiply(rows, self.tiles, self.group, self.scales)
         return result[:, : self.out_features]

@@ -1,27 +1,18 @@
-"""int4 kernels: the forms in which torch's kernels want 4-bit codes, and which one works here."""
+"""int4 kernels: tiles of 4-bit codes, and the form in which torch's CUDA kernel wants them."""
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from edgespec.kernels.products import TILE
 from edgespec.model.quantised.kernels import agrees
-
-TILE = 64
-"""Rows of a stored tile, which is what torch's AVX-512 kernel works on."""
 
 MIDDLE, MOST = 8, 15
 """The code that stands for a group's zero, and the greatest one."""
-
-_AVX2_TILE = 32
-_AVX512_ROWS, _AVX2_ROWS = 48, 32
-"""Rows up to which the kernel is the faster way on a CPU, in bfloat16: its time grows with the
-rows, that of slices hardly does (measured for 11008 x 4096, one thread; docs/quantisation.md). In
-float32 the kernel is not vectorised, and slices are faster even for one row."""
 
 _KERNEL_GROUPS = (256, 128, 64, 32)
 _CUDA_CAPABILITY = (8, 0)  # torch compiles the kernel for nothing older
@@ -61,30 +52,16 @@ class Form:
     """A form of the codes and the kernel that multiplies by it.
 
     `convert` makes it from stored tiles, on the kernel's device. `multiply` takes rows [R, in], the
-    form, the group, scales and zeros. Above `most_rows` rows for each thread of the CPU, tiles are
-    to be dequantised instead.
+    form, the group, scales and zeros.
     """
 
     name: str
-    most_rows: int
     convert: Callable[[torch.Tensor, torch.device], torch.Tensor]
     multiply: Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor], torch.Tensor]
 
 
 def _keep(tiles: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tiles.to(device)
-
-
-def _halve(tiles: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Tiles of 32 rows from stored ones, one after the other, to need little memory beside."""
-    count, columns, half = tiles.shape
-    narrow = torch.empty(count, 2, columns, half // 2, dtype=torch.uint8)
-    for tile in range(count):
-        for part in range(2):
-            nibbles = tiles[tile] >> 4 if part else tiles[tile] & MOST
-            low, high = nibbles[:, : half // 2], nibbles[:, half // 2 :]
-            narrow[tile, part] = low | (high << 4)
-    return narrow.view(2 * count, columns, half // 2)
 
 
 def _for_cuda(tiles: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -101,16 +78,6 @@ def _for_cuda(tiles: torch.Tensor, device: torch.device) -> torch.Tensor:
     return form.flatten(0, 1)
 
 
-def _cpu_multiply(
-    rows: torch.Tensor, tiles: torch.Tensor, group: int, scales: torch.Tensor
-) -> torch.Tensor:
-    count, columns, half = tiles.shape
-    packed = tiles.view(count * 2 * half, columns // 2)
-    multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
-    out: torch.Tensor = multiply(rows.contiguous(), packed, group, scales)
-    return out
-
-
 def _cuda_multiply(
     rows: torch.Tensor, form: torch.Tensor, group: int, scales: torch.Tensor
 ) -> torch.Tensor:
@@ -119,13 +86,16 @@ def _cuda_multiply(
     return result.to(rows.dtype)
 
 
-PLAIN = Form("plain", 0, _keep, _cpu_multiply)
+def _no_kernel(
+    rows: torch.Tensor, tiles: torch.Tensor, group: int, scales: torch.Tensor
+) -> torch.Tensor:
+    raise NotImplementedError
+
+
+PLAIN = Form("plain", _keep, _no_kernel)
 """Tiles as they are stored, for slices alone."""
 
-_AVX512 = Form("avx512", _AVX512_ROWS, _keep, _cpu_multiply)
-AVX2 = Form("avx2", _AVX2_ROWS, _halve, _cpu_multiply)
-# The tiles are not kept beside the CUDA form, so there the kernel takes any number of rows.
-_CUDA = Form("cuda", sys.maxsize, _for_cuda, _cuda_multiply)
+_CUDA = Form("cuda", _for_cuda, _cuda_multiply)
 
 
 def kernel_group(group: int) -> int:
@@ -163,17 +133,4 @@ def _candidate(dtype: torch.dtype, device: torch.device) -> Form:
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         recent = torch.cuda.get_device_capability(device) >= _CUDA_CAPABILITY
         return _CUDA if recent else PLAIN
-    if device.type != "cpu" or dtype != torch.bfloat16:
-        return PLAIN
-    # torch's layout depends on the CPU and is documented nowhere but in its source, so look.
-    codes = torch.arange(TILE * 32).view(TILE, 32) * 7 % 16
-    try:
-        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
-    except (RuntimeError, NotImplementedError):
-        return PLAIN
-    for form, rows in ((_AVX512, TILE), (AVX2, _AVX2_TILE)):
-        tiles = torch.zeros(TILE // rows, 32, rows // 2, dtype=torch.uint8)
-        store(codes.to(torch.uint8), tiles)
-        if torch.equal(packed.view(tiles.shape), tiles):
-            return form
-    return PLAIN  # a CPU without a vectorised kernel, where slices are faster
+    return PLAIN

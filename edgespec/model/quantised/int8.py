@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
 from edgespec.config import Quantisation
-from edgespec.model.quantised.group_scales import scale_parts
+from edgespec.model.quantised.group_scales import kept_type, scale_and_zero, scale_parts
 from edgespec.model.quantised.kernels import agrees
 from edgespec.model.quantised.rounding import Packed, Parts, inverse, row_chunks
 from edgespec.model.quantised.slices import SlicedLinear
 
 _MOST = 127
 _KERNEL_ROWS = 16
-"""Rows up to which torch's kernel is the faster way on an AVX-512 CPU, in bfloat16: its time grows
-with the rows, that of slices hardly does (measured for 11008 x 4096, one thread;
-docs/quantisation.md). In float32 it is not vectorised, and slices are faster even for one row."""
-
+"""Rows up to which torch's kernel is used on CUDA, in bfloat16. Not measured there."""
 
 _KERNEL_COLUMNS = 64
-"""The kernel reads whole vectors, past the end of a weight whose columns are no multiple of them,
-and at the end of a mapped file that ends the process. Seen with a page after the weight that
-cannot be read, torch 2.13: it needs multiples of 16 on AVX-512 and of 8 on AVX2; this is safer."""
+"""Columns are a multiple of these where it is: on CPUs it reads whole vectors, past the end of a
+weight. Not looked at on CUDA."""
 
 
 def stored_parts(form: Quantisation, shape: torch.Size) -> Parts:
@@ -54,6 +51,14 @@ def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
     return packed
 
 
+def product_parts(packed: Packed, form: Quantisation, dtype: torch.dtype) -> dict[str, Any]:
+    """What kernels.products.RowProduct takes of it."""
+    if not form.group:
+        return {"weight": packed["codes"], "scales": packed["scales"]}
+    scale, zero = scale_and_zero(packed, form, 0, kept_type(packed, form, dtype))
+    return {"weight": packed["codes"], "scales": scale, "zeros": zero, "group": form.group}
+
+
 class Int8Linear(SlicedLinear):
     """Scales of rows. Multiplies by torch's packed kernel for few rows, by slices for many."""
 
@@ -62,13 +67,13 @@ class Int8Linear(SlicedLinear):
 
     def held(self, packed: Packed, quantisation: Quantisation, device: torch.device) -> Packed:
         whole = self.in_features % _KERNEL_COLUMNS == 0
-        works = whole and kernel_works(self.dtype, device)
+        works = whole and device.type == "cuda" and kernel_works(self.dtype, device)
         self.kernel_rows = _KERNEL_ROWS if works else 0
         scales = packed["scales"].to(device, self.dtype)
         return {"codes": packed["codes"].to(device), "scales": scales}
 
     def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
-        if rows.shape[0] > self.kernel_rows * torch.get_num_threads():
+        if rows.shape[0] > self.kernel_rows:
             return None
         return _multiply(rows, self.codes, self.scales)
 

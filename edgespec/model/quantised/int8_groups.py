@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from edgespec.config import Quantisation
+from edgespec.kernels.products import TILE
 from edgespec.model.quantised import int4_kernels
 from edgespec.model.quantised.group_scales import scale_and_zero
-from edgespec.model.quantised.int4_kernels import TILE
 from edgespec.model.quantised.rounding import Packed
 from edgespec.model.quantised.slices import SlicedLinear
 
@@ -45,12 +45,11 @@ class Int8GroupLinear(SlicedLinear):
 
 
 class NibblesLinear(SlicedLinear):
-    """Multiplies by torch's kernel for 4 bits, as torch has none for 8 bits in groups.
+    """Multiplies by torch's CUDA kernel for 4 bits, as torch has none for 8 bits in groups.
 
     A code + 128 is 16 high + low, two nibbles. So the weight is one of twice the columns in 4 bits,
     each group's high nibbles and then its low ones, with the scale of the group, for rows that hold
-    16 x and x. One row of 4096 x 4096 takes 2.1 ms so and 16.2 in slices of codes, 16 rows 16.0 and
-    16.2 (bfloat16, AVX-512, one thread).
+    16 x and x.
     """
 
     tiles: torch.Tensor
@@ -73,8 +72,7 @@ class NibblesLinear(SlicedLinear):
         }
 
     def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
-        # Twice the columns take twice the time.
-        if rows.shape[0] > self.form.most_rows // 2 * torch.get_num_threads():
+        if self.form is int4_kernels.PLAIN:
             return None
         parts = rows.view(rows.shape[0], -1, 1, self.group).to(torch.bfloat16) * self.factors
         twice = parts.view(rows.shape[0], -1)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from types import ModuleType
 
 import torch
+from torch import nn
 
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
+from edgespec.kernels.gpu.usable import DTYPES, usable
+from edgespec.kernels.products import TILE, RowProduct
 from edgespec.model.quantised import int4, int8, int8_groups, nf4
+from edgespec.model.quantised.exact import ExactLinear
 from edgespec.model.quantised.group_scales import check_columns
-from edgespec.model.quantised.int4_kernels import TILE, kernel_group
+from edgespec.model.quantised.int4_kernels import kernel_group
 from edgespec.model.quantised.rounding import Packed, Parts
 from edgespec.model.quantised.slices import SlicedLinear
 from edgespec.model.tensors import one_view
@@ -19,7 +24,7 @@ from edgespec.model.tensors import one_view
 _KINDS = {"int4": int4, "int8": int8, "nf4": nf4}
 _CODES = ("tiles", "codes")
 """The parts that have nearly all bytes of a stored form."""
-_LAYERS: dict[str, type[SlicedLinear]] = {
+_SLICED: dict[str, type[SlicedLinear]] = {
     "int4": int4.Int4Linear,
     "int8": int8.Int8Linear,
     "nf4": nf4.Nf4Linear,
@@ -99,14 +104,49 @@ def linear_from(
     form: Quantisation,
     dtype: torch.dtype,
     device: torch.device | str,
-) -> SlicedLinear:
+) -> nn.Module:
     """The layer that multiplies rows [..., in] in `dtype` by a packed weight of `shape` [out, in].
 
     All it holds are buffers on `device`; what the kernel takes as it is stored is kept, not
     copied. `bias` [out] is in `dtype` on `device`. Raises ModelError where the form needs
     something that is not installed.
     """
-    layer = _LAYERS[form.kind]
+    place = torch.device(device)
+    if place.type != "cpu":
+        if dtype in DTYPES and usable(place):
+            # Only here, as it needs triton.
+            from edgespec.model.quantised import triton_linear
+
+            if triton_linear.fits(form, shape):
+                return triton_linear.TritonLinear(packed, bias, shape, form, dtype, device)
+        return _sliced(packed, bias, shape, form, dtype, device)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+
+    @functools.cache
+    def sliced() -> SlicedLinear:
+        return _sliced(packed, None, shape, form, wide, device)
+
+    product = RowProduct(
+        shape=(shape[0], shape[1]),
+        dtype=dtype,
+        codes=form.kind,
+        order=packed.get("order"),
+        bias=bias,
+        dequantised=lambda first, end: sliced().weight_rows(first, end),
+        **_kind(form).product_parts(packed, form, dtype),
+    )
+    return ExactLinear(product)
+
+
+def _sliced(
+    packed: Packed,
+    bias: torch.Tensor | None,
+    shape: torch.Size,
+    form: Quantisation,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> SlicedLinear:
+    layer = _SLICED[form.kind]
     if form.kind == "int8" and form.group:
         layer = int8_groups.layer_for(form, dtype, torch.device(device))
     return layer(packed, bias, shape, form, dtype, device)
@@ -115,13 +155,14 @@ def linear_from(
 def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int:
     """The most that a layer of `linear_from` takes, without its bias; of a plain one just that.
 
-    Scales are held in the dtype in which it computes, with a zero for each where a kernel wants so.
+    Scales are held in the dtype in which it computes or which loses nothing of them, with a zero
+    for each where a kernel wants so.
     """
     if form.kind == "none":
         return shape.numel() * dtype.itemsize
     out, columns = shape
     if form.kind == "nf4":
-        return sum(size.numel() * of.itemsize for size, of in stored_parts(form, shape).values())
+        return out * (columns // 2 + columns // form.group * 4) + 64
     if not form.group:
         return out * (columns + dtype.itemsize)
     check_columns(form, columns)
@@ -129,7 +170,9 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
         codes, widest = columns // 2, kernel_group(form.group)
     else:
         codes, widest = columns, kernel_group(2 * form.group) // 2  # see NibblesLinear
-    scales = 2 * columns // widest * dtype.itemsize
+    made = form.double or form.zeros == "points"  # see kept_type
+    kept = max(dtype.itemsize, 4 if made else 2)
+    scales = 2 * columns // widest * kept
     return -(-out // TILE) * TILE * (codes + scales) + 4 * columns * form.ordered
 
 
@@ -137,7 +180,7 @@ def dequantised(
     packed: Packed, shape: torch.Size, form: Quantisation, dtype: torch.dtype
 ) -> torch.Tensor:
     """The weight [out, in] that the packed form stands for, in `dtype`, on the CPU."""
-    return linear_from(packed, None, shape, form, dtype, "cpu").whole_weight()
+    return _sliced(packed, None, shape, form, dtype, "cpu").whole_weight()
 
 
 def _kind(form: Quantisation) -> ModuleType:

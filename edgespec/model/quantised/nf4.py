@@ -6,6 +6,7 @@ import functools
 import importlib
 import logging
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -118,6 +119,16 @@ def _nearest(scaled: torch.Tensor, middles: list[float]) -> torch.Tensor:
     return (codes[:, ::2] << 4) | codes[:, 1::2]
 
 
+def product_parts(packed: Packed, form: Quantisation, dtype: torch.dtype) -> dict[str, Any]:
+    """What kernels.products.RowProduct takes of it. Raises ModelError as `library` does."""
+    out, groups = packed["scales"].shape
+    shape = torch.Size((out, groups * form.group))
+    sliced = Nf4Linear(packed, None, shape, form, torch.float32, "cpu")
+    scales = sliced.plain_scales(0, out).view(out, groups)
+    levels = _levels(torch.device("cpu")).float()
+    return {"weight": packed["codes"], "scales": scales, "levels": levels, "group": form.group}
+
+
 class Nf4Linear(SlicedLinear):
     """Multiplies by slices that bitsandbytes dequantises."""
 
@@ -135,7 +146,7 @@ class Nf4Linear(SlicedLinear):
     def weight_rows(self, first: int, end: int) -> torch.Tensor:
         functional = self._library.functional
         state = functional.QuantState(
-            self._plain_scales(first, end),
+            self.plain_scales(first, end),
             shape=torch.Size((end - first, self.in_features)),
             code=_levels(self.codes.device),
             blocksize=self.group,
@@ -145,7 +156,7 @@ class Nf4Linear(SlicedLinear):
         rows: torch.Tensor = functional.dequantize_4bit(self.codes[first:end].reshape(-1, 1), state)
         return rows.to(self.dtype)
 
-    def _plain_scales(self, first: int, end: int) -> torch.Tensor:
+    def plain_scales(self, first: int, end: int) -> torch.Tensor:
         """Scales of rows [first, end), float32, flat."""
         scales = self.scales.flatten()
         begin, end = (row * self.in_features // self.group for row in (first, end))

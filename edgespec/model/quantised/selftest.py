@@ -48,7 +48,7 @@ def usable(quantisation: Quantisation, dtype: str, device: torch.device | str) -
     device may end it: that takes seconds. The verdict is kept for this process.
     """
     try:
-        compute_dtype(dtype, device)
+        compute_dtype(dtype)
     except ConfigError as error:
         return str(error)
     return _verdict(quantisation, dtype, str(device))
@@ -84,7 +84,7 @@ def tried(quantisation: Quantisation, dtype: str, device: str) -> str:
 
 def _complaint(form: Quantisation, packed: Packed, dtype: str, device: str) -> str:
     """What is wrong with products by this packed matrix; the empty string if nothing is."""
-    compute, place = compute_dtype(dtype, device), torch.device(device)
+    compute, place = compute_dtype(dtype), torch.device(device)
     try:
         exact = dequantised(packed, _SHAPE, form, torch.float64)
         layer = linear_from(packed, None, _SHAPE, form, compute, device)

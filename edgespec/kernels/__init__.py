@@ -1,0 +1,1 @@
+"""Kernels: arithmetic whose rows do not depend, to the bit, on the rows beside them."""

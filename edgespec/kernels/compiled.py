@@ -1,0 +1,156 @@
+"""Compiled kernels: the C sources of this folder, built by the device's compiler when first used.
+
+Each becomes a shared library in the user's cache, whose name says what it was made of: the source,
+the compiler, its options and the CPU. ctypes lets go of Python's lock while a function of it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+_COMPILERS = ("cc", "gcc", "clang")
+_FOR_CPU = "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"
+# No -ffast-math: it lets the compiler choose an order of sums.
+_OPTIONS = (
+    _FOR_CPU,
+    *("-O3", "-std=gnu11", "-fopenmp", "-ffp-contract=fast", "-fPIC", "-shared"),
+    *("-Wall", "-Wno-psabi"),
+)
+_PATIENCE = 600.0  # seconds; a Raspberry Pi needs some tens
+_OTHERS_WRITE = 0o022
+
+INSTALL = "install gcc (`sudo apt install gcc libc6-dev`)"
+
+
+def cache_folder() -> Path:
+    """The user's folder for what can be made again."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
+    return root / "edgespec"
+
+
+def load(name: str) -> ctypes.CDLL | None:
+    """The functions of NAME.c; None where there is no compiler, or it fails, which is logged once.
+
+    The first call on a machine compiles, which takes seconds; the first one of a process loads.
+    """
+    return _load(name)[0]
+
+
+def complaint(name: str) -> str:
+    """Why `load` gives None, and what to do about it; the empty string if it does not."""
+    return _load(name)[1]
+
+
+@functools.cache
+def _load(name: str) -> tuple[ctypes.CDLL | None, str]:
+    try:
+        return _built(Path(__file__).with_name(f"{name}.c")), ""
+    except _Unusable as problem:
+        _log.warning("%s", problem)
+        return None, str(problem)
+
+
+class _Unusable(Exception):
+    """There is no compiler, or it cannot make what can be loaded."""
+
+
+def _built(source: Path) -> ctypes.CDLL:
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise _Unusable(
+            f"no C compiler found, so matrices are multiplied in a slower way; {INSTALL}"
+        )
+    folder = cache_folder() / "kernels"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A library is code that runs as this user: nobody else may have put it there.
+        owner = folder.stat()
+        private = owner.st_uid == os.geteuid() and not owner.st_mode & _OTHERS_WRITE
+        if private and os.access(folder, os.W_OK):
+            return _kept(compiler, source, folder)
+    except OSError as problem:
+        _log.warning("cannot keep compiled kernels in %s (%s)", folder, problem.strerror)
+    with tempfile.TemporaryDirectory() as once:  # a library that is loaded needs its file no more
+        return _opened(_compile(compiler, source, Path(once) / f"{source.stem}.so"))
+
+
+def _kept(compiler: str, source: Path, folder: Path) -> ctypes.CDLL:
+    """From the folder, which gets it if it is not there. Raises OSError if it cannot."""
+    wanted = folder / f"{source.stem}-{_digest(compiler, source)}.so"
+    if not wanted.is_file():
+        place = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX)  # one process compiles, and those beside it wait
+            if not wanted.is_file():
+                _log.info("compiling %s for this CPU, once", source.name)
+                made = folder / f"{wanted.name}.{os.getpid()}"
+                try:
+                    os.replace(_compile(compiler, source, made), wanted)
+                finally:
+                    made.unlink(missing_ok=True)
+        finally:
+            os.close(place)
+    return _opened(wanted)
+
+
+def _compile(compiler: str, source: Path, target: Path) -> Path:
+    command = [compiler, *_OPTIONS, "-o", str(target), str(source), "-lm"]
+    try:
+        run = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        raise _Unusable(f"{compiler} cannot compile {source.name} ({problem}); {INSTALL}") from None
+    if run.returncode:
+        lines = run.stderr.strip().splitlines()
+        errors = (line for line in lines if "error" in line)
+        said = next(errors, lines[0] if lines else f"exit code {run.returncode}")
+        raise _Unusable(f"{compiler} cannot compile {source.name} ({said}); {INSTALL}")
+    return target
+
+
+def _opened(library: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as problem:
+        raise _Unusable(
+            f"a compiled kernel cannot be loaded ({problem}); if its folder does not allow "
+            "programs, choose another with XDG_CACHE_HOME"
+        ) from None
+
+
+def _digest(compiler: str, source: Path) -> str:
+    """Of all that the library depends on."""
+    program = Path(compiler).resolve()
+    state = program.stat()
+    digest = hashlib.sha256()
+    for path in (source, *sorted(source.parent.glob("*.h"))):
+        digest.update(path.read_bytes() + b"\0")
+    for part in (*_OPTIONS, str(program), str(state.st_size), str(state.st_mtime_ns), _cpu()):
+        digest.update(f"\0{part}".encode())
+    return digest.hexdigest()[:32]
+
+
+def _cpu() -> str:
+    """What the first processor is and can do, as Linux tells it."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text(errors="replace").split("\n\n", 1)[0] if told.exists() else ""
+    fields = dict(line.partition(":")[::2] for line in lines.splitlines())
+    kept = sorted((key.strip(), value) for key, value in fields.items() if key.strip() in _FACTS)
+    return f"{platform.machine()} {kept}"
+
+
+_FACTS = {"model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant"}

@@ -1,0 +1,298 @@
+"""Attention of a tree's rows over the slots that each sees, in the order of their positions.
+
+A row sees one slot for each position from 0 to its own: which one, a table says. So what a row
+gives follows from its positions' keys and values alone, not from where they lie in the cache nor
+from what lies between them. Positions come in blocks, and blocks in sections; both begin at
+multiples of their length. Within a section the softmax goes on from block to block in float32;
+sections run side by side, and a second kernel joins them in order.
+
+Rows that share the keys of a block, as all do those of the text so far, go through it together, and
+then each through its own. Both are the same dot products of the same shapes, and a block of which a
+row sees nothing leaves its sums as they are, so a row's bits do not tell which it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from edgespec.kernels.gpu.places import Places
+
+_BLOCK, _BLOCK_BYTES = 64, 1 << 15
+"""Positions of a block, and what its keys may take at most: then they fit twice, with the values,
+into what a program may have on any device. Wider ones come in blocks of half as many."""
+
+_SECTION = 512
+"""Positions of a section."""
+
+_LANES = 16
+"""Rows of a dot product at least: heads that share keys, and rows as far as there is room."""
+
+_WARPS, _STAGES = 4, 2
+"""Threads / 32 of a program, and blocks that it reads ahead. Not measured."""
+
+
+def attention(
+    query: torch.Tensor,
+    keys: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+    places: Places,
+    scaling: float,
+    softcap: float | None = None,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of `query` [R, heads, head_dim], in float16, bfloat16 or float32.
+
+    `keys`, `values`: pieces [kv_heads, T, head_dim] whose slots are counted on from one to the
+    next. See AttentionForm for the rest. Returns [R, heads * head_dim].
+    """
+    count, heads, head_dim = query.shape
+    kv_heads = keys[0].shape[0]
+    group = heads // kv_heads
+    assert query.stride()[1:] == (head_dim, 1)
+    for piece in (*keys, *values):
+        assert piece.stride()[1:] == (head_dim, 1)
+    width = places.slots.shape[1]
+    sections = triton.cdiv(width, _SECTION)
+    lanes = max(_LANES, triton.next_power_of_2(group))
+    wide = max(16, triton.next_power_of_2(head_dim))
+    block = _BLOCK if _BLOCK * wide * query.element_size() <= _BLOCK_BYTES else _BLOCK // 2
+    sums = query.new_empty((sections, count, heads, wide), dtype=torch.float32)
+    scales = query.new_empty((sections, count, heads, 2), dtype=torch.float32)
+    pieces = places.rows if len(keys) == 1 else _addresses(keys, values)
+    tile = lanes // triton.next_power_of_2(group)
+    _sections[(triton.cdiv(count, tile), kv_heads, sections)](
+        *(query, keys[0], values[0], pieces, places.slots, places.common, places.shared),
+        *(places.rows, sums, scales, count, query.stride(0), keys[0].stride(0)),
+        *(values[0].stride(0), width, len(keys), scaling, softcap or 0.0, window or 0),
+        HEADS=heads,
+        GROUP=group,
+        PADDED=triton.next_power_of_2(group),
+        LANES=lanes,
+        DIM=head_dim,
+        WIDE=wide,
+        BLOCK=block,
+        SECTION=_SECTION // block,
+        PIECED=len(keys) > 1,
+        CAPPED=softcap is not None,
+        WINDOW=window is not None,
+        num_warps=_WARPS,
+        num_stages=_STAGES,
+        enable_fp_fusion=False,
+    )
+    out = query.new_empty((count, heads * head_dim))
+    _join[(count, heads)](
+        *(sums, scales, query if sinks is None else sinks, places.rows, out, count),
+        HEADS=heads,
+        DIM=head_dim,
+        WIDE=wide,
+        LENGTH=_SECTION,
+        SINKS=sinks is not None,
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
+    return out
+
+
+def _addresses(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of each piece its first slot, where its keys and values lie, and elements between heads of
+    either: int64 [pieces, 5]."""
+    found, first = [], 0
+    for key, value in zip(keys, values, strict=True):
+        found.append([first, key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0)])
+        first += key.shape[1]
+    return torch.tensor(found, device=keys[0].device)
+
+
+@triton.jit
+def _held(pieces, count, slots, head, like, COLUMN: tl.constexpr, DIM: tl.constexpr):
+    """Pointers to the rows of slots, of the keys (`COLUMN` 1) or values (2) of one head."""
+    first = tl.zeros_like(slots).to(tl.int64)
+    address = first
+    stride = first
+    for piece in range(count):
+        begin = tl.load(pieces + piece * 5)
+        behind = slots >= begin
+        first = tl.where(behind, begin, first)
+        address = tl.where(behind, tl.load(pieces + piece * 5 + COLUMN), address)
+        stride = tl.where(behind, tl.load(pieces + piece * 5 + COLUMN + 2), stride)
+    at = address.to(tl.pointer_type(like.dtype.element_ty))
+    return at + head * stride + (slots - first) * DIM
+
+
+@triton.jit
+def _attend(
+    query,
+    keys,
+    values,
+    pieces,
+    piece_count,
+    slots,
+    seen,
+    head,
+    key_stride,
+    value_stride,
+    scaling,
+    softcap,
+    most,
+    total,
+    sums,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    PIECED: tl.constexpr,
+    CAPPED: tl.constexpr,
+):
+    """The greatest scores, totals and sums of lanes after one block more."""
+    lane = tl.arange(0, WIDE)
+    there = (slots >= 0)[:, None] & (lane < DIM)[None, :]
+    least = tl.maximum(slots, 0).to(tl.int64)
+    if PIECED:
+        key_at = _held(pieces, piece_count, least, head, keys, 1, DIM)
+        value_at = _held(pieces, piece_count, least, head, values, 2, DIM)
+    else:
+        key_at = keys + head * key_stride + least * DIM
+        value_at = values + head * value_stride + least * DIM
+    key = tl.load(key_at[:, None] + lane[None, :], mask=there, other=0.0)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scaling
+    if CAPPED:
+        scores = (2.0 * tl.sigmoid(2.0 * (scores / softcap)) - 1.0) * softcap
+    scores = tl.where(seen, scores, float("-inf"))
+    greatest = tl.maximum(most, tl.max(scores, 1))
+    # A lane that has seen nothing yet must not subtract infinity from infinity.
+    base = tl.where(greatest == float("-inf"), 0.0, greatest)
+    weights = tl.exp(scores - base[:, None])
+    before = tl.exp(most - base)
+    total = tl.fma(total, before, tl.sum(weights, 1))
+    value = tl.load(value_at[:, None] + lane[None, :], mask=there, other=0.0)
+    sums = tl.dot(weights.to(value.dtype), value, sums * before[:, None], input_precision="ieee")
+    return greatest, total, sums
+
+
+@triton.jit(do_not_specialize=["count", "width", "piece_count"])
+def _sections(
+    query,
+    keys,
+    values,
+    pieces,
+    slots,
+    common,
+    shared,
+    rows,
+    sums_out,
+    scales_out,
+    count,
+    query_stride,
+    key_stride,
+    value_stride,
+    width,
+    piece_count,
+    scaling,
+    softcap,
+    window,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED: tl.constexpr,
+    LANES: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SECTION: tl.constexpr,
+    PIECED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """One section of positions, for some rows and the heads that share one head of keys."""
+    TILE: tl.constexpr = LANES // PADDED
+    head = tl.program_id(1).to(tl.int64)
+    first_block = tl.program_id(2) * SECTION
+    lane = tl.arange(0, LANES)
+    row = tl.program_id(0) * TILE + lane // PADDED
+    own_head = head * GROUP + lane % PADDED
+    real = (row < count) & (lane % PADDED < GROUP)
+    dim = tl.arange(0, WIDE)
+    place = tl.load(rows + row, mask=row < count, other=-1).to(tl.int32)
+    query_at = query + row.to(tl.int64)[:, None] * query_stride + own_head[:, None] * DIM
+    there = real[:, None] & (dim < DIM)[None, :]
+    x = tl.load(query_at + dim[None, :], mask=there, other=0.0)
+    most = tl.full([LANES], float("-inf"), tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    sums = tl.zeros([LANES, WIDE], tl.float32)
+    inside = tl.arange(0, BLOCK)
+    last = tl.max(place, 0)
+    end = tl.minimum(first_block + SECTION, last // BLOCK + 1)  # 0 without any rows
+    begin = first_block
+    if WINDOW:
+        earliest = tl.min(tl.where(row < count, place, last), 0) - window + 1
+        begin = tl.maximum(begin, tl.maximum(earliest, 0) // BLOCK)
+    together = tl.maximum(tl.minimum(tl.load(shared) // BLOCK, end), begin)
+    for block in range(begin, together):
+        at = block * BLOCK + inside
+        seen = real[:, None] & (at[None, :] <= place[:, None])
+        if WINDOW:
+            seen = seen & (at[None, :] > place[:, None] - window)
+        most, total, sums = _attend(
+            *(x, keys, values, pieces, piece_count, tl.load(common + at), seen, head),
+            *(key_stride, value_stride, scaling, softcap, most, total, sums),
+            *(DIM, WIDE, PIECED, CAPPED),
+        )
+    for number in range(TILE):
+        one = tl.program_id(0) * TILE + number
+        own = tl.load(rows + one, mask=one < count, other=-1).to(tl.int32)
+        for block in range(together, tl.minimum(end, own // BLOCK + 1)):
+            at = block * BLOCK + inside
+            slot = tl.load(slots + one * width.to(tl.int64) + at, mask=at <= own, other=-1)
+            visible = slot >= 0
+            if WINDOW:
+                visible = visible & (at > own - window)
+            seen = (real & (row == one))[:, None] & visible[None, :]
+            most, total, sums = _attend(
+                *(x, keys, values, pieces, piece_count, slot, seen, head),
+                *(key_stride, value_stride, scaling, softcap, most, total, sums),
+                *(DIM, WIDE, PIECED, CAPPED),
+            )
+    at = (tl.program_id(2).to(tl.int64) * count + row) * HEADS + own_head
+    tl.store(sums_out + at[:, None] * WIDE + dim[None, :], sums, mask=real[:, None])
+    tl.store(scales_out + at * 2, most, mask=real)
+    tl.store(scales_out + at * 2 + 1, total, mask=real)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _join(
+    sums,
+    scales,
+    sinks,
+    rows,
+    out,
+    count,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    LENGTH: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    """All sections of one row and one head."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    dim = tl.arange(0, WIDE)
+    ends = tl.load(rows + row).to(tl.int32) // LENGTH + 1
+    most = tl.full([], float("-inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    whole = tl.zeros([WIDE], tl.float32)
+    if SINKS:
+        # A slot more, which has no value.
+        most = tl.load(sinks + head).to(tl.float32)
+        total = total + 1.0
+    for section in range(ends):
+        at = (section * count + row) * HEADS + head
+        part = tl.load(scales + at * 2)
+        greatest = tl.maximum(most, part)
+        base = tl.where(greatest == float("-inf"), 0.0, greatest)
+        before, now = tl.exp(most - base), tl.exp(part - base)
+        total = tl.fma(total, before, tl.load(scales + at * 2 + 1) * now)
+        whole = whole * before + tl.load(sums + at * WIDE + dim) * now
+        most = greatest
+    at = out + (row * HEADS + head) * DIM + dim
+    tl.store(at, (whole / total).to(out.dtype.element_ty), mask=dim < DIM)

@@ -1,0 +1,599 @@
+/* The products of products.c in one type: REAL, and VECTOR of LANES of them. */
+
+/* --- numbers of other types --- */
+
+INLINE REAL FN(number)(const void *from, int64_t at, int kind)
+{
+    switch (kind) {
+    case FLOAT64: return ((const double *)from)[at];
+    case FLOAT16: return half_to_float(((const uint16_t *)from)[at]);
+    case BFLOAT16: return brain_to_float(((const uint16_t *)from)[at]);
+    default: return ((const float *)from)[at];
+    }
+}
+
+INLINE VECTOR FN(wide)(Floats narrow)
+{
+    return __builtin_convertvector(narrow, VECTOR);
+}
+
+INLINE VECTOR FN(numbers)(const void *from, int64_t at, int kind)
+{
+    switch (kind) {
+#ifdef DOUBLE
+    case FLOAT64: return LOAD(VECTOR, (const double *)from + at);
+#endif
+    case FLOAT16: return FN(wide)(widened_half(wide_halves((const uint16_t *)from + at)));
+    case BFLOAT16: return FN(wide)(widened_brain(wide_halves((const uint16_t *)from + at)));
+    default: return FN(wide)(LOAD(Floats, (const float *)from + at));
+    }
+}
+
+INLINE VECTOR FN(all)(REAL value)
+{
+    return value - (VECTOR){0};
+}
+
+INLINE void FN(put)(void *y, int64_t at, int kind, REAL value)
+{
+    switch (kind) {
+    case FLOAT64: ((double *)y)[at] = value; break;
+    case FLOAT16: ((uint16_t *)y)[at] = float_to_half(value); break;
+    case BFLOAT16: ((uint16_t *)y)[at] = float_to_brain(value); break;
+    default: ((float *)y)[at] = value;
+    }
+}
+
+/* Row r of x as REAL, in the order of the matrix' columns. */
+static void FN(row)(REAL *to, int64_t step, const Matrix *m, const void *x, int64_t r, int kind)
+{
+    int64_t first = r * m->columns;
+#define COPY(number) \
+    if (m->order) \
+        for (int64_t k = 0; k < m->columns; k++) { int64_t at = first + m->order[k]; to[k * step] = number; } \
+    else \
+        for (int64_t k = 0; k < m->columns; k++) { int64_t at = first + k; to[k * step] = number; }
+    switch (kind) {
+    case FLOAT64: COPY(((const double *)x)[at]) break;
+    case FLOAT16: COPY(half_to_float(((const uint16_t *)x)[at])) break;
+    case BFLOAT16: COPY(brain_to_float(((const uint16_t *)x)[at])) break;
+    default: COPY(((const float *)x)[at])
+    }
+#undef COPY
+}
+
+/* --- tiles: of 64 outputs, all codes of one column side by side --- */
+
+/* Codes less `middle` of one strip: of 16 outputs the low nibbles of these bytes, of 16 the high. */
+INLINE void FN(strip)(
+    const uint8_t *bytes, int middle, const VECTOR *table, VECTOR *low, VECTOR *high)
+{
+    Words codes = wide_bytes(bytes);
+#if defined(__AVX512F__) && !defined(DOUBLE)
+    *low = (VECTOR)_mm512_permutexvar_ps((__m512i)codes, (__m512)*table); /* by the low 4 bits */
+    *high = (VECTOR)_mm512_permutexvar_ps((__m512i)(codes >> 4), (__m512)*table);
+#else
+    *low = __builtin_convertvector((Ints)(codes & 15) - middle, VECTOR);
+    *high = __builtin_convertvector((Ints)(codes >> 4) - middle, VECTOR);
+#endif
+}
+
+/* Adds a group's sums of x * code, times the scale, and of x, times the zero, to the totals. */
+INLINE void FN(add)(
+    const int strips, const int rows, const VECTOR *sum, const REAL *sums, const VECTOR *scale,
+    const VECTOR *zero, REAL *totals)
+{
+    UNROLL
+    for (int s = 0; s < strips; s++) {
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            UNROLL
+            for (int half = 0; half < 2; half++) {
+                REAL *at = totals + r * TILE + s * LANES + half * (TILE / 2);
+                VECTOR total = LOAD(VECTOR, at);
+                total += zero[s * 2 + half] * sums[r];
+                total += scale[s * 2 + half] * sum[(s * rows + r) * 2 + half];
+                memcpy(at, &total, sizeof total);
+            }
+        }
+    }
+}
+
+/* Adds the sums over one group of columns of x * code, times the scale, and of x, times the zero.
+ *
+ * Of `rows` rows and `strips` strips, both constants where this is called. x [columns, step] and
+ * `sums` [rows]: of these rows; `totals` [rows, 64]: of the first strip's first output on.
+ */
+INLINE void FN(group)(
+    const int strips, const int rows, const uint8_t *codes, int64_t columns, const REAL *x,
+    int64_t step, const REAL *sums, const VECTOR *scale, const VECTOR *zero, int middle, REAL *totals)
+{
+    VECTOR sum[4 * 8], table;
+    for (int code = 0; code < LANES; code++)
+        table[code] = code - middle;
+    UNROLL
+    for (int i = 0; i < 2 * strips * rows; i++)
+        sum[i] = FN(all)(0);
+    for (int64_t k = 0; k < columns; k++) {
+        UNROLL
+        for (int s = 0; s < strips; s++) {
+            VECTOR low, high;
+            FN(strip)(codes + k * (TILE / 2) + s * LANES, middle, &table, &low, &high);
+            UNROLL
+            for (int r = 0; r < rows; r++) {
+                VECTOR value = FN(all)(x[k * step + r]);
+                sum[(s * rows + r) * 2] += low * value;
+                sum[(s * rows + r) * 2 + 1] += high * value;
+            }
+        }
+    }
+    FN(add)(strips, rows, sum, sums, scale, zero, totals);
+}
+
+#define GROUP(strips, rows) \
+    FN(group)(strips, rows, codes, m->group, x, step, sums, scale, zero, m->middle, totals)
+
+/* The same for some of up to `rows` rows, by both strips. How many it did: 8, 4, 2 or 1. */
+static int FN(some)(
+    const Matrix *m, int rows, const uint8_t *codes, const REAL *x, int64_t step, const REAL *sums,
+    const VECTOR *scale, const VECTOR *zero, REAL *totals)
+{
+#ifndef DOUBLE
+    if (rows >= 8) {
+        for (int s = 0; s < 2; s++, codes += LANES, scale += 2, zero += 2, totals += LANES)
+            GROUP(1, 8);
+        return 8;
+    }
+    if (rows >= 4) {
+        GROUP(2, 4);
+        return 4;
+    }
+#endif
+    if (rows >= 2) {
+        GROUP(2, 2);
+        return 2;
+    }
+    GROUP(2, 1);
+    return 1;
+}
+
+#if defined(PAIRS) && !defined(DOUBLE)
+#include "products_pairs.h"
+#else
+#define PAIRED(m, kind) 0
+#endif
+
+/* Scales and zeros of the 64 outputs from `at` on, in the order of strips. */
+INLINE void FN(pairs)(const Matrix *m, int64_t at, VECTOR *scale, VECTOR *zero)
+{
+    for (int i = 0; i < 4; i++) {
+        int64_t first = 2 * (at + i / 2 * LANES + i % 2 * (TILE / 2));
+        if (m->scale_kind == FLOAT16 || m->scale_kind == BFLOAT16) {
+            Words both = LOAD(Words, (const uint16_t *)m->scales + first);
+            if (m->scale_kind == FLOAT16) {
+                scale[i] = FN(wide)(widened_half(both & 0xffff));
+                zero[i] = FN(wide)(widened_half(both >> 16));
+            } else {
+                scale[i] = FN(wide)(widened_brain(both));
+                zero[i] = FN(wide)((Floats)(both & 0xffff0000));
+            }
+        } else {
+            for (int lane = 0; lane < LANES; lane++) {
+                scale[i][lane] = FN(number)(m->scales, first + 2 * lane, m->scale_kind);
+                zero[i][lane] = FN(number)(m->scales, first + 2 * lane + 1, m->scale_kind);
+            }
+        }
+    }
+}
+
+/* Bytes of so many columns. */
+INLINE int FN(bytes)(int kind, int64_t columns)
+{
+    switch (kind) {
+    case FLOAT64: return columns * 8;
+    case FLOAT32: return columns * 4;
+    case FLOAT16: case BFLOAT16: return columns * 2;
+    case NF4: return columns / 2;
+    default: return columns;
+    }
+}
+
+/* Some rows by one tile. */
+static void FN(tile)(
+    const Matrix *m, int64_t tile, const REAL *x, const REAL *sums, void *y, int64_t first, int rows,
+    int kind)
+{
+    REAL totals[CHUNK * TILE] __attribute__((aligned(64)));
+    VECTOR scale[4], zero[4];
+    int64_t groups = m->columns / m->group, tiles = (m->out + TILE - 1) / TILE;
+    const uint8_t *codes = (const uint8_t *)m->weight + tile * m->columns * (TILE / 2);
+#if defined(PAIRS) && !defined(DOUBLE)
+    __m512i table = code_table(m->middle);
+#endif
+    memset(totals, 0, rows * TILE * sizeof(REAL));
+    const int64_t part = m->group * (TILE / 2);
+    const int64_t bytes = 2 * TILE * FN(bytes)(m->scale_kind, 1);
+    for (int64_t g = 0; g < groups; g++) {
+        FN(pairs)(m, (g * tiles + tile) * TILE, scale, zero);
+        /* The scales of a tile lie far apart: no processor guesses where the next ones are. */
+        int64_t next = (g + AHEAD) / groups + tile, of = (g + AHEAD) % groups;
+        if (next < tiles)
+            for (int64_t i = 0; i < bytes; i += 64)
+                __builtin_prefetch((const char *)m->scales + (of * tiles + next) * bytes + i);
+        for (int64_t i = 0; i < part; i += 64)
+            __builtin_prefetch(codes + (g + 2) * part + i);
+#if defined(PAIRS) && !defined(DOUBLE)
+        if (PAIRED(m, kind)) {
+            for (int r = 0; r < rows;)
+                r += some_pairs(m, rows - r, codes + g * m->group * (TILE / 2),
+                                (const uint32_t *)x + g * m->group / 2 * rows + r, rows,
+                                sums + g * rows + r, scale, zero, table, totals + r * TILE);
+            continue;
+        }
+#endif
+        for (int r = 0; r < rows;)
+            r += FN(some)(m, rows - r, codes + g * m->group * (TILE / 2),
+                          x + g * m->group * rows + r, rows, sums + g * rows + r, scale, zero,
+                          totals + r * TILE);
+    }
+    int64_t left = m->out - tile * TILE, width = left < TILE ? left : TILE;
+    const REAL *bias = (const REAL *)m->bias;
+    for (int r = 0; r < rows; r++) {
+        int64_t at = (first + r) * m->out + tile * TILE, j = 0;
+#ifndef DOUBLE
+        for (; kind == BFLOAT16 && j + LANES <= width; j += LANES) {
+            Floats value = LOAD(Floats, totals + r * TILE + j);
+            if (bias)
+                value += LOAD(Floats, bias + tile * TILE + j);
+            Halves brains = floats_to_brains(value);
+            memcpy((uint16_t *)y + at + j, &brains, sizeof brains);
+        }
+#endif
+        for (; j < width; j++) {
+            REAL value = totals[r * TILE + j];
+            FN(put)(y, at + j, kind, bias ? value + bias[tile * TILE + j] : value);
+        }
+    }
+}
+
+static int FN(by_tiles)(
+    const Matrix *m, const void *x, void *y, int64_t rows, int kind, int threads)
+{
+    int64_t groups = m->columns / m->group, tiles = (m->out + TILE - 1) / TILE;
+    REAL *turned = room(rows * (m->columns + groups) * sizeof(REAL));
+    if (!turned)
+        return 1;
+    REAL *sums = turned + rows * m->columns;
+    /* In chunks of rows; of each all rows of a column are side by side. */
+    for (int64_t first = 0; first < rows; first += CHUNK) {
+        int64_t count = rows - first < CHUNK ? rows - first : CHUNK;
+        REAL *to = turned + first * m->columns, *sum = sums + first * groups;
+        memset(sum, 0, count * groups * sizeof(REAL));
+#if defined(PAIRS) && !defined(DOUBLE)
+        if (PAIRED(m, kind)) {
+            pairs_of(m, (const uint16_t *)x + first * m->columns, count, (uint32_t *)to, sum);
+            continue;
+        }
+#endif
+        for (int64_t r = 0; r < count; r++)
+            FN(row)(to + r, count, m, x, first + r, kind);
+        for (int64_t g = 0; g < groups; g++)
+            for (int64_t k = g * m->group; k < (g + 1) * m->group; k++)
+                for (int64_t r = 0; r < count; r++)
+                    sum[g * count + r] += to[k * count + r];
+    }
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t t = 0; t < tiles; t++)
+        for (int64_t first = 0; first < rows; first += CHUNK) {
+            int64_t count = rows - first < CHUNK ? rows - first : CHUNK;
+            FN(tile)(m, t, turned + first * m->columns, sums + first * groups, y, first, count, kind);
+        }
+    free(turned);
+    return 0;
+}
+
+/* --- rows of outputs: all columns of one output side by side --- */
+
+/* LANES weights of one output before they are scaled, from column k on; NF4: 2 * LANES, the even
+ * columns first. */
+INLINE void FN(weights)(const void *weight, int64_t k, int kind, const float *levels, VECTOR *to)
+{
+    if (kind == INT8) {
+        to[0] = __builtin_convertvector(wide_codes((const int8_t *)weight + k), VECTOR);
+    } else if (kind == NF4) {
+        Words codes = wide_bytes((const uint8_t *)weight + k / 2);
+#if defined(__AVX512F__)
+        __m512 table = _mm512_loadu_ps(levels);
+        Words high = codes >> 4;
+        to[0] = FN(wide)((Floats)_mm512_permutexvar_ps((__m512i)high, table));
+        to[1] = FN(wide)((Floats)_mm512_permutexvar_ps((__m512i)codes, table));
+#else
+        for (int lane = 0; lane < LANES; lane++) {
+            to[0][lane] = levels[codes[lane] >> 4];
+            to[1][lane] = levels[codes[lane] & 15];
+        }
+#endif
+    } else
+        to[0] = FN(numbers)(weight, k, kind);
+}
+
+/* The sum of the lanes, always as the same tree. */
+INLINE REAL FN(sum)(VECTOR lanes)
+{
+#if defined(__AVX512F__) && !defined(DOUBLE)
+    return _mm512_reduce_add_ps((__m512)lanes); /* the same tree */
+#endif
+    REAL of[LANES];
+    memcpy(of, &lanes, sizeof of);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++)
+            of[i] += of[i + width];
+    return of[0];
+}
+
+/* Some outputs by some rows: the sums over all columns, one vector of lanes for each.
+ *
+ * `kind`, `outs` and `rows` are constants where this is called. Scales and zeros [outs, blocks]: of
+ * each LANES columns (NF4: twice as many) where `blocked`, else of each column, [outs, padded].
+ */
+INLINE void FN(dots)(
+    const int kind, const int outs, const int rows, const int scaled, const int blocked,
+    const Matrix *m, int64_t first, const REAL *x, int64_t padded, const REAL *scale,
+    const REAL *zero, REAL *result, int64_t result_step)
+{
+    const int parts = kind == NF4 ? 2 : 1, width = parts * LANES;
+    const int64_t pitch = FN(bytes)(kind, m->columns);
+    const int64_t whole = m->columns / width * width;
+    const int64_t scale_step = blocked ? m->columns / m->group : padded;
+    const char *weight = (const char *)m->weight + first * pitch;
+    VECTOR sum[16] = {{0}};
+    UNROLL
+    for (int i = 0; i < outs * rows; i++)
+        sum[i] = FN(all)(0);
+    double rest[8][LANES]; /* of each output the last columns, as nothing behind them is read */
+    if (whole < m->columns) {
+        int64_t begin = FN(bytes)(kind, whole);
+        memset(rest, 0, sizeof rest);
+        for (int o = 0; o < outs; o++)
+            memcpy(rest[o], weight + o * pitch + begin, pitch - begin);
+    }
+    int64_t k = 0;
+    /* By groups, so that a group's scales are looked up once. */
+    for (int64_t group = 0; k < m->columns; group++) {
+        int64_t end = blocked && scaled ? k + m->group : m->columns;
+        VECTOR s[8], z[8];
+        if (scaled && blocked) {
+            UNROLL
+            for (int o = 0; o < outs; o++) {
+                s[o] = FN(all)(scale[o * scale_step + group]);
+                z[o] = FN(all)(zero ? zero[o * scale_step + group] : 0);
+            }
+        }
+        for (; k < end; k += width) {
+            VECTOR of[2 * 4];
+            const char *from = k < whole ? weight + FN(bytes)(kind, k) : (const char *)rest;
+            const int64_t apart = k < whole ? pitch : (int64_t)sizeof rest[0];
+            /* Outputs are as many streams as are summed at a time: short ones nobody guesses. */
+            if (FN(bytes)(kind, k) % 64 == 0)
+                for (int o = 0; o < outs; o++)
+                    __builtin_prefetch(weight + (outs + o) * pitch + FN(bytes)(kind, k));
+            UNROLL
+            for (int i = 0; i < parts * rows; i++)
+                of[i] = LOAD(VECTOR, x + i / parts * padded + k + i % parts * LANES);
+            UNROLL
+            for (int o = 0; o < outs; o++) {
+                VECTOR w[2];
+                FN(weights)(from + o * apart, 0, kind, m->levels, w);
+                UNROLL
+                for (int part = 0; part < parts; part++) {
+                    if (scaled && blocked)
+                        w[part] *= s[o];
+                    else if (scaled)
+                        w[part] *= LOAD(VECTOR, scale + o * scale_step + k);
+                    if (kind == NF4) /* a weight is a float number, as bitsandbytes has it */
+                        w[part] = FN(wide)(__builtin_convertvector(w[part], Floats));
+                    if (zero && blocked)
+                        w[part] += z[o];
+                    else if (zero)
+                        w[part] += LOAD(VECTOR, zero + o * scale_step + k);
+                    UNROLL
+                    for (int r = 0; r < rows; r++)
+                        sum[o * rows + r] += w[part] * of[r * parts + part];
+                }
+            }
+        }
+    }
+    UNROLL
+    for (int o = 0; o < outs; o++)
+        UNROLL
+        for (int r = 0; r < rows; r++)
+            result[r * result_step + o] = FN(sum)(sum[o * rows + r]);
+}
+
+#define DOTS(kind, outs, rows, scaled, blocked, with_zero) \
+    FN(dots)(kind, outs, rows, scaled, blocked, m, first, x, padded, scale, \
+             with_zero ? zero : NULL, result, step)
+
+/* 4 outputs by 4 or 2 rows, 8 by 1, or 1 by 1. */
+#undef SHAPES
+#ifdef DOUBLE
+#define SHAPES(kind, scaled, with_zero) \
+    if (rows == 2) \
+        DOTS(kind, 4, 2, scaled, 1, with_zero); \
+    else \
+        DOTS(kind, 1, 1, scaled, 1, with_zero);
+#else
+#define SHAPES(kind, scaled, with_zero) \
+    if (rows == 4) \
+        DOTS(kind, 4, 4, scaled, 1, with_zero); \
+    else if (rows == 2) \
+        DOTS(kind, 4, 2, scaled, 1, with_zero); \
+    else if (outs == 8) \
+        DOTS(kind, 8, 1, scaled, 1, with_zero); \
+    else \
+        DOTS(kind, 1, 1, scaled, 1, with_zero);
+#endif
+
+static void FN(shaped)(
+    const Matrix *m, int outs, int rows, int blocked, int64_t first, const REAL *x, int64_t padded,
+    const REAL *scale, const REAL *zero, REAL *result, int64_t step)
+{
+    if (!blocked) { /* int8 alone has such groups */
+        DOTS(INT8, 1, 1, 1, 0, 1);
+        return;
+    }
+    switch (m->kind) {
+    case FLOAT32: SHAPES(FLOAT32, 0, 0) break;
+    case FLOAT16: SHAPES(FLOAT16, 0, 0) break;
+    case BFLOAT16: SHAPES(BFLOAT16, 0, 0) break;
+#ifdef DOUBLE
+    case FLOAT64: SHAPES(FLOAT64, 0, 0) break;
+#endif
+    case NF4: SHAPES(NF4, 1, 0) break;
+    default:
+        if (zero) {
+            SHAPES(INT8, 1, 1)
+        } else {
+            SHAPES(INT8, 1, 0)
+        }
+    }
+}
+
+/* Scales or zeros of some outputs as REAL: of each group, or where groups are no whole vectors of
+ * each column. */
+static void FN(spread)(
+    REAL *to, const Matrix *m, const void *from, int64_t first, int outs, int blocked,
+    int64_t padded)
+{
+    int64_t groups = m->columns / m->group;
+    if (blocked) {
+        int64_t i = 0;
+        for (; i + LANES <= outs * groups; i += LANES) {
+            VECTOR some = FN(numbers)(from, first * groups + i, m->scale_kind);
+            memcpy(to + i, &some, sizeof some);
+        }
+        for (; i < outs * groups; i++)
+            to[i] = FN(number)(from, first * groups + i, m->scale_kind);
+        return;
+    }
+    for (int o = 0; o < outs; o++)
+        for (int64_t k = 0; k < padded; k++)
+            to[o * padded + k] = k < m->columns
+                ? FN(number)(from, (first + o) * groups + k / m->group, m->scale_kind) : 0;
+}
+
+/* 8 outputs, or 1, by some rows. `at`: how many scales an output has. */
+static void FN(outputs)(
+    const Matrix *m, int64_t first, int outs, const void *x, int64_t padded, const REAL *scale,
+    const REAL *zero, int64_t at, int blocked, void *y, int64_t first_row, int rows, int kind)
+{
+    const REAL *bias = (const REAL *)m->bias;
+    for (int r = 0; r < rows;) {
+        REAL result[4 * 8];
+        const REAL *from = (const REAL *)x + r * padded;
+        int count = outs == 1 ? 1 : rows - r >= 4 ? 4 : rows - r >= 2 ? 2 : 1;
+#ifdef DOUBLE
+        count = count > 2 ? 2 : count;
+        const int wide = count == 1 ? 1 : 4;
+#else
+        const int wide = outs == 1 ? 1 : count == 1 ? 8 : 4;
+#endif
+#if defined(PAIRS) && !defined(DOUBLE)
+        if (pairs_by_rows(m, kind))
+            for (int o = 0; o < outs; o += wide)
+                shaped_pairs(m, wide, count, first + o, (const uint16_t *)x + r * padded, padded,
+                             scale ? scale + o * at : NULL, result + o, outs);
+        else
+#endif
+        for (int o = 0; o < outs; o += wide)
+            FN(shaped)(m, wide, count, blocked, first + o, from, padded, scale ? scale + o * at : NULL,
+                       zero ? zero + o * at : NULL, result + o, outs);
+        for (int i = 0; i < count; i++)
+            for (int o = 0; o < outs; o++) {
+                REAL value = result[i * outs + o];
+                FN(put)(y, (first_row + r + i) * m->out + first + o, kind,
+                        bias ? value + bias[first + o] : value);
+            }
+        r += count;
+    }
+}
+
+static int FN(by_rows)(
+    const Matrix *m, const void *x, void *y, int64_t rows, int kind, int threads)
+{
+#if defined(PAIRS) && !defined(DOUBLE)
+    const int paired = pairs_by_rows(m, kind);
+#else
+    const int paired = 0;
+#endif
+    const int64_t width = m->kind == NF4 || paired ? 2 * LANES : LANES;
+    const int64_t item = paired ? 2 : sizeof(REAL);
+    const int64_t padded = (m->columns + width - 1) / width * width;
+    const int64_t strips = (m->out + TILE - 1) / TILE;
+    const int blocked = !m->scales || m->group % width == 0 || m->group == m->columns;
+    const int64_t scales = blocked ? m->columns / m->group : padded;
+    REAL *all = room(rows * padded * sizeof(REAL));
+    int failed = 0;
+    if (!all)
+        return 1;
+    for (int64_t r = 0; r < rows; r++) {
+        REAL *to = all + r * padded;
+        if (paired) {
+            uint16_t *brains = (uint16_t *)all + r * padded;
+            const uint16_t *from = (const uint16_t *)x + r * m->columns;
+            for (int64_t k = 0; k < m->columns; k++)
+                brains[k] = from[m->order ? m->order[k] : k];
+            memset(brains + m->columns, 0, (padded - m->columns) * 2);
+            continue;
+        }
+        memset(to + m->columns, 0, (padded - m->columns) * sizeof(REAL));
+        FN(row)(to, 1, m, x, r, kind);
+        if (m->kind == NF4)
+            for (int64_t k = 0; k < padded; k += width) {
+                REAL odd[LANES];
+                for (int lane = 0; lane < LANES; lane++) {
+                    odd[lane] = to[k + 2 * lane + 1];
+                    to[k + lane] = to[k + 2 * lane];
+                }
+                memcpy(to + k + LANES, odd, sizeof odd);
+            }
+    }
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t strip = 0; strip < strips; strip++) {
+        int64_t first = strip * TILE, left = m->out - first, end = left < TILE ? m->out : first + TILE;
+        REAL *scale = NULL, *zero = NULL;
+        if (m->scales) {
+            scale = room(2 * 8 * scales * sizeof(REAL));
+            if (!scale) {
+                failed = 1;
+                continue;
+            }
+            zero = m->zeros ? scale + 8 * scales : NULL;
+        }
+        for (int64_t row = 0; row < rows; row += CHUNK) {
+            int count = rows - row < CHUNK ? rows - row : CHUNK;
+            for (int64_t o = first; o < end;) {
+                int outs = blocked && end - o >= 8 ? 8 : 1;
+                if (scale)
+                    FN(spread)(scale, m, m->scales, o, outs, blocked, padded);
+                if (zero)
+                    FN(spread)(zero, m, m->zeros, o, outs, blocked, padded);
+                FN(outputs)(m, o, outs, (char *)all + row * padded * item, padded, scale, zero, scales, blocked, y,
+                            row, count, kind);
+                o += outs;
+            }
+        }
+        free(scale);
+    }
+    free(all);
+    return failed;
+}
+
+static int FN(multiply)(
+    const Matrix *m, const void *x, void *y, int64_t rows, int kind, int threads)
+{
+    if (m->kind == INT4)
+        return FN(by_tiles)(m, x, y, rows, kind, threads);
+    return FN(by_rows)(m, x, y, rows, kind, threads);
+}
+#undef PAIRED

@@ -1,0 +1,209 @@
+/* What a decoder layer does beside its products, on rows in one of four dtypes.
+ *
+ * Each number of a result is one sum in one order, which follows from the row alone: not from the
+ * rows beside it, where its keys lie, nor how the work is shared out. Wherever a product is added,
+ * that is one fused operation, by name, so that no compiler may choose to round between them in
+ * one loop and not in another. Everything is reckoned in float32 and rounded once; in float64 all
+ * is float64.
+ */
+
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FLOAT32, FLOAT16, BFLOAT16, FLOAT64 };
+enum { SILU, GELU, GELU_TANH };
+
+/* How attention is shared out, which no result depends on. */
+#define TILE_ROWS 16
+#define TILE_SCORES (1 << 18)
+#define FEW (1 << 20) /* numbers: less than that is not worth a second thread */
+
+/* A run of rows' keys and values in memory: elements between heads, and between rows. */
+typedef struct {
+    const char *keys, *values;
+    int64_t head_stride, row_stride, rows;
+} Piece;
+
+static float float_of(uint32_t bits)
+{
+    float number;
+    memcpy(&number, &bits, 4);
+    return number;
+}
+
+static uint32_t bits_of(float number)
+{
+    uint32_t bits;
+    memcpy(&bits, &number, 4);
+    return bits;
+}
+
+static inline float from_half(uint16_t half)
+{
+    uint32_t bits = (uint32_t)(half & 0x7fff) << 13;
+    /* 2^112 moves the exponent, of numbers below the normal ones too. */
+    uint32_t scaled = bits_of(float_of(bits) * 0x1p112f);
+    scaled |= bits >= 0x0f800000 ? 0x7f800000 : 0;
+    return float_of(scaled | (uint32_t)(half & 0x8000) << 16);
+}
+
+static inline uint16_t to_half(float number)
+{
+    uint32_t bits = bits_of(number), sign = bits >> 16 & 0x8000;
+    bits &= 0x7fffffff;
+    uint32_t small = bits_of(float_of(bits) + 0.5f) - 0x3f000000; /* rounds at the last place */
+    uint32_t usual = (bits + 0xc8000fff + (bits >> 13 & 1)) >> 13;
+    uint32_t large = bits > 0x7f800000 ? 0x7e00 : 0x7c00;
+    uint32_t half = bits < 0x38800000 ? small : bits >= 0x47800000 ? large : usual;
+    return (uint16_t)(half | sign);
+}
+
+static inline float from_brain(uint16_t brain)
+{
+    return float_of((uint32_t)brain << 16);
+}
+
+static inline uint16_t to_brain(float number)
+{
+    uint32_t bits = bits_of(number);
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+}
+
+static inline int64_t item_size(int dtype)
+{
+    return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2;
+}
+
+/* e^x to a unit in the last place or two; 0 where it is below the normal numbers. */
+static inline float exp_float(float x)
+{
+    x = x > 88.0f ? 88.0f : x;
+    float low = x < -87.0f ? -87.0f : x;
+    float turns = fmaf(low, 1.44269504f, 12582912.0f) - 12582912.0f; /* the nearest integer */
+    float rest = fmaf(turns, -0.693145751953125f, low);              /* its ln 2 in two parts */
+    rest = fmaf(turns, -1.42860682e-06f, rest);
+    float sum = 1.0f / 5040.0f;
+    sum = fmaf(sum, rest, 1.0f / 720.0f);
+    sum = fmaf(sum, rest, 1.0f / 120.0f);
+    sum = fmaf(sum, rest, 1.0f / 24.0f);
+    sum = fmaf(sum, rest, 1.0f / 6.0f);
+    sum = fmaf(sum, rest, 0.5f);
+    sum = fmaf(sum, rest, 1.0f);
+    sum = fmaf(sum, rest, 1.0f);
+    float power = sum * float_of((uint32_t)((int32_t)turns + 127) << 23);
+    return x < -87.0f ? 0.0f : power;
+}
+
+#define REAL float
+#define NAME(name) name##_float
+#define FMA fmaf
+#define EXP exp_float
+#define TANH tanhf
+#define ERF erff
+#define SQRT sqrtf
+#define WIDE 0
+#include "rows_of.h"
+#undef REAL
+#undef NAME
+#undef FMA
+#undef EXP
+#undef TANH
+#undef ERF
+#undef SQRT
+#undef WIDE
+
+#define REAL double
+#define NAME(name) name##_double
+#define FMA fma
+#define EXP exp
+#define TANH tanh
+#define ERF erf
+#define SQRT sqrt
+#define WIDE 1
+#include "rows_of.h"
+
+#define BOTH(name, ...) \
+    (dtype == FLOAT64 ? name##_double(__VA_ARGS__) : name##_float(__VA_ARGS__))
+
+/* The runs of slots that each of `rows` rows sees, by a mask [rows, slots]: pairs of a first slot
+ * and one past the last into `runs`, which has room for `room` pairs; where each row's begin into
+ * `firsts` [rows + 1]. With a window above 0 a row sees itself and the window - 1 positions before
+ * its own alone. Returns how many there are; if that is more than `room`, `runs` is not whole. */
+int64_t row_runs(const uint8_t *mask, int64_t rows, int64_t slots, int64_t window,
+                 const int64_t *row_places, const int64_t *slot_places, int32_t *runs, int64_t room,
+                 int64_t *firsts)
+{
+    int64_t found = 0;
+    for (int64_t row = 0; row < rows; row++) {
+        const uint8_t *sees = mask + row * slots;
+        int64_t after = window ? row_places[row] - window : 0, first = -1;
+        firsts[row] = found;
+        for (int64_t slot = 0; slot <= slots; slot++) {
+            int seen = slot < slots && sees[slot] && (!window || slot_places[slot] > after);
+            if (seen && first < 0)
+                first = slot;
+            if (seen || first < 0)
+                continue;
+            if (found < room) {
+                runs[2 * found] = (int32_t)first;
+                runs[2 * found + 1] = (int32_t)slot;
+            }
+            found++;
+            first = -1;
+        }
+    }
+    firsts[rows] = found;
+    return found;
+}
+
+/* Cosines and sines [rows, half] of positions times frequencies, times a factor. */
+void row_angles(int64_t rows, int64_t half, const int64_t *places, const float *frequencies,
+                float factor, float *cosines, float *sines)
+{
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < half; i++) {
+            float angle = (float)places[row] * frequencies[i];
+            cosines[row * half + i] = cosf(angle) * factor;
+            sines[row * half + i] = sinf(angle) * factor;
+        }
+}
+
+/* See the functions of these names in rows_of.h. */
+
+void row_norm(int dtype, int64_t rows, int64_t n, const void *hidden, const void *added,
+              double share, const void *added_gain, const void *gain, double eps, void *sum,
+              void *normed)
+{
+    BOTH(norm, dtype, rows, n, hidden, added, share, added_gain, gain, eps, sum, normed);
+}
+
+void row_turn(int dtype, int64_t rows, int64_t stride, int64_t heads, int64_t kv_heads,
+              int64_t head_dim, int64_t half, void *qkv, const void *cosines, const void *sines,
+              const void *query_gain, const void *key_gain, double eps)
+{
+    BOTH(turn, dtype, rows, stride, heads, kv_heads, head_dim, half, qkv, cosines, sines,
+         query_gain, key_gain, eps);
+}
+
+void row_gated(int dtype, int64_t rows, int64_t n, int kind, const void *gate_up, void *out)
+{
+    BOTH(gated, dtype, rows, n, kind, gate_up, out);
+}
+
+int row_attention(int dtype, int64_t parts, const int64_t *part_rows, const int64_t *part_pieces,
+                  const Piece *pieces, const int64_t *firsts, const int32_t *runs, int64_t heads,
+                  int64_t kv_heads, int64_t head_dim, double scaling, double softcap,
+                  const void *sinks, const void *query, int64_t stride, void *out, int threads)
+{
+    return BOTH(attention, dtype, parts, part_rows, part_pieces, pieces, firsts, runs, heads,
+                kv_heads, head_dim, scaling, softcap, sinks, query, stride, out, threads);
+}

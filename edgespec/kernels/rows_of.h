@@ -1,0 +1,362 @@
+/* The functions of rows.c that reckon in REAL, which is float or double: included once for each. */
+
+#define LANES 16
+#define BLOCK 64 /* slots whose keys are held turned at a time */
+
+static void NAME(load)(int dtype, const void *from, int64_t n, REAL *to)
+{
+    const uint16_t *halves = from;
+    if (dtype == FLOAT16)
+        for (int64_t i = 0; i < n; i++)
+            to[i] = from_half(halves[i]);
+    else if (dtype == BFLOAT16)
+        for (int64_t i = 0; i < n; i++)
+            to[i] = from_brain(halves[i]);
+    else
+        memcpy(to, from, n * sizeof(REAL));
+}
+
+static void NAME(store)(int dtype, const REAL *from, int64_t n, void *to)
+{
+    uint16_t *halves = to;
+    if (dtype == FLOAT16)
+        for (int64_t i = 0; i < n; i++)
+            halves[i] = to_half((float)from[i]);
+    else if (dtype == BFLOAT16)
+        for (int64_t i = 0; i < n; i++)
+            halves[i] = to_brain((float)from[i]);
+    else
+        memcpy(to, from, n * sizeof(REAL));
+}
+
+/* Each lane sums every LANES-th number, and then the lanes are summed in pairs. */
+static REAL NAME(lanes_sum)(REAL *lanes)
+{
+    for (int width = LANES / 2; width; width /= 2)
+        for (int l = 0; l < width; l++)
+            lanes[l] += lanes[l + width];
+    return lanes[0];
+}
+
+static REAL NAME(sum)(const REAL *x, int64_t n)
+{
+    REAL lanes[LANES] = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int l = 0; l < LANES; l++)
+            lanes[l] += x[i + l];
+    for (int l = 0; i + l < n; l++)
+        lanes[l] += x[i + l];
+    return NAME(lanes_sum)(lanes);
+}
+
+static REAL NAME(squares)(const REAL *x, int64_t n)
+{
+    REAL lanes[LANES] = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int l = 0; l < LANES; l++)
+            lanes[l] = FMA(x[i + l], x[i + l], lanes[l]);
+    for (int l = 0; i + l < n; l++)
+        lanes[l] = FMA(x[i + l], x[i + l], lanes[l]);
+    return NAME(lanes_sum)(lanes);
+}
+
+static REAL NAME(largest)(const REAL *x, int64_t n)
+{
+    REAL lanes[LANES];
+    int64_t i = 0;
+    for (int l = 0; l < LANES; l++)
+        lanes[l] = x[0];
+    for (; i + LANES <= n; i += LANES)
+        for (int l = 0; l < LANES; l++)
+            lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];
+    for (int l = 0; i + l < n; l++)
+        lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];
+    for (int l = 1; l < LANES; l++)
+        lanes[0] = lanes[l] > lanes[0] ? lanes[l] : lanes[0];
+    return lanes[0];
+}
+
+static void NAME(scale_to_gain)(REAL *x, int64_t n, const REAL *gain, double eps)
+{
+    REAL scale = 1 / SQRT(NAME(squares)(x, n) / n + (REAL)eps);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = x[i] * scale * gain[i];
+}
+
+/* RMSNorm of `hidden` [rows, n] with `gain` [n] into `normed`. If there is `added` [rows, n], it is
+ * added first, `share` times and normed itself if there is `added_gain`; the rounded sum goes into
+ * `sum`, and is normed only if there is `gain`. */
+static void NAME(norm)(int dtype, int64_t rows, int64_t n, const char *hidden, const char *added,
+                       double share, const REAL *added_gain, const REAL *gain, double eps,
+                       char *sum, char *normed)
+{
+    REAL x[n], more[added ? n : 1];
+    int64_t bytes = n * item_size(dtype);
+    for (int64_t row = 0; row < rows; row++) {
+        NAME(load)(dtype, hidden + row * bytes, n, x);
+        if (added) {
+            NAME(load)(dtype, added + row * bytes, n, more);
+            if (added_gain)
+                NAME(scale_to_gain)(more, n, added_gain, eps);
+            for (int64_t i = 0; i < n; i++)
+                x[i] = FMA((REAL)share, more[i], x[i]);
+            NAME(store)(dtype, x, n, sum + row * bytes);
+            if (!gain)
+                continue;
+            NAME(load)(dtype, sum + row * bytes, n, x);
+        }
+        NAME(scale_to_gain)(x, n, gain, eps);
+        NAME(store)(dtype, x, n, normed + row * bytes);
+    }
+}
+
+/* Norm the queries' and keys' heads of `qkv`, rows that lie `stride` numbers apart, if there are
+ * gains [head_dim], and turn their first 2 * half numbers by angles [rows, half], if there are. */
+static void NAME(turn)(int dtype, int64_t rows, int64_t stride, int64_t heads, int64_t kv_heads,
+                       int64_t head_dim, int64_t half, char *qkv, const REAL *cosines,
+                       const REAL *sines, const REAL *query_gain, const REAL *key_gain, double eps)
+{
+    REAL x[head_dim];
+    int64_t size = item_size(dtype);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t head = 0; head < heads + kv_heads; head++) {
+            char *place = qkv + (row * stride + head * head_dim) * size;
+            NAME(load)(dtype, place, head_dim, x);
+            if (query_gain)
+                NAME(scale_to_gain)(x, head_dim, head < heads ? query_gain : key_gain, eps);
+            if (cosines)
+                for (int64_t i = 0; i < half; i++) {
+                    REAL one = x[i], other = x[i + half];
+                    REAL cosine = cosines[row * half + i], sine = sines[row * half + i];
+                    x[i] = FMA(one, cosine, -(other * sine));
+                    x[i + half] = FMA(other, cosine, one * sine);
+                }
+            NAME(store)(dtype, x, head_dim, place);
+        }
+}
+
+/* Of each row of `gate_up` [rows, 2 * n] the activation of its first half times the second half. */
+static void NAME(gated)(int dtype, int64_t rows, int64_t n, int kind, const char *gate_up,
+                        char *out)
+{
+    REAL gate[n], up[n];
+    int64_t bytes = n * item_size(dtype);
+    for (int64_t row = 0; row < rows; row++) {
+        NAME(load)(dtype, gate_up + 2 * row * bytes, n, gate);
+        NAME(load)(dtype, gate_up + (2 * row + 1) * bytes, n, up);
+        if (kind == SILU)
+            for (int64_t i = 0; i < n; i++)
+                gate[i] = gate[i] / (1 + EXP(-gate[i]));
+        else if (kind == GELU_TANH) /* (1 + tanh(u)) / 2 is 1 / (1 + e^-2u) */
+            for (int64_t i = 0; i < n; i++) {
+                REAL cubed = gate[i] * gate[i] * gate[i];
+                REAL u = (REAL)0.79788456080286535588 * FMA((REAL)0.044715, cubed, gate[i]);
+                gate[i] = gate[i] / (1 + EXP(-2 * u));
+            }
+        else
+            for (int64_t i = 0; i < n; i++)
+                gate[i] = gate[i] * (REAL)0.5 * (1 + ERF(gate[i] * (REAL)0.70710678118654752440));
+        for (int64_t i = 0; i < n; i++)
+            gate[i] *= up[i];
+        NAME(store)(dtype, gate, n, out + row * bytes);
+    }
+}
+
+/* Some rows of one request, and what they see: of row r the runs firsts[r] to firsts[r + 1]. */
+typedef struct {
+    int64_t begin, end;        /* of all rows */
+    int64_t first, last;       /* slots that some of them see: from, and before */
+    const Piece *pieces;
+} NAME(Tile);
+
+/* Numbers of a slot's key or value in `place`: slots are taken in growing order. */
+typedef struct {
+    const Piece *piece;
+    int64_t before; /* slots before the piece */
+} NAME(Walk);
+
+static void NAME(fetch)(NAME(Walk) *walk, int dtype, int of_values, int64_t slot, int64_t kv_head,
+                        int64_t head_dim, REAL *place)
+{
+    while (slot >= walk->before + walk->piece->rows)
+        walk->before += (walk->piece++)->rows;
+    const Piece *piece = walk->piece;
+    int64_t at = kv_head * piece->head_stride + (slot - walk->before) * piece->row_stride;
+    const char *from = of_values ? piece->values : piece->keys;
+    NAME(load)(dtype, from + at * item_size(dtype), head_dim, place);
+}
+
+/* Scores of one query and BLOCK keys, each its own sum in the order of the dimensions. */
+static void NAME(score)(const REAL *query, const REAL *turned, int64_t head_dim, REAL *scores)
+{
+    REAL sums[BLOCK] = {0};
+    int64_t d = 0;
+    for (; d + 4 <= head_dim; d += 4) {
+        const REAL *keys = turned + d * BLOCK;
+        REAL a = query[d], b = query[d + 1], c = query[d + 2], e = query[d + 3];
+        for (int k = 0; k < BLOCK; k++) {
+            REAL sum = FMA(a, keys[k], sums[k]);
+            sum = FMA(b, keys[k + BLOCK], sum);
+            sum = FMA(c, keys[k + 2 * BLOCK], sum);
+            sums[k] = FMA(e, keys[k + 3 * BLOCK], sum);
+        }
+    }
+    for (; d < head_dim; d++)
+        for (int k = 0; k < BLOCK; k++)
+            sums[k] = FMA(query[d], turned[d * BLOCK + k], sums[k]);
+    memcpy(scores, sums, sizeof sums);
+}
+
+/* Add `count` values [head_dim] by their weights, each number in the order of the values. */
+static void NAME(weigh)(const REAL *weights, const REAL *values, int64_t count, int64_t head_dim,
+                        REAL *restrict sums)
+{
+    int64_t k = 0;
+    for (; k + 4 <= count; k += 4) {
+        const REAL *v = values + k * head_dim;
+        REAL a = weights[k], b = weights[k + 1], c = weights[k + 2], e = weights[k + 3];
+        for (int64_t d = 0; d < head_dim; d++) {
+            REAL sum = FMA(a, v[d], sums[d]);
+            sum = FMA(b, v[d + head_dim], sum);
+            sum = FMA(c, v[d + 2 * head_dim], sum);
+            sums[d] = FMA(e, v[d + 3 * head_dim], sum);
+        }
+    }
+    for (; k < count; k++)
+        for (int64_t d = 0; d < head_dim; d++)
+            sums[d] = FMA(weights[k], values[k * head_dim + d], sums[d]);
+}
+
+/* Scores [n] to weights that are still to be divided by what is returned. */
+static REAL NAME(soften)(REAL *scores, int64_t n, double scaling, double softcap, const REAL *sink)
+{
+    for (int64_t i = 0; i < n; i++)
+        scores[i] *= (REAL)scaling;
+    if (softcap > 0)
+        for (int64_t i = 0; i < n; i++)
+            scores[i] = (REAL)softcap * TANH(scores[i] / (REAL)softcap);
+    REAL top = NAME(largest)(scores, n);
+    if (sink && *sink > top)
+        top = *sink;
+    for (int64_t i = 0; i < n; i++)
+        scores[i] = EXP(scores[i] - top);
+    return NAME(sum)(scores, n) + (sink ? EXP(*sink - top) : 0);
+}
+
+/* Attention of a tile's rows, of the queries that share one key head. Returns 0, or -1 without
+ * memory. */
+static int NAME(attend)(NAME(Tile) tile, int dtype, int64_t kv_head, int64_t group,
+                        int64_t head_dim, int64_t heads, double scaling, double softcap,
+                        const REAL *sinks, const int64_t *firsts, const int32_t *runs,
+                        const char *query, int64_t stride, char *out)
+{
+    int64_t rows = tile.end - tile.begin, count = rows * group, size = item_size(dtype);
+    int64_t width = (tile.last - tile.first + BLOCK - 1) / BLOCK * BLOCK;
+    REAL *memory = calloc(count * (width + 2 * head_dim + 1) + (BLOCK + 1) * head_dim, sizeof(REAL));
+    if (!memory)
+        return -1;
+    REAL *scores = memory, *queries = scores + count * width, *sums = queries + count * head_dim;
+    REAL *totals = sums + count * head_dim, *held = totals + count, *one = held + BLOCK * head_dim;
+    for (int64_t q = 0; q < count; q++) {
+        int64_t at = (tile.begin + q / group) * stride + (kv_head * group + q % group) * head_dim;
+        NAME(load)(dtype, query + at * size, head_dim, queries + q * head_dim);
+    }
+    NAME(Walk) walk = {tile.pieces, 0};
+    for (int64_t block = tile.first; block < tile.last; block += BLOCK) {
+        for (int64_t slot = block; slot < tile.last && slot < block + BLOCK; slot++) {
+            NAME(fetch)(&walk, dtype, 0, slot, kv_head, head_dim, one);
+            for (int64_t d = 0; d < head_dim; d++)
+                held[d * BLOCK + slot - block] = one[d];
+        }
+        for (int64_t q = 0; q < count; q++)
+            NAME(score)(queries + q * head_dim, held, head_dim,
+                        scores + q * width + block - tile.first);
+    }
+    for (int64_t q = 0; q < count; q++) {
+        int64_t row = tile.begin + q / group, n = 0;
+        REAL *own = scores + q * width;
+        for (int64_t run = firsts[row]; run < firsts[row + 1]; run++) {
+            int64_t first = runs[2 * run], more = runs[2 * run + 1] - first;
+            memmove(own + n, own + first - tile.first, more * sizeof(REAL));
+            n += more;
+        }
+        if (n)
+            totals[q] = NAME(soften)(own, n, scaling, softcap,
+                                     sinks ? sinks + kv_head * group + q % group : NULL);
+    }
+    walk = (NAME(Walk)){tile.pieces, 0};
+    int64_t at[rows], run[rows]; /* how many slots a row had so far, and the run that is next */
+    for (int64_t r = 0; r < rows; r++) {
+        at[r] = 0;
+        run[r] = firsts[tile.begin + r];
+    }
+    for (int64_t block = tile.first; block < tile.last; block += BLOCK) {
+        int64_t end = block + BLOCK < tile.last ? block + BLOCK : tile.last;
+        for (int64_t slot = block; slot < end; slot++)
+            NAME(fetch)(&walk, dtype, 1, slot, kv_head, head_dim, held + (slot - block) * head_dim);
+        for (int64_t r = 0; r < rows; r++)
+            for (; run[r] < firsts[tile.begin + r + 1]; run[r]++) {
+                int64_t first = runs[2 * run[r]], last = runs[2 * run[r] + 1];
+                int64_t from = first > block ? first : block, to = last < end ? last : end;
+                for (int64_t q = r * group; from < to && q < (r + 1) * group; q++)
+                    NAME(weigh)(scores + q * width + at[r], held + (from - block) * head_dim,
+                                to - from, head_dim, sums + q * head_dim);
+                at[r] += from < to ? to - from : 0;
+                if (last > end)
+                    break; /* the rest of it lies in the next block */
+            }
+    }
+    for (int64_t q = 0; q < count; q++) {
+        REAL *own = sums + q * head_dim;
+        int64_t row = tile.begin + q / group, head = kv_head * group + q % group;
+        for (int64_t d = 0; d < head_dim && totals[q] != 0; d++)
+            own[d] /= totals[q];
+        NAME(store)(dtype, own, head_dim, out + (row * heads + head) * head_dim * size);
+    }
+    free(memory);
+    return 0;
+}
+
+/* Attention of all rows, of some requests one after the other: those of part p up to part_rows[p +
+ * 1], over slots in the pieces up to part_pieces[p + 1]. `query`: rows of heads that lie `stride`
+ * numbers apart; out [rows, heads, head_dim]. softcap 0: none; sinks [heads] or NULL. */
+static int NAME(attention)(int dtype, int64_t parts, const int64_t *part_rows,
+                           const int64_t *part_pieces, const Piece *pieces, const int64_t *firsts,
+                           const int32_t *runs, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                           double scaling, double softcap, const REAL *sinks, const char *query,
+                           int64_t stride, char *out, int threads)
+{
+    int64_t rows = part_rows[parts], group = heads / kv_heads, found = 0, work = 0;
+    NAME(Tile) *tiles = malloc((rows + 1) * sizeof *tiles);
+    int failed = tiles == NULL;
+    for (int64_t part = 0; !failed && part < parts; part++)
+        for (int64_t row = part_rows[part]; row < part_rows[part + 1]; row++) {
+            int sees = firsts[row] < firsts[row + 1];
+            int64_t first = sees ? runs[2 * firsts[row]] : 0;
+            int64_t last = sees ? runs[2 * firsts[row + 1] - 1] : 0;
+            work += (last - first) * heads * head_dim;
+            NAME(Tile) *tile = tiles + found - 1;
+            if (row > part_rows[part] && row - tile->begin < TILE_ROWS) {
+                int64_t low = first < tile->first ? first : tile->first;
+                int64_t high = last > tile->last ? last : tile->last;
+                if ((row + 1 - tile->begin) * group * (high - low) <= TILE_SCORES) {
+                    *tile = (NAME(Tile)){tile->begin, row + 1, low, high, tile->pieces};
+                    continue;
+                }
+            }
+            tiles[found++] = (NAME(Tile)){row, row + 1, first, last, pieces + part_pieces[part]};
+        }
+    if (work < FEW)
+        threads = 1;
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1) reduction(| : failed)
+    for (int64_t task = 0; task < found * kv_heads; task++)
+        failed |= NAME(attend)(tiles[task / kv_heads], dtype, task % kv_heads, group, head_dim,
+                               heads, scaling, softcap, sinks, firsts, runs, query, stride, out);
+    free(tiles);
+    return failed;
+}
+
+#undef LANES
+#undef BLOCK

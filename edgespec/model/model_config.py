@@ -1,0 +1,265 @@
+"""Model config: what a config.json says, read by types and defaults of edgespec's own.
+
+transformers' configuration classes import its modelling code, which takes seconds and 100 MiB. They
+are asked only about families that run transformers' layers, and by whoever needs its models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta, Struct, convert, structs
+
+from edgespec.planning.operations import OWN_OPERATIONS
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+_WITH_LENGTH = ("llama3", "yarn", "longrope")
+_ROPE_NEEDS = {
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+"""By type of rotary embeddings, the numbers that they need beside their base."""
+
+Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
+
+
+class _Fields(Struct, kw_only=True):
+    """What edgespec reads of a config.json of the families that its own layers compute."""
+
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    max_position_embeddings: Count
+    rms_norm_eps: float
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    tie_word_embeddings: bool = False
+    hidden_act: str = "silu"
+    hidden_activation: str = "gelu_pytorch_tanh"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: int | None = None
+    use_sliding_window: bool = False
+    max_window_layers: int = 28
+    sliding_window_pattern: Count = 6
+    layer_types: list[str] | None = None
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: Count = 4
+    query_pre_attn_scalar: int = 256
+    final_logit_softcapping: float | None = None
+    attn_logit_softcapping: float | None = None
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    original_max_position_embeddings: Count | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_theta: float | None = None
+    rope_local_base_freq: float = 10_000.0
+    partial_rotary_factor: float | None = None
+
+
+def _sizes(
+    vocab: int, hidden: int, inner: int, layers: int, heads: int, rows: int
+) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": rows,
+        "rms_norm_eps": 1e-6,
+    }
+
+
+_LLAMA = _sizes(32_000, 4_096, 11_008, 32, 32, 2_048)
+_MISTRAL = {
+    **_sizes(32_000, 4_096, 14_336, 32, 32, 131_072),
+    "num_key_value_heads": 8,
+    "sliding_window": 4_096,
+}
+_QWEN = {
+    **_sizes(151_936, 4_096, 22_016, 32, 32, 32_768),
+    "num_key_value_heads": 32,
+    "sliding_window": 4_096,
+}
+_GEMMA = {
+    **_sizes(256_000, 2_304, 9_216, 26, 8, 8_192),
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "sliding_window": 4_096,
+}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": _LLAMA,
+    "granite": _LLAMA,
+    "mistral": _MISTRAL,
+    "ministral": _MISTRAL,
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+    "gemma2": {**_GEMMA, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+    "gemma3_text": {**_GEMMA, "vocab_size": 262_208, "max_position_embeddings": 131_072},
+    "phi3": {
+        **_sizes(32_064, 3_072, 8_192, 32, 32, 4_096),
+        "rms_norm_eps": 1e-5,
+        "original_max_position_embeddings": 4_096,
+        "partial_rotary_factor": 1.0,
+    },
+    "smollm3": {
+        **_sizes(128_256, 2_048, 11_008, 36, 16, 32_768),
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+    },
+}
+"""By model type, what a field that config.json leaves out stands for, if not _Fields says it."""
+
+_THETA = {"smollm3": 2_000_000.0, "gemma3_text": 1_000_000.0}
+_WINDOW_ON_REQUEST = ("qwen2", "qwen3")
+
+
+class ModelConfig:
+    """The configuration of a text model, one attribute for each field.
+
+    Of families that edgespec's own layers compute: the fields of config.json as they are, those of
+    _Fields checked and complete, with `rope_parameters` in the form that newer files have (with
+    "rope_type" and "rope_theta"; by layer type where each has its own). Of all other families:
+    those of transformers' configuration. Not to be changed: `changed` makes another one.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """`settings`: config.json, of which `model_type` is a family that edgespec runs.
+
+        Raises what is wrong with a value: msgspec's ValidationError, ValueError, or whatever
+        transformers does.
+        """
+        self.settings: Mapping[str, Any] = MappingProxyType(dict(settings))
+        kind = str(settings["model_type"])
+        self._is_own = kind in OWN_OPERATIONS
+        if self._is_own:
+            self._values = {**settings, **_completed(kind, settings)}
+        else:
+            _ = self.library
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "settings" not in self.__dict__:  # a copy that is being made
+            raise AttributeError(name)
+        if not self._is_own:
+            return getattr(self.library, name)
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"config.json has no {name}") from None
+
+    def changed(self, **fields: Any) -> ModelConfig:
+        """The same with other values."""
+        return ModelConfig({**self.settings, **fields})
+
+    @cached_property
+    def library(self) -> PretrainedConfig:
+        """transformers' configuration of the same model."""
+        from transformers import AutoConfig
+
+        # A copy, as it changes what it is given.
+        settings = json.loads(json.dumps(dict(self.settings)), object_hook=_infinite)
+        made: PretrainedConfig = AutoConfig.for_model(settings.pop("model_type"), **settings)
+        return made
+
+
+def _infinite(found: dict[str, Any]) -> Any:
+    """Numbers that JSON lacks, as transformers writes them."""
+    return float(found["__float__"]) if found.keys() == {"__float__"} else found
+
+
+def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    found = convert({**_DEFAULTS[kind], **settings}, _Fields)
+    heads = found.num_attention_heads
+    if found.head_dim is None and found.hidden_size % heads:
+        raise ValueError(f"hidden_size {found.hidden_size} is no multiple of {heads} heads")
+    found.head_dim = found.head_dim or found.hidden_size // heads
+    found.num_key_value_heads = found.num_key_value_heads or heads
+    if kind in _WINDOW_ON_REQUEST and not found.use_sliding_window:
+        found.sliding_window = None
+    if kind == "smollm3" and found.no_rope_layers is None:
+        every = found.no_rope_layer_interval
+        found.no_rope_layers = [int(n % every != 0) for n in range(1, found.num_hidden_layers + 1)]
+    own = _layer_types(kind, found)
+    if own is not None:
+        found.layer_types = found.layer_types or own
+    for name in ("layer_types", "no_rope_layers"):
+        listed = getattr(found, name)
+        if own is not None and listed is not None and len(listed) != found.num_hidden_layers:
+            raise ValueError(
+                f"{name} names {len(listed)} layers, num_hidden_layers is {found.num_hidden_layers}"
+            )
+    found.rope_parameters = _rope_parameters(kind, found)
+    return structs.asdict(found)
+
+
+def _layer_types(kind: str, found: _Fields) -> list[str] | None:
+    """The type of each layer, unless config.json says it; None where the family has none."""
+    numbers = range(found.num_hidden_layers)
+    window = found.sliding_window is not None
+    match kind:
+        case "qwen2" | "qwen3":
+            slides = [window and n >= found.max_window_layers for n in numbers]
+        case "gemma2":
+            slides = [n % 2 == 0 for n in numbers]
+        case "gemma3_text":
+            slides = [(n + 1) % found.sliding_window_pattern != 0 for n in numbers]
+        case "ministral":
+            slides = [window for _ in numbers]
+        case "smollm3":
+            turned = found.no_rope_layers or []
+            slides = [found.use_sliding_window and window and not turns for turns in turned]
+        case _:
+            return None
+    return [SLIDING if one else FULL for one in slides]
+
+
+def _rope_parameters(kind: str, found: _Fields) -> dict[str, Any]:
+    """Rotary settings in one form: older files have them in several fields."""
+    theta = _THETA.get(kind, 10_000.0) if found.rope_theta is None else found.rope_theta
+    if kind == "gemma3_text":
+        given = found.rope_parameters or {}
+        full = {**(given.get(FULL) or {}), **(found.rope_scaling or {})}
+        sliding = dict(given.get(SLIDING) or {})
+        return {
+            SLIDING: _one_rope(kind, found, sliding, found.rope_local_base_freq),
+            FULL: _one_rope(kind, found, full, theta),
+        }
+    return _one_rope(kind, found, dict(found.rope_scaling or found.rope_parameters or {}), theta)
+
+
+def _one_rope(kind: str, found: _Fields, rope: dict[str, Any], theta: float) -> dict[str, Any]:
+    if FULL in rope or SLIDING in rope:
+        raise ValueError(f"rope_parameters by layer type, which {kind} models do not have")
+    form = rope.setdefault("rope_type", rope.get("type", "default"))
+    rope.setdefault("rope_theta", theta)
+    if found.partial_rotary_factor is not None and kind != "gemma3_text":
+        rope.setdefault("partial_rotary_factor", found.partial_rotary_factor)
+    if form in _WITH_LENGTH:
+        if kind == "phi3":  # beside them, which counts more
+            rope["original_max_position_embeddings"] = found.original_max_position_embeddings
+        rope.setdefault("original_max_position_embeddings", found.max_position_embeddings)
+    if kind == "phi3" and form not in ("default", "longrope", "su", "yarn"):
+        raise ValueError(f"rope_type {form!r}, which phi3 models do not have")
+    if kind == "phi3" and form in ("su", "yarn"):  # older names of the same
+        rope["rope_type"] = "longrope"
+    for name in ("rope_theta", *_ROPE_NEEDS.get(form, ())):
+        value = rope.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            raise ValueError(f"{name} of rotary embeddings of type {form!r} is {value!r}")
+    return rope

@@ -1,0 +1,120 @@
+"""Products by packed matrices on a GPU, with Triton's kernel: any kind whose groups fit into it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from edgespec.config import Quantisation
+from edgespec.kernels.gpu.products import TILE, Codes, chunk_of, codes_product, words_of
+from edgespec.model.quantised import int4_kernels, nf4
+from edgespec.model.quantised.rounding import Packed
+
+_CHUNK = 1 << 20  # codes that are repacked at a time
+
+
+def fits(form: Quantisation, shape: torch.Size) -> bool:
+    """Whether the kernel takes a matrix [out, in] of this form."""
+    return chunk_of(form.group or shape[1], shape[1]) is not None
+
+
+class TritonLinear(nn.Module):
+    """y = x Wᵀ + bias with a packed W [out, in], which holds its scales as they are stored.
+
+    A row's result does not depend on those beside it (see kernels.gpu.products).
+    """
+
+    bias: torch.Tensor | None
+    order: torch.Tensor | None
+
+    def __init__(
+        self,
+        packed: Packed,
+        bias: torch.Tensor | None,
+        shape: torch.Size,
+        form: Quantisation,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = shape
+        self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+        order = packed.get("order")
+        self.register_buffer("order", None if order is None else order.to(device), persistent=False)
+        parts = _scales(packed, form, shape, dtype)
+        chunk = chunk_of(form.group or shape[1], shape[1])
+        assert chunk is not None
+        parts["words"] = _words(packed, form, shape, chunk, torch.device(device))
+        for name, part in parts.items():
+            self.register_buffer(name, part.to(device), persistent=False)
+        zero = form.zeros if "zeros" in parts else ""
+        held = dict(self.named_buffers(recurse=False))
+        self._matrix = Codes(
+            out=shape[0],
+            columns=shape[1],
+            group=form.group or shape[1],
+            zero=zero,
+            **{name: held[name] for name in parts},
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in] in its dtype to [..., out]."""
+        rows = x.reshape(-1, self.in_features)
+        if self.order is not None:
+            rows = rows.index_select(1, self.order)
+        result = codes_product(rows, self._matrix, self.bias)
+        return result.reshape(*x.shape[:-1], self.out_features)
+
+
+def _scales(packed: Packed, form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> Packed:
+    """Scales and what goes with them, by their names in Codes: [groups, rows of whole tiles]."""
+    if form.kind == "int4" and form.zeros == "middle":
+        scales, zeros = packed["scales"].unbind(2)
+        return {"scales": scales.contiguous(), "zeros": zeros.contiguous()}
+    if form.kind == "nf4":
+        parts = nf4.product_parts(packed, form, torch.float32)
+        return {"scales": _turned(parts["scales"]), "levels": parts["levels"].to(dtype)}
+    names = ("scales", "zeros", "blocks", "zero_blocks")
+    return {name: _turned(packed[name].view(shape[0], -1)) for name in names if name in packed}
+
+
+def _turned(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers [out, n] as [n, rows of whole tiles]."""
+    out, count = numbers.shape
+    turned = numbers.new_zeros(count, -(-out // TILE) * TILE)
+    turned[:, :out] = numbers.T
+    return turned
+
+
+def _words(
+    packed: Packed, form: Quantisation, shape: torch.Size, chunk: int, device: torch.device
+) -> torch.Tensor:
+    """The words of Codes, made on the device some tiles at a time, to need little memory beside."""
+    step = max(1, _CHUNK // shape[1] // TILE) * TILE
+    words: torch.Tensor | None = None
+    for first in range(0, shape[0], step):
+        end = min(first + step, shape[0])
+        made = torch.stack(
+            [words_of(one, chunk) for one in _planes(packed, form, first, end, device)]
+        )
+        if words is None:
+            tiles = -(-shape[0] // TILE)
+            words = made.new_zeros(made.shape[0], tiles, *made.shape[2:])
+        words[:, first // TILE : first // TILE + made.shape[1]] = made
+    assert words is not None
+    return words
+
+
+def _planes(
+    packed: Packed, form: Quantisation, first: int, end: int, device: torch.device
+) -> list[torch.Tensor]:
+    """Rows of codes of 4 bits, uint8 [rows, columns]; those of 8 bits + 128 as two, high halves
+    first."""
+    if form.kind == "int4":
+        tiles = packed["tiles"][first // TILE : -(-end // TILE)].to(device)
+        return [int4_kernels.codes_of(tiles)[: end - first]]
+    codes = packed["codes"][first:end].to(device)
+    if form.kind == "nf4":
+        return [torch.stack((codes >> 4, codes & 15), 2).flatten(1)]
+    shifted = codes.view(torch.uint8) ^ 128
+    return [shifted >> 4, shifted & 15]

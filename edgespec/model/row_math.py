@@ -1,0 +1,325 @@
+"""Row math: what layers do with rows beside products and beside what caches hold.
+
+Exact text needs that a row's result does not depend, to the bit, on which rows are beside it, where
+its keys lie, nor how a prompt was cut. CompiledRows and SingleRows hold to that. BatchedRows is
+torch's own arithmetic over all rows together, as an accelerator needs it and as a CUDA graph can
+hold it: there the bits of a row follow from the shape of the pass too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+import torch
+from torch.nn.functional import gelu, silu
+
+from edgespec.kernels.gpu.usable import DTYPES, usable
+from edgespec.kernels.rows import RowKernels, Runs, compiled_rows, joined
+from edgespec.model.kv_cache import Held
+from edgespec.model.rope import Angles, Turn, turn_heads
+from edgespec.model.tree_attention import (
+    AttentionForm,
+    JointVisibility,
+    Visibility,
+    pieces,
+    seen_attention,
+    tree_attention,
+)
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
+}
+
+Made = TypeVar("Made", torch.Tensor, tuple[torch.Tensor, ...])
+
+
+class Norm:
+    """RMSNorm: rows over the root of their mean square, times a gain.
+
+    Reckoned in float32 at least, and rounded once, where transformers rounds before the gain too.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float, above_one: bool) -> None:
+        """`weight` [n]: the gain, or that above 1. Its dtype is that of the rows."""
+        self._shape, self.eps, self._dtype = list(weight.shape), eps, weight.dtype
+        self._gain = 1.0 + weight.float() if above_one else weight
+        self._wide = weight.dtype == torch.float64 or self._gain.dtype != weight.dtype
+        # None in float64, which is there to be compared with transformers: as it reckons norms and
+        # angles in float32 even then, so does torch for us.
+        self.gain = None if weight.dtype == torch.float64 else self._gain.float().contiguous()
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows [..., n], in new memory, by torch."""
+        if not self._wide:
+            return torch.rms_norm(rows, self._shape, self._gain, self.eps)
+        rows = rows.float()
+        if self._gain.dtype == torch.float32:
+            normed = torch.rms_norm(rows, self._shape, self._gain, self.eps)
+        else:
+            normed = torch.rms_norm(rows, self._shape, None, self.eps) * self._gain
+        return normed.to(self._dtype)
+
+
+class HeadNorm:
+    """The RMSNorm of each head's queries and keys, which stay where they are."""
+
+    def __init__(
+        self, query: torch.Tensor, key: torch.Tensor, heads: int, kv_heads: int, eps: float,
+        above_one: bool,
+    ) -> None:  # fmt: skip
+        """`query`, `key` [head_dim]: weights, as Norm takes them."""
+        gains = torch.cat((query.repeat(heads, 1), key.repeat(kv_heads, 1)))
+        self._gains = 1.0 + gains.float() if above_one else gains
+        self._shape, self.eps = [len(query)], eps
+        self._wide = gains.dtype == torch.float64 or above_one
+        real = self._gains.float()
+        self.gains = None if gains.dtype == torch.float64 else (real[0].clone(), real[-1].clone())
+
+    def __call__(self, heads: torch.Tensor) -> None:
+        """Norm `heads` [R, heads + kv_heads, head_dim], by torch."""
+        rows = heads.float() if self._wide else heads
+        torch.mul(torch.rms_norm(rows, self._shape, None, self.eps), self._gains, out=heads)
+
+
+class RowMath(Protocol):
+    """What a layer asks for. Rows are [R, n] in the layers' dtype, results in new memory."""
+
+    def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """RMSNorm of rows."""
+
+    def add(
+        self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None
+    ) -> torch.Tensor:
+        """Rows plus `share` times `more`, or times its RMSNorm."""
+
+    def add_and_norm(
+        self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None, then: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, and RMSNorm of it by `then`."""
+
+    def angles(self, angles: Angles, positions: torch.Tensor) -> Turn:
+        """What `turn` takes for rows at `positions` int64 [R]."""
+
+    def turn(
+        self, qkv: torch.Tensor, heads: int, kv_heads: int, turn: Turn | None, norm: HeadNorm | None
+    ) -> None:
+        """Norm and turn the queries' and keys' heads of `qkv` [R, heads + 2 * kv_heads, head_dim],
+        where they are."""
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """Of rows [R, 2 * n] the activation of the first half times the second: [R, n]."""
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        key: Held | list[Held],
+        value: Held | list[Held],
+        seen: Visibility | JointVisibility,
+        form: AttentionForm,
+    ) -> torch.Tensor:
+        """See tree_attention."""
+
+    def by_row(self, work: Callable[..., Made], *rows: torch.Tensor) -> Made:
+        """What `work`, by torch, makes of rows [R, ...]: one or several tensors [R, ...]."""
+
+
+class BatchedRows:
+    """A RowMath of torch's operations over all rows: their bits depend on the shape of the pass."""
+
+    def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return norm(rows)
+
+    def add(
+        self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None
+    ) -> torch.Tensor:
+        return torch.add(rows, more if norm is None else norm(more), alpha=share)
+
+    def add_and_norm(
+        self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None, then: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.add(rows, more, share, norm)
+        return rows, self.norm(rows, then)
+
+    def angles(self, angles: Angles, positions: torch.Tensor) -> Turn:
+        return angles(positions)
+
+    def turn(
+        self, qkv: torch.Tensor, heads: int, kv_heads: int, turn: Turn | None, norm: HeadNorm | None
+    ) -> None:
+        turned = qkv.narrow(1, 0, heads + kv_heads)
+        if norm is not None:
+            norm(turned)
+        if turn is not None:
+            turn_heads(turned, *turn)
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, 1)
+        return _ACTIVATIONS[activation](gate).mul_(up)
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        key: Held | list[Held],
+        value: Held | list[Held],
+        seen: Visibility | JointVisibility,
+        form: AttentionForm,
+    ) -> torch.Tensor:
+        return tree_attention(query, key, value, seen, form)
+
+    def by_row(self, work: Callable[..., Made], *rows: torch.Tensor) -> Made:
+        return work(*rows)
+
+
+class SingleRows(BatchedRows):
+    """A RowMath of torch's operations on one row after the other, over what it sees alone: slow,
+    for a CPU without a compiler."""
+
+    def by_row(self, work: Callable[..., Made], *rows: torch.Tensor) -> Made:
+        # Rows of their own memory: a product may depend on where its factors begin.
+        split = zip(*(one.split(1) for one in rows), strict=True)
+        made = [work(*(one.clone() for one in each)) for each in split]
+        if isinstance(made[0], torch.Tensor):
+            return torch.cat(made)
+        return tuple(torch.cat(of) for of in zip(*made, strict=True))
+
+    def add(
+        self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None
+    ) -> torch.Tensor:
+        whole = super().add
+        return self.by_row(lambda one, other: whole(one, other, share, norm), rows, more)
+
+    def angles(self, angles: Angles, positions: torch.Tensor) -> Turn:
+        cosines, sines = zip(*(angles(one) for one in positions.split(1)), strict=True)
+        return torch.cat(cosines), torch.cat(sines)
+
+    def turn(
+        self, qkv: torch.Tensor, heads: int, kv_heads: int, turn: Turn | None, norm: HeadNorm | None
+    ) -> None:
+        for number, row in enumerate(qkv.split(1)):
+            own = None if turn is None else tuple(one[number : number + 1] for one in turn)
+            super().turn(row, heads, kv_heads, own, norm)
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        whole = super().gated
+        return self.by_row(lambda one: whole(one, activation), gate_up)
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        key: Held | list[Held],
+        value: Held | list[Held],
+        seen: Visibility | JointVisibility,
+        form: AttentionForm,
+    ) -> torch.Tensor:
+        return seen_attention(query, key, value, seen, form)
+
+
+class CompiledRows(SingleRows):
+    """A RowMath of compiled functions."""
+
+    def __init__(self, kernels: RowKernels) -> None:
+        self._kernels = kernels
+
+    def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
+        if norm.gain is None:
+            return norm(rows)
+        return self._kernels.norm(rows, norm.gain, norm.eps)
+
+    def add(
+        self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None
+    ) -> torch.Tensor:
+        if norm is None:
+            return self._kernels.add(rows, more, share)
+        if norm.gain is None:
+            return self._kernels.add(rows, norm(more), share)
+        return self._kernels.add(rows, more, share, norm.gain, norm.eps)
+
+    def add_and_norm(
+        self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None, then: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if then.gain is None:
+            return super().add_and_norm(rows, more, share, norm, then)
+        gain = None if norm is None else norm.gain
+        return self._kernels.add_and_norm(rows, more, share, gain, then.gain, then.eps)
+
+    def angles(self, angles: Angles, positions: torch.Tensor) -> Turn:
+        if angles.dtype != torch.float64:
+            return self._kernels.angles(positions, angles.frequencies, angles.factor)
+        cosines, sines = super().angles(angles, positions)
+        half = len(angles.frequencies)
+        return cosines[:, 0, :half].contiguous(), sines[:, 0, half:].contiguous()
+
+    def turn(
+        self, qkv: torch.Tensor, heads: int, kv_heads: int, turn: Turn | None, norm: HeadNorm | None
+    ) -> None:
+        gains = None if norm is None else norm.gains
+        if norm is not None and gains is None:
+            norm(qkv.narrow(1, 0, heads + kv_heads))
+        angles = None if turn is None else (turn[0], turn[1])
+        if angles is not None or gains is not None:
+            eps = 0.0 if norm is None else norm.eps
+            self._kernels.turn(qkv, heads, kv_heads, angles, gains, eps)
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        return self._kernels.gated(gate_up, activation)
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        key: Held | list[Held],
+        value: Held | list[Held],
+        seen: Visibility | JointVisibility,
+        form: AttentionForm,
+    ) -> torch.Tensor:
+        keys = key if isinstance(key, list) else [key]
+        values = value if isinstance(value, list) else [value]
+        if isinstance(seen, Visibility):
+            parts: Sequence[Visibility] = (seen,)
+            rows = [len(query)]
+        else:
+            parts, rows = seen.parts, seen.rows
+        runs = seen.runs.get(form.window)
+        if runs is None:
+            runs = joined([self._runs(part, form.window) for part in parts])
+            seen.runs[form.window] = runs
+        return self._kernels.attention(
+            query,
+            [pieces(held) for held in keys],
+            [pieces(held) for held in values],
+            rows,
+            runs,
+            form.scaling,
+            form.softcap,
+            form.sinks,
+        )
+
+    def _runs(self, seen: Visibility, window: int | None) -> Runs:
+        """Those of one request's rows, made once a pass."""
+        if window not in seen.runs:
+            found = self._kernels.runs(seen.mask(), seen.rows, seen.slots, window)
+            seen.runs[window] = found
+        return seen.runs[window]
+
+
+BATCHED = BatchedRows()
+"""Torch's operations alone."""
+
+
+def row_math(device: torch.device, dtype: torch.dtype, captured: bool) -> RowMath:
+    """What keeps rows of a dtype apart on a device, as far as something does there. `captured`:
+    passes become CUDA graphs."""
+    if device.type != "cpu":
+        if dtype not in DTYPES or not usable(device):
+            return BATCHED
+        # Only here, as it needs triton.
+        from edgespec.model.triton_rows import TritonRows
+
+        return TritonRows()
+    if captured:  # as tests do it: what a graph can hold, on a CPU
+        return BATCHED
+    kernels = compiled_rows()
+    return SingleRows() if kernels is None else CompiledRows(kernels)

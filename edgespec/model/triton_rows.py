@@ -1,0 +1,71 @@
+"""Row math on a GPU, with Triton's kernels: few launches, and rows that nothing beside changes."""
+
+from __future__ import annotations
+
+import torch
+
+from edgespec.kernels.gpu import rows as kernels
+from edgespec.kernels.gpu.attention import attention
+from edgespec.kernels.gpu.places import places_of
+from edgespec.model.kv_cache import Held
+from edgespec.model.rope import Turn
+from edgespec.model.row_math import BatchedRows, HeadNorm, Norm
+from edgespec.model.tree_attention import AttentionForm, JointVisibility, Visibility
+
+
+class TritonRows(BatchedRows):
+    """A RowMath of Triton's kernels, for all dtypes but float64. Angles are torch's own: there each
+    number stands for itself."""
+
+    def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
+        assert norm.gain is not None
+        return kernels.norm(rows, norm.gain, norm.eps)
+
+    def add(
+        self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None
+    ) -> torch.Tensor:
+        gain, eps = (None, 0.0) if norm is None else (norm.gain, norm.eps)
+        return kernels.add(rows, more, share, gain, None, eps)[0]
+
+    def add_and_norm(
+        self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None, then: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return kernels.add(
+            rows, more, share, None if norm is None else norm.gain, then.gain, then.eps
+        )
+
+    def turn(
+        self, qkv: torch.Tensor, heads: int, kv_heads: int, turn: Turn | None, norm: HeadNorm | None
+    ) -> None:
+        if turn is None and norm is None:
+            return
+        gains, eps = (None, 0.0) if norm is None else (norm.gains, norm.eps)
+        angles = None if turn is None else (turn[0], turn[1])
+        kernels.turn(qkv, heads, kv_heads, angles, gains, eps)
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        return kernels.gated(gate_up, activation)
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        key: Held | list[Held],
+        value: Held | list[Held],
+        seen: Visibility | JointVisibility,
+        form: AttentionForm,
+    ) -> torch.Tensor:
+        if isinstance(seen, JointVisibility):
+            parts = zip(query.split(seen.rows), key, value, seen.parts, strict=True)
+            return torch.cat([self.attention(*part, form) for part in parts])
+        assert not isinstance(key, list)
+        assert not isinstance(value, list)
+        if seen.places is None:
+            seen.places = places_of(seen.mask()[0, 0], seen.rows, seen.slots)
+        # transformers' layers give queries in an order of their own.
+        if query.stride()[1:] != (query.shape[2], 1):
+            query = query.contiguous()
+        keys, values = (
+            [piece[0] for piece in ((held,) if isinstance(held, torch.Tensor) else held)]
+            for held in (key, value)
+        )
+        return attention(query, keys, values, seen.places, *form)

@@ -1,0 +1,72 @@
+"""What models make of the kernels, interpreted: every packed form, and a layer's attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.packed_forms import FORMS
+
+from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.kernels.gpu.usable import trial
+from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.quantised.kernels import relative_error
+from edgespec.model.quantised.linear import dequantised
+from edgespec.model.quantised.made_up import made_up
+from edgespec.model.quantised.triton_linear import TritonLinear, fits
+from edgespec.model.tree_attention import (
+    AttentionForm,
+    JointVisibility,
+    Visibility,
+    seen_attention,
+)
+from edgespec.model.triton_rows import TritonRows
+
+SHAPE = torch.Size((70, 512))
+NAMED = [one for one in QUANTISATIONS.values() if one.kind != "none"]
+EVERY = list(dict.fromkeys([*NAMED, *FORMS.values()]))
+
+
+@pytest.mark.parametrize("form", EVERY, ids=lambda form: form.name)
+def check_packed_forms(form: Quantisation) -> None:
+    assert fits(form, SHAPE)
+    packed = made_up(form, SHAPE)
+    weight = dequantised(packed, SHAPE, form, torch.float64)
+    layer = TritonLinear(packed, None, SHAPE, form, torch.float16, "cpu")
+    rows = torch.randn(2, SHAPE[1], generator=torch.Generator().manual_seed(0)).half()
+    # nf4's levels are rounded to the rows' dtype.
+    limit = 2e-3 if form.kind == "nf4" else 5e-4
+    assert relative_error(layer(rows), rows.double() @ weight.T) < limit
+
+
+def check_trial() -> None:
+    assert trial(torch.device("cpu")) == ""
+
+
+@torch.inference_mode()
+def check_attention_of_requests() -> None:
+    """Rows of two requests, one of which begins with a stem."""
+    caches = []
+    for seed, length in enumerate((70, 5)):
+        cache = TwoRegionCache(
+            first_layer=0, layers=1, kv_heads=2, head_dim=16, reserve=80, dtype=torch.float16
+        )
+        generator = torch.Generator().manual_seed(seed)
+        cache.place(torch.arange(length))
+        cache.append(torch.randn(2, 2, length, 16, generator=generator).half(), 0)
+        cache.advance(length)
+        caches.append(cache)
+    caches[0].freeze(64)
+    parts, held, count = [], [], 3
+    for cache in caches:
+        positions = cache.length + torch.tensor([0, 1, 1])
+        mask = torch.ones(1, 1, count, cache.length + count, dtype=torch.bool)
+        mask[0, 0, :, cache.length :] = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]])
+        parts.append(Visibility(mask, positions, cache.place(positions)))
+        generator = torch.Generator().manual_seed(9)
+        held.append(cache.append(torch.randn(2, 2, count, 16, generator=generator).half(), 0))
+    keys, values = ([pair[number] for pair in held] for number in range(2))
+    query = torch.randn(6, 4, 16, generator=torch.Generator().manual_seed(3)).half()
+    seen, form = JointVisibility(parts, [count, count]), AttentionForm(0.25, window=40)
+    result = TritonRows().attention(query, keys, values, seen, form)
+    expected = seen_attention(query.double(), keys, values, seen, form)
+    assert relative_error(result, expected) < 1e-3

@@ -1,0 +1,121 @@
+"""Products for GPUs, interpreted: against float64, and each row alone and beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from edgespec.kernels.gpu.products import Codes, chunk_of, codes_product, plain_product, words_of
+from edgespec.model.quantised.kernels import relative_error
+
+ROUNDING = {torch.float32: 3e-7, torch.float16: 4e-4, torch.bfloat16: 3e-3}
+"""Of a result that was reckoned in float32 and rounded once, or (float32) of some sums."""
+
+FORMS = [
+    # out, columns, group, zero, bits
+    (100, 256, 32, "middle", 4),
+    (64, 192, 64, "", 4),
+    (70, 160, 32, "low", 4),
+    (64, 384, 128, "points", 4),
+    (64, 512, 256, "low", 4),
+    (64, 288, 16, "points", 4),
+    (64, 128, 32, "", 8),
+    (90, 144, 16, "low", 8),
+    (64, 200, 200, "", 8),
+]
+
+
+def made(out: int, columns: int, group: int, zero: str, bits: int) -> tuple[Codes, torch.Tensor]:
+    """A matrix by chance, and the weight that it stands for, float64 [out, columns]."""
+    generator = torch.Generator().manual_seed(out + columns)
+    groups, padded = columns // group, -(-out // 64) * 64
+    codes = torch.randint(1 << bits, (out, columns), generator=generator).to(torch.uint8)
+    scales = (torch.rand(groups, padded, generator=generator) + 0.1).to(torch.float16)
+    numbers = codes.double() - (8 if bits == 4 else 128)
+    wide = scales[:, :out].double().T.repeat_interleave(group, 1)
+    weight = numbers * wide
+    zeros = None
+    if zero == "points":
+        zeros = torch.randint(16, (groups, padded), generator=generator).to(torch.int8)
+        added = zeros.double()[:, :out].T.repeat_interleave(group, 1)
+        weight = (numbers + (8 if bits == 4 else 0) - added) * wide
+    elif zero:
+        zeros = torch.randn(groups, padded, generator=generator).to(torch.float16)
+        added = zeros.double()[:, :out].T.repeat_interleave(group, 1)
+        weight += added + (8 * wide if zero == "low" and bits == 4 else 0)
+    chunk = chunk_of(group, columns)
+    assert chunk is not None
+    parts = [codes] if bits == 4 else [codes >> 4, codes & 15]
+    words = torch.stack([words_of(part, chunk) for part in parts])
+    return Codes(words, out, columns, group, scales, zeros, zero), weight
+
+
+def invariant(multiply: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    """The product of 19 rows, which is to the bit that of some of them: a block, a part of one, and
+    single rows of the first block and the second."""
+    whole = multiply(rows)
+    for first, end in ((0, 1), (0, 16), (3, 14), (7, 8), (11, 19), (18, 19)):
+        assert torch.equal(multiply(rows[first:end]), whole[first:end]), (rows.dtype, first, end)
+    return whole
+
+
+def by_chance(*size: int) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(sum(size)))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def check_codes(form: tuple[int, int, int, str, int]) -> None:
+    matrix, weight = made(*form)
+    for dtype, limit in ROUNDING.items():
+        rows, bias = by_chance(19, form[1]).to(dtype), by_chance(form[0]).to(dtype)
+        result = invariant(lambda some, bias=bias: codes_product(some, matrix, bias), rows)
+        assert relative_error(result, rows.double() @ weight.T + bias.double()) < limit, dtype
+
+
+def check_two_levels_of_scales() -> None:
+    out, columns, group = 64, 512, 32
+    matrix, _ = made(out, columns, group, "low", 4)
+    generator = torch.Generator().manual_seed(2)
+    fine = torch.randint(64, (2, columns // group, 64), generator=generator).to(torch.int8)
+    blocks = torch.rand(2, columns // 256, 64, generator=generator).to(torch.float16)
+    matrix = matrix._replace(scales=fine[0], zeros=fine[1], blocks=blocks[0], zero_blocks=blocks[1])
+    wide = fine.double() * blocks.double().repeat_interleave(256 // group, 1)
+    scale, zero = wide.repeat_interleave(group, 1).transpose(1, 2)
+    rows = by_chance(19, columns).to(torch.float16)
+    result = invariant(lambda some: codes_product(some, matrix), rows)
+    weight = codes_of(matrix, group) * scale - zero
+    assert relative_error(result, rows.double() @ weight.T) < ROUNDING[torch.float16]
+
+
+def check_levels() -> None:
+    matrix, _ = made(64, 256, 64, "", 4)
+    levels = by_chance(16).to(torch.float16)
+    matrix = matrix._replace(levels=levels)
+    scale = matrix.scales.double().repeat_interleave(64, 0).T
+    weight = levels.double()[codes_of(matrix, 64).long()] * scale
+    rows = by_chance(19, 256).to(torch.float16)
+    result = invariant(lambda some: codes_product(some, matrix), rows)
+    assert relative_error(result, rows.double() @ weight.T) < ROUNDING[torch.float16]
+
+
+def codes_of(matrix: Codes, group: int) -> torch.Tensor:
+    """What `words_of` put into the words of 4 bits, float64 [TILE, columns]."""
+    chunk = chunk_of(group, matrix.columns)
+    assert chunk is not None
+    words = matrix.words[0, 0]  # [steps, chunk, TILE]
+    parts = torch.stack([(words >> shift) & 15 for shift in (0, 4, 8, 12)], 1)
+    return parts.reshape(-1, words.shape[-1])[: matrix.columns].T.double()
+
+
+def check_plain() -> None:
+    for out, columns in ((70, 192), (32, 512)):
+        weight = by_chance(out, columns)
+        for dtype, limit in ROUNDING.items():
+            rows, plain, bias = (
+                one.to(dtype) for one in (by_chance(19, columns), weight, by_chance(out))
+            )
+            result = invariant(lambda some, w=plain, b=bias: plain_product(some, w, b), rows)
+            exact = rows.double() @ plain.double().T + bias.double()
+            assert relative_error(result, exact) < 2 * limit, (dtype, out)

@@ -1,0 +1,196 @@
+"""A config.json read by types and defaults of edgespec's own: what transformers makes of it."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.cases import case
+from transformers import AutoConfig, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from edgespec.model.layer_form import layer_form
+from edgespec.model.model_config import ModelConfig
+from edgespec.model.rope import Angles
+from edgespec.planning.operations import OWN_OPERATIONS
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+WAYS: dict[str, dict[str, Any]] = {
+    "nothing else": {},
+    "key heads": {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "null key heads": {"num_key_value_heads": None},
+    "head_dim": {"head_dim": 16},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "a window": {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 3},
+    "a window unused": {"sliding_window": 5, "use_sliding_window": False},
+    "no window": {"sliding_window": None},
+    "older fields": {"rope_theta": 5e5, "rope_scaling": None},
+    "linear": {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "llama3": {"rope_theta": 5e5, "rope_scaling": LLAMA3, "max_position_embeddings": 512},
+    "yarn": {"rope_scaling": YARN, "max_position_embeddings": 4096},
+    "newer fields": {"rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
+    "part of a head": {"partial_rotary_factor": 0.5},
+    "others": {"bos_token_id": 5, "torch_dtype": "bfloat16", "pretraining_tp": 1, "who": [1]},
+}
+"""What a config.json says beside SMALL."""
+GEMMA3 = {
+    "older": {"rope_theta": 2e6, "rope_local_base_freq": 3e4, "sliding_window_pattern": 2},
+    "scaled": {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    "newer": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+    },
+    "list": {"layer_types": ["full_attention"] * 7, "final_logit_softcapping": 20.0},
+}
+OWN_WAYS: dict[str, dict[str, dict[str, Any]]] = {
+    "gemma2": {"caps": {"final_logit_softcapping": None, "query_pre_attn_scalar": 144}},
+    "gemma3_text": GEMMA3,
+    "granite": {"scales": {"embedding_multiplier": 12, "residual_multiplier": 0.22}},
+    "smollm3": {
+        "listed": {"no_rope_layers": [1, 0, 1, 0, 1, 1, 1]},
+        "every": {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9},
+    },
+    "phi3": {"lengths": {"rope_scaling": {"type": "su", "short_factor": [1.0] * 6}}},
+}
+READ = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"),
+    "rope_parameters",
+)
+OPTIONAL = (
+    *("hidden_act", "hidden_activation", "attention_bias", "mlp_bias", "sliding_window"),
+    *("layer_types", "no_rope_layers", "query_pre_attn_scalar", "final_logit_softcapping"),
+    *("attn_logit_softcapping", "embedding_multiplier", "logits_scaling", "residual_multiplier"),
+    "attention_multiplier",
+)
+
+
+def ways_of(kind: str) -> dict[str, dict[str, Any]]:
+    ways = WAYS | OWN_WAYS.get(kind, {})
+    if kind in ("mistral", "ministral", "gemma2", "gemma3_text"):
+        del ways["null key heads"]  # transformers takes none there
+    if kind == "gemma3_text":  # rotary settings by layer type are its own matter
+        return {n: w for n, w in ways.items() if n in GEMMA3 or "rope" not in str(w)}
+    return ways
+
+
+def theirs_of(settings: dict[str, Any]) -> PretrainedConfig:
+    return AutoConfig.for_model(**copy.deepcopy(settings))  # it changes what it is given
+
+
+def is_refused(settings: dict[str, Any]) -> bool:
+    """Whether transformers does, and with it ModelConfig or check_config, by the type of rope."""
+    try:
+        theirs_of(settings)
+    except Exception:
+        try:
+            ours = ModelConfig(settings)
+        except ValueError:
+            return True
+        return bool(ours.rope_parameters["rope_type"] == "longrope")
+    return False
+
+
+@pytest.mark.parametrize("kind", OWN_OPERATIONS)
+def test_every_field_that_is_read_is_as_in_transformers(kind: str) -> None:
+    defaults = AutoConfig.for_model(kind)
+    assert ModelConfig({"model_type": kind}).rope_parameters == defaults.rope_parameters
+    compared = 0
+    for name, way in ways_of(kind).items():
+        settings = {"model_type": kind, **SMALL, **way}
+        with case(kind, name):
+            if is_refused(settings):
+                continue
+            theirs, ours = theirs_of(settings), ModelConfig(settings)
+            for field in READ:
+                assert getattr(ours, field) == getattr(theirs, field), field
+            for field in OPTIONAL:
+                if hasattr(theirs, field):
+                    assert getattr(ours, field) == getattr(theirs, field), field
+            head_dim = getattr(theirs, "head_dim", None)
+            assert ours.head_dim == (head_dim or 48 // 4)
+            assert layer_form(ours, 6) == layer_form(theirs, 6)
+            compared += 1
+    assert compared >= 11
+    for field in (*READ, *OPTIONAL):  # of a file that says nothing at all
+        if hasattr(defaults, field):
+            assert getattr(ModelConfig({"model_type": kind}), field) == getattr(defaults, field)
+
+
+@pytest.mark.parametrize("form", ["linear", "llama3", "yarn"])
+def test_angles_are_those_of_transformers(form: str) -> None:
+    for more in ({}, {"partial_rotary_factor": 0.5}, {"head_dim": 32}):
+        settings = {"model_type": "llama", **SMALL, "hidden_size": 64, **WAYS[form], **more}
+        theirs = theirs_of(settings)
+        frequencies, factor = ROPE_INIT_FUNCTIONS[form](theirs)
+        positions = torch.arange(0, 4000, 37)
+        angles = positions.float()[:, None] * torch.cat((frequencies, frequencies))
+        made = Angles(ModelConfig(settings), None, torch.float32, torch.device("cpu"))
+        with case(form, more):
+            assert torch.equal(made(positions)[0][:, 0], angles.cos() * factor)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"hidden_size": "many"}, "hidden_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_attention_heads": 5}, "48 is no multiple of 5"),
+        ({"rope_theta": "high"}, "rope_theta"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "low_freq_factor"),
+        ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor .*is -1"),
+        ({"rope_parameters": {"full_attention": {}}}, "by layer type"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
+    ],
+)
+def test_a_wrong_value_is_named(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(Exception, match=says):
+        ModelConfig({"model_type": "llama", **SMALL, **wrong})
+
+
+def test_layers_that_are_listed_are_as_many_as_there_are() -> None:
+    wrong = {"qwen3": {"layer_types": ["full_attention"]}, "smollm3": {"no_rope_layers": [1] * 9}}
+    for kind, listed in wrong.items():
+        with case(kind), pytest.raises(ValueError, match="layers, num_hidden_layers is 7"):
+            ModelConfig({"model_type": kind, **SMALL, **listed})
+
+
+def test_another_family_is_read_by_transformers() -> None:
+    config = ModelConfig({"model_type": "gpt_oss", **SMALL, "head_dim": 12})
+    assert config.num_experts == config.num_local_experts == 128
+    assert config.changed(num_hidden_layers=2).layer_types is not None
+    assert not hasattr(config, "no_such_field")
+
+
+def test_reading_a_model_that_edgespec_computes_imports_no_transformers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "rope_scaling": null}')
+    code = (
+        "import sys; from pathlib import Path\n"
+        "import edgespec.backends.torch_backend, edgespec.daemon.block_fetch\n"
+        "from edgespec.model.loader import open_config\n"
+        f"open_config(Path({str(tmp_path / 'config.json')!r}))\n"
+        "print([name for name in sys.modules if name.startswith('transformers')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,171 @@
+"""A row's bits follow from its path alone: not from rows beside it, the cache, chunks or stages.
+
+Every row of random trees, pruned early and late, must be to the bit what it is where its path is
+run one row at a time, in every family, in each dtype that models are run in. For rows of several
+requests and stems see tests/backends (test_joint_parts, test_shared_rows).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.cases import case
+from support.checkpoints import FAMILY_SETTINGS, write_family
+from support.pipelines import CUTS, Grower, Pipeline, random_tokens
+from support.tiers import examples, tiered
+
+from edgespec.model import block as block_module
+from edgespec.model.block import Block
+from edgespec.model.ends import OutputHead
+from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.row_math import SingleRows
+from edgespec.model.sources import open_source
+from edgespec.model.tree_attention import tree_mask
+
+DTYPES = ("bfloat16", "float16", "float32")
+NAMES = list(FAMILY_SETTINGS)
+QUICK = ["llama", "gemma2", "phi3", "gpt_oss", "granite"]
+
+
+class OneByOne:
+    """A model whose rows are run one a pass, in one block: what all others are compared with."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        source = open_source(folder)
+        self._block = Block(source, 0, source.layers, dtype)
+        # By path, the row at its end and a cache that holds the path and nothing else.
+        self._known: dict[tuple[int, ...], tuple[torch.Tensor, TwoRegionCache]] = {}
+
+    def row(self, path: list[int]) -> torch.Tensor:
+        """The hidden row [H] at the end of a path."""
+        known = tuple(path)
+        while known and known not in self._known:
+            known = known[:-1]
+        for place in range(len(known), len(path)):
+            before = self._known.get(tuple(path[:place]))
+            cache = self._block.new_cache(1) if before is None else before[1].fork(0, place)
+            mask = tree_mask(place, np.ones((1, 1), np.bool_))
+            token, position = torch.tensor([path[place]]), torch.tensor([place])
+            row = self._block.forward(token, position, cache, mask)
+            assert row is not None
+            self._known[tuple(path[: place + 1])] = row[0], cache
+        return self._known[tuple(path)][0]
+
+
+class ExactGrower(Grower):
+    """Counts rows that differ in a bit from those of a OneByOne."""
+
+    def __init__(self, pipeline: Pipeline, alone: OneByOne, seed: int) -> None:
+        self.alone = alone
+        super().__init__(pipeline, seed, chain=0.5)
+
+    def compared(self, hidden: torch.Tensor, paths: list[list[int]]) -> float:
+        return float(
+            sum(
+                not torch.equal(row, self.alone.row(path))
+                for row, path in zip(hidden, paths, strict=True)
+            )
+        )
+
+
+class Zoo:
+    """Pipelines of two stages and their OneByOne, each made when first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._made: dict[tuple[str, str], tuple[Pipeline, OneByOne]] = {}
+
+    def folder(self, name: str) -> Path:
+        folder = self._root / name
+        return folder if folder.is_dir() else write_family(folder, name)
+
+    def pair(self, name: str, dtype: str) -> tuple[Pipeline, OneByOne]:
+        if (name, dtype) not in self._made:
+            folder = self.folder(name)
+            self._made[name, dtype] = Pipeline(folder, CUTS[2], dtype), OneByOne(folder, dtype)
+        return self._made[name, dtype]
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
+    torch.set_num_threads(1)
+    return Zoo(tmp_path_factory.mktemp("zoo"))
+
+
+def differing(pair: tuple[Pipeline, OneByOne], seed: int, steps: list[int]) -> float:
+    """How many rows differ of a prompt in chunks and of a tree: grown by so many rows a step, or
+    pruned so many rows late."""
+    pipeline, alone = pair
+    pipeline.reset()
+    sizes = np.random.default_rng(seed).integers(1, 20, 3).tolist()
+    tokens, start, found = random_tokens(seed, sum(sizes)), 0, 0.0
+    for size in sizes:
+        rows = pipeline.prefill(tokens[start : start + size])
+        ends = range(start + 1, start + size + 1)
+        found += sum(
+            not torch.equal(row, alone.row(tokens[:end]))
+            for row, end in zip(rows, ends, strict=True)
+        )
+        start += size
+    grower = ExactGrower(pipeline, alone, seed)
+    return found + sum(grower.grow(n) if n > 0 else grower.prune(late=-n) for n in steps)
+
+
+STEPS = [7, 1, -2, 5, 20, 0, 4, -3, 6]
+
+
+@pytest.mark.parametrize("name", tiered(NAMES, QUICK))
+@pytest.mark.parametrize("dtype", tiered(DTYPES, ["bfloat16"]))
+def test_every_family(zoo: Zoo, name: str, dtype: str) -> None:
+    assert differing(zoo.pair(name, dtype), 3, STEPS) == 0
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    dtype=st.sampled_from(DTYPES),
+    steps=st.lists(st.integers(-4, 17), min_size=2, max_size=8),
+)
+@examples(10)
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_random_trees(zoo: Zoo, name: str, seed: int, dtype: str, steps: list[int]) -> None:
+    assert differing(zoo.pair(name, dtype), seed, steps) == 0
+
+
+@pytest.mark.parametrize("name", tiered(NAMES, ["gemma2"]))
+def test_every_family_without_a_compiler(
+    zoo: Zoo, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_module, "row_math", lambda *_: SingleRows())
+    folder = zoo.folder(name)
+    pair = Pipeline(folder, CUTS[2], "bfloat16"), OneByOne(folder, "bfloat16")
+    assert differing(pair, 4, STEPS[:6]) == 0
+
+
+def test_another_dtype_or_path_is_seen(zoo: Zoo) -> None:
+    """What would be compared equal if nothing were compared."""
+    pipeline, alone = zoo.pair("llama", "bfloat16")
+    tokens = random_tokens(5, 12)
+    pipeline.reset()
+    rows = pipeline.prefill(tokens)
+    assert torch.equal(rows[-1], alone.row(tokens))
+    assert not torch.equal(rows[-1], alone.row([*tokens[:-2], tokens[-2] ^ 1, tokens[-1]]))
+    wide = zoo.pair("llama", "float32")[1].row(tokens)
+    assert not torch.equal(rows[-1].float(), wide)
+
+
+@pytest.mark.parametrize("dtype", tiered(DTYPES, ["bfloat16"]))
+def test_logits_do_not_depend_on_rows_beside_them(zoo: Zoo, dtype: str) -> None:
+    for name in ("llama", "gemma2", "granite"):
+        head = OutputHead(open_source(zoo.folder(name)), dtype)
+        rows = torch.randn(23, head.hidden_size, generator=torch.Generator().manual_seed(2))
+        rows = rows.to(head.dtype)
+        alone = torch.cat([head.logits(row[None]) for row in rows])
+        for first, count in ((0, 23), (0, 2), (3, 5), (7, 16)):
+            with case(name, first, count):
+                whole = head.logits(rows[first : first + count])
+                assert torch.equal(whole, alone[first : first + count])
