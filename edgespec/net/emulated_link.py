@@ -64,14 +64,17 @@ class PacedTransport(ZmqTransport):
     """A ZmqTransport whose messages arrive when they would over the links of `pace`.
 
     Either all nodes of a ring have a pace, or none. `happened_at()`: when the cause of a message
-    happened. `on_sent(message, nbytes)` is called for every segment and every control message of a
-    request; the bytes are the charged model's under a pace, else the real ones.
+    happened. `compute_ends()`: when what the node computes ends as charged: later messages wait for
+    what comes of it, however late that is. `on_sent(message, nbytes)` is called for every segment
+    and every control message of a request; the bytes are the charged model's under a pace, else the
+    real ones.
     """
 
     def __init__(self, identity: Identity) -> None:
         super().__init__(identity)
         self.pace: LinkPace | None = None
         self.happened_at: Callable[[], float] = time.monotonic
+        self.compute_ends: Callable[[], float] = lambda: math.inf
         self.on_sent: Callable[[Message, int], None] | None = None
         self._free_at = 0.0
         self._stamp: float | None = None
@@ -116,7 +119,8 @@ class PacedTransport(ZmqTransport):
         if waiting:
             left = min(max(waiting[0][0] - time.monotonic(), 0.0), timeout)
             if left < FINE_S:
-                time.sleep(min(left, STEP_S))
+                waits = waiting[0][0] > self.compute_ends()
+                time.sleep(STEP_S if waits else min(left, STEP_S))
                 left = 0.0
             else:
                 left = math.floor(left * 1000) / 1000
@@ -127,7 +131,7 @@ class PacedTransport(ZmqTransport):
                 heapq.heappush(waiting, (incoming.at, self._taken, incoming))
             else:
                 ready.append(incoming)
-        now = time.monotonic()
+        now = min(time.monotonic(), self.compute_ends())
         while waiting and waiting[0][0] <= now:
             due = heapq.heappop(waiting)[2]
             if not due.on_ring or due.ring_key == self.ring_key:  # else its ring was lost

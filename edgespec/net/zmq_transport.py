@@ -234,7 +234,7 @@ class ZmqTransport:
             return
         frames = [self.ring_key, *encode(segment), *stamp]
         try:
-            self._push.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
+            self._push.send_multipart(frames, flags=zmq.NOBLOCK)
         except zmq.Again:
             raise PeerLost("the next node of the data ring takes no more segments") from None
 
@@ -242,7 +242,7 @@ class ZmqTransport:
         """Send to `peer` (a node with one peer ignores it). Raises PeerLost if it is gone."""
         assert self._control is not None
         frames = [*encode(message), *stamp]
-        if self._control.type == zmq.ROUTER:
+        if self._handshakes is None:  # a coordinator, with many peers
             frames = [peer, *frames]
         try:
             self._control.send_multipart(frames, flags=zmq.NOBLOCK)
@@ -298,8 +298,11 @@ class ZmqTransport:
             self._gate.look(ready)
 
     def _take_control(self, control: zmq.Socket[bytes]) -> Iterator[Incoming]:
-        for key, frames in proved(control):
-            peer = frames.pop(0) if control.type == zmq.ROUTER else b""
+        if self._handshakes is None:
+            received = ((key, frames.pop(0), frames) for key, frames in proved(control))
+        else:
+            received = (("", b"", frames) for frames in waiting(control))
+        for key, peer, frames in received:
             message = self._read(frames)
             if isinstance(message, Segment):
                 self._dropped.note("it is a segment on the control channel")

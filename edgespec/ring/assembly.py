@@ -5,7 +5,8 @@ Assign → Ready from every stage → Connect to each → Connected from each �
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from ipaddress import ip_address
 from itertools import pairwise
 
@@ -16,11 +17,14 @@ from edgespec.ring.effects import ConnectRing, Log, OpenRing
 from edgespec.ring.health import DeviceRecords
 from edgespec.wire.messages import Assign, Connect, Join, StandBy
 
+CacheRows = Callable[[Assign, Join], int]
+"""Cache rows that a device has room for beside the layers of an Assign."""
+
 
 class RingAssembly:
     """The stages and spares of the current ring, and whether it is up."""
 
-    def __init__(self, assignment: Assignment, home: Connect) -> None:
+    def __init__(self, assignment: Assignment, home: Connect, rows: CacheRows | None) -> None:
         """`home`: where the last stage pushes its segments, which is the coordinator."""
         self.assignment = assignment
         self.devices = DeviceRecords()
@@ -31,6 +35,7 @@ class RingAssembly:
         self.missing_since: float | None = None  # since then a stage that was there is missing
         self.why_down = ""
         self._home = home
+        self._rows = rows
         self._is_linked = False  # all had to connect, in the current ring
         self._is_reached = False  # stage 1, by the coordinator
 
@@ -64,8 +69,12 @@ class RingAssembly:
         return [self.assign(member), Log(text)]
 
     def assign(self, member: Member) -> Effect:
-        """Tell a stage its layers in the current ring."""
-        return SendPeer(member.peer, self.assignment.of(member.stage))
+        """Tell a stage its layers in the current ring, and how many cache rows it may hold."""
+        return SendPeer(member.peer, self._assign_of(member))
+
+    def _assign_of(self, member: Member) -> Assign:
+        assign = self.assignment.of(member.stage)
+        return replace(assign, rows=self._rows(assign, member.join)) if self._rows else assign
 
     def add_spare(self, peer: bytes, join: Join, heard: float, now: float) -> list[Effect]:
         self.devices.health.forget(peer)
@@ -141,7 +150,8 @@ class RingAssembly:
             return []
         self.is_up = self.was_up = True
         self.up_since = now
-        return [Forward(RingUp(len(self.assignment))), Log("the ring is up")]
+        rows = min(self._assign_of(member).rows for member in self.stages.values())
+        return [Forward(RingUp(len(self.assignment), rows)), Log("the ring is up")]
 
     def take_down(self, reason: str) -> list[Effect]:
         """End the ring; the stages keep their layers for the next one."""

@@ -50,6 +50,9 @@ REPORT_S = 2.0
 LONG_REPORT_S = 60.0
 """The same once it has waited for longer than that."""
 
+STILL_S = 5.0
+"""Seconds of loading without any progress, after which it says that it goes on."""
+
 
 class MemberMachine:
     """A stage's or spare's part in the ring, without I/O."""
@@ -69,6 +72,8 @@ class MemberMachine:
         self._block: object = None  # what is, or is being, loaded
         self._fetching: object = None  # the block that is fetched for a planned ring
         self._loading = 0  # blocks that are being loaded: all but the last are obsolete
+        self._doing = ""  # how far that is
+        self._began_at = 0.0
         self._started = False
 
     @property
@@ -93,7 +98,8 @@ class MemberMachine:
             case MessageArrived(_, message):
                 if self._heard is None:
                     self._next = now  # from now on it sends heartbeats
-                self._heard = now
+                # Over an emulated link, what was due earlier may come after a heartbeat.
+                self._heard = max(self._heard or now, now)
                 return self._on_message(message, now)
             case BlockLoading(text):
                 return self._on_loading(text, now)
@@ -154,7 +160,8 @@ class MemberMachine:
             return [*effects, ResetStage(assign), ready, Log(again)]
         self._block = assign.block
         self._loading += 1
-        self._reported = now
+        self._reported = self._began_at = now
+        self._doing = f"loading layers {assign.first} to {assign.end - 1}"
         loads = f"{text}: loading layers {assign.first} to {assign.end - 1}"
         return [Log(loads), *effects, LoadBlock(assign)]
 
@@ -177,6 +184,7 @@ class MemberMachine:
 
     def _on_loading(self, text: str, now: float) -> list[Effect]:
         effects: list[Effect] = [SendCoordinator(Loading(text))]
+        self._doing = text
         if now - self._reported >= REPORT_S:
             self._reported = now
             effects.append(Log(text))
@@ -225,7 +233,11 @@ class MemberMachine:
         if silent > self._timing.silence:
             silence = f"the coordinator at {self._coordinator} has been silent for {silent:.1f} s"
             return self._ask_again(silence, now)
-        return [SendCoordinator(Heartbeat())]
+        effects: list[Effect] = [SendCoordinator(Heartbeat())]
+        if self._loading and now - self._reported >= STILL_S:
+            self._reported = now
+            effects.append(Log(f"still {self._doing} ({now - self._began_at:.0f} s)"))
+        return effects
 
     def _ask(self, now: float, waited: float) -> list[Effect]:
         if self._heard is None and waited > self._wait:

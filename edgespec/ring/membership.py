@@ -16,7 +16,7 @@ from edgespec.config import Timing
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, Forward, SendPeer
 from edgespec.machines.events import Event, MessageArrived, PeerGone, Tick
-from edgespec.ring.assembly import RingAssembly
+from edgespec.ring.assembly import CacheRows, RingAssembly
 from edgespec.ring.assignment import MOST_SHOWN, SPARE, Assignment, Member, line_of, status_of
 from edgespec.ring.effects import Log
 from edgespec.ring.events import KeyRemoved, RingBroke, RingReached
@@ -57,13 +57,17 @@ class MembershipMachine:
         replan: Replan | None = None,
         own_keys: Collection[str] = (),
         live: Callable[[float], tuple[LiveRequest, ...]] = lambda now: (),
+        rows: CacheRows | None = None,
+        rows_told: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0),
     ) -> None:
         """`assigns`, `names`: see Assignment; `home`: where the last stage pushes. `requests()`:
         how many run and how many wait. `replan`: an assignment for other devices. `own_keys`:
-        public keys of stages on this machine. `live(now)`: what those that run have done."""
-        self._ring = RingAssembly(Assignment(assigns, names), home)
+        public keys of stages on this machine. `live(now)`: what those that run have done. `rows`:
+        cache rows that a device has room for; None: as many as `assigns` say. `rows_told()`: see
+        Status.rows_live and those behind it."""
+        self._ring = RingAssembly(Assignment(assigns, names), home, rows)
         self._repartition = Repartition(self._ring, timing, requests, replan)
-        self._requests, self._live = requests, live
+        self._requests, self._live, self._rows_told = requests, live, rows_told
         self._own_keys = own_keys
         self._timing = timing
         self._clients: dict[bytes, float] = {}
@@ -118,7 +122,8 @@ class MembershipMachine:
             self._next_beat = now + self._timing.beat
         member = self._ring.member_at(peer)
         if member is not None:
-            member.heard = now
+            # Over an emulated link, what was due earlier may come after a heartbeat.
+            member.heard = max(member.heard, now)
         elif peer in self._clients:
             self._clients[peer] = now
         return member
@@ -329,6 +334,7 @@ class MembershipMachine:
             PurePath(of.model).name,
             of.context_length,
             self._live(now)[:MOST_SHOWN],
+            *self._rows_told(),
         )
 
 

@@ -177,7 +177,10 @@ class Status(Message):
     `nodes`: the same in figures, places first. `ring`: its number, one more for each that was
     lost. `up_for`: seconds since it is up, 0 if it is not. `running` and `waiting`: requests.
     `model`: its name, without the folder that it lies in. `context_length`: tokens that a request
-    may have, with its answer. `live`: the running requests, the oldest first.
+    may have, with its answer. `live`: the running requests, the oldest first. Rows of every
+    stage's cache: `rows_live`, which running requests may come to hold with their next token's
+    guesses; `rows_kept`, which are held for requests that begin like answered ones, those that
+    several share counted once; and `rows_room`, which there is room for, 0 if that has no limit.
     """
 
     ready: bool
@@ -191,3 +194,6 @@ class Status(Message):
     model: str = ""
     context_length: int = 0
     live: tuple[LiveRequest, ...] = ()
+    rows_live: int = 0
+    rows_kept: int = 0
+    rows_room: int = 0

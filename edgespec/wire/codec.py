@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -27,7 +27,7 @@ from edgespec.wire.messages import Finite, Message
 from edgespec.wire.tags import TAGS
 
 MAGIC = "edgespec"
-VERSION = 10
+VERSION = 11
 
 Frame = bytes | memoryview
 
@@ -53,7 +53,12 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 
-_LISTS = (IntArray, tuple[int, ...], frozenset[int])
+_LISTS: dict[Any, Callable[[IntArray], Any]] = {
+    IntArray: lambda numbers: numbers,
+    tuple[int, ...]: lambda numbers: tuple(numbers.tolist()),
+    frozenset[int]: lambda numbers: frozenset(numbers.tolist()),
+}
+"""Types of fields that hold a list of integers, and how one is made of it."""
 _PLACE = re.compile(r"(.*?)(?: - at `\$\[(\d+)\].*`)?", re.DOTALL)
 
 
@@ -63,11 +68,15 @@ class _Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Apart:
-    """What a field holds that travels apart: a list of integers, a tensor, or records of `kind`."""
+    """What a field holds that travels apart: a list of integers, a tensor, or records of `kind`.
+
+    `listed`: what makes the field's value of a list of integers; None for all else.
+    """
 
     kind: Any
     optional: bool = False
     many: bool = False
+    listed: Callable[[IntArray], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,8 @@ class _Plan:
     apart: tuple[tuple[int, _Apart], ...]
     bounded: type[Struct]
     unbounded: type[Struct]
+    all_apart: bool
+    has_check: bool
 
     def checked(self, values: Any, schema: type[Struct]) -> tuple[Any, ...]:
         """The values of a record, if they fit the schema."""
@@ -101,18 +112,31 @@ def _plan(kind: type) -> _Plan:
         found = {at: _apart(bare[name]) for at, name in enumerate(names)}
         apart = {at: how for at, how in found.items() if how is not None}
         special = {name: Any for at, name in enumerate(names) if at in apart}
-        schemas = []
-        for hints in (exact | special, bare | special):
-            types = [(n, Finite if hints[n] is float else hints[n]) for n in names]
-            schemas.append(defstruct(kind.__name__, types, array_like=True))
-        _PLANS[kind] = _Plan(names, tuple(apart.items()), *schemas)
+        bounded, unbounded = (
+            defstruct(
+                kind.__name__,
+                [(n, Finite if hints[n] is float else hints[n]) for n in names],
+                array_like=True,
+            )
+            for hints in (exact | special, bare | special)
+        )
+        _PLANS[kind] = _Plan(
+            names,
+            tuple(apart.items()),
+            bounded,
+            unbounded,
+            all_apart=0 < len(names) == len(apart),
+            has_check=hasattr(kind, "check"),
+        )
     return _PLANS[kind]
 
 
 def _apart(hint: Any) -> _Apart | None:
     """How a field of this type travels, if not in the header."""
     kinds = get_args(hint)
-    if hint in _LISTS or is_dataclass(hint):
+    if hint in _LISTS:
+        return _Apart(hint, listed=_LISTS[hint])
+    if is_dataclass(hint):
         return _Apart(hint)
     if len(kinds) == 2 and kinds[1] is NoneType and is_dataclass(kinds[0]):
         return _Apart(kinds[0], optional=True)
@@ -164,19 +188,24 @@ class _Outgoing:
     def record(self, record: Any) -> list[Any]:
         """A message's or record's values as they stand in the header."""
         plan = _plan(type(record))
-        values = [_plain(getattr(record, name)) for name in plan.names]
+        values = [getattr(record, name) for name in plan.names]
         for at, how in plan.apart:
             try:
                 values[at] = self._put(how, values[at])
             except (TypeError, ValueError, OverflowError) as problem:
                 raise _Malformed(f"{plan.names[at]}: {problem}") from None
-        return list(plan.checked(values, plan.unbounded))
+        if plan.all_apart:
+            return values
+        try:
+            return list(plan.checked(values, plan.unbounded))
+        except _Malformed:  # numbers of numpy may be the only reason
+            return list(plan.checked([_plain(value) for value in values], plan.unbounded))
 
     def _put(self, how: _Apart, value: Any) -> Any:
-        if how.kind in _LISTS:
-            return self._list(value)
         if value is None and how.optional:
             return None
+        if how.listed is not None:
+            return self._list(value)
         if how.kind is Tensor:
             self._frames.append(value.data)
             return [value.dtype, list(value.shape)]
@@ -209,17 +238,27 @@ def _plain(value: Any) -> Any:
 
 def decode(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
     """The message in `frames`; raises RemoteProtocolError, and nothing else, if there is none."""
+    # On the way of every token through every node: conditions are written out.
     try:
-        _need(0 < len(frames) <= limits.frames, "wrong number of frames")
-        _need(len(frames[0]) <= limits.header_bytes, "header too long")
-        _need(all(len(f) <= limits.frame_bytes for f in frames), "frame too long")
+        if not 0 < len(frames) <= limits.frames:
+            raise _Malformed("wrong number of frames")
+        if len(frames[0]) > limits.header_bytes:
+            raise _Malformed("header too long")
+        for frame in frames:
+            if len(frame) > limits.frame_bytes:
+                raise _Malformed("frame too long")
         header = _unpack(frames[0], limits)
-        _need(isinstance(header, list) and len(header) >= 3, "header is no array")
+        if not isinstance(header, list) or len(header) < 3:
+            raise _Malformed("header is no array")
         magic, version, tag, *values = header
-        _need(magic == MAGIC, "not an edgespec message")
-        _need(_is_int(version), "version is no integer")
-        _need(version == VERSION, f"protocol version {version}, this program speaks {VERSION}")
-        _need(_is_int(tag) and tag in TAGS, "unknown message tag")
+        if magic != MAGIC:
+            raise _Malformed("not an edgespec message")
+        if type(version) is not int:
+            raise _Malformed("version is no integer")
+        if version != VERSION:
+            raise _Malformed(f"protocol version {version}, this program speaks {VERSION}")
+        if type(tag) is not int or tag not in TAGS:
+            raise _Malformed("unknown message tag")
         incoming = _Incoming(frames, limits)
         message: Message = incoming.record(TAGS[tag], values)
         incoming.finish()
@@ -230,18 +269,20 @@ def decode(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
 
 def _unpack(frame: Frame, limits: Limits) -> Any:
     left = limits.lists
+    may_have_more = len(frame) > left  # each takes a byte at least
 
     def count(value: list[Any]) -> list[Any]:
         nonlocal left
         left -= 1
-        _need(left >= 0, "too many lists")
+        if left < 0:
+            raise _Malformed("too many lists")
         return value
 
     try:
         return msgpack.unpackb(
             frame,
             strict_map_key=True,
-            list_hook=count,
+            list_hook=count if may_have_more else None,
             max_str_len=4 * limits.text_chars,
             max_bin_len=0,
             max_array_len=limits.items,
@@ -258,89 +299,93 @@ class _Incoming:
     """Gives what does not travel in the header, in the order in which it was taken."""
 
     def __init__(self, frames: Sequence[Frame], limits: Limits) -> None:
-        self._rest = iter(frames[1:])
+        self._frames = frames
+        self._taken = 1  # of the frames
         self._limits = limits
         self._numbers: IntArray | None = None
         self._read = 0
+        self._has_long_text = len(frames[0]) > limits.text_chars  # or may have one
 
     def record(self, kind: type, values: Any) -> Any:
         """The message or record of these values."""
-        plan = _plan(kind)
-        fits = isinstance(values, list) and len(values) == len(plan.names)
-        _need(fits, f"{kind.__name__} has the wrong number of fields")
-        for value in values:
-            too_long = isinstance(value, str) and len(value) > self._limits.text_chars
-            _need(not too_long, f"{kind.__name__} has a text that is too long")
-        for at, how in plan.apart:
-            try:
-                values[at] = self._take(how, values[at])
-            except _Malformed as problem:
-                raise _Malformed(f"{kind.__name__}.{plan.names[at]}: {problem}") from None
-        found = kind(*plan.checked(values, plan.bounded))
+        plan = _PLANS.get(kind) or _plan(kind)
+        if type(values) is not list or len(values) != len(plan.names):
+            raise _Malformed(f"{kind.__name__} has the wrong number of fields")
+        if self._has_long_text:
+            for value in values:
+                if isinstance(value, str) and len(value) > self._limits.text_chars:
+                    raise _Malformed(f"{kind.__name__} has a text that is too long")
+        at = 0
         try:
-            if hasattr(found, "check"):
+            for at, how in plan.apart:
+                if values[at] is None and how.optional:
+                    continue
+                if how.listed is not None:
+                    values[at] = how.listed(self._list(values[at]))
+                elif how.kind is Tensor:
+                    values[at] = self._tensor(values[at])
+                elif how.many:
+                    values[at] = self._records(how.kind, values[at])
+                else:
+                    values[at] = self.record(how.kind, values[at])
+        except _Malformed as problem:
+            raise _Malformed(f"{kind.__name__}.{plan.names[at]}: {problem}") from None
+        found = kind(*(values if plan.all_apart else plan.checked(values, plan.bounded)))
+        if plan.has_check:
+            try:
                 found.check()
-        except ValueError as problem:
-            raise _Malformed(f"{kind.__name__}: {problem}") from None
+            except ValueError as problem:
+                raise _Malformed(f"{kind.__name__}: {problem}") from None
         return found
 
-    def _take(self, how: _Apart, value: Any) -> Any:
-        kind = how.kind
-        if kind in _LISTS:
-            numbers = self._list(value)
-            return numbers if kind == IntArray else get_origin(kind)(numbers.tolist())
-        if value is None and how.optional:
-            return None
-        if kind is Tensor:
-            return self._tensor(value)
-        if not how.many:
-            return self.record(kind, value)
-        _need(isinstance(value, list), "no list")
-        return tuple(self.record(kind, one) for one in value)
+    def _records(self, kind: type, values: Any) -> tuple[Any, ...]:
+        if type(values) is not list:
+            raise _Malformed("no list")
+        return tuple([self.record(kind, one) for one in values])
 
     def _list(self, length: Any) -> IntArray:
-        _need(_is_int(length) and length >= 0, "no length of a list")
-        _need(length <= self._limits.numbers, "a list is too long")
+        if type(length) is not int or length < 0:
+            raise _Malformed("no length of a list")
+        if length > self._limits.numbers:
+            raise _Malformed("a list is too long")
         if self._numbers is None:
             data = self._frame()
-            _need(len(data) % 8 == 0, "a frame is no list of integers")
+            if len(data) % 8:
+                raise _Malformed("a frame is no list of integers")
             self._numbers = np.frombuffer(data, "<i8").astype(np.int64)  # as frames are read-only
-        found = self._numbers[self._read : self._read + length]
-        _need(len(found) == length, "integers are missing")
-        self._read += length
-        return found
+        before, self._read = self._read, self._read + length
+        if self._read > len(self._numbers):
+            raise _Malformed("integers are missing")
+        return self._numbers[before : self._read]
 
     def _tensor(self, value: Any) -> Tensor:
-        _need(isinstance(value, list) and len(value) == 2, "an array has no dtype and shape")
+        if type(value) is not list or len(value) != 2:
+            raise _Malformed("an array has no dtype and shape")
         dtype, shape = value
-        _need(isinstance(dtype, str) and dtype in ITEM_SIZES, "an array has an unknown dtype")
-        _need(isinstance(shape, list) and len(shape) <= 4, "an array has no shape")
-        fits = all(_is_int(e) and 0 <= e <= self._limits.frame_bytes for e in shape)
-        _need(fits, "an array's shape is bad")
+        if type(dtype) is not str or dtype not in ITEM_SIZES:
+            raise _Malformed("an array has an unknown dtype")
+        if type(shape) is not list or len(shape) > 4:
+            raise _Malformed("an array has no shape")
+        for extent in shape:
+            if type(extent) is not int or not 0 <= extent <= self._limits.frame_bytes:
+                raise _Malformed("an array's shape is bad")
         data = self._frame()
-        fits = math.prod(shape) * ITEM_SIZES[dtype] == len(data)
-        _need(fits, "an array's bytes and shape differ")
+        if math.prod(shape) * ITEM_SIZES[dtype] != len(data):
+            raise _Malformed("an array's bytes and shape differ")
         return Tensor(dtype, tuple(shape), data)
 
     def _frame(self) -> Frame:
-        data = next(self._rest, None)
-        if data is None:
+        if self._taken == len(self._frames):
             raise _Malformed("a frame is missing")
-        return data
+        self._taken += 1
+        return self._frames[self._taken - 1]
 
     def finish(self) -> None:
         """Everything that came must have been used."""
-        _need(self._numbers is None or self._read == len(self._numbers), "integers are left")
-        _need(next(self._rest, None) is None, "a frame too many")
-
-
-def _need(condition: bool, problem: str) -> None:
-    if not condition:
-        raise _Malformed(problem)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+        if self._numbers is not None and self._read != len(self._numbers):
+            raise _Malformed("integers are left")
+        if self._taken != len(self._frames):
+            raise _Malformed("a frame too many")
 
 
 _TAG_OF = {kind: tag for tag, kind in TAGS.items()}

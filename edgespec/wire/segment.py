@@ -93,7 +93,8 @@ class Part:
     (prefill) enter the committed region at once. `reserve` > 0 opens the request with room for that
     many rows, those of its prompt; with `fork_of` > 0 it begins with committed rows of that
     request: those that have the ids `fork_ids` there, in the order of their positions. Both hold
-    them together from then on, or, with `fork_ends`, the other request ends and leaves them all.
+    the first `fork_shared` of them together from then on, or, with `fork_ends`, the other request
+    ends and leaves them all.
     `want`: how many of the last rows the coordinator wants back (a prefill chunk but the last wants
     none).
 
@@ -117,6 +118,7 @@ class Part:
     fork_of: Whole = 0
     fork_ids: tuple[int, ...] = ()
     fork_ends: bool = False
+    fork_shared: Whole = 0
     choosing: Choosing | None = None
     verdict: Verdict | None = None
 
@@ -126,6 +128,7 @@ class Part:
         require(len(self.positions) == rows, "positions and ids differ in length")
         require(len(self.tokens) in (0, rows), "tokens and ids differ in length")
         require(min(self.fork_ids, default=0) >= 0, "a negative id")
+        require(self.fork_shared <= len(self.fork_ids), "more rows shared than there are")
         for numbers in (self.ids, self.positions):
             require(not rows or int(numbers.min()) >= 0, "a negative id or position")
 

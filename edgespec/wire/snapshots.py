@@ -1,4 +1,4 @@
-"""Snapshots: what subscribed clients are shown of the running request, and how they subscribe.
+"""Snapshots: what subscribed clients are shown of running requests, and how they subscribe.
 
 A Subscribe counts for some seconds. While one counts, the stages send their runs and the
 coordinator its tree; otherwise nothing is collected. Times are ages at the moment of sending, so
@@ -17,15 +17,23 @@ MOST_NODES = 120
 MOST_RUNS = 200
 """Runs that a Snapshot or a StageActivity holds at most."""
 
+MOST_CHOSEN = 8
+"""Requests that a Subscribe names at most."""
+
 MOST_SEGMENTS = 64
 """Segments that a Snapshot holds at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribe(Message):
-    """A client wants Snapshots for so many seconds from now on; 0: no longer."""
+    """A client wants Snapshots for so many seconds from now on, 0: no longer; of the oldest running
+    request, and of those with these numbers."""
 
     seconds: Seconds
+    requests: tuple[int, ...] = ()
+
+    def check(self) -> None:
+        require(len(self.requests) <= MOST_CHOSEN, "too many requests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +105,13 @@ class SnapshotSegment:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Message):
-    """What the running request looks like now; sent to each client that subscribed.
+    """What a running request looks like now; sent to each client that subscribed.
 
     `state`: "idle", "reading" (the prompt), "answering" or "paused" (the ring is lost). `request`:
     its number, which a lost ring changes, 0 if none runs. `tokens` are committed, made in `trips`
     round the ring, the prompt's being one. `root`: the newest committed node. `nodes`: the newest
     accepted ones and all that hangs from them, by id. `runs`: the stages' newest since the last
-    Snapshot, oldest first.
+    Snapshot, oldest first. `place`: how many older requests are open.
     """
 
     state: str
@@ -115,6 +123,7 @@ class Snapshot(Message):
     nodes: tuple[SnapshotNode, ...]
     segments: tuple[SnapshotSegment, ...]
     runs: tuple[StageRun, ...]
+    place: int = 0
 
     def check(self) -> None:
         require(len(self.runs) <= MOST_RUNS, "too many runs")

@@ -101,6 +101,19 @@ def test_a_poll_does_not_wait_for_what_is_due_later(near: PacedTransport) -> Non
         assert near.poll(0.02) == []
 
 
+def test_what_is_due_after_the_running_compute_waits_for_what_comes_of_it(
+    near: PacedTransport,
+) -> None:
+    near.pace = LinkPace(LinkCosts(0.01, 1e9), 0.0, lambda segment: 0)
+    due = time.monotonic() + 0.01
+    near.compute_ends = lambda: due - 0.005
+    near.send_ring(segment())
+    while time.monotonic() < due + 0.05:
+        assert near.poll(0.02) == []
+    near.compute_ends = lambda: due + 0.005
+    taken(near, 1)
+
+
 def test_a_segment_that_its_ring_did_not_outlive_does_not_arrive(near: PacedTransport) -> None:
     near.pace = LinkPace(LinkCosts(9.0, 1e9), 0.0, PACE.segment_bytes)
     near.send_ring(segment(1))

@@ -351,6 +351,13 @@ def test_a_status_lists_what_runs_as_of_now() -> None:
     assert asked == [ring.now]
 
 
+def test_a_status_tells_the_rows_of_the_caches() -> None:
+    ring = Membership(1)
+    ring.machine = MembershipMachine(ring.places, HOME, TIMING, rows_told=lambda: (1, 2, 3))
+    status = status_of(ring)
+    assert (status.rows_live, status.rows_kept, status.rows_room) == (1, 2, 3)
+
+
 def test_the_health_of_a_stage_is_reported_by_its_name_and_that_of_strangers_is_not() -> None:
     ring = Membership(1)
     ring.bring_up()

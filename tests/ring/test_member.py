@@ -224,6 +224,36 @@ def test_told_where_to_push_it_connects(host: str) -> None:
 # --- alone ----------------------------------------------------------------------------------------
 
 
+def test_a_message_that_was_held_back_makes_the_coordinator_not_silent() -> None:
+    member = Member()
+    member.load()
+    due = member.now
+    for _ in range(int(2 * TIMING.silence / TIMING.beat)):
+        member.hear(Heartbeat())
+        member.machine.handle(MessageArrived(b"", CloseRequest(1)), due)
+        assert not reports(member.tick())
+
+
+def test_loading_that_makes_no_progress_says_that_it_goes_on() -> None:
+    member = Member()
+    member.tick()
+    member.hear(PLACE)
+    said = []
+    for _ in range(16):  # of half a second
+        said += reports(member.tick())
+        member.hear(Heartbeat())
+    assert said == ["still loading layers 4 to 7 (5 s)"]
+    member.machine.handle(BlockLoading("receiving the block: 3 %"), member.now)
+    assert reports(member.tick()) == []
+    member.now += 5.0
+    member.hear(Heartbeat())
+    assert reports(member.tick()) == ["still receiving the block: 3 % (13 s)"]
+    member.machine.handle(BlockLoaded(13.0), member.now)
+    member.now += 9.0
+    member.hear(Heartbeat())
+    assert reports(member.tick()) == []
+
+
 @pytest.mark.parametrize("is_loading", [False, True])
 def test_a_silent_coordinator_is_asked_again_after_the_silence_and_not_before(
     is_loading: bool,

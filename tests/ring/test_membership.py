@@ -25,6 +25,7 @@ from edgespec.machines.effects import (
     SendPeer,
 )
 from edgespec.machines.events import (
+    MessageArrived,
     PeerGone,
     RingUp,
     Tick,
@@ -37,6 +38,7 @@ from edgespec.wire.messages import (
     CloseRequest,
     Connect,
     Connected,
+    Credit,
     Fault,
     Goodbye,
     Heartbeat,
@@ -296,6 +298,17 @@ def test_a_stage_that_loads_may_be_silent_for_longer() -> None:
     while not why_down(ring.tick()):
         assert ring.now - begun <= TIMING.loading_silence
     assert ring.now - begun > TIMING.loading_silence
+
+
+def test_a_message_that_was_held_back_makes_no_stage_silent() -> None:
+    """Over emulated links messages of requests come when they are due, which may be long past."""
+    ring = Membership(1)
+    ring.bring_up()
+    due = ring.now
+    for _ in range(int(2 * TIMING.silence / TIMING.beat)):
+        ring.say(address(1), Heartbeat())
+        ring.machine.handle(MessageArrived(address(1), Credit(1)), due)
+        assert not why_down(ring.tick())
 
 
 @pytest.mark.parametrize(

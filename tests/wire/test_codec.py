@@ -180,7 +180,7 @@ CHECKED: dict[type[Message], st.SearchStrategy[Any]] = {
     Segment: segments(),
     BlockOffer: offers(),
     Health: healths(),
-    Subscribe: st.builds(Subscribe, SECONDS),
+    Subscribe: st.builds(Subscribe, SECONDS, st.lists(INT64, max_size=8).map(tuple)),
     SubscribeActivity: st.builds(SubscribeActivity, SECONDS),
     Ready: st.builds(Ready, st.floats(0.0, 1e9), VALUES[int]),
     PieceRequest: st.builds(PieceRequest, SHA256, WHOLE, st.integers(0, LARGEST_CHUNK), WHOLE),
@@ -296,7 +296,7 @@ def header(*values: object) -> bytes:
 
 def status(lines: object, nodes: object = (), live: object = ()) -> bytes:
     """The header of a Status with these fields."""
-    return header(47, True, lines, nodes, 1, 1, 0.0, 0, 0, "model", 1024, live)
+    return header(47, True, lines, nodes, 1, 1, 0.0, 0, 0, "model", 1024, live, 0, 0, 0)
 
 
 def retain(accepted: object, retained: object) -> bytes:
