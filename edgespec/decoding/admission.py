@@ -154,7 +154,20 @@ def _checked_policy(ring: Ring, name: str) -> Policy:
     return policy
 
 
-def fitting(ring: Ring, prompt_tokens: int, max_new_tokens: int) -> int:
+def take_prompt(ring: Ring, request: Request, event: PromptEncoded) -> tuple[str, str]:
+    """The request's prompt is encoded: it can be started. Comes with why not, fit for the user, and
+    that problem's kind (see kind_of); "" if it can."""
+    if event.problem or request.asked is None:
+        return event.problem, event.kind
+    try:
+        fits = _fitting(ring, len(event.tokens), request.asked.max_new_tokens)
+    except EdgespecError as problem:
+        return str(problem), kind_of(problem)
+    request.encoded(event.tokens, fits)
+    return "", ""
+
+
+def _fitting(ring: Ring, prompt_tokens: int, max_new_tokens: int) -> int:
     """How many new tokens fit after the prompt, at most those asked for.
 
     Raises ConfigError, or CapacityError if none does.

@@ -12,15 +12,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgespec.decoding import drafts
-from edgespec.decoding.admission import Ring, admit, encode, fitting, kind_of, most_tokens
+from edgespec.decoding.admission import Ring, admit, encode, kind_of, most_tokens, take_prompt
 from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.d0_times import D0Times
 from edgespec.decoding.effects import CloseDraft, EncodePrompt, Renew
 from edgespec.decoding.events import Drafted, HeadDone, PromptEncoded, SegmentArrived
 from edgespec.decoding.finish import cached_prefix, finished, last_effects, live_prefixes, whole
 from edgespec.decoding.flights import Flights
+from edgespec.decoding.give_up import ending, harmless
 from edgespec.decoding.ppd_chains import ChainValues
-from edgespec.decoding.queue import BEGINS, GOES_ON, WaitingRoom, say_once
+from edgespec.decoding.queue import BEGINS, GOES_ON, RING_AGAIN, WaitingRoom, say_once
 from edgespec.decoding.request import Request
 from edgespec.decoding.ring_state import RingState
 from edgespec.decoding.row_account import RowAccount
@@ -60,21 +61,23 @@ class CoordinatorMachine:
         self._numbers = 0
         self._flights = Flights(ring.stages)
         d0 = D0Times()
-        self._scheduler = Scheduler(self._flights, d0)
+        self._scheduler = Scheduler(self._flights, d0, self.rows)
         self.live = self._scheduler.told
+        self.rows_told = lambda: self.rows.told(self._scheduler.rows)
         self._estimates: dict[str, RingEstimates] = {}
         self._snapshot = SnapshotKeeper(codec)
         table = ring.needs.ppd_tokens
         ppd = (table, ChainValues(table.depth)) if table else None
         self._shared = Shared(self._flights, d0, self._snapshot.walked, ppd, self._estimates)
-        self._before: list[Request] = []  # while an event is handled: the requests open before it
+        self._before: dict[Request, int] = {}  # while an event is handled: tokens of each before it
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. Every request gets exactly one of Finished and Failed."""
-        self._before = list(self._requests.values())
+        self._before = {r: len(r.answer.token_ids) for r in self._requests.values()}
+        self._scheduler.at = None
         effects = self._react(event, now)
         effects += self._waiting.tell(self._state.missing, len(self._scheduler), self._ring.live)
-        self._before = []
+        self._before = {}
         return effects
 
     def _react(self, event: Event, now: float) -> list[Effect]:
@@ -90,9 +93,9 @@ class CoordinatorMachine:
             case MessageArrived(peer, Cancel(tag)):
                 return self._on_cancel(peer, tag, now)
             case MessageArrived(_, Fault(request, reason)):
-                return self._on_fault(request, reason, now)
-            case MessageArrived(peer, Subscribe(seconds)):
-                return self._snapshot.watch(peer, seconds, now) + self._show(now)
+                return self._on_refused(request, reason, now)
+            case MessageArrived(peer, Subscribe() as asked):
+                return self._snapshot.watch(peer, asked, now) + self._show(now)
             case MessageArrived(_, StageActivity(runs)):
                 self._snapshot.ran(runs, now)
                 return []
@@ -102,8 +105,9 @@ class CoordinatorMachine:
                 if self._waiting.is_encoding(request):
                     return self._on_encoded(PromptEncoded(request, (), reason), now)
                 return self._on_fault(request, reason, now)
-            case RingUp(stages):
+            case RingUp(stages, rows):
                 self._ring = replace(self._ring, stages=stages or self._ring.stages)
+                self.rows.limit = rows or self.rows.limit
                 self._state.up()
                 self._waiting.queue.has_changed = True  # not their order, but what they wait for
                 return self._start_next(now) + self._snapshot.observe(now)
@@ -143,7 +147,7 @@ class CoordinatorMachine:
         last wait again."""
         effects = self._ended(self.rows.make_room(self._scheduler.rows))
         while len(self._scheduler) > 1 and not self.rows.fit(self._scheduler.rows):
-            effects += self._pause(self._scheduler.live[-1:])
+            effects += self._pause(self._scheduler.live[-1:], GOES_ON)
         return effects
 
     def _start_next(self, now: float) -> list[Effect]:
@@ -171,7 +175,7 @@ class CoordinatorMachine:
         elif (reused := request.prefix.reused) and reused.ends:
             effects += self._close_drafts([reused.request])
         if request.told:
-            effects += say_once(request, GOES_ON if request.recoveries else BEGINS)
+            effects += say_once(request, request.begins_with or BEGINS)
         return effects
 
     # --- the end of a request -----------------------------------------------------------------
@@ -205,9 +209,8 @@ class CoordinatorMachine:
         """Have the stages and the draft source keep its committed rows, and drop what is too
         much."""
         gone = self.rows.keep(request.number, cached_prefix(request), self._scheduler.rows)
-        if request.number in gone:
-            return self._ended(gone)
-        return last_effects(request) + self._ended(gone)
+        kept = [] if request.number in gone else last_effects(request)
+        return kept + self._ended(gone)
 
     def _ended(self, numbers: Sequence[int]) -> list[Effect]:
         ends = [SendStages(CloseRequest(number)) for number in self.rows.end(numbers)]
@@ -235,10 +238,8 @@ class CoordinatorMachine:
             self._waiting.queue.check_room(submit.scope, begins=self._places)
         if any(r.peer == peer and r.tag == submit.tag for r in self._requests.values()):
             raise ConfigError(f"request {submit.tag} of this client is still running")
-        number = self._numbers + 1
-        request = admit(self._ring, self._codec, self._shared, number, peer, submit)
-        self._numbers = number
-        return request
+        self._numbers += 1
+        return admit(self._ring, self._codec, self._shared, self._numbers, peer, submit)
 
     def _on_encoded(self, event: PromptEncoded, now: float) -> list[Effect]:
         """Let the request start in its turn, unless it has ended, or its prompt was encoded twice
@@ -246,17 +247,9 @@ class CoordinatorMachine:
         self._waiting.encoded(event.request)
         request = self._requests.get(event.request)
         effects: list[Effect] = []
-        if request is None or request.asked is None:
-            pass
-        elif event.problem:
-            effects = self._fail(request, event.problem, now, event.kind)
-        else:
-            try:
-                fits = fitting(self._ring, len(event.tokens), request.asked.max_new_tokens)
-            except EdgespecError as problem:
-                effects = self._fail(request, str(problem), now, kind_of(problem))
-            else:
-                request.encoded(event.tokens, fits)
+        if request is not None and request.asked is not None:
+            problem, kind = take_prompt(self._ring, request, event)
+            effects = self._fail(request, problem, now, kind) if problem else []
         return effects + self._waiting.encode_next() + self._start_next(now)
 
     def _on_cancel(self, peer: bytes, tag: int, now: float) -> list[Effect]:
@@ -276,6 +269,14 @@ class CoordinatorMachine:
         request = self._requests.get(number)
         return [] if request is None else self._fail(request, reason, now)
 
+    def _on_refused(self, number: int, reason: str, now: float) -> list[Effect]:
+        """A stage could not go on with a request, and dropped its rows: those that were to begin
+        with them start once more, without."""
+        was_kept, again = self.rows.refused(number)
+        effects = self._ended([number] if was_kept else [])
+        effects += self._pause([r for r in self._scheduler.live if r.number in again], BEGINS)
+        return effects + self._on_fault(number, reason, now) + self._start_next(now)
+
     def _on_tick(self, now: float) -> list[Effect]:
         effects = self._fail_overdue(now)
         for request in list(self._requests.values()):
@@ -287,8 +288,8 @@ class CoordinatorMachine:
     def _show(self, now: float) -> list[Effect]:
         """Show watchers what goes on."""
         paused = bool(self._requests) and not self._state.is_up
-        shown = self._requests.values() if paused else self._scheduler.live
-        return self._snapshot.show(next(iter(shown), None), self._flights, paused, now)
+        shown = list(self._requests.values()) if paused else self._scheduler.live
+        return self._snapshot.show(shown, self._flights, paused, now)
 
     # --- rings come and go --------------------------------------------------------------------
 
@@ -302,21 +303,23 @@ class CoordinatorMachine:
         self._flights.clear()  # nothing comes back from a ring that is gone
         self._snapshot.ended()
         effects = self._close_drafts(self.rows.clear())
-        return effects + self._fail_overdue(now) + self._pause(self._scheduler.live)
+        return effects + self._fail_overdue(now) + self._pause(self._scheduler.live, RING_AGAIN)
 
     def _on_hold(self, reason: str, now: float) -> list[Effect]:
         self._state.held = reason
         self._waiting.queue.has_changed = True
         return self._start_next(now)
 
-    def _pause(self, live: Sequence[Request]) -> list[Effect]:
-        """Free what these live requests hold, and let them be the first to start again."""
+    def _pause(self, live: Sequence[Request], told: str) -> list[Effect]:
+        """Free what these live requests hold, and let them be the first to start again, when they
+        are `told` so."""
         effects = self._ended([number for request in live for number in whole(request)])
         for request in live:
             self._scheduler.end(request)
             del self._requests[request.number]
             self._numbers += 1
             request.restart(self._numbers)
+            request.begins_with = told
         # They stay the oldest.
         self._requests = {r.number: r for r in [*live, *self._requests.values()]}
         self._waiting.queue.put_back(live)
@@ -333,31 +336,28 @@ class CoordinatorMachine:
 
     # --- what others ask of it ----------------------------------------------------------------
 
-    def give_up(self, event: Event, reason: str) -> list[Effect]:
-        """`handle` raised: the request that the event concerns ends with `reason`; those that wait
-        go on waiting. The effects are lost and the state may be wrong: a new ring clears it."""
+    def give_up(self, cause: Event | Effect, reason: str) -> list[Effect]:
+        """`handle` raised on this event, or this effect cannot be carried out: the requests that it
+        concerns end with `reason` (see decoding.give_up), the other live ones begin again, and
+        those that wait go on waiting. The state may be wrong: a new ring clears it."""
         self._snapshot.reset()  # a watcher asks again
-        open_ones = dict.fromkeys([*self._before, *self._requests.values()])
-        match event:
-            case MessageArrived(_, Subscribe() | StageActivity()):
-                return []
-            case MessageArrived(peer, Submit(tag=tag)) if not any(
-                (r.peer, r.tag) == (peer, tag) for r in open_ones
-            ):
-                return [SendPeer(peer, Failed(tag, reason))]  # it was not even admitted
-        waiting = self._waiting.renew()
-        over = [r for r in open_ones if self._requests.get(r.number) is not r]
-        over += [r for r in self._requests.values() if r not in waiting]
-        effects: list[Effect] = [Renew("it gave up a request, of which its log says more")]
+        before, self._before = self._before, {}
+        open_ones = list(dict.fromkeys([*before, *self._requests.values()]))
+        if (effects := harmless(cause, reason, open_ones)) is not None:
+            return effects
+        live, waiting = self._scheduler.live, self._waiting.queue.in_order()
+        known = {r for r in [*live, *waiting] if self._requests.get(r.number) is r}
+        over = ending(cause, self._scheduler.at, open_ones, known, before) or live
         for request in over:
             self._requests.pop(request.number, None)
-            self._estimates.pop(request.policy.name, None)  # it may be why
-            effects.append(SendPeer(request.peer, Failed(request.tag, reason)))
-        self._before = []
+            self._estimates.pop(request.policy.name, None)  # they may be why
+        effects = [Renew("it gave up a request, of which its log says more")]
+        effects += [SendPeer(request.peer, Failed(request.tag, reason)) for request in over]
+        self._waiting.renew([r for r in waiting if r not in over])
+        effects += self._pause([r for r in live if r not in over], RING_AGAIN)
         self._scheduler.clear()
-        for request in waiting:
-            if request.number in self._requests:
-                self._waiting.queue.add(request)
+        for request in self._requests.values():
+            request.estimates = self.estimates_of(request.policy.name)
         effects += self._close_drafts([request.number for request in over])
         return effects + self._waiting.encode_next()  # the effect that asked for it may be lost
 

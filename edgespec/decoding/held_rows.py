@@ -63,6 +63,10 @@ class HeldRows:
         """Rows of all requests, shared ones counted once."""
         return sum(len(held.ledger) for held in tuple(self._held.values())) - self._stems.saved
 
+    def together(self, one: int, other: int) -> int:
+        """See Stems.together."""
+        return self._stems.together(one, other)
+
     def shares(self, request: int) -> list[tuple[int, int]]:
         """See Stems.shares."""
         return self._stems.shares(request)
@@ -103,14 +107,14 @@ class HeldRows:
         return [MoveCache(request, base), GatherRows(request, shared, moved)]
 
     def _fork(self, part: Part, held: Held, ledger: RowLedger) -> list[Effect]:
-        """The base goes on: its first rows, which are committed, are shared from now on."""
+        """The base goes on: of its first rows, which are committed, some are shared from now on."""
         request, base, rows = part.request, part.fork_of, len(part.fork_ids)
         committed = ledger.committed
         order = ledger.commit_path(part.fork_ids)
         effects: list[Effect] = []
         if order is not None:
             effects.append(GatherRows(base, committed, order))
-        how = self._stems.fork(request, base, rows, len(ledger))
+        how = self._stems.fork(request, base, rows, part.fork_shared, len(ledger))
         held.ledger = RowLedger(rows)
         return [*effects, ForkCache(request, base, how)]
 

@@ -7,7 +7,7 @@ least recently used first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from edgespec.tree import stems
@@ -65,34 +65,39 @@ class PrefixCache:
         return True
 
     def take(
-        self, prompt: tuple[int, ...], asker: str, live: Mapping[int, CachedPrefix]
+        self,
+        prompt: tuple[int, ...],
+        asker: str,
+        live: Mapping[int, CachedPrefix],
+        awaited: Collection[int] = (),
     ) -> ReusedPrefix | None:
         """The rows that a prompt can begin with: the longest beginning that it has in common with
         an answered request, or with a `live` one; None if that is short. Its last row is left to be
         computed: the first token comes of it.
 
         An answered request of which all rows are taken goes on in the new one; of any other both
-        have the rows.
+        have the rows, and of one that is `awaited`: others are still to begin with it.
         """
         common = {
             number: _shared(kept.tokens, prompt[:-1])
             for number, kept in [*self._kept.items(), *live.items()]
             if self._across or kept.asker == asker
         }
+        whole = {
+            number
+            for number, rows in common.items()
+            if number in self._kept and rows == len(self._kept[number].ids)
+        }.difference(awaited)
         shared = {
             number: rows
             for number, rows in common.items()
-            if rows >= (LEAST_ROWS if self._is_whole(number, rows) else stems.LEAST_ROWS)
+            if rows >= (LEAST_ROWS if number in whole else stems.LEAST_ROWS)
         }
         if not shared:
             return None
-
-        def worth(number: int) -> tuple[int, bool, int]:
-            # Of those that have the same in common, one that need not be shared; then the newest.
-            return shared[number], self._is_whole(number, shared[number]), number
-
-        number = max(shared, key=worth)
-        ends = self._is_whole(number, shared[number])
+        # Of those that have the same in common, one that need not be shared; then the newest.
+        number = max(shared, key=lambda number: (shared[number], number in whole, number))
+        ends = number in whole
         if number in self._kept:
             kept = self._kept.pop(number)
             if not ends:
@@ -101,14 +106,15 @@ class PrefixCache:
             kept = live[number]
         return ReusedPrefix(number, kept.ids[: shared[number]], ends)
 
-    def _is_whole(self, number: int, rows: int) -> bool:
-        return number in self._kept and rows == len(self._kept[number].ids)
-
     def oldest(self) -> int:
         """Forget the least recently used; there must be one."""
         number = next(iter(self._kept))
         del self._kept[number]
         return number
+
+    def drop(self, number: int) -> bool:
+        """Forget a request; whether it was kept."""
+        return self._kept.pop(number, None) is not None
 
     def clear(self) -> list[int]:
         """The stages hold no rows; returns the requests that went with it."""

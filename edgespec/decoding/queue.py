@@ -8,7 +8,7 @@ for another asker: a single asker gets half of the places, the second one half o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from edgespec.decoding.effects import EncodePrompt
 from edgespec.decoding.request import Request
@@ -17,7 +17,8 @@ from edgespec.machines.effects import Effect, SendPeer
 from edgespec.wire.client_messages import Progress
 
 BEGINS = "reading the prompt"
-GOES_ON = "the ring is up again; reading what there is so far"
+GOES_ON = "reading what there is so far"
+RING_AGAIN = f"the ring is up again; {GOES_ON}"
 """What a request is told that waited, until its next token comes."""
 
 
@@ -108,11 +109,11 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self.queue)
 
-    def renew(self) -> list[Request]:
-        """Begin with an empty queue, nothing being encoded; returns those that waited."""
-        waiting, self.queue = self.queue.in_order(), RequestQueue(self._limit)
-        self._encoding = None
-        return waiting
+    def renew(self, waiting: Iterable[Request]) -> None:
+        """Begin with a queue of these, nothing being encoded."""
+        self.queue, self._encoding = RequestQueue(self._limit), None
+        for request in waiting:
+            self.queue.add(request)
 
     def is_encoding(self, request: int) -> bool:
         """Whether the prompt of that request is being encoded."""

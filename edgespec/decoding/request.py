@@ -82,6 +82,7 @@ class Request:
         self.recoveries = 0
         self.waiting_since = 0.0  # for a ring that was lost
         self.told = ""  # what its client was told last that it waits for
+        self.begins_with = ""  # what it is told as it starts once more
         self.needs = needs
         self.flights, self.d0 = shared.flights, shared.d0
         self._on_walk = shared.on_walk

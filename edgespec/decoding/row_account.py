@@ -2,12 +2,13 @@
 
 What a live request holds is known to it, what answered ones left is in the prefix cache, and what
 they share in the same books that every stage keeps (tree.stems). All stages hold the same rows, so
-one account does for all.
+one account does for all. What a request shares is settled when the segment leaves that opens it:
+openings reach the stages in that order, in whatever order requests have started.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from edgespec.decoding.prefix_cache import CachedPrefix, PrefixCache, ReusedPrefix
 from edgespec.decoding.request import Request
@@ -28,13 +29,14 @@ class RowAccount:
         self.limit = limit
         self._cache = PrefixCache(across_askers)
         self._stems = Stems()
+        self._begun: dict[int, ReusedPrefix | None] = {}  # those whose opening has not left
         self._opening: dict[int, int] = {}  # the bases of requests whose opening is on its way
         self._put_off: set[int] = set()
 
     def __len__(self) -> int:
         """How many requests it knows of beside those that are kept."""
-        begun = len(self._stems) - len(self._cache)
-        return begun + len(self._opening) + len(self._put_off)
+        opened = len(self._stems) - len(self._cache)
+        return opened + len(self._begun) + len(self._opening) + len(self._put_off)
 
     # --- what there is ------------------------------------------------------------------------
 
@@ -46,17 +48,36 @@ class RowAccount:
     @property
     def saved(self) -> int:
         """Rows less than if each request, live or answered, held its own."""
-        return self._stems.saved
+        return self._saved_without(())
+
+    def _saved_without(self, others: Collection[int]) -> int:
+        """The same of all requests but these; those whose end is put off are as good as gone."""
+        gone = {*others, *self._put_off}
+        coming = sum(
+            self._stems.shareable(reused.request, len(reused.ids))
+            for reused in self._begun.values()
+            if reused is not None and not reused.ends and reused.request not in gone
+        )
+        return self._stems.saved_without(gone) + coming
+
+    def together(self, one: int, other: int) -> int | None:
+        """How many rows two requests share; None if not both are open. For checks."""
+        known = one in self._stems and other in self._stems
+        return self._stems.together(one, other) if known else None
 
     def used(self, live: int) -> int:
         """Rows that are held if live requests hold `live`, shared ones counted for each of them."""
-        return live + self._cache.rows - self._stems.saved
+        return live + self._cache.rows - self.saved
+
+    def told(self, live: int) -> tuple[int, int, int]:
+        """What a status says of them: of live requests, kept beside those, and the limit."""
+        return live, max(self.used(live) - live, 0), self.limit
 
     def free(self, live: int) -> int:
         """Rows that there is room for beside `live` ones of live requests, if all that is kept
         gives way: what live ones share with each other is there once, what they share with kept
         ones alone is then theirs."""
-        return self.limit - live + self._stems.saved_without(self._cache.numbers)
+        return self.limit - live + self._saved_without(self._cache.numbers)
 
     def fit(self, live: int) -> bool:
         """Whether there is room for so many rows of live requests."""
@@ -66,29 +87,56 @@ class RowAccount:
 
     def begin(self, request: Request, live: Mapping[int, CachedPrefix]) -> ReusedPrefix | None:
         """A request starts; what it begins with, of answered requests and the `live` ones."""
-        number, asker = request.number, request.asker
-        reused = self._cache.take(request.prefix.tokens, asker, live) if self.limit else None
+        reused = None
+        if self.limit:
+            awaited = {reused.request for reused in self._begun.values() if reused}
+            reused = self._cache.take(request.prefix.tokens, request.asker, live, awaited)
+        self._begun[request.number] = reused
+        return reused
+
+    def opens(self, number: int) -> int:
+        """The segment leaves that opens a request on the stages; returns how many rows it shares
+        of those that it begins with."""
+        reused = self._begun.pop(number)
         if reused is None:
             self._stems.open(number)
-        elif reused.ends:
-            self._stems.move(number, reused.request)
-        else:
-            rows = len(reused.ids)
-            self._stems.fork(number, reused.request, rows, rows)
-            self._opening[number] = reused.request
-        return reused
+            return 0
+        base, rows = reused.request, len(reused.ids)
+        self._opening[number] = base
+        if reused.ends:
+            self._stems.move(number, base)
+            return 0
+        shared = self._stems.shareable(base, rows)
+        self._stems.fork(number, base, rows, shared, rows)
+        return shared
 
     def landed(self, segment: Segment) -> list[int]:
         """A segment was at every stage; returns the requests whose end was put off until now."""
         opened = [part.request for part in segment.parts if part.fork_of]
-        return [base for number in opened for base in self._opened(number)]
+        return [base for number in opened for base in self._released(number)]
 
-    def _opened(self, number: int) -> list[int]:
-        base = self._opening.pop(number, None)
-        if base is None or base not in self._put_off or base in self._opening.values():
+    def _released(self, number: int) -> list[int]:
+        """A request needs its base no more; returns that if its end was put off until now."""
+        reused, base = self._begun.pop(number, None), self._opening.pop(number, None)
+        base = reused.request if reused else base
+        if base is None or base not in self._put_off or self._is_base(base):
             return []
         self._put_off.remove(base)
+        self._stems.close(base)
         return [base]
+
+    def _is_base(self, number: int) -> bool:
+        """Whether a request begins with this one whose opening has not come round."""
+        begun = any(reused and reused.request == number for reused in self._begun.values())
+        return begun or number in self._opening.values()
+
+    def _close(self, number: int) -> bool:
+        """A request is over; False if its end has to be put off."""
+        if self._is_base(number):
+            self._put_off.add(number)
+            return False
+        self._stems.close(number)
+        return True
 
     def keep(self, number: int, kept: CachedPrefix, live: int) -> list[int]:
         """A request was answered: its rows stay as long as there is room. Returns the requests
@@ -103,26 +151,31 @@ class RowAccount:
         gone: list[int] = []
         while len(self._cache) and self.used(live) > self.limit:
             gone.append(self._cache.oldest())
-            self._stems.close(gone[-1])
+            self._close(gone[-1])
         return gone
 
     def end(self, numbers: Sequence[int]) -> list[int]:
         """Requests are over, and nothing of them is kept; returns those that can be freed now."""
         now: list[int] = []
         for number in numbers:
-            self._stems.close(number)
-            now += self._opened(number)
-            if number in self._opening.values():
-                self._put_off.add(number)
-            else:
-                now.append(number)
+            released = self._released(number)
+            now += [number] if self._close(number) else []
+            now += released
         return now
+
+    def refused(self, number: int) -> tuple[bool, list[int]]:
+        """A stage dropped a request, which is no base any more: whether it was kept, and the
+        requests that begin with it and may find nothing left."""
+        begun = [n for n, reused in self._begun.items() if reused and reused.request == number]
+        opening = [n for n, base in self._opening.items() if base == number]
+        return self._cache.drop(number), begun + opening
 
     def clear(self) -> list[int]:
         """The ring is lost, and all that the stages held; returns the answered requests that were
         kept, and those whose end was put off."""
         gone: Iterable[int] = [*self._cache.clear(), *self._put_off]
         self._stems = Stems()
+        self._begun.clear()
         self._opening.clear()
         self._put_off.clear()
         return list(gone)

@@ -20,12 +20,11 @@ from edgespec.decoding.d0_times import D0Times
 from edgespec.decoding.effects import SendRing
 from edgespec.decoding.flights import Flight, Flights
 from edgespec.decoding.request import Request
+from edgespec.decoding.row_account import RowAccount
 from edgespec.decoding.snapshot import live_request
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import Event
-from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.base import Expand, Send
-from edgespec.policy.pool import nodes_that_pay, rows_that_pay
 from edgespec.types.tensor import NO_LAYERS
 from edgespec.wire.client_messages import LiveRequest
 from edgespec.wire.segment import MOST_PARTS, Header, Part, Segment
@@ -47,10 +46,13 @@ LEAST_CHUNK = 8
 class Scheduler:
     """The live requests of one ring, in the order of their starts."""
 
-    def __init__(self, flights: Flights, d0: D0Times) -> None:
+    def __init__(self, flights: Flights, d0: D0Times, rows: RowAccount) -> None:
         self._flights = flights
         self._d0 = d0
+        self._rows = rows
         self._live: dict[int, Request] = {}
+        self.at: Request | None = None
+        """Whose turn it is: a failure then is its own."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -89,6 +91,8 @@ class Scheduler:
         """It is live no more; what of it waits to leave is forgotten."""
         del self._live[request.number]
         self._d0.forget(request.number)
+        for other in self._live.values():  # one that is alone now was not asked before
+            other.asks = other.asks or other.policy.pools
 
     def clear(self) -> None:
         """No request is live."""
@@ -110,11 +114,12 @@ class Scheduler:
         """Hand events to those of their requests that are live."""
         effects: list[Effect] = []
         told = [(self._live[number], event) for number, event in events if number in self._live]
-        for request, event in told:
-            effects += request.handle(event, now)
+        for self.at, event in told:
+            effects += self.at.handle(event, now)
         effects += self.work(now)
         for request, _ in told:
             while request.has_result:
+                self.at = request
                 effects += request.take_result(now)
                 effects += self.work(now)
         return effects
@@ -131,6 +136,7 @@ class Scheduler:
 
     def work(self, now: float) -> list[Effect]:
         """Carry out what the policies decide; whatever may leave leaves."""
+        self.at = None
         going_on = self._in_turn()
         return self._alone(going_on[0], now) if len(going_on) == 1 else self._together(now)
 
@@ -146,14 +152,17 @@ class Scheduler:
         """Ask the policies that are to be asked, but for the pool's; returns what is to be
         drafted."""
         effects: list[Effect] = []
-        for request in self._in_turn():
-            if len(self._live) > 1 and isinstance(request.policy, Adaptive):
+        going_on = self._in_turn()
+        for request in going_on:
+            self.at = request
+            if len(going_on) > 1 and request.policy.pools:
                 request.asks = False
             for decision in request.decide() if request.asks else ():
                 if isinstance(decision, Send):
                     request.send(decision.ids)
                 else:
                     effects.append(drafts.ask(request, decision, now))
+        self.at = None
         return effects
 
     def _together(self, now: float) -> list[Effect]:
@@ -184,19 +193,29 @@ class Scheduler:
             return parts
         parts = [request for request in answering if request.leaving][: self._share]
         if is_free or any(not _root_sent(request) for request in answering):
-            parts += self._take_rows(self._share - len(parts))
+            roots = min(len(answering), self._share)
+            coming = self._chunk(starting[0], roots, others=bool(answering)) if starting else 0
+            parts += self._take_rows(self._share - len(parts), coming)
         if starting and (parts or is_free or not answering):
             beside = sum(len(request.leaving[0].rows) for request in parts)
             parts += self._take_chunk(starting[0], beside, others=bool(answering))
         return parts
 
     def _take_chunk(self, request: Request, beside: int, *, others: bool) -> list[Request]:
-        """Have rows of its prefix leave, unless so much of it is on the ring that it is full.
+        """Have rows of its prefix leave (see _chunk)."""
+        rows = self._chunk(request, beside, others=others)
+        if rows:
+            request.send_chunk(rows)
+        return [request] if rows else []
+
+    def _chunk(self, request: Request, beside: int, *, others: bool) -> int:
+        """How many rows of its prefix may leave; none if so much of it is on the ring that it is
+        full.
 
         Beside answers they are so many that a step takes no more than SLOWEST times as long.
         """
         if request.in_flight > self._flights.clock.stages or request.leaving:
-            return []
+            return 0
         most, step = request.prefix.chunk, request.estimates.step
         if others:
             if not step.known:
@@ -205,51 +224,41 @@ class Scheduler:
                 step.seconds(beside + most) > SLOWEST * step.seconds(max(beside, 1))
             ):
                 most = max(most - LEAST_CHUNK, LEAST_CHUNK)
-        request.send_chunk(most)
-        return [request]
+        return min(most, len(request.prefix) - request.prefix.sent)
 
     # --- the pool -----------------------------------------------------------------------------
 
-    def _pool(self) -> tuple[Adaptive, list[Request]] | None:
+    def _pool(self) -> list[Request]:
         """The requests whose rows and guesses compete, those of which nothing has left for longest
         first."""
-        found = [r for r in self._in_turn() if isinstance(r.policy, Adaptive) and r.decodes]
-        if not found:
-            return None
-        policy = found[0].policy
-        assert isinstance(policy, Adaptive)
-        return policy, found
+        return [r for r in self._in_turn() if r.policy.pools and r.decodes]
 
     def _expand(self, now: float) -> list[Effect]:
         """If no pass of the pool is at work, have its best nodes expanded. A prompt that is read
         keeps nobody but its own request waiting: it may take long, and goes in parts."""
-        pool = self._pool()
-        if pool is None or not pool[1][0].estimates.step.known:
+        requests = self._pool()
+        if not requests or not requests[0].estimates.step.known:
             return []
-        policy, requests = pool
         if any(r.draft is not None and isinstance(r.draft.plan, Expand) for r in requests):
             return []
         requests = [request for request in requests if request.draft is None]
         if not requests:
             return []
-        chosen = nodes_that_pay([request.view() for request in requests], policy.most_rows)
+        chosen = requests[0].policy.best_nodes([request.view() for request in requests])
         return [
-            drafts.ask(request, policy.expand(ids), now)
-            for request, ids in zip(requests, chosen, strict=True)
-            if ids
+            drafts.ask(request, nodes, now)
+            for request, nodes in zip(requests, chosen, strict=True)
+            if nodes
         ]
 
-    def _take_rows(self, roots: int) -> list[Request]:
-        """Have the best rows of the pool leave, with so many new roots at most."""
-        pool = self._pool()
-        if pool is None:
-            return []
-        policy, requests = pool
-        requests = [request for request in requests if not request.leaving]
+    def _take_rows(self, roots: int, beside: int) -> list[Request]:
+        """Have the best rows of the pool leave, with so many new roots at most, beside so many rows
+        of a prompt."""
+        requests = [request for request in self._pool() if not request.leaving]
         if not requests:
             return []
         views = [request.view() for request in requests]
-        chosen = rows_that_pay(views, self._flights.ahead, policy.most_rows, roots)
+        chosen = requests[0].policy.best_rows(views, self._flights.ahead, roots, beside)
         found = []
         for request, ids in zip(requests, chosen, strict=True):
             if ids:
@@ -273,7 +282,7 @@ class Scheduler:
         want in flight; of the pool that is each one's root."""
         places = self._places
         wanted = sum(
-            1 if isinstance(r.policy, Adaptive) else min(r.policy.window(places - 1), places)
+            1 if r.policy.pools else min(r.policy.window(places - 1), places)
             for r in self._live.values()
             if r.decodes
         )
@@ -283,11 +292,12 @@ class Scheduler:
         """What waits longest of each of these requests leaves, as one segment."""
         parts: list[Part] = []
         owners: list[Request] = []
-        for request in requests:
-            part = _next_part(request)
+        for self.at in requests:
+            part = self._next_part(self.at)
             if part is not None:
                 parts.append(part)
-                owners.append(request)
+                owners.append(self.at)
+        self.at = None
         if not parts:
             return []
         seq, flight = self._flights.launch(parts, [request.choosing for request in owners])
@@ -302,35 +312,36 @@ class Scheduler:
                 vectors = request.ppd_rows.vectors(tokens)
         return [SendRing(Segment(Header(seq, layers), tuple(parts), ppd_tokens=vectors))]
 
+    def _next_part(self, request: Request) -> Part | None:
+        """What leaves first of what waits of a request; None if none of it is wanted any more."""
+        leaving, tree = request.leaving.popleft(), request.tree
+        rows = leaving.rows
+        if not leaving.committed and tree is not None:
+            awaited = () if request.ppd_rows is None else request.ppd_rows.awaited(tree)
+            wanted = [i in tree or i in awaited for i in rows.ids.tolist()]
+            rows = rows if all(wanted) else rows.take(np.flatnonzero(wanted))
+        if not len(rows):
+            request.in_flight -= 1
+            request.asks = True
+            return None
+        reused = request.prefix.reused if leaving.reserve else None
+        want = min(leaving.want, len(rows))
+        shared = self._rows.opens(request.number) if leaving.reserve else 0
+        return Part(
+            request.number,
+            request.retains.epoch,
+            leaving.committed,
+            leaving.reserve,
+            want,
+            rows.ids,
+            rows.parents,
+            rows.positions,
+            rows.tokens,
+            *((reused.request, reused.ids, reused.ends) if reused else (0, (), False)),
+            shared,
+            request.choosing if leaving.committed and want else None,
+        )
+
 
 def _root_sent(request: Request) -> bool:
     return request.tree is None or request.tree[request.tree.root].sent
-
-
-def _next_part(request: Request) -> Part | None:
-    """What leaves first of what waits of a request; None if none of it is wanted any more."""
-    leaving, tree = request.leaving.popleft(), request.tree
-    rows = leaving.rows
-    if not leaving.committed and tree is not None:
-        awaited = () if request.ppd_rows is None else request.ppd_rows.awaited(tree)
-        wanted = [i in tree or i in awaited for i in rows.ids.tolist()]
-        rows = rows if all(wanted) else rows.take(np.flatnonzero(wanted))
-    if not len(rows):
-        request.in_flight -= 1
-        request.asks = True
-        return None
-    reused = request.prefix.reused if leaving.reserve else None
-    want = min(leaving.want, len(rows))
-    return Part(
-        request.number,
-        request.retains.epoch,
-        leaving.committed,
-        leaving.reserve,
-        want,
-        rows.ids,
-        rows.parents,
-        rows.positions,
-        rows.tokens,
-        *((reused.request, reused.ids, reused.ends) if reused else (0, (), False)),
-        choosing=request.choosing if leaving.committed and want else None,
-    )

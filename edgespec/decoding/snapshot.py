@@ -1,4 +1,4 @@
-"""Snapshot: what subscribers see of the running request; costs nothing without subscribers.
+"""Snapshot: what subscribers see of running requests; costs nothing without subscribers.
 
 The coordinator machine has a `SnapshotKeeper`, a stage machine a `RunLog`. Both have a look at what
 happens anyway, and neither changes it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from operator import attrgetter
@@ -28,6 +28,7 @@ from edgespec.wire.snapshots import (
     SnapshotSegment,
     StageActivity,
     StageRun,
+    Subscribe,
     SubscribeActivity,
 )
 
@@ -86,6 +87,16 @@ class RunLog:
         return [SendCoordinator(StageActivity(runs))]
 
 
+@dataclass(slots=True)
+class _Trail:
+    """What is shown of a request beside its tree: nodes that left it, and the newest tokens that
+    were no guesses."""
+
+    trunk: deque[SnapshotNode] = field(default_factory=lambda: deque(maxlen=TRUNK))
+    pruned: deque[SnapshotNode] = field(default_factory=lambda: deque(maxlen=LEFT))
+    unguessed: deque[int] = field(default_factory=lambda: deque(maxlen=TRUNK + 1))
+
+
 class SnapshotKeeper:
     """The subscribers, and what they see."""
 
@@ -97,27 +108,25 @@ class SnapshotKeeper:
     def reset(self) -> None:
         """Forget the subscribers, and what they were shown."""
         self._watchers: dict[bytes, float] = {}  # until when
+        self._chosen: dict[bytes, tuple[int, ...]] = {}  # requests beside the oldest
         self._observed = self._next = float("-inf")
         self._news = False  # something that no watcher was told of, while no request runs
         self._runs: deque[tuple[float, StageRun]] = deque(maxlen=MOST_RUNS)
-        self._forget_tree()
-
-    def _forget_tree(self, request: int = 0) -> None:
-        self._request = request
-        self._trunk: deque[SnapshotNode] = deque(maxlen=TRUNK)
-        self._pruned: deque[SnapshotNode] = deque(maxlen=LEFT)
-        self._unguessed: deque[int] = deque(maxlen=TRUNK + 1)
+        self._trails: dict[int, _Trail] = {}  # by the requests' numbers
+        self._last = 0  # the request that was walked last: it is shown when it is over, too
 
     # --- subscribers --------------------------------------------------------------------------
 
-    def watch(self, peer: bytes, seconds: float, now: float) -> list[Effect]:
+    def watch(self, peer: bytes, asked: Subscribe, now: float) -> list[Effect]:
         """Show this peer snapshots for so many seconds; 0 ends it."""
         self._drop_late(now)
+        seconds = asked.seconds
         if seconds <= 0:
             self.forget(peer)
         elif peer in self._watchers or len(self._watchers) < MOST_WATCHERS:
             self._news = self._news or peer not in self._watchers
             self._watchers[peer] = now + min(seconds, LONGEST_WATCH_S)
+            self._chosen[peer] = asked.requests
         else:
             return []
         wanted = max(self._watchers.values(), default=now)
@@ -127,6 +136,7 @@ class SnapshotKeeper:
     def forget(self, peer: bytes) -> None:
         """This peer is gone."""
         self._watchers.pop(peer, None)
+        self._chosen.pop(peer, None)
 
     def observe(self, now: float) -> list[Effect]:
         """Have the stages report their runs while there are subscribers; those of a new ring
@@ -138,7 +148,10 @@ class SnapshotKeeper:
         return [SendStages(SubscribeActivity(until - now))]
 
     def _drop_late(self, now: float) -> None:
-        self._watchers = {peer: until for peer, until in self._watchers.items() if until > now}
+        for peer in [peer for peer, until in self._watchers.items() if until <= now]:
+            self.forget(peer)
+        if not self._watchers:
+            self._trails.clear()
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -156,8 +169,8 @@ class SnapshotKeeper:
         """A request's tree was walked: for subscribers, keep what left the tree with it."""
         if not self._watchers:
             return
-        if request.number != self._request:
-            self._forget_tree(request.number)
+        self._last = request.number
+        trail = self._trails.setdefault(request.number, _Trail())
         if not step.passed:
             return
         assert request.tree is not None
@@ -169,13 +182,13 @@ class SnapshotKeeper:
                 # The token that ends an answer is none of its text, and nothing comes after it.
                 is_over = is_over or node.token in self._codec.eos_ids
                 if not is_over:
-                    self._trunk.append(self._node(request, node, "accepted", score))
+                    trail.trunk.append(self._node(request, node, "accepted", score))
             elif node.id not in request.tree and (node.sent or node.parent in passed):
                 gone.append(node)  # what was never sent, far from the answer, is of no interest
         for node in gone[-LEFT:]:
-            self._pruned.append(self._node(request, node, "pruned", score))
+            trail.pruned.append(self._node(request, node, "pruned", score))
         if step.missed:
-            self._unguessed.append(request.tree.root)
+            trail.unguessed.append(request.tree.root)
 
     # --- what is shown ------------------------------------------------------------------------
 
@@ -184,22 +197,31 @@ class SnapshotKeeper:
         return self._next if self._watchers and (is_busy or self._news) else None
 
     def show(
-        self, request: Request | None, flights: Flights, paused: bool, now: float
+        self, requests: Sequence[Request], flights: Flights, paused: bool, now: float
     ) -> list[Effect]:
-        """A snapshot for every subscriber, if it is time for it."""
-        if not self._watchers or now < self._next or not (request or self._news):
+        """Snapshots for every subscriber, if it is time for them: of the oldest request, and of
+        those that it has chosen; of none if none runs."""
+        if not self._watchers or now < self._next or not (requests or self._news):
             return []
         self._drop_late(now)
         self._next, self._news = now + SNAPSHOT_S, False
-        snapshot = self._snapshot(request, flights, paused, now)
+        numbers = {self._last, *(request.number for request in requests)}
+        self._trails = {n: trail for n, trail in self._trails.items() if n in numbers}
+        made: dict[int, Snapshot] = {}
+        effects: list[Effect] = []
+        for peer in self._watchers:
+            chosen = self._chosen[peer]
+            for place, request in enumerate(requests or [None]):
+                if place == 0 or (request is not None and request.number in chosen):
+                    if place not in made:
+                        made[place] = self._snapshot(request, flights, paused, place, now)
+                    effects.append(SendPeer(peer, made[place]))
         self._runs.clear()
-        return [SendPeer(peer, snapshot) for peer in self._watchers]
+        return effects
 
     def _snapshot(
-        self, request: Request | None, flights: Flights, paused: bool, now: float
+        self, request: Request | None, flights: Flights, paused: bool, place: int, now: float
     ) -> Snapshot:
-        if request is not None and request.number != self._request:
-            self._forget_tree(request.number)
         tree = None if request is None or paused else request.tree
         return Snapshot(
             state="paused" if paused else _state(request),
@@ -209,13 +231,15 @@ class SnapshotKeeper:
             trips=request.stats.answer_trips if request else 0.0,
             root=tree.root if tree else -1,
             nodes=self._nodes(request, tree),
-            segments=_segments(tree, self._request, flights),
+            segments=_segments(tree, request.number if request else self._last, flights),
             runs=_aged(self._runs, now),
+            place=place,
         )
 
     def _nodes(self, request: Request | None, tree: DraftTree | None) -> tuple[SnapshotNode, ...]:
         """The tree's best, what was accepted before its root, and what was pruned last."""
         live: list[SnapshotNode] = []
+        trail = self._trails.get(request.number if request else self._last, _Trail())
         if request is not None and tree is not None:
             score = tree[tree.root].score
             # A parent stands in front of its children; scores that were refreshed apart may leave
@@ -225,9 +249,9 @@ class SnapshotKeeper:
                 state = "sent" if node.sent else "waiting"
                 state = "accepted" if node.id == tree.root else state
                 live.append(self._node(request, node, state, score))
-        room = MOST_NODES - len(live) - len(self._trunk)
-        pruned = list(self._pruned)[-room:] if room > 0 else []
-        return tuple(sorted([*self._trunk, *live, *pruned], key=lambda node: node.id))
+        room = MOST_NODES - len(live) - len(trail.trunk)
+        pruned = list(trail.pruned)[-room:] if room > 0 else []
+        return tuple(sorted([*trail.trunk, *live, *pruned], key=lambda node: node.id))
 
     def _node(self, request: Request, node: TreeNode, state: str, score: float) -> SnapshotNode:
         """`score`: the root's."""
@@ -238,7 +262,8 @@ class SnapshotKeeper:
     def _source(self, request: Request, node: TreeNode) -> str:
         if node.id < len(request.prefix):
             return "prompt"
-        if node.id in self._unguessed:
+        trail = self._trails.get(request.number)
+        if trail is not None and node.id in trail.unguessed:
             return "model"
         return "levels" if node.drafted is None else "expansion"
 

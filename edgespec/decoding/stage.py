@@ -13,20 +13,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.decoding.effects import AbortBlock, GatherRows, SendRing
+from edgespec.decoding.effects import AbortBlock, GatherRows, RunHead, SendRing
 from edgespec.decoding.events import HeadDone, SegmentArrived
 from edgespec.decoding.held_rows import HeldRows
 from edgespec.decoding.snapshot import RunLog
 from edgespec.decoding.stage_jobs import Job
 from edgespec.decoding.stage_stats import StageStats
-from edgespec.decoding.target_walk import NO_VERDICT, TargetWalk, next_head, with_verdict
+from edgespec.decoding.target_walk import NO_VERDICT, TargetWalk, chosen_of, heads_of, with_verdict
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import BlockPart, Effect, RunBlock, SendCoordinator
 from edgespec.machines.events import NO_JOB, BlockDone, ComputeFailed, Event, MessageArrived, Tick
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
 from edgespec.types.tensor import Tensor
 from edgespec.wire.messages import CloseRequest, Credit, Fault, Retain
-from edgespec.wire.segment import Part, Segment, StageTime
+from edgespec.wire.segment import Part, Segment, StageTime, Verdict
 from edgespec.wire.snapshots import SubscribeActivity
 
 
@@ -83,9 +83,9 @@ class StageMachine:
         that still runs is ignored.
         """
         effects: list[Effect] = []
-        if self._running is not None:
-            self._given_up.add(self._running.job)
-            effects.append(AbortBlock(self._running.job))
+        if (running := self._running) is not None:
+            self._given_up.update(running.heads if running.done else (running.job,))
+            effects.append(AbortBlock(running.job))
             self._running = None
         effects += self._held.clear()
         self._queue.clear()
@@ -99,6 +99,10 @@ class StageMachine:
     def ledgers(self) -> dict[int, RowLedger]:
         """The row ledgers of all open requests, for checks."""
         return self._held.ledgers()
+
+    def together(self, one: int, other: int) -> int:
+        """How many rows two open requests share; for checks."""
+        return self._held.together(one, other)
 
     def shares(self, request: int) -> list[tuple[int, int]]:
         """The rows of each stem of an open request, and how many requests hold it; for checks."""
@@ -190,28 +194,21 @@ class StageMachine:
         done = self._outgoing(running, hidden, aux_hidden)
         if not self._is_last:
             return self._leave(running, done, now)
-        return self._choose(running, done, 0, now)
-
-    def _choose(self, running: Job, done: Segment, at: int, now: float) -> list[Effect]:
-        """Have target tokens chosen of the next part, from number `at` on, that has rows on its
-        walk; without one the segment leaves."""
-        done, at, head = next_head(done, at, self._walk_of, self._jobs + 1)
-        if head is None:
-            return self._leave(running, done, now)
-        self._jobs += 1
-        self._running = replace(running, job=head.job, head=head, done=done, at=at)
-        return [head]
+        running.done, running.heads = heads_of(done, self._walk_of, self._jobs + 1)
+        if not running.heads:
+            return self._leave(running, chosen_of(running.done), now)
+        self._jobs += len(running.heads)
+        self._running = running
+        return [head for head, _ in running.heads.values()]
 
     def _on_head_done(self, event: HeadDone, now: float) -> list[Effect]:
         if self._was_given_up(event.job):
             return []
-        running = self._finish_job(event.job)
-        head, done, walk = running.head, running.done, self._walk_of(event.request)
-        assert head is not None
-        assert done is not None
+        running, head, place = self._finish_head(event.job)
+        walk = self._walk_of(event.request)
         # Without a walk the request has ended meanwhile.
         verdict = NO_VERDICT if walk is None else walk.went(head.rows.ids, event)
-        return self._choose(running, with_verdict(done, running.at, verdict), running.at + 1, now)
+        return self._chose(running, place, verdict, now)
 
     def _walk_of(self, request: int) -> TargetWalk | None:
         held = self._held.get(request)
@@ -297,6 +294,28 @@ class StageMachine:
         self._running = None
         return running
 
+    def _finish_head(self, job: int) -> tuple[Job, RunHead, int]:
+        """The segment at work, the head that has ended, and the place of its part."""
+        running = self._running
+        if running is None or job not in running.heads:
+            raise LocalProtocolError(f"head job {job} ended but was not running")
+        return running, *running.heads.pop(job)
+
+    def _chose(self, running: Job, place: int, verdict: Verdict | None, now: float) -> list[Effect]:
+        """The part in that place has its verdict, or no rows without one; with the last one the
+        segment leaves."""
+        assert running.done is not None
+        if verdict is None:
+            parts = list(running.done.parts)
+            parts[place] = self._left(parts[place], Rows.none())
+            running.done = replace(running.done, parts=tuple(parts), hidden=None)
+        else:
+            running.done = with_verdict(running.done, place, verdict)
+        if running.heads:
+            return []
+        self._running = None
+        return self._leave(running, chosen_of(running.done), now)
+
     # --- retained sets and ends ---------------------------------------------------------------
 
     def _on_retain(self, request: int, keep: RetainSet) -> list[Effect]:
@@ -317,7 +336,7 @@ class StageMachine:
         """Stop the running block, if it computes rows of that request and none of them is wanted;
         with the rows of others that are wanted it goes on."""
         running = self._running
-        if running is None or running.head is not None:
+        if running is None or running.done is not None:
             return []
         computed = {
             part.request: len(self._staying(part, rows.ids))
@@ -335,6 +354,10 @@ class StageMachine:
     def _on_compute_failed(self, job: int, request: int, reason: str, now: float) -> list[Effect]:
         if self._was_given_up(job):
             return []
+        if self._running is not None and job in self._running.heads:
+            running, _, place = self._finish_head(job)  # it fails alone
+            faults = self._fault(running.segment.parts[place], reason)
+            return faults + self._chose(running, place, None, now)
         if job != NO_JOB:
             segment = self._finish_job(job).segment
             faults = [effect for part in segment.parts for effect in self._fault(part, reason)]

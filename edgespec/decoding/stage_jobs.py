@@ -1,8 +1,8 @@
-"""Stage jobs: the one job that a stage is at."""
+"""Stage jobs: what a stage is at: a segment in its block, then the heads of its parts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgespec.decoding.effects import RunHead
 from edgespec.tree.ledger import Rows
@@ -10,17 +10,17 @@ from edgespec.types.tensor import Tensor
 from edgespec.wire.segment import Segment
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Job:
-    """The one job at work: the segment as it came in, the rows of each part that are computed, and
-    what the stages before tapped of these. Once the block has run, the `head` may be at work, on
-    part number `at` of the segment as it shall leave, `done`."""
+    """The segment at work: as it came in, the rows of each part that are computed, and what the
+    stages before tapped of these. `job`: the block's. Once that has run, on the last stage: the
+    `heads` at work, by their jobs, each with its part's place in the segment as it shall leave,
+    `done`; their worker makes one pass of them."""
 
     job: int
     segment: Segment
     rows: tuple[Rows, ...]
     aux_hidden: Tensor | None
     since: float
-    head: RunHead | None = None
     done: Segment | None = None
-    at: int = 0
+    heads: dict[int, tuple[RunHead, int]] = field(default_factory=dict)

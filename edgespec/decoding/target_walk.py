@@ -65,25 +65,32 @@ class TargetWalk:
         return Verdict(path, choice.tokens, top, told)
 
 
-def next_head(
-    done: Segment, at: int, walk_of: Callable[[int], TargetWalk | None], job: int
-) -> tuple[Segment, int, RunHead | None]:
-    """The head's next job for a segment that the block has run: of its first part, from number `at`
-    on, that has rows on its request's walk. Comes with the segment, in which parts without such
-    rows have their verdict, and that part's number; without a job, as the segment leaves."""
+def heads_of(
+    done: Segment, walk_of: Callable[[int], TargetWalk | None], first_job: int
+) -> tuple[Segment, dict[int, tuple[RunHead, int]]]:
+    """The head's jobs for a segment that the block has run, numbered from `first_job` on: one for
+    each part that has rows on its request's walk, with that part's place. Comes with the segment,
+    in which parts without such rows have their verdict."""
     assert done.hidden is not None
-    for number, part in enumerate(done.parts[at:], at):
+    heads: dict[int, tuple[RunHead, int]] = {}
+    first = 0
+    for place, part in enumerate(done.parts):
         walk = walk_of(part.request)
-        if walk is None or not len(part.ids):
-            continue
-        ahead = walk.ahead(part)
-        if len(ahead):
-            first = sum(len(before.ids) for before in done.parts[:number])
-            hidden, rows = done.hidden.take(first + ahead), part.rows().take(ahead)
-            return done, number, RunHead(job, part.request, hidden, rows, walk.sampling, walk.top)
-        done = with_verdict(done, number, NO_VERDICT)
+        ahead = walk.ahead(part) if walk is not None else _NOTHING
+        if len(ahead) and walk is not None:
+            job, hidden, rows = first_job + len(heads), done.hidden.take(first + ahead), part.rows()
+            head = RunHead(job, part.request, hidden, rows.take(ahead), walk.sampling, walk.top)
+            heads[job] = head, place
+        elif walk is not None and len(part.ids):
+            done = with_verdict(done, place, NO_VERDICT)
+        first += len(part.ids)
+    return done, heads
+
+
+def chosen_of(done: Segment) -> Segment:
+    """The segment as it leaves: verdicts take the place of hidden rows."""
     chose = any(part.verdict is not None for part in done.parts)
-    return replace(done, hidden=None) if chose else done, len(done.parts), None
+    return replace(done, hidden=None) if chose else done
 
 
 def with_verdict(segment: Segment, at: int, verdict: Verdict) -> Segment:

@@ -19,7 +19,7 @@ from edgespec.verify.noise import KEPT_ROWS, gumbel_from_keys, gumbel_row, posit
 from edgespec.verify.sampling import Sampling, bad_logits, nucleus
 
 DEFAULT_DRAFT_TEMPERATURE = 0.6
-_BLOCK = 1 << 17  # elements worked on at once on a CPU, so that they stay in its cache
+_BLOCK = 1 << 18  # elements worked on at once on a CPU, so that they stay in its cache
 _COLUMNS = 256  # a block of which the maximum is looked at first
 _OUTSIDE = 2.0  # a draft's guess outside its own filters loses this often what it lies below them
 _REACH = 3.0  # nats below its filters' edge, past which no noise would bring a guess back
@@ -77,11 +77,11 @@ def best_guesses(
     for first in range(0, len(logits), step):
         block, where = logits[first : first + step], positions[first : first + step]
         rows, columns, scores = look(block, where, sampling, width, draft_temperature, token_ids)
-        rows, columns, scores = _first_of_rows(rows, columns, scores, width)
-        # A log score is never above 0, up to rounding: a child must not outrank its parent.
-        found.append((rows + first, columns, np.minimum(scores, 0.0)))
+        found.append((rows + first, columns, scores))
     rows, columns, scores = (np.concatenate(part) for part in zip(*found, strict=True))
-    return rows, columns, scores
+    rows, columns, scores = _first_of_rows(rows, columns, scores, width)
+    # A log score is never above 0, up to rounding: a child must not outrank its parent.
+    return rows, columns, np.minimum(scores, 0.0)
 
 
 def _first_of_rows(

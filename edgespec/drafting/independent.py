@@ -19,8 +19,6 @@ from edgespec.model.source import TensorSource
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import BoolArray, IntArray, RetainSet, RowLedger, Rows
 
-_RESERVE = 512  # rows that a new cache has room for; it doubles when they are used up
-
 
 class NextRows(NamedTuple):
     """Rows that a request needs of the next pass: `tokens` and `positions` int64 [R], and of its
@@ -74,7 +72,7 @@ class GuessCache:
         self.request = request
         self.context: list[int] = []
         self._passes = passes
-        self._kv = passes.block.new_cache(_RESERVE)
+        self._kv = passes.block.new_cache(0)
         self._ledger = RowLedger()
         self._next_id = 0
         # Rows of guesses by (row before, token), in the order of their ids: ancestors come first.

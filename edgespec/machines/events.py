@@ -53,9 +53,13 @@ class ComputeFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RingUp(Event):
-    """Every stage is ready and connected; `stages`: how many there are, 0 for as many as before."""
+    """Every stage is ready and connected; `stages`: how many there are, 0 for as many as before.
+
+    `rows`: cache rows that each of them has room for, of all requests; 0: as before.
+    """
 
     stages: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from edgespec.types.draft_pass import DraftPass, DraftWork, Way
 from edgespec.types.static_shapes import groups, row_bucket, slot_bucket
 
 _KEY_BYTES = 40  # the ring's key, the first frame of every message
-_HEADER_BYTES = 35  # of a segment of one request, the second frame
-_PART_BYTES = 17  # of every further request in the same frame
+_HEADER_BYTES = 36  # of a segment of one request, the second frame
+_PART_BYTES = 18  # of every further request in the same frame
 _HIDDEN_HEADER_BYTES = 13  # type and shape of the hidden rows
 _RAN_BYTES = 11  # rows and seconds of a stage that has computed it
 _ROW_BYTES = 3 * 8  # id, parent and position travel all the way

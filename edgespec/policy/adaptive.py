@@ -11,6 +11,7 @@ decoding. docs/policies.md says what else was tried.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.policy.base import Decision, Expand, Policy, RequestView, Send
@@ -33,6 +34,7 @@ class Adaptive(Policy):
     calibrates = True
     waits_for_credit = True
     starts_with_prompt = True
+    pools = True
 
     def window(self, stages: int) -> int:
         """Two rings full: after a miss one of them is worthless, and on its way home."""
@@ -45,18 +47,25 @@ class Adaptive(Policy):
             return [Send((view.tree.root,))] if root_waits else []
         decisions: list[Decision] = []
         if root_waits or (not view.queued and view.in_flight < self.room(view)):
-            (rows,) = rows_that_pay([view], view.ahead, self.most_rows, 1)
+            (rows,) = self.best_rows([view], view.ahead, 1)
             if rows:
                 decisions.append(Send(rows))
         if not view.drafting:
-            (ids,) = nodes_that_pay([view], self.most_rows)
-            if ids:
-                decisions.append(self.expand(ids))
+            (nodes,) = self.best_nodes([view])
+            if nodes:
+                decisions.append(nodes)
         return decisions
 
-    def expand(self, ids: tuple[int, ...]) -> Expand:
-        """Have children of these nodes guessed."""
-        return Expand(ids, self.width, len(ids) * self.width)
+    def best_rows(
+        self, views: Sequence[RequestView], ahead: int, roots: int, beside: int = 0
+    ) -> list[tuple[int, ...]]:
+        """See Policy: those that pay."""
+        return rows_that_pay(views, ahead, self.most_rows, roots, beside)
+
+    def best_nodes(self, views: Sequence[RequestView]) -> list[Expand | None]:
+        """See Policy: those that pay."""
+        chosen = nodes_that_pay(views, self.most_rows)
+        return [Expand(ids, self.width, len(ids) * self.width) if ids else None for ids in chosen]
 
     def room(self, view: RequestView) -> int:
         """Segments that may be in flight: enough that the slowest stage never waits, and no more.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -86,7 +87,8 @@ class Policy(ABC):
     `waits_for_credit`: it is also asked when the first stage has handed on a segment; without it,
     `queued` must not be used. `starts_with_prompt`: it guesses the first token too, while the
     prompt is on its way: the root is then the prompt's last token. `prompts_first`: of several live
-    requests, those whose prompts wait to be sent go before all that decode.
+    requests, those whose prompts wait to be sent go before all that decode. `pools`: of several
+    live requests, their rows and guesses compete: `best_rows` and `best_nodes` decide for all.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Policy(ABC):
     waits_for_credit: ClassVar[bool] = False
     starts_with_prompt: ClassVar[bool] = False
     prompts_first: ClassVar[bool] = False
+    pools: ClassVar[bool] = False
 
     @abstractmethod
     def window(self, stages: int) -> int:
@@ -105,3 +108,14 @@ class Policy(ABC):
     @abstractmethod
     def decide(self, view: RequestView) -> list[Decision]:
         """What to do now; called after every event of the request."""
+
+    def best_rows(
+        self, views: Sequence[RequestView], ahead: int, roots: int, beside: int = 0
+    ) -> list[tuple[int, ...]]:
+        """Nodes of each request to send in one segment, with so many new roots at most, beside so
+        many rows of a prompt; `ahead`: rows of the segment before it. Of policies that pool."""
+        raise NotImplementedError
+
+    def best_nodes(self, views: Sequence[RequestView]) -> list[Expand | None]:
+        """What to expand of each request in one pass of the draft. Of policies that pool."""
+        raise NotImplementedError

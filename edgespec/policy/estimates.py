@@ -31,7 +31,7 @@ class RowTimes:
     """Learnt seconds of something that is done to rows, by their number.
 
     Times are averaged in classes 1, 2, 3-4, 5-8, 9-16, … and joined by straight lines; they never
-    fall with more rows.
+    fall with more rows: classes that do are taken together, by how often they were seen.
     """
 
     def __init__(self) -> None:
@@ -67,18 +67,18 @@ class RowTimes:
         by. Beyond the largest the last slope goes on.
         """
         if not self._line:
-            self._line = _rising(means[:2] for means in self.classes.values())
+            self._line = _rising(self.classes.values())
         return _at(self._line, rows)
 
     def filled(self, others: Mapping[int, RowTimes]) -> Points:
         """The line of what is recorded here, and in classes that are not of what one of `others`
         knows: in proportion to the nearest class that both do, or as it is if there is none."""
-        points = [means[:2] for means in self.classes.values()]
+        means = list(self.classes.values())
         for key, other in others.items():
             if key not in self.classes:
-                rows, seconds, _ = other.classes[key]
-                points.append((rows, min(seconds * self._slowness(other, key), LONGEST_S)))
-        return _rising(points)
+                rows, seconds, count = other.classes[key]
+                means.append((rows, min(seconds * self._slowness(other, key), LONGEST_S), count))
+        return _rising(means)
 
     def _slowness(self, other: RowTimes, key: int) -> float:
         """How many times as long rows take as in `other`, by the class nearest to that one."""
@@ -90,14 +90,22 @@ class RowTimes:
         return min(seconds / there, LONGEST_S) if there else 1.0  # finite, whatever was told
 
 
-def _rising(points: Iterable[tuple[float, float]]) -> Points:
-    """The points in order, none below one before it."""
-    line: Points = []
-    highest = 0.0
-    for rows, seconds in sorted(points):
-        highest = max(highest, seconds)
-        line.append((rows, highest))
-    return line
+def _rising(means: Iterable[tuple[float, float, int]]) -> Points:
+    """Rows, seconds and count in order of the rows, none below one before it: the rising line that
+    is nearest, by squares (pool adjacent violators).
+
+    A device that stood still for once while it computed few rows would else make more rows look
+    free: they are sent then, and the few never timed again.
+    """
+    levels: list[tuple[float, int, list[float]]] = []
+    for rows, seconds, count in sorted(means):
+        seen = [rows]
+        while levels and levels[-1][0] > seconds:
+            higher, often, before = levels.pop()
+            seconds = (seconds * count + higher * often) / (count + often)
+            count, seen = count + often, before + seen
+        levels.append((seconds, count, seen))
+    return [(rows, seconds) for seconds, _, seen in levels for rows in seen]
 
 
 def _at(line: Points, rows: float) -> float:

@@ -24,7 +24,9 @@ Chosen = list[tuple[int, ...]]
 """Nodes of each request, the best first."""
 
 
-def rows_that_pay(views: Sequence[RequestView], ahead: int, most: int, share: int) -> Chosen:
+def rows_that_pay(
+    views: Sequence[RequestView], ahead: int, most: int, share: int, beside: int = 0
+) -> Chosen:
     """The best unsent rows of these requests, `most` in all, as long as each one's gain covers its
     cost. At most `share` requests send a new root, those that stand first.
 
@@ -33,6 +35,11 @@ def rows_that_pay(views: Sequence[RequestView], ahead: int, most: int, share: in
     it adds to a step, for all that follow. While the segment is no longer than the one `ahead` of
     it, it waits for that one at every stage anyway; beyond, a row adds its time to this
     segment's own way at each stage that it reaches.
+
+    `beside`: rows of a prompt that leave with them. They make the step longer, and each counts as a
+    token that it gives: it takes as much of a step whenever it is read. (Where the rows before a
+    prompt's were chosen as if alone, 64 requests at once gave 0.93 of what they give without a
+    draft.)
     """
     estimates = views[0].estimates
     step, own = estimates.step, estimates.own
@@ -48,8 +55,8 @@ def rows_that_pay(views: Sequence[RequestView], ahead: int, most: int, share: in
 
     for index in range(len(views)):
         offer(index)
-    count, total, roots = 0, 0.0, 0
-    while heap and count < most:
+    count, total, roots = beside, float(beside), 0
+    while heap and count < beside + most:
         score, index = heapq.heappop(heap)
         node, chance = queues[index][len(taken[index])], math.exp(-score)
         if node == views[index].tree.root:
@@ -67,7 +74,7 @@ def rows_that_pay(views: Sequence[RequestView], ahead: int, most: int, share: in
         count += 1
         total += chance
         offer(index)
-    return taken if total >= LEAST_SHARE else [() for _ in views]
+    return taken if total - beside >= LEAST_SHARE else [() for _ in views]
 
 
 def nodes_that_pay(views: Sequence[RequestView], most: int) -> Chosen:

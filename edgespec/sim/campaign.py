@@ -126,14 +126,14 @@ def build(
     return world, checks
 
 
-LOST = "a stage lost rows", "nothing is left of request"
-"""How a request may fail as a stage could not go on with it, or with one that it begins with."""
+LOST = "a stage lost rows"
+"""How a request may fail as a stage could not go on with it."""
 
 
 def _promise(scenario: Scenario, ask: ScenarioRequest, codec: ToyCodec) -> Promise:
     submit = ask.submit()
     limits = [f.rows for f in scenario.faults if isinstance(f, SmallCache)]
-    reasons = (*(f"more than the {n} rows" for n in limits), *LOST) if limits else ()
+    reasons = (*(f"more than the {n} rows" for n in limits), LOST) if limits else ()
     expected = None
     if len(codec.encode(submit.prompt)) >= scenario.context_length:
         reasons = (f"context is {scenario.context_length}",)

@@ -102,6 +102,9 @@ class Checks:
             left[f"V{number}"] = _left_in(stage.machine, {"_held"} if here == kept else set())
             left[f"cache of V{number}"] = _open_requests(stage.block) - len(kept)
             left[f"work of V{number}"] = not world.quiet(number)
+            counted = world.coordinator.rows.used(0)
+            if here == kept and not world.lost:
+                left[f"rows of V{number}"] = stage.machine.held_rows - counted
         left["ring"] = world.segments
         left["draft"] = max(0, _open_requests(world.draft) - len(kept))
         found = {place: what for place, what in left.items() if what}
@@ -159,6 +162,7 @@ class Checks:
                     f"V{node} shares {stage.block.shares(request)} of request {request}, by its "
                     f"books {stage.machine.shares(request)}",
                 )
+            _check_shared(world, node, request)
             row = self._row_at.setdefault((request, ledger.committed), ledger.last_committed)
             if row != ledger.last_committed:
                 raise InvariantViolated(
@@ -172,6 +176,22 @@ class Checks:
             self._newest += 1
             self._open.append(self._newest)
         self._open = [n for n in self._open if world.coordinator.accepts(n) is not None]
+
+
+def _check_shared(world: World, node: int, request: int) -> None:
+    """Any two requests that a stage and the coordinator both know share as many rows here as
+    there."""
+    machine = world.stages[node - 1].machine
+    for other in machine.ledgers():
+        counted = world.coordinator.rows.together(request, other)
+        if other < request and counted is not None:
+            here = machine.together(request, other)
+            if here != counted:
+                raise InvariantViolated(
+                    "stages share what the coordinator counts",
+                    f"requests {other} and {request} share {here} rows on V{node}, the coordinator "
+                    f"counts {counted}",
+                )
 
 
 def _check_prefix(promise: Promise, got: _Got, token_ids: tuple[int, ...], text: str) -> None:

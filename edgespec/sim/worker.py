@@ -145,7 +145,7 @@ class VirtualWorker:
         """Of what waits for its turn first; None if nothing does."""
         if self._interrupted is not None and not self._head_waits:
             return lane_of(self._interrupted.effect)
-        return lane_of(self._queue.first) if self._queue else None
+        return lane_of(self._queue.first[1]) if self._queue else None
 
     @property
     def running_lane(self) -> int:

@@ -264,6 +264,7 @@ class World:
             return  # a stage of it was missed before
         if self.coordinator.load()[0]:
             self._clock.book(self.now + change.beat, self._change, ring, change)
+            self._look(0)  # it counts as an event: a request that never ends is found
             return
         self._note(0, "the devices get other layers")
         self._end_ring(change.seconds, RingDown("the devices get other layers", lost=False))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import torch
-from transformers import PretrainedConfig
 
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.settings import usual_taps
 from edgespec.drafting.eagle.shape import HeadShape, Kind, Rope
+from edgespec.model.model_config import ModelConfig
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows
 
 
-def shape_for(kind: Kind, config: PretrainedConfig, vocab: int) -> HeadShape:
+def shape_for(kind: Kind, config: ModelConfig, vocab: int) -> HeadShape:
     """A head of the width of one of the base's layers. `vocab`: tokens that it scores."""
     heads = int(config.num_attention_heads)
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -33,7 +33,7 @@ def shape_for(kind: Kind, config: PretrainedConfig, vocab: int) -> HeadShape:
     )
 
 
-def _theta(config: PretrainedConfig) -> float:
+def _theta(config: ModelConfig) -> float:
     settings = getattr(config, "rope_parameters", None) or {}
     theta = settings.get("rope_theta") if isinstance(settings, dict) else None
     return float(theta or 10000.0)

@@ -128,7 +128,7 @@ class Teacher:
 
 def _whole(source: TensorSource, dtype: torch.dtype) -> PreTrainedModel:
     """transformers' own model. What is packed is loaded by its values."""
-    config = copy.deepcopy(source.config)
+    config = copy.deepcopy(source.config.library)
     model: PreTrainedModel
     if isinstance(source, Checkpoint):
         model = AutoModelForCausalLM.from_pretrained(

@@ -1,18 +1,19 @@
 """Stems: which committed rows the caches of one node hold together, and by how many each is held.
 
 A request's cache is a chain: stems, then rows of its own. A stem is a run of committed rows that
-several requests begin with; it is there once, and goes with its last holder. Stages, draft sources
-and the coordinator's account run these books alike; keys and values live in the model room.
+several requests begin with; it is there once, and goes with its last holder. Stages and the
+coordinator's account run these books alike; keys and values live in the model room.
 
 A fork shares as many of its first rows as it can: the stem in which it ends is split, or rows of
 the other request's own become a stem. Where that would make a chain longer than MOST_STEMS, or a
 stem shorter than LEAST_ROWS, the rows behind the last whole stem are copied instead: attention goes
-stem by stem, so that short ones and long chains cost more than they save.
+stem by stem, so that short ones and long chains cost more than they save. The coordinator says how
+many rows are shared, as ends reach stages at other times than openings do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 MOST_STEMS = 4
@@ -54,34 +55,40 @@ class Stems:
     def __len__(self) -> int:
         return len(self._chains)
 
+    def __contains__(self, request: int) -> bool:
+        return request in self._chains
+
     def open(self, request: int) -> None:
         """A request begins with nothing."""
         self._chains[request] = []
 
-    def fork(self, request: int, base: int, rows: int, held: int) -> Fork:
-        """A request begins with the first `rows` rows of the `held` ones of `base`, which are
-        committed there."""
+    def shareable(self, base: int, rows: int) -> int:
+        """How many of the first `rows` rows of `base` a fork shares best; the others it copies."""
         chain = self._chains[base]
-        before = number = 0
-        while number < len(chain) and before + chain[number].rows <= rows:
-            before += chain[number].rows
-            number += 1
+        number, before = _whole(chain, rows)
         left = rows - before
-        split = frozen = moved = 0
         if number < len(chain):
-            if self._can_split(chain[number], left):
-                split, moved = left, chain[number].rows
-                self._split(chain[number], left)
-        elif left >= LEAST_ROWS and len(chain) < MOST_STEMS:
+            return rows if self._can_split(chain[number], left) else before
+        return rows if left >= LEAST_ROWS and len(chain) < MOST_STEMS else before
+
+    def fork(self, request: int, base: int, rows: int, shared: int, held: int) -> Fork:
+        """A request begins with the first `rows` rows of the `held` ones of `base`, which are
+        committed there: it shares the first `shared` of them."""
+        chain = self._chains[base]
+        number, before = _whole(chain, shared)
+        left, copied = shared - before, rows - shared
+        split = frozen = moved = 0
+        if left and number < len(chain):
+            split, moved = left, chain[number].rows
+            self._split(chain[number], left)
+        elif left:
             frozen, moved = left, held - before
             chain.append(_Stem(left, 1))
-        made = split or frozen
-        copied = left - made
-        shared = chain[: number + bool(made)]
-        for stem in shared:
+        stems = chain[: number + bool(left)]
+        for stem in stems:
             stem.holders += 1
-        self._chains[request] = shared
-        return Fork(split, frozen, len(shared), copied, moved + copied)
+        self._chains[request] = stems
+        return Fork(split, frozen, len(stems), copied, moved + copied)
 
     def move(self, request: int, base: int) -> None:
         """A request takes the place of `base`, which is over."""
@@ -107,6 +114,11 @@ class Stems:
         every = {id(stem): stem.rows for chain in chains for stem in chain}
         return sum(stem.rows for chain in chains for stem in chain) - sum(every.values())
 
+    def together(self, one: int, other: int) -> int:
+        """How many rows two requests share."""
+        pairs = zip(self._chains[one], self._chains[other], strict=False)
+        return sum(stem.rows for stem, same in pairs if stem is same)
+
     def shares(self, request: int) -> list[tuple[int, int]]:
         """The rows of each of its stems, and how many requests hold it."""
         return [(stem.rows, stem.holders) for stem in self._chains[request]]
@@ -123,3 +135,12 @@ class Stems:
         for chain in self._chains.values():
             if stem in chain:
                 chain.insert(chain.index(stem) + 1, rest)
+
+
+def _whole(chain: Sequence[_Stem], rows: int) -> tuple[int, int]:
+    """How many stems of a chain lie within its first `rows` rows, and how many rows they have."""
+    before = number = 0
+    while number < len(chain) and before + chain[number].rows <= rows:
+        before += chain[number].rows
+        number += 1
+    return number, before

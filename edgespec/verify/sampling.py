@@ -21,6 +21,7 @@ Tokens = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _WIDE = 1 << 12  # from so many tokens on, a position's noise is worth keeping
+_FEW = 1 << 12  # tokens that hold all but little of the probability of most rows of a text
 _BLOCK = 1 << 17  # elements worked on at once: a few float64 arrays of this size stay in the cache
 
 
@@ -102,7 +103,8 @@ class Choice:
     tokens: int64 [R].
     margins: float64 [R], how far the chosen token's score lies above the runner-up's: logits when
         greedy, nats of perturbed log-probability otherwise; +inf where it had no rival. A margin
-        near the model's rounding error marks a near-tie that another batch shape might flip.
+        near the model's rounding error marks a near-tie: torch on a GPU might flip it in a batch of
+        another shape.
     """
 
     rows: Tokens
@@ -299,13 +301,15 @@ def nucleus(scores: Logits, top_p: float) -> tuple[float, int]:
     probability, and how many these are."""
     weights = np.exp(scores)
     total = weights.sum()
-    # Tokens that hold less than this hold less than half of 1 - top_p together: few are left.
-    likely = scores[np.flatnonzero(weights >= (1 - top_p) / 2 * total / len(scores))]
-    for candidates in (likely, scores):
-        head = np.sort(candidates)[::-1]
+    # Tokens that hold less than this share of it, if they are no more than so many, hold less than
+    # half of 1 - top_p together, so that few are left to sort. In most texts few hold any. 0: top_p
+    # is 1 but for rounding.
+    for tokens in (_FEW, len(scores), 0):
+        least = (1 - top_p) / 2 * total / tokens if tokens else 0.0
+        head = np.sort(scores[np.flatnonzero(weights >= least)])[::-1]
         reached = np.cumsum(np.exp(head))
-        if reached[-1] >= top_p * total:
-            break  # else top_p is 1 but for rounding
+        if len(head) and reached[-1] >= top_p * total:
+            break
     count = int(_nucleus(reached[None], top_p * total)[0])
     return float(head[count - 1]), count
 

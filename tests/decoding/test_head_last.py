@@ -18,7 +18,7 @@ from edgespec.backends.base import Walk
 from edgespec.decoding.effects import AbortBlock, RunHead, SendRing
 from edgespec.decoding.events import HeadDone
 from edgespec.decoding.target_walk import NO_VERDICT, chosen
-from edgespec.machines.effects import Effect
+from edgespec.machines.effects import Effect, SendCoordinator
 from edgespec.machines.events import ComputeFailed
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
@@ -27,9 +27,11 @@ from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Failed, Finished
 from edgespec.wire.codec import decode, encode
+from edgespec.wire.messages import Fault
 from edgespec.wire.segment import Choosing, Segment, Verdict
 
 GREEDY = Choosing(0.0, 0, 1.0, 0.0, 3, -1)
+CHOICE = Choice(np.array([0]), np.array([9]), np.array([np.inf]))
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +159,67 @@ def test_a_head_that_fails_ends_its_request_alone() -> None:
     effects = stage.tell(ComputeFailed(head.job, REQUEST, "the logits hold NaN"))
     assert faults(effects) == ["the logits hold NaN"]
     assert not sent(effects).rows
+
+
+def several(count: int) -> tuple[Stage, list[RunHead]]:
+    """The last stage, at the head's work on the ends of so many prompts in one segment."""
+    stage = Stage(is_last=True)
+    one = [changed(opening(request=REQUEST + n), choosing=GREEDY) for n in range(count)]
+    rows = hidden(*(float(n) for n in range(2 * count)))
+    stage.segment(replace(one[0], parts=tuple(s.parts[0] for s in one), hidden=rows))
+    return stage, [effect for effect in stage.done() if isinstance(effect, RunHead)]
+
+
+def test_the_heads_of_all_parts_are_asked_for_at_once() -> None:
+    stage, jobs = several(3)
+    assert [(job.request, len(job.rows)) for job in jobs] == [(REQUEST + n, 1) for n in range(3)]
+    assert [job.hidden for job in jobs] == [hidden(100.0 + 2 * n + 1) for n in range(3)]
+    tokens = {job.job: 9 + n for n, job in enumerate(jobs)}
+    for job in (jobs[1], jobs[2], jobs[0]):
+        choice = Choice(np.array([0]), np.array([tokens[job.job]]), np.array([np.inf]))
+        effects = stage.tell(HeadDone(job.job, job.request, choice))
+    verdicts = [part.verdict for part in sent(effects).parts]
+    assert [v.tokens.tolist() for v in verdicts if v is not None] == [[9], [10], [11]]
+
+
+def test_of_several_heads_one_fails_alone() -> None:
+    stage, jobs = several(3)
+    assert not faults(stage.tell(HeadDone(jobs[0].job, jobs[0].request, CHOICE)))
+    effects = stage.tell(ComputeFailed(jobs[1].job, jobs[1].request, "NaN"))
+    assert SendCoordinator(Fault(REQUEST + 1, "NaN")) in effects
+    out = sent(stage.tell(HeadDone(jobs[2].job, jobs[2].request, CHOICE)))
+    assert [len(part.ids) for part in out.parts] == [1, 0, 1]
+    assert [part.verdict is not None for part in out.parts] == [True, False, True]
+    assert isinstance(decode([bytes(frame) for frame in encode(out)]), Segment)
+    assert set(stage.machine.ledgers()) == {REQUEST, REQUEST + 2}
+
+
+def test_heads_of_a_ring_that_is_gone_are_ignored() -> None:
+    stage, jobs = several(2)
+    stage.machine.reset()
+    for job in jobs:
+        assert not stage.tell(HeadDone(job.job, job.request, CHOICE))
+    assert not stage.machine._given_up, "the block had come back before"
+
+
+@pytest.mark.parametrize("head_last", [False, True])
+def test_one_product_serves_all_parts_of_a_segment(
+    head_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+
+    class Counting(FakeHead):
+        def choose(self, walks: Sequence[Walk]) -> list[tuple[Choice, TopLogprobs | None]]:
+            passes.append(len(walks))
+            return super().choose(walks)
+
+    monkeypatch.setattr(rings, "FakeHead", Counting)
+    fake = FakeRing(2, live=6, head_last=head_last)
+    for tag in range(6):
+        fake.ring.submit(submit(tag, "hello", 12, "autoregressive", tag))
+    fake.ring.run()
+    assert sum(passes) == 6 * 12
+    assert len(passes) <= 54, "two share most segments, as six fill three places"
 
 
 def test_settings_that_sample_nothing_end_the_request() -> None:

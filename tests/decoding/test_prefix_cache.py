@@ -355,6 +355,26 @@ def test_two_chats_in_turns_read_what_is_new_and_share_their_preamble(
     assert fake.coordinator.rows.used(0) == one + other - len(preamble)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_request_starts_without_a_base_that_a_stage_has_refused(whole: bool) -> None:
+    """The stage's Fault is on its way when the opening leaves that names the base."""
+    fake = FakeRing(3, kept_rows=3000, live=2)
+    first = asking(1, [n % 19 for n in range(60)], max_new_tokens=9)
+    fake.ring.ask(first)
+    fake.ring._dispatch(2, fake.machines[1]._refuse(1, "it has no room"))
+    said = [*(n % 19 for n in range(60)), *fake.expected(first).token_ids]
+    ask = asking(2, [*said[: len(said) if whole else 40], 3, 4], max_new_tokens=9)
+    fake.ring.submit(ask)
+    fake.ring.run()
+    end = assert_one_end(fake.ring.replies, 2)
+    assert isinstance(end, Finished), end
+    assert end.token_ids == fake.expected(ask).token_ids
+    assert (end.cached_tokens, end.recoveries) == (len(said) - 1 if whole else 40, 1)
+    assert len(fake.coordinator.rows.kept) == 1, "nothing of the base"
+    fake.assert_consistent()
+    assert held(fake) == {fake.coordinator.rows.used(0)}
+
+
 @pytest.mark.parametrize("seed", tiered(range(30), range(6)))
 def test_live_requests_share_rows_whatever_happens(
     seed: int, monkeypatch: pytest.MonkeyPatch

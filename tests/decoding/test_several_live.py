@@ -8,9 +8,10 @@ import pytest
 from support.rings import Chaos, FakeRing, Faults, assert_one_end, submit
 from support.tiers import thorough, tiered
 
+from edgespec.decoding import scheduler
 from edgespec.decoding.effects import SendRing
 from edgespec.machines.effects import Effect
-from edgespec.machines.events import MessageArrived
+from edgespec.machines.events import MessageArrived, RingDown, RingUp
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.wire.client_messages import Failed, Finished, Progress, Submit
@@ -176,6 +177,19 @@ def test_the_end_of_one_costs_the_others_nothing(policy: str) -> None:
         fake.assert_nothing_left()
 
 
+def test_one_that_waited_for_rows_is_not_told_of_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "ROOM_TO_GROW", 0)
+    fake = FakeRing(2, live=2, kept_rows=700)
+    wanted = [submit(tag, "hello", 230, "autoregressive", tag) for tag in (1, 2)]
+    for ask in wanted:
+        fake.ring.submit(ask)
+    fake.ring.run()
+    assert_answers(fake, wanted)
+    assert assert_one_end(fake.ring.replies, 2).recoveries == 1
+    told = [r.text for r in fake.ring.replies if isinstance(r, Progress)]
+    assert told == ["waiting behind 1 other request(s)", "reading what there is so far"]
+
+
 # --- who shares a segment -------------------------------------------------------------------------
 
 
@@ -277,6 +291,21 @@ def test_where_rows_run_short_the_newest_waits_again_and_goes_on_with_the_same_t
     assert_answers(fake, wanted)
     ends = [assert_one_end(fake.ring.replies, ask.tag) for ask in wanted]
     assert [end.recoveries for end in ends if isinstance(end, Finished)] == [0, 1]
+
+
+def test_a_ring_with_more_memory_has_more_live_and_says_what_its_caches_hold() -> None:
+    fake = FakeRing(2, live=3, kept_rows=1100)
+    fake.tell(RingDown("stage 2 is gone"))
+    fake.tell(RingUp(2, 1400))
+    for tag in range(3):
+        fake.ring.submit(submit(tag, "hello" * 10, 40, "autoregressive", tag))
+    assert fake.coordinator.load() == (3, 0), "3 * (50 + 40 + 256) rows fit now"
+    assert fake.coordinator.rows_told() == (3 * (50 + 1 + 256), 0, 1400)
+    fake.ring.run()
+    kept = {block.slots(n) for block in fake.blocks for n in fake.coordinator.rows.kept}
+    assert kept == {50 + 40 - 1}
+    assert fake.coordinator.rows_told() == (0, 3 * 89, 1400)
+    assert [machine.held_rows for machine in fake.machines] == [3 * 89] * 2
 
 
 # --- what they are told ---------------------------------------------------------------------------

@@ -11,10 +11,12 @@ from support.rings import FakeRing, submit
 
 from edgespec.decoding.snapshot import LONGEST_WATCH_S, MOST_WATCHERS, RAN_S, SNAPSHOT_S, RunLog
 from edgespec.machines.effects import (
+    Effect,
     SendPeer,
     SendStages,
 )
 from edgespec.machines.events import (
+    Event,
     MessageArrived,
     PeerGone,
     Tick,
@@ -36,9 +38,14 @@ WATCHER = b"page"
 STEP_S = 0.01
 
 
-def watch(ring: FakeRing, seconds: float = LONGEST_WATCH_S, peer: bytes = WATCHER) -> None:
+def watch(
+    ring: FakeRing,
+    seconds: float = LONGEST_WATCH_S,
+    peer: bytes = WATCHER,
+    requests: tuple[int, ...] = (),
+) -> None:
     """Begin, or renew, a watch."""
-    ring.tell(MessageArrived(peer, Subscribe(seconds)))
+    ring.tell(MessageArrived(peer, Subscribe(seconds, requests)))
 
 
 def tick(ring: FakeRing) -> None:
@@ -148,8 +155,7 @@ def test_without_a_watcher_nobody_does_anything(ring: FakeRing) -> None:
         assert not any(isinstance(m, StageActivity | SubscribeActivity) for m in waiting)
     assert not scenes(ring)
     keeper = ring.coordinator._snapshot
-    assert not (keeper._trunk)
-    assert not (keeper._pruned)
+    assert not keeper._trails
     assert not (keeper._runs)
     assert not (keeper._texts)
 
@@ -189,6 +195,39 @@ def test_what_is_shown_is_true(policy: str) -> None:
         assert texts[: scene.tokens][-len(shown) :] == shown or not shown
     assert set(seen) == {"accepted", "sent", "waiting", "pruned"}
     assert sources == {"prompt", "model", "levels" if policy == "flowspec" else "expansion"}
+
+
+def test_of_several_requests_each_watcher_sees_the_oldest_and_what_it_has_chosen() -> None:
+    """Each with its own accepted tokens: they read as one text."""
+    ring = FakeRing(2, live=3)
+    watch(ring)
+    watch(ring, peer=b"other page", requests=(3, 99))
+    shown: list[tuple[bytes, Snapshot]] = []
+    handle = ring.coordinator.handle
+
+    def noting(event: Event, now: float) -> list[Effect]:
+        effects = handle(event, now)
+        told = [e for e in effects if isinstance(e, SendPeer) and isinstance(e.message, Snapshot)]
+        shown.extend((e.peer, e.message) for e in told)  # type: ignore[misc]
+        return effects
+
+    ring.coordinator.handle = noting  # type: ignore[method-assign]
+    for tag in range(1, 4):
+        ring.tell(MessageArrived(b"client", submit(tag, "hello", 40, seed=tag)))
+    for _ in play(ring):
+        pass
+    seen = {
+        peer: {s.request for p, s in shown if p == peer} - {0} for peer in (WATCHER, b"other page")
+    }
+    assert 1 in seen[WATCHER]
+    assert seen[b"other page"] == {*seen[WATCHER], 3}
+    of_the_third = [s for p, s in shown if p == b"other page" and s.request == 3 and s.place]
+    assert {s.place for s in of_the_third} <= {1, 2}
+    assert max(sum(n.state == "accepted" for n in s.nodes) for s in of_the_third) > 5
+    ends = {r.tag: r.text for r in ring.ring.replies if isinstance(r, Finished)}
+    for one in of_the_third:
+        accepted = [n for n in one.nodes if n.state == "accepted" and n.source != "prompt"]
+        assert "".join(n.text for n in accepted) in ends[3]
 
 
 def test_at_most_eight_scenes_a_second(ring: FakeRing) -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
 from edgespec.model.ends import OutputHead
+from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.loader import Checkpoint
+from edgespec.planning.memory import STEP
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import toy_next
@@ -243,6 +246,24 @@ def test_work_is_let_in_between_layers_and_changes_no_guess(draft: DraftSource, 
     if not isinstance(draft, Oracle):  # it says something else each time
         assert tree.tokens.tolist() == quiet.tokens.tolist()
         assert tree.scores.tolist() == quiet.scores.tolist()
+
+
+def test_a_request_takes_no_more_room_than_what_was_read_for_it(
+    draft: DraftSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answered requests stay open for the next turn: hundreds of short ones in the rows of one."""
+    made: list[TwoRegionCache] = []
+    init = TwoRegionCache.__init__
+
+    def noted(cache: TwoRegionCache, **shape: Any) -> None:
+        init(cache, **shape)
+        made.append(cache)
+
+    monkeypatch.setattr(TwoRegionCache, "__init__", noted)
+    draft.open(2, Sampling())
+    draft.expand(2, CONTEXT, [()], 3)
+    assert all(cache.capacity <= STEP for cache in made), [cache.capacity for cache in made]
+    assert made or draft.name in ("ngram", "ppd", "fake", "oracle")
 
 
 def test_requests_are_apart(draft: DraftSource) -> None:

@@ -21,8 +21,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError
-from edgespec.model.decoder_layer import Norm
 from edgespec.model.loader import Checkpoint
+from edgespec.model.row_math import Norm
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.verify.sampling import Sampling
 
@@ -44,7 +44,7 @@ def _exact_norms() -> Iterator[None]:
         return self.weight * (hidden * torch.rsqrt(mean + self.variance_epsilon))
 
     def norm(self: Norm, rows: torch.Tensor) -> torch.Tensor:
-        return torch.rms_norm(rows, self._shape, self._gain, self._eps)
+        return torch.rms_norm(rows, self._shape, self._gain, self.eps)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LlamaRMSNorm, "forward", forward)

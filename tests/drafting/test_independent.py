@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.checkpoints import plain_logits, reference, write_checkpoint
 from support.distribution import guess_log_scores
 from support.passes import rows_of
-from support.recorded_graphs import RecordedGraphs
+from support.recorded_graphs import RecordedGraphs, torch_products
 from transformers import PreTrainedModel
 
 from edgespec.drafting import independent
@@ -126,7 +126,8 @@ def test_captured_passes_grow_the_same_tree_and_ask_between_graphs(
     graphs, asked = RecordedGraphs(), [0]
     whole = partial(Block, graphs=lambda _: graphs)
     monkeypatch.setattr(independent, "Block", whole)
-    draft = DraftSource(IndependentGuesser(Checkpoint(folder), "float64"))
+    with torch_products():
+        draft = DraftSource(IndependentGuesser(Checkpoint(folder), "float64"))
 
     def stop() -> bool:
         asked[0] += 1

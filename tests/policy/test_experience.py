@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Collection
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -58,23 +59,31 @@ def test_times_never_fall_with_more_rows(
 
 
 @given(st.dictionaries(st.sampled_from([1, 2, 4, 7, 16, 20, 50, 100]), SECONDS, min_size=2), ROWS)
-def test_between_two_known_numbers_of_rows_lies_the_time(known: dict[int, float], at: int) -> None:
-    """One record a class; a time that falls with more rows is taken for the higher one."""
+def test_between_two_known_numbers_of_rows_lies_the_time(
+    known: dict[int, float], asked: int
+) -> None:
+    """One record a class; times that fall with more rows are taken together: of all stretches that
+    end at a class or behind it the lowest mean, of those that begin before it the highest."""
     times = times_of(*known.items())
     rows = sorted(known)
-    highest = {r: max(known[s] for s in rows if s <= r) for r in rows}
+    told = [known[r] for r in rows]
+    n = len(rows)
+    level = {
+        r: max(min(fmean(told[i : k + 1]) for k in range(at, n)) for i in range(at + 1))
+        for at, r in enumerate(rows)
+    }
     for r in rows:
-        assert times.seconds(r) == pytest.approx(highest[r])
-    below = [r for r in rows if r <= at]
-    above = [r for r in rows if r >= at]
+        assert times.seconds(r) == pytest.approx(level[r])
+    below = [r for r in rows if r <= asked]
+    above = [r for r in rows if r >= asked]
     if not below:
-        assert times.seconds(at) == pytest.approx(highest[rows[0]]), "no less than the smallest"
+        assert times.seconds(asked) == pytest.approx(level[rows[0]]), "no less than the smallest"
     elif above:
-        assert times.seconds(at) >= highest[below[-1]] - 1e-9
-        assert times.seconds(at) <= highest[above[0]] + 1e-9
+        assert times.seconds(asked) >= level[below[-1]] - 1e-9
+        assert times.seconds(asked) <= level[above[0]] + 1e-9
     else:
-        slope = (highest[rows[-1]] - highest[rows[-2]]) / (rows[-1] - rows[-2])
-        assert times.seconds(at) == pytest.approx(highest[rows[-1]] + slope * (at - rows[-1]))
+        slope = (level[rows[-1]] - level[rows[-2]]) / (rows[-1] - rows[-2])
+        assert times.seconds(asked) == pytest.approx(level[rows[-1]] + slope * (asked - rows[-1]))
 
 
 @given(ROWS, SECONDS, ROWS)
@@ -91,6 +100,15 @@ def test_times_of_one_class_are_averaged_the_new_ones_no_less_than_they_should(
     assert low - 1e-9 <= times.seconds(8) <= high + 1e-9
     if len(seconds) <= 1 / FADE:
         assert times.seconds(8) == pytest.approx(sum(seconds) / len(seconds))
+
+
+def test_a_device_that_stood_still_once_does_not_make_rows_look_free() -> None:
+    """As real rings do: the slow one row stays, since no single row is sent while more are free."""
+    usual = [(rows, 0.04 + 0.002 * rows) for rows in (2, 4, 8, 16)] * 100
+    times, undisturbed = times_of((1, 0.5), *usual), times_of((1, 0.042), *usual)
+    for rows in (4, 8, 16):
+        assert times.seconds(rows) == pytest.approx(undisturbed.seconds(rows), rel=0.01)
+    assert times.seconds(2) == pytest.approx(undisturbed.seconds(2), rel=0.1)
 
 
 def test_a_device_that_changes_is_followed() -> None:

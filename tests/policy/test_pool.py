@@ -46,6 +46,14 @@ def test_roots_always_go_the_longest_waiting_ones_first() -> None:
     assert rows(trees, 100.0) == [1] * 5, "however dear a row is"
 
 
+def test_beside_a_prompt_few_guesses_go_and_all_roots() -> None:
+    estimates = learnt({1: 1.0, 101: 5.0}, spread=4.0)
+    views = [view(chain(root_sent=False), estimates=estimates) for _ in range(2)]
+    sent = [len(sum(rows_that_pay(views, MOST, MOST, MOST, n), ())) for n in (0, 8, 40, 1000)]
+    # Beside 40 rows 0.8 * 2.72 >= 0.04 * 43.6, but 0.64 * 2.76 < 0.04 * 44.24.
+    assert sent == [14, 10, 4, 2]
+
+
 def test_no_row_of_a_tree_goes_before_its_root_does() -> None:
     trees = [chain((), root_sent=False), chain(root_sent=False), chain()]
     one, none, many = rows(trees, 0.01, share=1)

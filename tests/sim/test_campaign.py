@@ -94,6 +94,20 @@ def test_the_end_of_a_request_is_no_fault_of_those_that_it_shared_a_segment_with
     play(draw(118))
 
 
+def test_stages_share_what_is_counted_in_whatever_order_openings_leave() -> None:
+    """Two began with rows of one request, and the second one's opening left first."""
+    play(draw(1789))
+
+
+def test_a_stage_that_is_lost_at_its_heads_waits_for_no_block() -> None:
+    play(draw(101542))
+
+
+def test_the_last_of_several_goes_on_alone() -> None:
+    """Another one's answer ended with the same segment, and nothing was ever sent again."""
+    play(draw(200336))
+
+
 @pytest.mark.parametrize("policy", tiered(sorted(POLICIES), ["adaptive"]))
 def test_whatever_crashes_when_the_answer_is_the_plain_one(policy: str) -> None:
     """Several crashes a run, also before anything is noticed, during prefill and recovery."""

@@ -24,7 +24,7 @@ from edgespec.sim.campaign import Parts, play
 from edgespec.sim.checks import InvariantViolated
 from edgespec.sim.faults import LoseRetain
 from edgespec.sim.oracle import Oracle
-from edgespec.sim.scenario import Scenario
+from edgespec.sim.scenario import Scenario, draw
 from edgespec.sim.toy_model import FakeBlock
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Failed, Finished, Tokens
@@ -123,6 +123,23 @@ class KeepsDeadRows(Stage):
 class SkipsSets(Stage):
     def changed(self, retain: Retain) -> Retain | None:
         return retain if retain.keep.epoch % 2 else None
+
+
+class KeepsGuesses(Stage):
+    """Does not drop them when an answered request's rows are kept."""
+
+    def changed(self, retain: Retain) -> Retain | None:
+        return retain if retain.keep.retained else None
+
+
+class SharesNothing(StageMachine):
+    """Copies what requests begin with; only the last stage is bad."""
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, SegmentArrived) and self._is_last:
+            parts = tuple(replace(part, fork_shared=0) for part in event.segment.parts)
+            event = SegmentArrived(replace(event.segment, parts=parts))
+        return super().handle(event, now)
 
 
 class KeepsEndedRequests(StageMachine):
@@ -231,6 +248,11 @@ BUGS: dict[str, tuple[str, Parts]] = {
     "a live row is dropped": ("ledgers agree", Parts(stage=DropsLiveRows)),
     "a dead row is kept": ("ledgers agree", Parts(stage=KeepsDeadRows)),
     "a retained set is skipped": ("ledgers agree", Parts(stage=SkipsSets)),
+    "guesses of an answered request are kept": ("nothing left", Parts(stage=KeepsGuesses)),
+    "rows are copied that are to be shared": (
+        "stages share what the coordinator counts",
+        Parts(stage=SharesNothing),
+    ),
     "an ended request is kept": ("nothing left", Parts(stage=KeepsEndedRequests)),
     "an empty segment stays": ("nothing left", Parts(stage=SwallowsHeaders)),
     "a row is mistaken for another": (
@@ -252,7 +274,13 @@ ROUNDS = structs.replace(
     accuracy=0.0,
     asks=(structs.replace(CALM_ASK, policy="naive_tree", settings=CALM_ASK.settings[:3]),),
 )
-SCENARIOS = {"a live row is dropped": PLAIN, "a dead row is kept": ROUNDS}
+SHARING = draw(6)
+SCENARIOS = {
+    "a live row is dropped": PLAIN,
+    "a dead row is kept": ROUNDS,
+    "guesses of an answered request are kept": SHARING,
+    "rows are copied that are to be shared": SHARING,
+}
 """In which a bug is seen at once, before it does more harm; the others are seen in CALM."""
 
 
@@ -265,7 +293,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     assert str(caught.value).startswith(f"{invariant}: ")
 
 
-@pytest.mark.parametrize("scenario", [CALM, PLAIN, ROUNDS])
+@pytest.mark.parametrize("scenario", [CALM, PLAIN, ROUNDS, SHARING])
 def test_without_a_bug_nothing_is_found(scenario: Scenario) -> None:
     play(scenario)
 

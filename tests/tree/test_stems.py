@@ -31,7 +31,7 @@ def test_books_agree_with_lists_of_rows(seed: int) -> None:
             base = rng.choice(list(own))
             held = len(rows(base))
             count = rng.randint(1, held)
-            how = stems.fork(number, base, count, held)
+            how = stems.fork(number, base, count, stems.shareable(base, count), held)
             if how.split:
                 whole = shared[base][how.stems - 1]
                 two = [whole[: how.split], whole[how.split :]]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from edgespec.config import Quantisation
 from edgespec.drafting.base import Guesser, TokenPath
@@ -24,7 +22,9 @@ from edgespec.drafting.ranking import Ranking, Unranked
 from edgespec.drafting.steps import Steps, call
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import unpacked
-from edgespec.model.ends import InputEmbedding, OutputHead, Product
+from edgespec.model.ends import InputEmbedding, OutputHead
+from edgespec.model.matrices import Product, plain_product
+from edgespec.model.quantised.exact import ExactLinear, row_product
 from edgespec.model.quantised.linear import linear_from, pack
 from edgespec.model.source import TensorSource
 from edgespec.model.tensors import compute_dtype, to_torch
@@ -59,9 +59,14 @@ def _filled_head(
     def own(name: str) -> torch.Tensor:
         return weights[name].to(device, dtype, copy=True)
 
+    plain = quantisation.kind == "none"
     for name, matrix in list(head.named_modules()):
-        if quantisation.kind != "none" and isinstance(matrix, nn.Linear):
-            bias = None if matrix.bias is None else own(f"{name}.bias")
+        if not isinstance(matrix, nn.Linear):
+            continue
+        bias = None if matrix.bias is None else own(f"{name}.bias")
+        if plain and device.type == "cpu":
+            head.set_submodule(name, ExactLinear(row_product(own(f"{name}.weight"), bias)))
+        elif not plain:
             try:
                 packed = pack(weights[f"{name}.weight"], quantisation)
             except ModelError as problem:
@@ -110,7 +115,7 @@ class EagleGuesser(Guesser):
         shape = self._shape = files.shape
         aux_layers = Layers(tuple(sorted(shape.aux_hidden)))
         super().__init__(shape.kind, DraftNeeds(not aux_layers, aux_layers))
-        self._dtype, self._device = compute_dtype(dtype, device), torch.device(device)
+        self._dtype, self._device = compute_dtype(dtype), torch.device(device)
         self._head = _filled_head(shape, files.weights, quantisation, self._dtype, self._device)
         self._base, self._lent = base, embedding
         self._embedding = None if files.embedding is None else self._own(files.embedding)
@@ -204,7 +209,7 @@ class EagleGuesser(Guesser):
     def _product(self, matrix: torch.Tensor, quantisation: Quantisation) -> Product:
         """The product with the head's own output matrix, held so."""
         if quantisation.kind == "none":
-            return partial(linear, weight=self._own(matrix))
+            return plain_product(self._own(matrix))
         packed = pack(matrix, quantisation)
         return linear_from(packed, None, matrix.shape, quantisation, self._dtype, self._device)
 

@@ -14,7 +14,6 @@ from edgespec.drafting.eagle.shape import Rope
 from edgespec.drafting.steps import Steps, call
 from edgespec.model.kv_cache import TwoRegionCache
 
-_RESERVE = 512
 _FAITHFUL = 3
 """So many imitations in a row are as good as the truth: heads are trained over several."""
 Embed = Callable[[torch.Tensor], torch.Tensor]
@@ -60,7 +59,7 @@ class HeadPasses:
             layers=1,
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
-            reserve=_RESERVE,
+            reserve=0,
             dtype=self.dtype,
             device=self.device,
         )

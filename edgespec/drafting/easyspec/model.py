@@ -28,7 +28,6 @@ USUAL_SIZE = 4
 """Layers of a group, the best of most models tried (EasySpec §4.1)."""
 
 _FIRST_SIZE = 3  # no group after layer 0 is longer (EasySpec Appendix B)
-_RESERVE = 256  # rows that a new cache has room for
 
 
 def layer_groups(layers: int, size: int = USUAL_SIZE) -> tuple[tuple[int, int], ...]:
@@ -81,7 +80,7 @@ class GroupedModel:
     ) -> None:
         """Read it, with groups of `size` layers. Raises ModelError for layers of another kind."""
         self.device = torch.device(device)
-        self.dtype = compute_dtype(dtype, device)
+        self.dtype = compute_dtype(dtype)
         self._layers = source.layers
         self.groups = layer_groups(source.layers, size)
         reader = LayerReader(source, self.dtype, self.device)
@@ -108,7 +107,7 @@ class GroupedModel:
             layers=1,
             kv_heads=self._layers * self._kv_heads,
             head_dim=self._dim,
-            reserve=_RESERVE,
+            reserve=0,
             dtype=self.dtype,
             device=self.device,
         )

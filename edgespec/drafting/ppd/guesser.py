@@ -42,7 +42,7 @@ class PPDGuesser(Guesser):
 
     def __init__(self, trained: PPDTokens, head: OutputHead) -> None:
         """`trained`: for the base that `head` is of (see drafting.ppd.format)."""
-        dtype = compute_dtype(str(head.dtype).removeprefix("torch."), head.device)
+        dtype = compute_dtype(str(head.dtype).removeprefix("torch."))
         table = from_torch(trained.table.to(dtype).contiguous())
         needs = DraftNeeds(ppd_tokens=PPDTable(trained.depth, trained.copies, table))
         super().__init__("ppd", needs)
