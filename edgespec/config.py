@@ -275,12 +275,6 @@ class CoordinatorConfig:
                 f"with_stage is {self.with_stage}; the ring has the stages 1 to {self.stages}, and "
                 "0 means that none of them is on the coordinator's machine"
             )
-        if self.with_stage and self.emulation is not None:
-            raise ConfigError(
-                "a stage on the coordinator's machine cannot be emulated: the two processes would "
-                "not share one device's time; leave --emulate or --with-stage out (`edgespec "
-                "simulate --with-stage` charges both)"
-            )
 
     @property
     def head_last(self) -> bool:
@@ -297,7 +291,8 @@ class StageConfig:
     "" means the user's own. `trace`: the file for this node's trace; "" means none.
     `metrics`: address of the Prometheus endpoint; None: no endpoint. `listen`: where the data
     socket listens; "": on the route to the coordinator. `reserved`: bytes of this machine's memory
-    that are not for its block.
+    that are not for its block. `shared_device`: the descriptor of the file by which an emulated
+    stage shares a device with the coordinator (runtime.shared_device); -1: it has one of its own.
     """
 
     stage: int
@@ -311,6 +306,7 @@ class StageConfig:
     metrics: Address | None = None
     listen: str = ""
     reserved: int = 0
+    shared_device: int = -1
 
     def __post_init__(self) -> None:
         if not 0 <= self.stage <= MOST_STAGES:

@@ -40,9 +40,14 @@ INTERRUPTIBLE = (Draft, Drafts, ReadPart)
 """What such a head interrupts between two layers (see backends.charged_time)."""
 
 
+HEAD_LANE, STAGE_LANE, OWN_LANE = 0, 1, 2
+
+
 def lane_of(effect: Effect) -> int:
     """Whose turn it is where several wait for one device: heads, then a stage's work, then D0's."""
-    return 0 if isinstance(effect, FIRST) else 1 if isinstance(effect, STAGE_COMPUTE) else 2
+    if isinstance(effect, FIRST):
+        return HEAD_LANE
+    return STAGE_LANE if isinstance(effect, STAGE_COMPUTE) else OWN_LANE
 
 
 class StageCompute:

@@ -21,7 +21,7 @@ from edgespec.tree.ledger import IntArray, Rows
 from edgespec.tree.stems import Fork
 from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
-from edgespec.verify.sampling import Choice, Logits, choose_along
+from edgespec.verify.sampling import Choice, Logits, bad_logits, choose_along, path_of
 from edgespec.verify.top_logprobs import TopLogprobs, top_logprobs
 
 
@@ -159,8 +159,29 @@ def _along(walk: Walk, logits: torch.Tensor) -> tuple[Choice, TopLogprobs | None
         array: Logits = logits[number].cpu().numpy()
         return array
 
-    choice = choose_along(row, walk.rows, walk.sampling)
+    if walk.sampling.greedy and logits.device.type != "cpu":
+        choice = best_along(logits, walk.rows)
+    else:
+        choice = choose_along(row, walk.rows, walk.sampling)
     if walk.top < 0:
         return choice, None
     some = np.stack([row(number) for number in choice.rows.tolist()])
     return choice, top_logprobs(some, choice.tokens, walk.top)
+
+
+def best_along(logits: torch.Tensor, rows: Rows) -> Choice:
+    """What `choose_along` takes greedily, found where the logits [R, V] are: three numbers a row
+    leave that device. Raises BadLogits."""
+    tops = torch.full((len(logits), 2), -torch.inf, dtype=torch.float64, device=logits.device)
+    tops[:, : logits.shape[1]] = logits.topk(min(2, logits.shape[1])).values
+    # Of equal ones torch's `argmax` takes the first, where `topk` takes any.
+    found = torch.cat((logits.argmax(1, keepdim=True).double(), tops), 1).cpu().numpy()
+    tokens, best, second = found.T
+
+    def target(row: int) -> int:
+        if not np.isfinite(best[row]):
+            raise bad_logits(best[row : row + 1])
+        return int(tokens[row])
+
+    path = path_of(target, rows)
+    return Choice(path, tokens[path].astype(np.int64), best[path] - second[path])

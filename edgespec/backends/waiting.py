@@ -33,9 +33,9 @@ class Waiting:
         return bool(self._heads or self._others)
 
     @property
-    def first(self) -> Effect:
-        """What comes first of it; there must be something."""
-        return (self._heads or self._others)[0][1]
+    def first(self) -> tuple[float, Effect]:
+        """What comes first of it, and when its cause happened; there must be something."""
+        return (self._heads or self._others)[0]
 
     @property
     def head_at(self) -> float | None:

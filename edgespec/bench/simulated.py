@@ -368,9 +368,8 @@ def ring_world(
     stages, draft, head = setup.stages, device.draft, None
     asks, load = len(setup.prompts), setup.load
     # Of those that come at random times no one waits for another's end.
-    queue: dict[str, Any] = (
-        {} if load is None else {"queue_limit": asks + 1, "live": load.live or asks}
-    )
+    live = 1 if load is None else load.live or asks
+    queue: dict[str, Any] = {} if load is None else {"queue_limit": asks + 1, "live": live}
     if setup.head_last:
         head, device = device.head, replace(device, head=None)
 
@@ -380,7 +379,7 @@ def ring_world(
                 StageMachine(
                     is_first=number == 1,
                     is_last=number == stages,
-                    row_limit=loaded.context_length + _ROOM,
+                    row_limit=live * (loaded.context_length + _ROOM),
                 ),
                 block_of(number),
                 head if number == stages else None,

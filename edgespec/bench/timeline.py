@@ -79,7 +79,12 @@ def activity_of(
     used = {row for request, end in answers.items() for row in _used_rows(spans, request, end)}
     busy, wasted, late = [0.0] * nodes, [0.0] * nodes, [0.0] * nodes
     bars: list[Bar] = []
+    done = set()
     for span in sorted(spans, key=lambda span: span["start"]):
+        job = span["node"], span["start"], span["end"]
+        if job in done:
+            continue  # one job for several requests, which is in the trace of each
+        done.add(job)
         start = span["start"] - begin
         end = min(span["end"] - begin, seconds)
         if end <= start:

@@ -142,13 +142,19 @@ class AsyncClient:
         except asyncio.TimeoutError:
             raise PeerLost(f"the coordinator at {self._coordinator} does not answer") from None
 
-    def subscribe(self, seconds: float, on_snapshot: Callable[[Snapshot], None]) -> None:
-        """Pass snapshots of the running request to `on_snapshot` for so many seconds; 0: stop.
+    def subscribe(
+        self,
+        seconds: float,
+        on_snapshot: Callable[[Snapshot], None],
+        requests: tuple[int, ...] = (),
+    ) -> None:
+        """Pass snapshots of the oldest running request, and of those with these numbers, to
+        `on_snapshot` for so many seconds; 0: stop.
 
         Raises PeerLost if there is no connection.
         """
         self._on_snapshot = on_snapshot if seconds > 0 else None
-        self._send(Subscribe(seconds))
+        self._send(Subscribe(seconds, requests))
 
     async def _connection(self) -> None:
         """Wait for a connection. Raises why there is none."""

@@ -201,7 +201,7 @@ class CoordinatorNode(RingNode):
             case SendPeer(peer, Failed(tag, reason)):
                 return [SendPeer(peer, Failed(tag, _FAILED))] if reason != _FAILED else []
             case SendRing() | SendPeer(_, Tokens() | Retain() | CloseRequest()):
-                return self._machine.give_up(Tick(), _FAILED)
+                return self._machine.give_up(effect, _FAILED)
         return [Renew(BUG)]
 
     def carry_out(self, effect: Effect, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgespec.backends.emulated import Emulated
+from edgespec.backends.emulated import DeviceTime, Emulated
 from edgespec.backends.timed import EffectDurations
 from edgespec.net.emulated_link import LinkPace, PacedTransport
 from edgespec.runtime.node import RingNode
@@ -16,10 +16,12 @@ from edgespec.wire.messages import Assign
 
 @dataclass(frozen=True, slots=True)
 class NodePace:
-    """The times that a node's compute and its outgoing links keep to."""
+    """The times that a node's compute and its links keep to; `device`: whose time it shares
+    with another node, if it does."""
 
     durations: EffectDurations
     links: LinkPace
+    device: DeviceTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,9 @@ class Instrumentation:
             pace = self.pace(assign)
             self.transport.pace = pace.links
             self.transport.happened_at = lambda: node.happened_at
-            emulated = held = Emulated(perform, pace.durations, node.worker)
+            emulated = held = Emulated(perform, pace.durations, node.worker, device=pace.device)
+            self.transport.compute_ends = lambda: held.ends_at
+            node.worker.await_turn = held.await_turn
             node.worker.ended_at = lambda: held.free_at
             perform = held.perform
         if self.trace is not None:

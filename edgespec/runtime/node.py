@@ -56,6 +56,10 @@ with every ring must not keep all nodes busy with new rings."""
 TICK_AGAIN_S = 1.0
 """Seconds until a Tick that could not be handled is tried again."""
 
+_FOR_WORKER = (*COMPUTE, LoadBlock)
+_JOINED = (RunHead, Draft)
+"""Effects of which the worker makes one job if it has several."""
+
 BUG = "it met a bug of this program, of which its log says more"
 """The reason of an exception, for users."""
 
@@ -175,6 +179,8 @@ class RingNode(ABC):
         events += [event for worker in self.workers for event in worker.timed_events()]
         if now >= self._next_tick():
             events.append((now, Tick()))
+        if any(isinstance(one, Stamped) for one in incoming):
+            events.sort(key=lambda event: event[0])  # as they happened on the emulated devices
         # What several events ask of the models may be one job.
         with self.worker.gathering() if len(events) > 1 else nullcontext():
             for self.happened_at, event in events:
@@ -256,18 +262,20 @@ class RingNode(ABC):
     def perform_all(self, effects: Iterable[Effect], now: float) -> None:
         """Carry out effects in order: compute goes to the worker, the rest is for the sockets."""
         every = list(effects)
-        joint = sum(isinstance(effect, RunHead | Draft) for effect in every) > 1
-        with self.worker.gathering() if joint else nullcontext():
+        if len(every) > 1 and sum(isinstance(effect, _JOINED) for effect in every) > 1:
+            with self.worker.gathering():
+                self._perform_each(every, now)
+        else:
             self._perform_each(every, now)
 
     def _perform_each(self, effects: Iterable[Effect], now: float) -> None:
         for effect in effects:
-            if isinstance(effect, (*COMPUTE, LoadBlock)):
+            if isinstance(effect, _FOR_WORKER):
                 self.worker.submit(effect, self.happened_at)
                 continue
             match effect:
                 case AbortBlock(job, request):
-                    self.worker.abort(job, request)
+                    self.worker.abort(job, request, self.happened_at)
                 case Log(text):
                     if self._log_limit.allows(text, now):
                         log.info(text)

@@ -70,6 +70,7 @@ class Trace:
             end, late = time.monotonic(), 0.0
             if emulated is not None:
                 start, end, late = emulated.began, emulated.free_at, emulated.late
+                inner = emulated.gaps
             if outer is not None:
                 outer.append((start, end))
             for begin, after in inner:

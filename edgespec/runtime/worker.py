@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -38,13 +39,15 @@ class Worker:
         self._gathering = 0
         self._more = threading.Condition()
         self._events: deque[tuple[float, Event]] = deque()
-        # The job that was aborted last, and of which requests; None: of all.
-        self._aborted: tuple[int, frozenset[int | None]] = NO_JOB, frozenset()
+        # The job that was aborted last, and when for which requests; None: for all.
+        self._aborted: tuple[int, dict[int | None, float]] = NO_JOB, {}
         self._stopping = False
         self.asked_at = 0.0
         """When the cause of the effect that is carried out now happened (time.monotonic)."""
         self.ended_at: Callable[[], float] = time.monotonic
         """When the last effect ended; an emulated one ends as charged."""
+        self.await_turn: Callable[[], None] = lambda: None
+        """Returns when what waits may begin; emulated nodes may share a device."""
         self._bell, self.waker = socket.socketpair()
         self._bell.setblocking(False)
         # A daemon thread: a program that must end does not wait for a long forward pass.
@@ -72,14 +75,15 @@ class Worker:
                 self._gathering -= 1
                 self._more.notify()
 
-    def abort(self, job: int, request: int | None = None) -> None:
+    def abort(self, job: int, request: int | None = None, at: float | None = None) -> None:
         """Let the block of `job` stop between two layers, or leave out the rows of one request;
-        the latest job counts.
+        the latest job counts. `at`: when its cause happened, if not now.
 
         A stage has one block running or waiting at a time.
         """
         before, requests = self._aborted
-        self._aborted = job, (requests if before == job else frozenset()) | {request}
+        when = {request: time.monotonic() if at is None else at}
+        self._aborted = job, when | (requests if before == job else {})  # the first time counts
 
     def post(self, event: Event, at: float | None = None) -> None:
         """Hand an event, or those of a joint job, to the I/O loop; it happened now, or at `at`."""
@@ -111,6 +115,18 @@ class Worker:
 
     # --- for what runs in its thread -----------------------------------------------------------
 
+    def first_asked(self) -> tuple[float, Effect] | None:
+        """What comes first of what waits, and when its cause happened; None if the worker is to
+        end."""
+        with self._more:
+            return None if self._stopping else self._waiting.first
+
+    def aborted_at(self, request: int | None) -> float:
+        """When the cause of an abort happened that concerns this request (None: all of them);
+        infinite without one."""
+        _, requests = self._aborted
+        return min(requests.get(None, math.inf), requests.get(request, math.inf))
+
     def head_asked(self, timeout: float) -> float | None:
         """When the cause of the head happened that waits longest; None if there is none in
         `timeout` seconds, or the worker is to end."""
@@ -133,15 +149,19 @@ class Worker:
 
     def _run(self) -> None:
         with self._bell:
-            while True:
+            while self._await_work():
+                self.await_turn()
+                if not self._await_work():
+                    return
                 with self._more:
-                    self._more.wait_for(
-                        lambda: self._stopping or (self._waiting and not self._gathering)
-                    )
-                    if self._stopping:
-                        return
                     job = self._waiting.take(self.ended_at())
                 self._do(*job)
+
+    def _await_work(self) -> bool:
+        """Return when something waits, all of it; False if the worker is to end."""
+        with self._more:
+            self._more.wait_for(lambda: self._stopping or (self._waiting and not self._gathering))
+            return not self._stopping
 
     def _do(self, asked_at: float, effect: Effect) -> None:
         self.asked_at = asked_at
@@ -156,7 +176,7 @@ class Worker:
             while self._head_waits and isinstance(effect, INTERRUPTIBLE) and not self._stopping:
                 self.run_head()
             aborted, requests = self._aborted
-            return self._stopping or (job == aborted and not requests.isdisjoint((None, request)))
+            return self._stopping or (job == aborted and (None in requests or request in requests))
 
         try:
             return self.perform(effect, stop)

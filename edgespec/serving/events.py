@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from edgespec.errors import EdgespecError
 from edgespec.serving.problems import ApiProblem
 from edgespec.wire.client_messages import Status
-from edgespec.wire.snapshots import Snapshot
+from edgespec.wire.snapshots import MOST_CHOSEN, Snapshot
 
 STATUS_S = 1.0
 """Seconds between two status events."""
@@ -35,6 +35,9 @@ MOST_VIEWERS = 64
 
 MOST_UNREAD = 8
 """Events that are kept for a slow viewer; older ones are dropped."""
+
+MOST_DIGITS = 15
+"""Of a request's number."""
 
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -58,17 +61,24 @@ class Watched(Protocol):
     async def status(self, age: float = 0.0) -> Status:
         """The ring's status. Raises EdgespecError if the coordinator cannot be asked."""
 
-    def subscribe(self, seconds: float, on_snapshot: Callable[[Snapshot], None]) -> None:
-        """Call `on_snapshot` with snapshots for that many seconds; 0: stop.
+    def subscribe(
+        self,
+        seconds: float,
+        on_snapshot: Callable[[Snapshot], None],
+        requests: tuple[int, ...] = (),
+    ) -> None:
+        """Call `on_snapshot` with snapshots for that many seconds, of the oldest request and those
+        with these numbers; 0: stop.
 
         Raises EdgespecError if the coordinator cannot be asked.
         """
 
 
 class Viewer:
-    """One open page."""
+    """One open page. `request`: the number of the request that it shows; 0: the oldest."""
 
-    def __init__(self) -> None:
+    def __init__(self, request: int = 0) -> None:
+        self.request = request
         self._unread: list[bytes] = []
         self._news = asyncio.Event()
 
@@ -116,11 +126,12 @@ class Theatre:
         self._work: asyncio.Task[None] | None = None
 
     async def events(self, request: Request) -> Response:
-        """The stream: a status each second, snapshots while a request runs."""
+        """The stream: a status each second, snapshots while a request runs: of the oldest one, and
+        of the one with the number that the query gives as `request`."""
         if len(self._viewers) >= MOST_VIEWERS:
             words = f"{MOST_VIEWERS} pages are open already; close one of them"
             raise ApiProblem(503, words, code="too_many_viewers")
-        viewer = Viewer()
+        viewer = Viewer(_chosen(request.query_params.get("request", "0")))
         self._viewers.add(viewer)
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._watch())
@@ -135,14 +146,15 @@ class Theatre:
     async def _watch(self) -> None:
         """Runs while there are viewers."""
         try:
-            renew = 0.0
+            renew, asked = 0.0, self._chosen
             while True:
                 started = time.monotonic()
                 try:
                     status = asdict(await self._client.status())
                     self._tell("status", {**status, "reachable": True, "lines": None})
-                    if started >= renew:
-                        self._client.subscribe(WATCH_S, self._on_scene)
+                    if started >= renew or asked != self._chosen:
+                        asked = self._chosen
+                        self._client.subscribe(WATCH_S, self._on_scene, asked)
                         renew = started + WATCH_S / 2
                 except EdgespecError as problem:
                     self._tell("status", {"reachable": False, "text": str(problem)})
@@ -152,14 +164,30 @@ class Theatre:
             with contextlib.suppress(EdgespecError):
                 self._client.subscribe(0.0, self._on_scene)
 
-    def _on_scene(self, scene: Snapshot) -> None:
-        self._tell("scene", _scene(scene))
+    @property
+    def _chosen(self) -> tuple[int, ...]:
+        """The requests that viewers have chosen."""
+        chosen = {viewer.request for viewer in self._viewers if viewer.request}
+        return tuple(sorted(chosen))[-MOST_CHOSEN:]
 
-    def _tell(self, name: str, value: dict[str, Any]) -> None:
+    def _on_scene(self, scene: Snapshot) -> None:
+        oldest = scene.place == 0
+        to = [one for one in self._viewers if oldest or one.request == scene.request]
+        self._tell("scene", _scene(scene), to)
+
+    def _tell(self, name: str, value: dict[str, Any], to: Iterable[Viewer] | None = None) -> None:
+        """Queue an event for these viewers, by default all."""
         data = json.dumps(value, allow_nan=False, separators=(",", ":"))
         event = f"event: {name}\ndata: {data}\n\n".encode()
-        for viewer in self._viewers:
+        for viewer in self._viewers if to is None else to:
             viewer.put(event)
+
+
+def _chosen(text: str) -> int:
+    """The number of a request. Raises ApiProblem if it is none."""
+    if not text.isascii() or not text.isdigit() or len(text) > MOST_DIGITS:
+        raise ApiProblem(400, "request is no number of a request", param="request")
+    return int(text)
 
 
 def _scene(scene: Snapshot) -> dict[str, Any]:
@@ -167,6 +195,7 @@ def _scene(scene: Snapshot) -> dict[str, Any]:
     return {
         "state": scene.state,
         "request": scene.request,
+        "place": scene.place,
         "policy": scene.policy,
         "tokens": scene.tokens,
         "trips": scene.trips,

@@ -128,6 +128,13 @@ class _Ring(Collector):
         yield gauge("ring_stages", "Stages that the ring has.", status.stages)
         yield gauge("requests_running", "Requests on the ring now.", status.running)
         yield gauge("requests_waiting", "Requests that wait for the ring.", status.waiting)
+        said = (
+            "Rows of a stage's cache that running requests may come to hold with their next token."
+        )
+        yield gauge("cache_rows_live", said, status.rows_live)
+        yield gauge("cache_rows_kept", "Rows that are kept of answered requests.", status.rows_kept)
+        said = "Rows that each stage's cache has room for; 0: no limit."
+        yield gauge("cache_rows_room", said, status.rows_room)
         speeds = [one.tokens_per_second for one in status.live]
         said = "Of all running requests together, behind their first tokens."
         yield gauge("running_tokens_per_second", said, sum(speeds))

@@ -68,6 +68,10 @@ class Alone:
     def __init__(self, asked_at: float) -> None:
         self.asked_at = asked_at
 
+    def aborted_at(self, request: int | None) -> float:
+        """Whenever it is noticed."""
+        return float("inf")
+
     def head_asked(self, timeout: float) -> float | None:
         """None waits."""
         return None
@@ -164,6 +168,42 @@ def test_a_stopped_block_ends_with_the_layer_that_it_is_in(asked: float, ends: f
     device.stop_at = float("inf")
     device.run(block(3))
     assert device.now == pytest.approx(start + ends + CHARGED)
+
+
+@pytest.mark.parametrize(("asked", "ends"), [(0.03, 0.1), (0.15, 0.2)])
+def test_however_late_a_stop_is_noticed_it_counts_from_when_it_was_asked_for(
+    asked: float, ends: float
+) -> None:
+    device = Device(real=0.04)
+    device.run(block())
+    start = device.now
+    device.aborted_at = lambda request: start + asked  # type: ignore[method-assign]
+    device.stop_at = start + asked + 0.08  # after the next boundary
+    assert device.run(block(2)) == BlockDone(2, None)
+    assert device.emulated.free_at == pytest.approx(start + ends)
+
+
+def test_until_when_messages_have_to_come_before_what_comes_of_an_effect() -> None:
+    told: list[float] = []
+
+    class Telling(Device):
+        def _perform(self, effect: Effect, stop: Callable[[], bool]) -> Event | None:
+            told.append(self.emulated.ends_at)
+            return super()._perform(effect, stop)
+
+        def _sleep(self, seconds: float) -> None:
+            told.append(self.emulated.ends_at)
+            super()._sleep(seconds)
+
+    device = Telling()
+    assert device.emulated.ends_at == float("inf")
+    device.run(gather())
+    assert told == [100.0, pytest.approx(100.0 + GATHER)], "what it takes is known when it is done"
+    told.clear()
+    device.run(block())
+    assert told == [pytest.approx(100.0 + GATHER + CHARGED)] * len(told)
+    assert len(told) > 1
+    assert device.emulated.ends_at == float("inf")
 
 
 def test_a_block_that_is_stopped_while_it_really_runs_ends_with_its_layer() -> None:

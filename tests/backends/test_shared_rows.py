@@ -23,8 +23,8 @@ from edgespec.tree.stems import Stems
 NAMES = sorted(FAMILY_SETTINGS)
 QUICK = ["gemma2", "gpt_oss"] if "gpt_oss" in NAMES else ["gemma2", "llama"]
 PREAMBLE = 90
-OFF = 1e-5
-"""Attention in pieces sums in another order; softmaxes of some families are taken in float32."""
+VISIBLE = 1e-3  # what rows in a wrong place differ by, at least
+DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ class Sharing:
     def fork(self, request: int, base: int, tokens: np.ndarray) -> Asker:
         """A request begins with these tokens, which are the base's first ones."""
         rows, held = len(tokens), len(self.askers[base].ledger)
-        how = self.stems.fork(request, base, rows, held)
+        how = self.stems.fork(request, base, rows, self.stems.shareable(base, rows), held)
         for stage in self.twice.joint.stages:
             stage.fork(request, base, how)
         ids = np.arange(rows)
@@ -85,9 +85,9 @@ class Sharing:
             row = apart.held[1] / sum(apart._caches[r].capacity for r in self.askers)
             spare = len(self.askers) * (2 * STEP) + own / 8
             assert shared.held[1] <= row * (own - self.stems.saved + spare)
-        assert max(self.found, default=0.0) < OFF
+        assert max(self.found, default=0.0) == 0
         for request in self.askers:
-            assert self.twice.off(request) < OFF
+            assert self.twice.off(request) == 0
 
 
 def live(twice: Twice) -> None:
@@ -120,11 +120,12 @@ def live(twice: Twice) -> None:
     assert [stage.held for stage in twice.joint.stages] == [(0, 0)] * len(twice.joint.stages)
 
 
+@pytest.mark.parametrize("dtype", tiered(DTYPES, ["bfloat16"]))
 @pytest.mark.parametrize("name", tiered(NAMES, QUICK))
-def test_every_family(root: Path, name: str) -> None:
+def test_every_family(root: Path, name: str, dtype: str) -> None:
     """Sliding windows, soft caps, sinks, grouped heads, mixtures."""
-    folder = root / name
-    live(Twice(Checkpoint(write_family(folder, name)), [0, 1, 4]))
+    folder = root / f"{name}-{dtype}"
+    live(Twice(Checkpoint(write_family(folder, name)), [0, 1, 4], dtype))
 
 
 @pytest.mark.parametrize("quant", tiered(["int4-g32", "int8", "nf4", "mixed"], ["int4-g32"]))
@@ -148,4 +149,4 @@ def test_the_bound_would_notice_one_other_row(root: Path) -> None:
     wrong[20] += 1
     two = sharing.fork(2, 1, wrong)
     sharing.run(two.prompt(3))
-    assert sharing.found[-1] > 100 * OFF
+    assert sharing.found[-1] > VISIBLE

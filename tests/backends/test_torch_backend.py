@@ -18,7 +18,7 @@ from support.segments import run_block
 from transformers import PreTrainedModel
 
 from edgespec.backends.base import BlockBackend, Head, Walk
-from edgespec.backends.torch_backend import TorchBlock, TorchHead
+from edgespec.backends.torch_backend import TorchBlock, TorchHead, best_along
 from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
@@ -31,7 +31,7 @@ from edgespec.model.tensors import from_torch, to_torch
 from edgespec.tree.ledger import RetainSet, RowLedger, Rows
 from edgespec.types.features import NO_NEEDS
 from edgespec.types.tensor import Layers, Tensor
-from edgespec.verify.sampling import Sampling, choose
+from edgespec.verify.sampling import BadLogits, Sampling, choose, choose_along
 
 NONE = np.zeros(0, np.int64)
 
@@ -286,3 +286,35 @@ def test_the_classes_are_what_the_interfaces_say(folder: Path) -> None:
     assert head
     assert draft.name == "independent"
     assert draft.needs == NO_NEEDS
+
+
+def test_a_device_takes_the_best_token_as_the_host_does() -> None:
+    """Of random trees, with ties, numbers that are left out, and one token alone."""
+    generator = torch.Generator().manual_seed(0)
+    for case in range(60):
+        count, width = case % 6 + 1, (1, 3, 4, 200)[case % 4]
+        logits = torch.randint(-3, 3, (count, width), generator=generator).float()
+        logits[logits == -3] = -torch.inf
+        logits[:, case % width] = 1.0
+        parents = np.array([0, *(row // 2 for row in range(1, count))])
+        tokens = np.arange(count) % width
+        rows = Rows(np.arange(count), parents, tokens, np.arange(count))
+        host = choose_along(lambda row, own=logits: own[row].numpy(), rows, Sampling())
+        found = best_along(logits, rows)
+        np.testing.assert_array_equal(found.rows, host.rows)
+        np.testing.assert_array_equal(found.tokens, host.tokens)
+        np.testing.assert_array_equal(found.margins, host.margins)
+        assert found.tokens.dtype == host.tokens.dtype
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        damaged = torch.zeros(2, 5)
+        damaged[0] = bad
+        rows = Rows(np.arange(2), np.zeros(2, np.int64), np.arange(2), np.arange(2))
+        messages = []
+        for work in (
+            best_along,
+            lambda own, r: choose_along(lambda n: own[n].numpy(), r, Sampling()),
+        ):
+            with pytest.raises(BadLogits) as raised:
+                work(damaged, rows)
+            messages.append(str(raised.value))
+        assert messages[0] == messages[1]

@@ -81,7 +81,7 @@ def test_what_was_asked_for_later_does_not_join() -> None:
     assert waiting.take(0.5) == (1.0, head(1))
     assert waiting.take(3.0) == (2.0, RunHeads((head(2), head(3))))
     assert waiting.head_at is None
-    assert waiting.first == draft(1)
+    assert waiting.first == (1.0, draft(1))
     assert waiting.take(2.5) == (1.0, Drafts((draft(1), draft(2))))
     assert waiting.take(0.0) == (3.0, draft(3))
 

@@ -301,6 +301,15 @@ def test_a_block_of_several_requests_is_of_use_if_a_row_of_any_is() -> None:
     assert [bar.kind for bar in alone.bars] == ["used", "wasted", "wasted"]
 
 
+def test_what_is_one_job_for_several_requests_takes_its_time_once() -> None:
+    entries = [span(0, "RunHead", 5.0, 5.5, request=number, late=0.25) for number in (1, 2)] + [
+        span(0, "Draft", 5.5, 6.0, request=2)
+    ]
+    activity = activity_of(entries, {1: FINISHED, 2: FINISHED}, 4.0)
+    assert [bar.kind for bar in activity.bars] == ["head", "draft"]
+    assert (activity.busy[0], activity.late[0]) == (pytest.approx(1.0), pytest.approx(0.25))
+
+
 def test_traces_are_read_by_request(tmp_path: Path) -> None:
     lines = [span(0, "RunHead", 1.0, 2.0), span(0, "RunHead", 2.0, 3.0, request=7)]
     text = "".join(json.dumps(line) + "\n" for line in lines)

@@ -129,6 +129,15 @@ def test_every_policy_gives_the_texts_of_requests_alone(load: str, policies: lis
         assert run.load.slowest_ratio >= 1
 
 
+@pytest.mark.thorough
+def test_stages_have_room_for_all_that_are_live() -> None:
+    """More rows together than one request may have."""
+    prompts = tuple(default_prompts(40)) * 2
+    crowd = replace(SETUP, load=Load(live=80), prompts=prompts, max_new_tokens=2)
+    played = play_all(crowd, ["specpipe"])["specpipe"]
+    assert [answer.new_tokens for answer in played.answers] == [2] * 80
+
+
 def test_the_next_one_is_asked_as_soon_as_one_ends() -> None:
     played = play_all(replace(SETUP, load=Load(live=2)), ["autoregressive"])["autoregressive"]
     asked = [course.asked for course in played.courses]

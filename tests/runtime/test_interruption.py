@@ -154,6 +154,7 @@ def test_an_emulated_trace_has_the_charged_stretches(tmp_path: Path) -> None:
     emulated = Emulated(perform, Prices(), worker)
     began = emulated.free_at
     worker.perform = trace.around(emulated.perform, emulated)
+    worker.ended_at = lambda: emulated.free_at
     worker.submit(DRAFT, at=began)
     worker.submit(OpenDraft(2, SAMPLING), at=began)
     worker.start()

@@ -19,6 +19,8 @@ from support.tiers import examples, tiered
 from edgespec.decoding.events import (
     SegmentArrived,
 )
+from edgespec.decoding.request import Request
+from edgespec.decoding.scheduler import Scheduler
 from edgespec.errors import RemoteProtocolError
 from edgespec.machines.effects import (
     Effect,
@@ -33,7 +35,7 @@ from edgespec.runtime.access_policy import CLIENT, MAY_SEND, STAGE
 from edgespec.runtime.node import BUG, RENEW_S
 from edgespec.tree.ledger import RetainSet
 from edgespec.types.tensor import IntArray
-from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit
+from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit, Tokens
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import (
     Assign,
@@ -282,6 +284,54 @@ def test_a_bug_ends_one_request_and_nothing_else(
     for ask, (end,) in zip(asks, ends, strict=True):
         if isinstance(end, Finished):
             assert end.text == ring.expected(ask).text
+
+
+@pytest.mark.parametrize(
+    ("method", "ends"),
+    [
+        ("handle", [2]),
+        ("take_result", [2]),
+        ("decide", [2]),
+        (None, [1, 2, 3, 4]),  # nothing tells whose bug it is
+    ],
+)
+def test_a_bug_of_one_live_request_ends_no_other(
+    ring: MemoryRing, monkeypatch: pytest.MonkeyPatch, method: str | None, ends: list[int]
+) -> None:
+    ring.machine._ring = replace(ring.machine._ring, live=4)
+    asks = [submit(tag, f"question {tag}", 20, "pipedec") for tag in range(1, 5)]
+    for ask in asks:
+        ring.ask(ask)
+    came = ring.at_peer[CLIENT_PEER]
+
+    def streamed(tag: int) -> str:
+        told = [one.message for one in came if isinstance(one.message, Tokens)]
+        return "".join(one.text for one in told if one.tag == tag)
+
+    assert ring.until(lambda: all(streamed(ask.tag) for ask in asks), 300)
+    assert ring.machine.load() == (4, 0)
+    owner: type[object] = Scheduler if method is None else Request
+    name = method or "handed_on"
+    original, broken = getattr(owner, name), []
+
+    def raising(self: Any, *args: Any) -> Any:
+        if not broken and (method is None or self.tag == 2):
+            broken.append(self)
+            raise ZeroDivisionError("a test's bug")
+        return original(self, *args)
+
+    monkeypatch.setattr(owner, name, raising)
+    assert ring.until(lambda: all(ring.ends(ask.tag) for ask in asks), 900)
+    assert len(broken) == len(ring.bugs) == 1
+    for ask in asks:
+        (end,) = ring.ends(ask.tag)
+        if ask.tag in ends:
+            assert isinstance(end, Failed)
+            assert BUG in end.reason
+        else:
+            assert isinstance(end, Finished)
+            assert (end.text, end.recoveries) == (ring.expected(ask).text, 1)
+            assert streamed(ask.tag) == end.text
 
 
 def test_a_bug_that_comes_again_renews_the_ring_now_and_then(

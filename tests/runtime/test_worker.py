@@ -212,6 +212,21 @@ def test_abort_reaches_the_job_it_is_meant_for_and_no_other(
     assert aborted == [1]
 
 
+def test_it_knows_since_when_rows_are_no_longer_wanted() -> None:
+    worker = Worker(lambda effect, stop: None)
+    assert worker.aborted_at(None) == worker.aborted_at(7) == float("inf")
+    worker.abort(1, 7, at=3.0)
+    worker.abort(1, 7, at=4.0)
+    assert (worker.aborted_at(7), worker.aborted_at(8), worker.aborted_at(None)) == (
+        *(3.0, float("inf"), float("inf")),
+    )
+    worker.abort(1, at=5.0)
+    assert (worker.aborted_at(7), worker.aborted_at(8), worker.aborted_at(None)) == (3.0, 5.0, 5.0)
+    worker.abort(2, 8, at=6.0)
+    assert worker.aborted_at(7) == float("inf")
+    worker.stop()
+
+
 def test_a_job_aborted_before_its_turn_sees_it(start: Callable[[Perform], Worker]) -> None:
     gate = threading.Event()
     stops: list[bool] = []

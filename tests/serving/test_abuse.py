@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -103,16 +104,16 @@ def problem(reply: bytes) -> tuple[int, str]:
 def test_a_body_of_100_megabytes_is_refused_before_it_is_read(ring: NodeRing, url: str) -> None:
     with undisturbed(ring, url):
         before = memory()
-        body = bytes(100 * MIB)
-        held = memory()
+        # The client lives in this process too, and httpcore copies what is left of a whole body
+        # after each send: pieces keep its memory out of what is measured.
         reply = httpx.post(
             f"{url}/v1/completions",
-            content=body,
-            headers={"content-type": "application/json"},
+            content=itertools.repeat(bytes(MIB), 100),
+            headers={"content-type": "application/json", "content-length": str(100 * MIB)},
             timeout=PATIENCE_S,
         )
         assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
-        assert memory() - max(before, held) < 30 * MIB
+        assert memory() - before < 30 * MIB
 
 
 def test_a_body_without_a_length_is_refused_where_it_gets_too_long(

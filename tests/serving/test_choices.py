@@ -192,6 +192,42 @@ def test_a_client_that_leaves_cancels_all_choices(
     assert "edgespec_http_answers 0.0" in figures
 
 
+def test_the_stream_of_events_shows_the_request_that_is_chosen(
+    slow_ring: NodeRing, slow_url: str
+) -> None:
+    """Beside the oldest one, which is shown to all."""
+    body = {"prompt": "hello", **GREEDY, "max_tokens": 300, "policy": "autoregressive", "n": 2}
+    asked = f"{slow_url}/v1/completions"
+    with httpx.stream("POST", asked, json={**body, "stream": True}, timeout=60):
+        live: list[dict[str, Any]] = []
+        with httpx.stream("GET", f"{slow_url}/events", timeout=60) as events:
+            for name, told in events_of(events):
+                if name == "status" and len(told["live"]) == 2:
+                    live = told["live"]
+                    break
+        older, newer = (one["number"] for one in live)
+        shown: set[tuple[int, int]] = set()
+        with httpx.stream("GET", f"{slow_url}/events?request={newer}", timeout=60) as events:
+            for name, told in events_of(events):
+                if name == "scene":
+                    shown.add((told["request"], told["place"]))
+                if len(shown) == 2:
+                    break
+        assert shown == {(older, 0), (newer, 1)}
+    assert httpx.get(f"{slow_url}/events?request=x").status_code == 400
+    slow_ring.assert_free()
+
+
+def events_of(reply: httpx.Response) -> Iterator[tuple[str, Any]]:
+    """Name and value of each event of a stream."""
+    name = ""
+    for line in reply.iter_lines():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))
+
+
 # --- limits ---------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,8 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -34,6 +36,7 @@ class Played:
         self.problem: PeerLost | None = None
         self.asked = 0
         self.watches: list[float] = []
+        self.chosen: list[tuple[int, ...]] = []
         self.see: Callable[[Snapshot], None] = lambda scene: None
 
     async def status(self, age: float = 0.0) -> Status:
@@ -42,10 +45,16 @@ class Played:
             raise self.problem
         return STATUS
 
-    def subscribe(self, seconds: float, on_snapshot: Callable[[Snapshot], None]) -> None:
+    def subscribe(
+        self,
+        seconds: float,
+        on_snapshot: Callable[[Snapshot], None],
+        requests: tuple[int, ...] = (),
+    ) -> None:
         if self.problem is not None:
             raise self.problem
         self.watches.append(seconds)
+        self.chosen.append(requests)
         self.see = on_snapshot
 
 
@@ -55,10 +64,15 @@ def played() -> Played:
     return Played()
 
 
+def asking_for(request: str) -> Any:
+    """The page's request for its stream."""
+    return SimpleNamespace(query_params={"request": request})
+
+
 @asynccontextmanager
-async def viewing(theatre: Theatre) -> AsyncIterator[Callable[[], Any]]:
-    """An open page: what gives its next events."""
-    response = await theatre.events(None)  # type: ignore[arg-type]
+async def viewing(theatre: Theatre, request: str = "0") -> AsyncIterator[Callable[[], Any]]:
+    """An open page, of which that request was chosen: what gives its next events."""
+    response = await theatre.events(asking_for(request))
     body = response.body_iterator  # type: ignore[attr-defined]
 
     async def read() -> list[tuple[str, Any]]:
@@ -91,6 +105,32 @@ def test_status_then_scenes_as_they_come(played: Played) -> None:
             assert (scene["state"], scene["tokens"], scene["root"]) == ("answering", 5, 6)
 
     asyncio.run(play())
+
+
+def test_each_page_is_shown_the_oldest_request_and_the_one_that_it_has_chosen(
+    played: Played,
+) -> None:
+    async def look() -> None:
+        theatre = Theatre(played)
+        async with viewing(theatre) as plain, viewing(theatre, "7") as choosing:
+            await plain()
+            await choosing()
+            assert played.chosen == [(7,)], "one subscription for both"
+            for number, place in ((4, 0), (7, 1), (9, 2)):
+                played.see(replace(SCENE, request=number, place=place))
+            shown = [[s["request"] for _, s in await page()] for page in (plain, choosing)]
+            assert shown == [[4], [4, 7]]
+            async with viewing(theatre, "9"):
+                while played.chosen[-1] != (7, 9):
+                    await choosing()
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize("number", ["-1", "x", "1e3", "9" * 40, ""])
+def test_what_is_no_number_of_a_request_is_refused(played: Played, number: str) -> None:
+    with pytest.raises(ApiProblem, match="no number of a request"):
+        asyncio.run(Theatre(played).events(asking_for(number)))
 
 
 def test_nobody_looks_nobody_watches(played: Played) -> None:
@@ -150,7 +190,7 @@ def test_one_viewer_too_many_is_refused(played: Played) -> None:
         theatre = Theatre(played)
         theatre._viewers = {Viewer() for _ in range(MOST_VIEWERS)}
         with pytest.raises(ApiProblem) as refused:
-            await theatre.events(None)  # type: ignore[arg-type]
+            await theatre.events(asking_for("0"))
         assert refused.value.status == 503
 
     asyncio.run(play())
@@ -217,9 +257,9 @@ def test_viewers_are_counted_when_they_are_admitted(played: Played) -> None:
 
     async def play() -> None:
         theatre = Theatre(played)
-        streams = [await theatre.events(None) for _ in range(MOST_VIEWERS)]  # type: ignore[arg-type]
+        streams = [await theatre.events(asking_for("0")) for _ in range(MOST_VIEWERS)]
         with pytest.raises(ApiProblem, match=str(MOST_VIEWERS)):
-            await theatre.events(None)  # type: ignore[arg-type]
+            await theatre.events(asking_for("0"))
 
         async def gone() -> dict[str, Any]:
             return {"type": "http.disconnect"}

@@ -489,6 +489,52 @@ def test_several_answers_are_listed_with_their_speeds(watched: Watched) -> None:
     assert page.locator(".answers li").all_inner_texts() == ["adaptive: 12 tokens, 3.2 a second"]
 
 
+def test_a_user_chooses_which_answer_the_tree_shows(watched: Watched) -> None:
+    """By click and by keyboard, and it stays chosen until it is over."""
+    live = [LiveRequest(n, "adaptive", 9, 12, 3.2) for n in (1, 2, 3)]
+    asked: list[str] = []
+
+    def play(route: Route) -> None:
+        asked.append(route.request.url.partition("/events")[2])
+        nodes = (NodeStatus(1, 0, 4),)
+        status = Status(True, (), nodes, 1, 1, 9.0, len(live), 0, "m", 99, tuple(live))
+        told = [("status", {**asdict(status), "reachable": True, "lines": None})]
+        for place, one in enumerate(live):
+            root = [5, 4, f"root{one.number}", "accepted", 1.0, "model", True]
+            scene = {"state": "answering", "request": one.number, "place": place, "root": 5}
+            figures = {"policy": f"policy{one.number}", "tokens": 12, "trips": 6.0}
+            told.append(
+                ("scene", {**scene, **figures, "nodes": [root], "segments": [], "runs": []})
+            )
+        body = "".join(f"event: {name}\ndata: {json.dumps(what)}\n\n" for name, what in told)
+        route.fulfill(status=200, headers={"content-type": "text/event-stream"}, body=body)
+
+    page = watched.open()
+    is_up(page)
+    page.route("**/events*", play)
+    page.reload()
+    pressed = "[...document.querySelectorAll('.answers [aria-pressed=true]')].map(b => b.id).join()"
+
+    def shows(number: int) -> None:
+        until(page, f"{pressed} === 'watch-{number}'")
+        until(
+            page, f"document.querySelector('#tree-note').textContent.startsWith('policy{number}')"
+        )
+        assert f"root{number}" in (page.locator("#tree-picture").text_content() or "")
+
+    shows(1)
+    page.click("#watch-3")
+    shows(3)
+    until(page, "document.activeElement.id === 'watch-3'")  # the list is drawn anew each second
+    page.focus("#watch-2")
+    page.keyboard.press("Enter")
+    shows(2)
+    assert {"", "?request=3", "?request=2"} == set(asked)
+    live.pop(1)
+    shows(1)
+    assert asked[-1] == ""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_real_processes(browser: Browser, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 // The page: puts its parts together and keeps the stream of events open while somebody looks.
 
 import { isAnswering, noteScene, prepareChat } from "./chat.js";
-import { showHealth, showRing, troubleOf } from "./ring.js";
+import { chosenRequest, isWatched, prepareRing, showHealth, showRing, troubleOf } from "./ring.js";
 import { prepareSettings, prepareTheme } from "./settings.js";
 import { ask, eventsOf, keepKey, problemOf } from "./stream.js";
 import { addRuns, prepareTimeline, showStages } from "./timeline.js";
@@ -65,6 +65,7 @@ function onStatus(news) {
 }
 
 function onScene(scene) {
+  if (!isWatched(scene)) return;
   noteScene(scene);
   showTree(scene);
   addRuns(scene);
@@ -83,7 +84,7 @@ async function look() {
   for (let failures = 0; document.visibilityState === "visible"; failures += 1) {
     looking = new AbortController();
     try {
-      const response = await withKey("/events", { signal: looking.signal });
+      const response = await withKey(chosenRequest() ? `/events?request=${chosenRequest()}` : "/events", { signal: looking.signal });
       if (!response.ok) throw new Error((await problemOf(response)).text);
       for await (const event of eventsOf(response)) {
         failures = 0;
@@ -119,7 +120,14 @@ $("show-chat").addEventListener("click", () => show("chat"));
 $("show-ring").addEventListener("click", () => show("ring"));
 document.querySelector(".skip").addEventListener("click", () => show("chat"));
 
+// Another request is to be shown: the stream begins again, with that one.
+function watchAnother() {
+  if (status) onStatus(status);
+  if (looking) looking.abort();
+}
+
 prepareTheme();
+prepareRing(watchAnother);
 prepareSettings();
 prepareTimeline();
 prepareChat(withKey, showTrouble);

@@ -81,34 +81,87 @@ function card(node) {
   return item;
 }
 
-/** The requests that run; the tree and the timeline show the oldest one. */
-function answers(live) {
-  const list = element("ul", "answers");
-  list.setAttribute("aria-label", "Running requests");
-  live.forEach((one, index) => {
-    const speed = one.tokens > 1 ? `, ${one.tokens_per_second.toFixed(1)} a second` : "";
-    const watched = index || live.length < 2 ? "" : " (shown below)";
-    const tokens = one.tokens === 1 ? "1 token" : `${one.tokens} tokens`;
-    list.append(element("li", "", `${one.policy}: ${tokens}${speed}${watched}`));
-  });
-  return list;
+let chosen = 0; // the request that the user wants to watch, 0: the oldest
+let chose = () => {};
+
+/** Have `whenChosen()` called when the user chooses another request to watch. */
+export function prepareRing(whenChosen) {
+  chose = whenChosen;
 }
 
-function head(status) {
+/** The number of the request that the user has chosen; 0: none. */
+export function chosenRequest() {
+  return chosen;
+}
+
+function choose(number) {
+  if (number === chosen) return;
+  chosen = number;
+  chose();
+}
+
+/** Whether the tree shows this scene, of the chosen request or, without one, of the oldest. */
+export function isWatched(scene) {
+  return chosen ? scene.request === chosen : scene.place === 0;
+}
+
+const items = new Map(); // by request: what stays there from status to status, so that it can be clicked
+
+/** The requests that run, of which the tree shows one: if there are several, the user may choose. */
+function showAnswers(list, live) {
+  for (const [number, item] of items) {
+    if (live.some((one) => one.number === number)) continue;
+    item.remove();
+    items.delete(number);
+  }
+  for (const one of live) {
+    if (!items.has(one.number)) items.set(one.number, answer(list, one.number));
+    const button = items.get(one.number).firstChild;
+    const speed = one.tokens > 1 ? `, ${one.tokens_per_second.toFixed(1)} a second` : "";
+    const tokens = one.tokens === 1 ? "1 token" : `${one.tokens} tokens`;
+    const watched = one.number === (chosen || live[0].number);
+    const several = live.length > 1;
+    button.textContent = `${one.policy}: ${tokens}${speed}${several && watched ? " (shown below)" : ""}`;
+    button.disabled = !several;
+    button.setAttribute("aria-pressed", String(watched));
+  }
+}
+
+function answer(list, number) {
+  const item = element("li", "");
+  const button = element("button", "watch");
+  button.type = "button";
+  button.id = `watch-${number}`;
+  button.title = "Show this request in the draft tree";
+  button.addEventListener("click", () => choose(number));
+  item.append(button);
+  list.append(item);
+  return item;
+}
+
+function head() {
   const item = element("li", "device");
   item.dataset.state = "ready";
   const title = element("div", "device-head");
   title.append(element("span", "place", "D0"), element("strong", "name", "coordinator"));
-  item.append(title, element("p", "layers", "Head, draft model and draft tree"));
-  const waits = status.waiting ? `, ${status.waiting} waiting` : "";
-  item.append(element("p", "note", status.running ? `${status.running} running${waits}` : `idle${waits}`));
-  if (status.live.length) item.append(answers(status.live));
+  const list = element("ul", "answers");
+  list.setAttribute("aria-label", "Running requests");
+  item.append(title, element("p", "layers", "Head, draft model and draft tree"), element("p", "note"), list);
   return item;
 }
 
+const home = head();
+
 export function showRing(status) {
   if (!status.reachable) return;
-  $("ring").replaceChildren(head(status), ...status.nodes.map(card));
+  if (chosen && !status.live.some((one) => one.number === chosen)) choose(0); // it is over
+  const waits = status.waiting ? `, ${status.waiting} waiting` : "";
+  home.querySelector(".note").textContent = status.running ? `${status.running} running${waits}` : `idle${waits}`;
+  showAnswers(home.querySelector(".answers"), status.live);
+  const ring = $("ring");
+  if (ring.firstChild !== home) ring.replaceChildren(home);
+  while (ring.lastChild !== home) ring.lastChild.remove();
+  ring.append(...status.nodes.map(card));
   $("ring-note").textContent = status.up_for > 0 ? `up for ${seconds(status.up_for)}` : "not up";
 }
 
