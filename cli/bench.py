@@ -47,6 +47,7 @@ from edgespec.errors import ConfigError
 def bench(
     policy: str = options.POLICIES,
     stages: int = options.STAGES_HERE,
+    with_stage: int | None = options.WITH_STAGE,
     emulate: str = options.EMULATE,
     cost_model: str = options.COST_MODEL,
     prompts: str = options.PROMPTS,
@@ -70,7 +71,9 @@ def bench(
     load = None if live is None else Load(live)
     emulation = Emulation.parse(emulate, cost_model)
     config = coordinator_config(
-        RingOptions(model, draft, stages, dtype, quant, head_quant, draft_quant),
+        RingOptions(
+            *(model, draft, stages, dtype, quant, head_quant, draft_quant), with_stage=with_stage
+        ),
         Address(LOOPBACK, 0),
         emulation,
         usual_stages=options.USUAL_STAGES,
@@ -96,6 +99,7 @@ def bench(
         ring,
         {
             "stages": config.stages,
+            "with_stage": config.with_stage,
             "profiles": list(ring.profiles),
             "cost_model": ring.cost_model,
             "model": model or options.BUNDLED,
@@ -129,7 +133,7 @@ def _ring(config: CoordinatorConfig, notes: Notes) -> MeasuredRing:
     """What is measured; with --emulate it says that the times are not of this machine."""
     if config.emulation is None:
         return MeasuredRing(("",) * (config.stages + 1), "")
-    costs = emulated_costs(config.emulation, config.stages)
+    costs = emulated_costs(config.emulation, config.stages, with_stage=config.with_stage)
     notes.say(described(costs))
     names = tuple(node.profile.name for node in (costs.coordinator, *costs.stages))
     return MeasuredRing(names, costs.coordinator.model.name)

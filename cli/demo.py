@@ -48,6 +48,7 @@ def demo(
         "and whether the text is the same.",
     ),
     stages: int = options.STAGES_HERE,
+    with_stage: int | None = options.WITH_STAGE,
     request: RequestSettings = USUAL,
     model: str = options.MODEL,
     draft: str = options.DRAFT,
@@ -69,7 +70,10 @@ def demo(
     submit = request.complete(question) if raw else request.ask(question)
     emulation = Emulation.parse(emulate, cost_model)
     notes = Notes(verbose)
-    ring = RingOptions(model, draft, stages, dtype, quant, head_quant, draft_quant, layers)
+    ring = RingOptions(
+        *(model, draft, stages, dtype, quant, head_quant, draft_quant, layers),
+        with_stage=with_stage,
+    )
     config = coordinator_config(
         ring if model else _with_default_model(ring, compare, notes),
         Address(LOOPBACK, 0),
@@ -79,7 +83,7 @@ def demo(
     if compare:
         check_comparable(config, submit)
     if emulation is not None:
-        notes.say(described(emulated_costs(emulation, config.stages)))
+        notes.say(described(emulated_costs(emulation, config.stages, with_stage=config.with_stage)))
     with ring_here(config, notes) as client, cancelling(client):
         notes.say(f"> {shown(question)}")
         if compare:

@@ -15,7 +15,7 @@ from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import check_keys, needs_keys
 from edgespec.daemon.cluster import ClusterFolder, folder_of
-from edgespec.daemon.process import beside, end_with_parent, leave, start_logging
+from edgespec.daemon.process import Beside, end_with_parent, leave, start_logging
 from edgespec.daemon.stage import run_stage
 from edgespec.errors import ConfigError
 from edgespec.net.discovery_interfaces import listens_everywhere
@@ -69,7 +69,7 @@ def join(
     emulation = Emulation.parse(emulate, cost_model)
     served = Address.parse(metrics) if metrics else None
 
-    listen, reserved = beside()
+    beside = Beside.read()
     # Made before any search on the network, as it checks the options.
     config = StageConfig(
         stage,
@@ -80,8 +80,9 @@ def join(
         trace=trace,
         cache=cache,
         metrics=served,
-        listen=listen,
-        reserved=reserved,
+        listen=beside.listen,
+        reserved=beside.reserved,
+        shared_device=beside.shared_device,
     )
     path = folder_of(cluster)
     introduction = given_token(token)

@@ -67,7 +67,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (demo, models, pull, init, serve, join, leave, prompt, chat, status, top, api):
-    kind = options.RingCommand if command in (init, serve) else None
+    kind = options.RingCommand if command in (demo, init, serve) else None
     app.command(cls=kind)(command)
 app.add_typer(token, name="token")
 app.add_typer(device, name="device")
@@ -75,7 +75,7 @@ app.add_typer(key, name="key")
 app.add_typer(service, name="service")
 app.add_typer(train, name="train")
 for tool in (bench, simulate, shard, plan, profile, doctor):
-    app.command()(tool)
+    app.command(cls=options.RingCommand if tool in (bench, simulate) else None)(tool)
 
 
 @app.callback(invoke_without_command=True)

@@ -12,6 +12,7 @@ from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
 from edgespec.config import HEADS
+from edgespec.daemon.cache_rows import live_requests, planned_rows
 from edgespec.daemon.model_names import spoken
 from edgespec.daemon.planning import (
     ModelToPlan,
@@ -35,6 +36,12 @@ SHORT_CONTEXT = 256
 
 CLEARLY = 1.05
 """So many times as fast by the formula is faster: what it says of two rings differs by less."""
+
+DTYPE = "bfloat16"
+"""What planned rings compute in, and hold caches in."""
+
+SHORT_REQUEST = 512
+"""Tokens of a short request, of which is said how many may be live, beside those of full length."""
 
 _LEFT = ("node", "device", "layers")
 _COLUMNS = (
@@ -135,6 +142,10 @@ def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
         f"{problem.requests} "
         f"request(s) of {problem.context} tokens; memory in GiB, times at half the context"
     )
+    rows = planned_rows(made, DTYPE)
+    lengths = sorted({problem.context, min(SHORT_REQUEST, problem.context)}, reverse=True)
+    counts = (f"{live_requests(rows, tokens)} of {tokens} tokens" for tokens in lengths)
+    yield f"live at once: by memory {rows} cache rows, for {' or '.join(counts)} (serve --live)"
     for device, reason in made.left_out:
         yield f"left out: {device.name} ({reason})"
     if made.with_stage:
@@ -219,7 +230,7 @@ def commands_of(made: Plan, model: str, draft: str, draft_quant: str) -> Iterato
         f"--layers {_joined(made.split)} "
         + (f"--with-stage {made.with_stage} " if made.with_stage else "")
         + ("--head last-stage " if made.problem.head_last else "")
-        + f"--context {made.problem.context} --dtype bfloat16"
+        + f"--context {made.problem.context} --dtype {DTYPE}"
     )
     yield f"{coordinator}: edgespec serve"
     for node in made.nodes[1:]:
@@ -242,6 +253,7 @@ def plan_as_json(made: Plan, speed: float | None, commands: list[str]) -> dict[s
         "draft": problem.model.draft.name,
         "context": problem.context,
         "requests": problem.requests,
+        "rows": planned_rows(made, DTYPE),
         "layers": list(made.split),
         "with_stage": made.with_stage,
         "head": HEADS[made.problem.head_last],

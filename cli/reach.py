@@ -110,6 +110,7 @@ def admitted(path: Path, token: Token, coordinator: str | None, wait: float, say
         address = discovered(
             wait, say, Identity(token.pair, token.coordinator), short(token.coordinator)
         )
+    say(f"asking the coordinator at {address} to admit this machine")
     try:
         name = enrol(address, token, own, socket.gethostname(), wait)
     except AccessRefused:

@@ -37,7 +37,7 @@ from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.profiles import profile_named, unproven
-from edgespec.daemon.settings import chosen_draft
+from edgespec.daemon.settings import LAST_STAGE, chosen_draft
 from edgespec.drafting.choice import NONE, DraftChoice
 from edgespec.errors import ConfigError
 from edgespec.model.hub import require_model
@@ -74,11 +74,7 @@ def simulate(
         "`edgespec serve` holds them with this option; none: in 16 bit, as published systems do.",
     ),
     stages: int = typer.Option(4, help="Number of stages in the ring."),
-    with_stage: int = typer.Option(
-        0,
-        metavar="K",
-        help="The stage that runs on the coordinator's device and shares its time; 0: none.",
-    ),
+    with_stage: int | None = options.WITH_STAGE,
     head: str = typer.Option(
         HEAD_ON_COORDINATOR, help="Where the output head is: coordinator, or last-stage."
     ),
@@ -179,7 +175,7 @@ def simulate(
         sampling=sampling.sampling,
         row_price=row_price,
         d0_free=d0_free,
-        with_stage=with_stage,
+        with_stage=stages if with_stage == LAST_STAGE else with_stage or 0,
         head=head,
         load=Load(live or DEFAULT_LIVE) if recording is not None else load,
     )

@@ -46,7 +46,7 @@ def status(
 
 def print_status(state: Status) -> None:
     """Print all columns, however narrow the terminal is."""
-    lines = (*remarks(state), *request_lines(state), ring_line(state))
+    lines = (*remarks(state), *request_lines(state), *row_lines(state), ring_line(state))
     show_table(COLUMNS, map(cells, state.nodes), *lines, left=NAMES)
 
 
@@ -86,6 +86,15 @@ def request_lines(state: Status) -> Iterator[str]:
         yield (
             f"request {one.number} ({one.policy}): {one.tokens} token(s) behind a prompt of "
             f"{one.prompt_tokens}, {one.tokens_per_second:.1f} a second"
+        )
+
+
+def row_lines(state: Status) -> Iterator[str]:
+    """What the stages' caches hold."""
+    if state.rows_room:
+        yield (
+            f"cache rows of every stage: {state.rows_live} for running requests, "
+            f"{state.rows_kept} kept of answered ones, room for {state.rows_room}"
         )
 
 
@@ -130,6 +139,9 @@ def _as_json(state: Status) -> dict[str, object]:
         "requests_running": state.running,
         "requests_waiting": state.waiting,
         "requests": [asdict(one) for one in state.live],
+        "rows_live": state.rows_live,
+        "rows_kept": state.rows_kept,
+        "rows_room": state.rows_room or None,
         "nodes": [_node_as_json(node) for node in state.nodes],
     }
 

@@ -62,7 +62,6 @@ def eagle(
     _make(out)
     with Notes().waiting("loading") as say:
         # Imported late, as torch takes seconds: a wrong option is refused at once.
-        from edgespec.model.device import best_device
         from edgespec.model.hub_cache import local_weights
         from edgespec.model.tensors import compute_dtype
         from edgespec.training.eagle import LEVELS
@@ -73,7 +72,7 @@ def eagle(
         settings = TrainingSettings(steps, batch, levels or LEVELS[known], rate, low, seed)
         rows = (row_length, text_rows, own_rows)
         plan = EaglePlan(local_weights(base, say), text, out, settings, *rows, known, draft_vocab)
-        figures = train_eagle(plan, say, compute_dtype(dtype, best_device()))
+        figures = train_eagle(plan, say, compute_dtype(dtype))
     _show(figures, out, as_json)
 
 
@@ -103,7 +102,6 @@ def ppd(
     _make(out)
     with Notes().waiting("loading") as say:
         # Imported late, as torch takes seconds: a wrong option is refused at once.
-        from edgespec.model.device import best_device
         from edgespec.model.hub_cache import local_weights
         from edgespec.model.tensors import compute_dtype
         from edgespec.training.loop import TrainingSettings
@@ -112,7 +110,7 @@ def ppd(
         settings = TrainingSettings(steps, batch, depth, rate, low, seed)
         rows = (row_length, text_rows, own_rows)
         plan = PPDPlan(local_weights(base, say), text, out, settings, *rows, depth, copies, chains)
-        figures = train_ppd(plan, say, compute_dtype(dtype, best_device()))
+        figures = train_ppd(plan, say, compute_dtype(dtype))
     _show(figures, out, as_json)
 
 

@@ -17,6 +17,7 @@ from msgspec import structs
 from edgespec import __version__
 from edgespec.config import Quantisation
 from edgespec.errors import BlockDamaged, ConfigError
+from edgespec.kernels.compiled import cache_folder
 from edgespec.model.block_file import (
     BlockFile,
     Progress,
@@ -48,9 +49,7 @@ BLOCK = "block.safetensors"
 
 def default_folder() -> Path:
     """The user's cache folder for blocks."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
-    return root / "edgespec" / "blocks"
+    return cache_folder() / "blocks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,8 @@ class ChildProcess(ABC):
     """Runs a command while it is entered; the kernel ends it if this process dies.
 
     `log_file`: where its standard error goes; None: to ours. With `is_watched` it reports as to
-    systemd (daemon.notify), and is ended if its loop hangs.
+    systemd (daemon.notify), and is ended if its loop hangs. `descriptors`: files that it has
+    open, too, under the same numbers.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ChildProcess(ABC):
         log_file: Path | None = None,
         *,
         is_watched: bool = False,
+        descriptors: Sequence[int] = (),
     ) -> None:
         own = {PARENT: str(os.getpid())}
         # What systemd gave this process is for this process alone.
@@ -63,6 +65,7 @@ class ChildProcess(ABC):
         self._environment = {**kept, **own, **environment}
         self._log_file = log_file
         self._is_watched = is_watched
+        self._descriptors = descriptors
         self._beats: _Beats | None = None
         self._log_begins = 0
         self._over = threading.Event()
@@ -137,6 +140,7 @@ class ChildProcess(ABC):
                 stdout=subprocess.DEVNULL,  # the coordinator's is one line, its address
                 stderr=stderr,
                 env=environment,
+                pass_fds=self._descriptors,
                 start_new_session=True,  # a Ctrl-C is for the parent, which then ends it
             )
             return self._child

@@ -12,6 +12,7 @@ from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.advertising import Advertising
 from edgespec.daemon.api_process import ApiProcess
+from edgespec.daemon.cache_rows import cache_rows
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.layer_assignment import LayerAssignment, needs_of
@@ -34,6 +35,7 @@ from edgespec.runtime.access_policy import admits
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.instrumentation import Instrumentation
 from edgespec.runtime.request_log import RequestLog
+from edgespec.runtime.shared_device import COORDINATOR, SharedDevice, new_file
 from edgespec.runtime.trace import Trace
 from edgespec.types.features import NO_NEEDS
 from edgespec.wire.messages import Assign, Connect
@@ -58,7 +60,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     take_file_descriptors()
     access_policy = AccessStore(cluster)
     costs = (
-        emulated_costs(config.emulation, config.stages, config.head_last)
+        emulated_costs(config.emulation, config.stages, config.head_last, config.with_stage)
         if config.emulation
         else None
     )
@@ -75,7 +77,10 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
             log.warning(described(costs))
         beside = address_beside(config, transport.control_port)
         own = admitted(cluster, access_policy, beside) if config.with_stage else None
-        node, blocks = _build(config, cluster, access_policy, transport, costs, trace, ends, own)
+        shared = SharedDevice(new_file(), COORDINATOR) if costs is not None and own else None
+        node, blocks = _build(
+            *(config, cluster, access_policy, transport, costs, trace, ends, own, shared)
+        )
     except BaseException:
         ends.close()
         transport.close()
@@ -87,7 +92,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     node.supervisor = Notifier()
     node.requests = requests
     api = ApiProcess(http, address, cluster) if http is not None else nullcontext()
-    stage = _own_stage(config, own, beside) if own is not None else nullcontext()
+    stage = _own_stage(config, own, beside, shared) if own is not None else nullcontext()
     try:
         with ends, api, stage:
             return exit_code(node.run(f"waiting for {config.stages} stage(s)"))
@@ -98,14 +103,20 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
             requests.close()
 
 
-def _own_stage(config: CoordinatorConfig, own: ClusterFolder, address: Address) -> OwnStage:
+def _own_stage(
+    config: CoordinatorConfig,
+    own: ClusterFolder,
+    address: Address,
+    shared_device: SharedDevice | None,
+) -> OwnStage:
     """The stage beside this coordinator, which has loaded its models: the memory that is left is
     the stage's, less what the coordinator is planned to take while it answers."""
     from edgespec.model.device import best_device
 
     needs = machine_needs(config)
     reserved = yet_to_take(needs.coordinator, best_device().type) if needs else 0
-    return OwnStage(config, own, address, reserved)
+    descriptor = shared_device.descriptor if shared_device is not None else -1
+    return OwnStage(config, own, address, reserved, descriptor)
 
 
 def _build(
@@ -117,10 +128,12 @@ def _build(
     trace: Trace | None,
     ends: ExitStack,
     own: ClusterFolder | None,
+    shared_device: SharedDevice | None,
 ) -> tuple[CoordinatorNode, BlockServer]:
     """Load head, draft and tokenizer; put the node and its block server together.
 
-    `ends`: closes the node's resources. `own`: the stage on this machine.
+    `ends`: closes the node's resources. `own`: the stage on this machine; `shared_device`: the
+    emulated device that both have the use of.
     """
     # torch and transformers take seconds to import: not before the address is taken.
     from edgespec.backends.torch_backend import TorchHead
@@ -154,7 +167,8 @@ def _build(
         costs.coordinator.draft_work_seconds if costs else None,
     )
     context_length = context_of(config, model.longest_context)
-    # Of all requests: as many as a stage has memory for, for one of full length (planning.memory).
+    # Of one request of full length, for which every device is planned (planning.memory); when the
+    # ring is up, of as many as there is memory for.
     rows = context_length + SPECULATIVE_ROWS
     ring = Ring(
         config.stages,
@@ -203,7 +217,7 @@ def _build(
     can_replan = model.can_be_cut_anew and costs is None  # an emulated ring is what was asked for
     needs = needs_of(config, context_length) if can_replan else None
     home = Connect("", transport.data_port, cluster.identity.own.public)
-    pace = None if costs is None else lambda _: coordinator_pace(costs, draft)
+    pace = None if costs is None else lambda _: coordinator_pace(costs, draft, shared_device)
     node = CoordinatorNode(
         transport,
         CoordinatorCompute(TorchHead(head) if head else None, draft),
@@ -217,6 +231,8 @@ def _build(
             names=_names(config, own),
             replan=partial(assignment.repartition, needs) if needs else None,
             own_keys=[one.identity.own.public for one in (cluster, own) if one is not None],
+            rows=cache_rows(config, context_length, device.type),
+            rows_told=machine.rows_told,
         ),
         access_policy,
         Instrumentation(transport, pace, trace),

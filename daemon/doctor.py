@@ -55,6 +55,7 @@ def examine(
         yield Finding("speed", WARNING, warning)
     yield _memory(root)
     yield from machine_memory(cluster, root)
+    yield _kernels()
     yield from _quantisations()
     yield _cache(cache)
     yield _port(port)
@@ -131,6 +132,15 @@ def _memory(root: Path) -> Finding:
     if found.bytes < _FEW_MEMORY:
         return Finding("memory", WARNING, f"{text}: enough for few layers; end other programs")
     return Finding("memory", OK, text)
+
+
+def _kernels() -> Finding:
+    from edgespec.kernels import compiled
+
+    problem = next(filter(None, map(compiled.complaint, ("products", "rows"))), "")
+    if problem:
+        return Finding("kernels", WARNING, problem)
+    return Finding("kernels", OK, "compiled for this processor")
 
 
 def _quantisations() -> Iterator[Finding]:

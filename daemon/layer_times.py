@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import itertools
 import math
@@ -10,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from transformers import LlamaConfig, PretrainedConfig
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
 from edgespec.daemon.random_layers import RandomLayers, in_layer
@@ -19,6 +17,7 @@ from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.inventory import block_inventory
+from edgespec.model.model_config import ModelConfig
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import open_source
 from edgespec.model.tree_attention import tree_mask
@@ -49,7 +48,7 @@ class Shape:
     """
 
     name: str
-    config: PretrainedConfig
+    config: ModelConfig
     forms: Mapping[str, Quantisation] = field(default_factory=dict)
 
     @property
@@ -79,7 +78,7 @@ class LayerTimes:
     seen: Sample
 
 
-def head_dim(config: PretrainedConfig) -> int:
+def head_dim(config: ModelConfig) -> int:
     """Numbers of one attention head's keys."""
     return int(
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -232,6 +231,7 @@ def passes(
     nothing = torch.zeros(0, dtype=torch.int64).numpy()
     caches = [block.new_cache(seen + rows) for block in blocks]
     for cache in caches:
+        cache.place(torch.arange(seen, device=device))  # attention goes by positions
         cache.advance(seen)
     turns = itertools.cycle(zip(blocks, caches, strict=True))
 
@@ -249,46 +249,47 @@ def passes(
     return work
 
 
-def llama(name: str) -> LlamaConfig:
+def llama(name: str) -> ModelConfig:
     """Layers of a known model, by its name."""
     of = ARCHITECTURES[name]
-    return LlamaConfig(
-        vocab_size=1,
-        hidden_size=of.hidden,
-        intermediate_size=of.intermediate,
-        num_hidden_layers=of.layers,
-        num_attention_heads=of.heads,
-        num_key_value_heads=of.kv_heads,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
+    return ModelConfig(
+        {
+            "model_type": "llama",
+            "vocab_size": 1,
+            "hidden_size": of.hidden,
+            "intermediate_size": of.intermediate,
+            "num_hidden_layers": of.layers,
+            "num_attention_heads": of.heads,
+            "num_key_value_heads": of.kv_heads,
+        }
     )
 
 
-def deeper(config: PretrainedConfig, layers: int) -> PretrainedConfig:
+def deeper(config: ModelConfig, layers: int) -> ModelConfig:
     """The configuration with room for a block of so many layers that is not at an end."""
-    config = copy.deepcopy(config)
-    config.num_hidden_layers = layers + 2
+    fields: dict[str, object] = {"num_hidden_layers": layers + 2}
     for name in ("layer_types", "no_rope_layers"):
         if kinds := getattr(config, name, None):
-            setattr(config, name, list(itertools.islice(itertools.cycle(kinds), layers + 2)))
-    return config
+            fields[name] = list(itertools.islice(itertools.cycle(kinds), layers + 2))
+    return config.changed(**fields)
 
 
-def _shrunk(config: PretrainedConfig) -> PretrainedConfig:
+def _shrunk(config: ModelConfig) -> ModelConfig:
     """The same kind of layer with matrices so small that reading them takes no time."""
-    config = copy.deepcopy(config)
     grouped = config.num_key_value_heads < config.num_attention_heads
-    config.head_dim = head_dim(config)
-    config.hidden_size = config.intermediate_size = _TINY_WIDTH
+    dim = head_dim(config)
+    widths = {"hidden_size": _TINY_WIDTH, "intermediate_size": _TINY_WIDTH}
     for name in ("moe_intermediate_size", "shared_intermediate_size"):
         if hasattr(config, name):
-            setattr(config, name, _TINY_WIDTH)
+            widths[name] = _TINY_WIDTH
     # As many heads as make columns that every quantisation's groups divide.
-    heads = max(2, math.lcm(_TINY_WIDTH, config.head_dim) // config.head_dim)
-    config.num_attention_heads = heads
-    config.num_key_value_heads = heads // 2 if grouped else heads
-    return config
+    heads = max(2, math.lcm(_TINY_WIDTH, dim) // dim)
+    return config.changed(
+        head_dim=dim,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2 if grouped else heads,
+        **widths,
+    )
 
 
 def _needed(shape: Shape, depth: int) -> int:

@@ -116,6 +116,7 @@ class LocalRing:
         serve += ["--draft-quant", config.draft_quantisation.name]
         serve += ["--layers", ",".join(map(str, config.layers))]
         serve += ["--head", config.head, "--live", str(config.live)]
+        serve += ["--with-stage", str(config.with_stage)]
         serve += ["--recovery", str(RECOVERY_S), "--http", "none"]
         serve += ["--host", config.address.host, "--port", str(config.address.port)]
         cache = ["--cache", config.cache or str(Path(self._folder.name) / "blocks")]
@@ -123,6 +124,8 @@ class LocalRing:
         coordinator = self._spawn("coordinator", serve + cache + emulate, subprocess.PIPE)
         self.address = self._read_address(coordinator)
         for stage in range(1, config.stages + 1):
+            if stage == config.with_stage:
+                continue  # the coordinator starts it
             join = ["join", "--stage", str(stage), "--coordinator", str(self.address)]
             join += ["--wait", str(LOAD_S)]
             self._spawn(f"stage {stage}", join + cache + emulate, subprocess.DEVNULL)

@@ -195,7 +195,7 @@ def measure(
     memory = session.rate(memory_rate)
     say("moving cache rows")
     heads = int(shape.config.num_key_value_heads)
-    dtype = compute_dtype(session.dtype, session.device)
+    dtype = compute_dtype(session.dtype)
     gather = session.rate(gather_rate, dtype, heads, head_dim(shape.config))
     say("reading the disk")
     disk = _disk(session)

@@ -16,7 +16,7 @@ from edgespec.daemon.child_process import ChildProcess
 from edgespec.daemon.cluster import ClusterFolder, own_key
 from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.daemon.private_files import make_folder
-from edgespec.daemon.process import BESIDE, EXIT_USAGE
+from edgespec.daemon.process import EXIT_USAGE, Beside
 from edgespec.drafting.choice import NONE
 from edgespec.errors import ConfigError
 from edgespec.net.discovery_interfaces import listens_everywhere
@@ -50,6 +50,11 @@ def admitted(cluster: ClusterFolder, store: AccessStore, address: Address) -> Cl
     own = own_key(path)
     name = store.admit(own.public, socket.gethostname())
     return ClusterFolder.remember(path, own, cluster.identity.coordinator, name, str(address))
+
+
+def trace_beside(trace: Path) -> Path:
+    """The stage's trace, where the coordinator's is `trace`."""
+    return trace.with_name(f"{trace.stem}-stage{trace.suffix}")
 
 
 def address_beside(config: CoordinatorConfig, port: int) -> Address:
@@ -91,10 +96,16 @@ class OwnStage(ChildProcess):
     setting is wrong or its key was removed; the ring waits for it as for any other stage."""
 
     def __init__(
-        self, config: CoordinatorConfig, folder: ClusterFolder, address: Address, reserved: int
+        self,
+        config: CoordinatorConfig,
+        folder: ClusterFolder,
+        address: Address,
+        reserved: int,
+        shared_device: int = -1,
     ) -> None:
         """`folder`: what `admitted` gave; `address`: the coordinator's, on this machine;
-        `reserved`: bytes of the available memory that the coordinator will take."""
+        `reserved`: bytes of the available memory that the coordinator will take;
+        `shared_device`: see config.StageConfig."""
         command = [sys.executable, "-m", "edgespec.cli.main", "join"]
         command += ["--stage", str(config.with_stage), "--coordinator", str(address)]
         command += ["--cluster", str(folder.path)]
@@ -102,10 +113,19 @@ class OwnStage(ChildProcess):
             command += ["--cache", config.cache]
         if not Path(config.model).exists():  # the hub's files are here: nothing has to be sent
             command += ["--model", config.model]
+        if config.emulation is not None:
+            command += config.emulation.options
+        if config.trace:
+            command += ["--trace", str(trace_beside(Path(config.trace)))]
         log_file = folder.path / LOG_FILE
         name = f"stage {config.with_stage} beside the coordinator"
-        environment = {BESIDE: f"{config.address.host} {reserved}"}
-        super().__init__(name, command, environment, log_file, is_watched=True)
+        beside = Beside(config.address.host, reserved, shared_device)
+        descriptors = [shared_device] if shared_device >= 0 else []
+        super().__init__(
+            *(name, command, beside.environment, log_file),
+            is_watched=True,
+            descriptors=descriptors,
+        )
         self._pause = LEAST_PAUSE_S
         log.info("%s: its log is %s", name, log_file)
 

@@ -152,8 +152,8 @@ def precision_text(quantisation: Quantisation, head: Quantisation, dtype: str) -
     text += f", computed in {dtype}"
     if quantisation.kind in ("int4", "file") and dtype == "float32":
         return (
-            f"{text}: several times slower than in bfloat16, which 4-bit kernels are made for; "
-            "leave --dtype out"
+            f"{text}: slower than in bfloat16, on a GPU several times, as 4-bit kernels there are "
+            "made for that; leave --dtype out"
         )
     return f"{text}; --quant, --head-quant and --dtype choose others"
 

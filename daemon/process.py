@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from dataclasses import dataclass
 from typing import NoReturn
 
 from edgespec.ring.effects import Stop
@@ -16,8 +17,7 @@ PARENT = "EDGESPEC_PARENT"
 """Environment variable: id of the process that this daemon must not outlive (set by `demo`)."""
 
 BESIDE = "EDGESPEC_BESIDE"
-"""Environment variable of the coordinator's own stage: the address that its data socket listens on,
-and how many bytes of the memory are for the coordinator (set by `serve`)."""
+"""Environment variable of the coordinator's own stage, set by `serve`: what Beside says."""
 
 ENOUGH_FILES = 65536
 
@@ -36,10 +36,28 @@ def start_logging() -> None:
     logging.getLogger("edgespec").setLevel(logging.INFO)
 
 
-def beside() -> tuple[str, int]:
-    """What BESIDE says; ("", 0) for all but the coordinator's own stage."""
-    listen, _, reserved = os.environ.get(BESIDE, "").partition(" ")
-    return listen, int(reserved or 0)
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What the coordinator's own stage is told; by default, as any other stage.
+
+    `listen`: the address that its data socket listens on; `reserved`: bytes of the memory that are
+    for the coordinator; `shared_device`: see config.StageConfig.
+    """
+
+    listen: str = ""
+    reserved: int = 0
+    shared_device: int = -1
+
+    @staticmethod
+    def read() -> Beside:
+        """From the environment."""
+        words = os.environ.get(BESIDE, "").split(" ")
+        return Beside(words[0], *map(int, words[1:]))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For the stage's process."""
+        return {BESIDE: f"{self.listen} {self.reserved} {self.shared_device}"}
 
 
 def take_file_descriptors() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-from transformers import PretrainedConfig
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.block import EMBEDDING, LM_HEAD
 from edgespec.model.layers import layers_of
+from edgespec.model.model_config import ModelConfig
 from edgespec.model.quantised.linear import held_bytes, pack, stored_parts
 from edgespec.model.quantised.made_up import made_up
 
@@ -26,7 +26,7 @@ class RandomLayers:
 
     def __init__(
         self,
-        config: PretrainedConfig,
+        config: ModelConfig,
         quantisation: Quantisation,
         forms: Mapping[str, Quantisation] = MappingProxyType({}),
     ) -> None:

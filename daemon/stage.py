@@ -23,6 +23,7 @@ from edgespec.net.sockets import own_address_towards
 from edgespec.net.zones import without_zone
 from edgespec.ring.member import MemberMachine
 from edgespec.runtime.instrumentation import Instrumentation, NodePace
+from edgespec.runtime.shared_device import STAGE, SharedDevice
 from edgespec.runtime.stage_node import StageNode
 from edgespec.runtime.trace import Trace
 from edgespec.wire.messages import Assign, Join
@@ -44,7 +45,8 @@ def run_stage(
     Raises ConfigError for settings or addresses that cannot be used, AccessRefused if the
     coordinator does not, or no longer, know the key.
     """
-    log.info("%s: starting", f"stage {config.stage}" if config.stage else "any stage")
+    place = f"stage {config.stage}" if config.stage else "any stage"
+    log.info("%s: starting; importing torch takes seconds on a small board", place)
     take_file_descriptors()
     host = own_address_towards(config.coordinator)
     # Imported before the node's loop runs: half a second inside a shared library's start-up with
@@ -58,7 +60,10 @@ def run_stage(
     pace = None
     if config.emulation is not None:
         check_profiles(config.emulation)
-        pace = partial(_pace, config.emulation)
+        shared_device = None
+        if config.shared_device >= 0:
+            shared_device = SharedDevice(config.shared_device, STAGE)
+        pace = partial(_pace, config.emulation, shared_device)
     trace = Trace(config.trace) if config.trace else None
     transport = PacedTransport.stage(config.coordinator, identity, config.listen or host)
     join = Join(
@@ -72,6 +77,7 @@ def run_stage(
     )
     member = MemberMachine(join, str(config.coordinator), config.wait, config.timing)
     instrumentation = Instrumentation(transport, pace, trace)
+    log.info("asking the coordinator at %s for a place", config.coordinator)
     with SensorReader(device) as monitor:
         node = StageNode(
             transport,
@@ -97,9 +103,13 @@ def _metrics(
     return StageMetrics(address, node, accepts)
 
 
-def _pace(emulation: Emulation, place: Assign | None) -> NodePace:
+def _pace(
+    emulation: Emulation, shared_device: SharedDevice | None, place: Assign | None
+) -> NodePace:
     assert place is not None, "a stage has a place before it has a pace"
-    return stage_pace(emulated_costs(emulation, place.stages), place.stage)
+    with_stage = place.stage if shared_device else 0
+    costs = emulated_costs(emulation, place.stages, bool(place.head), with_stage)
+    return stage_pace(costs, place.stage, shared_device)
 
 
 def _fetch(
@@ -159,7 +169,7 @@ def _require_memory(
     from edgespec.model.tensors import compute_dtype
 
     device = best_device()
-    dtype = compute_dtype(assign.dtype, device)
+    dtype = compute_dtype(assign.dtype)
     needed, what = held_bytes(source, assign.first, assign.end, dtype), ""
     # Of a model that is one block, the embedding may be the output matrix too.
     if ends is not None and not (assign.first == 0 and ends.config.tie_word_embeddings):

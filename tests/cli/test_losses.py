@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,15 +19,16 @@ from support.torch_rings import BASE, generated, tokenizer
 
 BOARDS = ("v1", "v2", "v3")
 PROMPT, NEW_TOKENS = "Once upon a time", 120
+PROMPTS = (PROMPT, "def mean(values):\n", "What is 17 + 26?", "tar\n\n> Archiving")
 ENDED_S = 5.0
 """Within which a client is told that its coordinator has gone."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def right() -> str:
+def right(prompt: str = PROMPT) -> str:
     """What `edgespec prompt` shows."""
-    return str(tokenizer().decode(list(generated(PROMPT, NEW_TOKENS)))) + "\n"
+    return str(tokenizer().decode(list(generated(prompt, NEW_TOKENS)))) + "\n"
 
 
 @contextmanager
@@ -98,6 +99,29 @@ def test_spares_die_stages_die_together_and_while_they_load(tmp_path: Path) -> N
             assert not ring.is_up, "the spare was faster than the test"
             ring.join(old)
             assert_right(running)
+
+
+def test_four_live_answers_survive_a_dead_board_a_hanging_one_and_a_pulled_cable(
+    tmp_path: Path,
+) -> None:
+    with boards(tmp_path, *BOARDS, "spare") as ring:
+        with_spare(ring)
+        for stage, what in enumerate(("kill", "stop", "unplug"), start=1):
+            before, begun = ring.count("stands by"), time.monotonic()
+            with ExitStack() as stack:
+                asked = {
+                    prompt: stack.enter_context(ring.asking("d0", prompt, NEW_TOKENS))
+                    for prompt in PROMPTS
+                }
+                ring.until(lambda asked=asked: all(a.out for a in asked.values()), "all have begun")
+                for running in asked.values():
+                    assert running.process.poll() is None, "it was over before anything happened"
+                getattr(ring, what)(ring.holder(stage))
+                for prompt, running in asked.items():
+                    assert running.process.wait(120) == 0, running.err
+                    assert running.done().out == right(prompt)
+            assert time.monotonic() - begun < 300.0
+            until_standing_by(ring, before)
 
 
 def test_who_is_removed_or_leaves_in_mid_answer_is_replaced(tmp_path: Path) -> None:

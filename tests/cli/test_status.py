@@ -159,6 +159,18 @@ def test_each_request_that_runs_has_its_speed(show: Callable[..., Done]) -> None
     assert len(told) == 2
 
 
+def test_the_rows_of_the_caches_are_told_where_they_have_a_limit(show: Callable[..., Done]) -> None:
+    state = replace(UP, rows_live=434, rows_kept=812, rows_room=10240)
+    assert show(state).out.splitlines()[-2] == (
+        "cache rows of every stage: 434 for running requests, 812 kept of answered ones, room for "
+        "10240"
+    )
+    told = json.loads(show(state, "--json").out)
+    assert (told["rows_live"], told["rows_kept"], told["rows_room"]) == (434, 812, 10240)
+    assert "cache rows" not in show(UP).out
+    assert json.loads(show(UP, "--json").out)["rows_room"] is None
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.4, "0 s"), (119.0, "119 s"), (120.0, "2 min"), (7199.0, "120 min"), (172800.0, "2 days")],

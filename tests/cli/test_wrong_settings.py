@@ -62,9 +62,12 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "dtype": ([*SERVE, "--stages", "1", "--dtype", "int3"], "unknown dtype 'int3'"),
     "port": (["serve", "--stages", "1", "--port", "70000"], "70000 is no port"),
     "own stage": (["serve", "--stages", "2", "--with-stage", "3"], "has the stages 1 to 2"),
-    "own stage's time": (
-        ["serve", "--stages", "2", "--with-stage", "--emulate", "jetson-orin-nano-8gb"],
-        "cannot be emulated",
+    "own stage's device": (
+        [
+            *("serve", "--stages", "1", "--with-stage", "--emulate"),
+            "jetson-agx-orin-64gb,raspberry-pi-5-8gb",
+        ],
+        "give the same one for both",
     ),
     "model of invalid UTF-8": (
         [*SERVE, "--stages", "1", "--model", "/m\udcff"],

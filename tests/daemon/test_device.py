@@ -20,6 +20,7 @@ from edgespec.daemon.device import (
     zones,
 )
 from edgespec.daemon.memory import available_memory, yet_to_take
+from edgespec.kernels import compiled
 
 MODES = """
 < POWER_MODEL ID=0 NAME=15W >
@@ -303,6 +304,21 @@ def test_too_little_memory_blocks(jetson: Path) -> None:
     found = doctor._memory(jetson)
     assert found.state == doctor.BLOCKED
     assert "end other programs" in found.text
+
+
+def test_a_missing_compiler_is_a_warning_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not compiled.complaint("products"):
+        assert doctor._kernels().state == doctor.OK
+    monkeypatch.setenv("PATH", "/nowhere")
+    compiled._load.cache_clear()
+    try:
+        found = doctor._kernels()
+    finally:
+        compiled._load.cache_clear()
+    assert found.state == doctor.WARNING
+    assert "sudo apt install gcc" in found.text
 
 
 def test_a_cache_folder_below_a_file_blocks(tmp_path: Path) -> None:

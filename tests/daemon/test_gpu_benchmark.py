@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.recorded_graphs import RecordedGraphs
+from support.recorded_graphs import RecordedGraphs, torch_products
 
 from edgespec.daemon.layer_times import Shape, llama
+from edgespec.model.row_math import BatchedRows, Norm
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
 
@@ -35,11 +36,12 @@ def test_a_table_has_a_line_for_each_number_of_rows(script: dict[str, Any]) -> N
     config.num_attention_heads = config.num_key_value_heads = 2
     graphs = RecordedGraphs()
     shape = Shape("small", config)
-    lines = list(
-        script["measured"](
-            shape, "int4", 2, torch.device("cpu"), 1e9, 0.0, graphs=lambda device: graphs
+    with torch_products():
+        lines = list(
+            script["measured"](
+                shape, "int4", 2, torch.device("cpu"), 1e9, 0.0, graphs=lambda device: graphs
+            )
         )
-    )
     assert [line[0] for line in lines] == ["1", "2", "4", "8", "16", "32", "64"]
     assert all(float(line[-1]) < 0.05 for line in lines), "both ways compute the same"
     assert graphs.captured
@@ -52,3 +54,31 @@ def test_a_table_has_a_line_for_each_number_of_rows(script: dict[str, Any]) -> N
     )
     with pytest.raises(RuntimeError, match="its passes cannot be captured"):
         next(measured)
+
+
+def test_tables_of_products_and_attention(script: dict[str, Any]) -> None:
+    cpu, size = torch.device("cpu"), torch.Size((128, 128))
+    head, _, *rows = list(script["product_table"](cpu, size, 1e9, 0.0, lambda _: None, (1, 16)))[2:]
+    assert [row.split(" | ")[0] for row in rows] == [
+        *("| none", "| int4", "| int4-g32", "| int8", "| nf4", "| none, cuBLAS"),
+        *("| int4, tinygemm", "| int4-g32, tinygemm", "| nf4, bitsandbytes"),
+    ]
+    assert {row.count("|") for row in rows} == {head.count("|")}
+    _, _, head, _, *rows = script["attention_table"](cpu, 0.0, lambda _: None, (5,), (1, 2))
+    assert [row.split(" | ")[0] for row in rows] == ["| edgespec, 5", "| torch, 5"]
+
+
+def test_a_row_that_depends_on_its_batch_is_found(script: dict[str, Any]) -> None:
+    variances = script["variances"]
+
+    def found() -> list[str]:
+        return list(variances(torch.device("cpu"), torch.bfloat16, (64, 128), 20))
+
+    assert found() == []
+
+    class Dependent(BatchedRows):
+        def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
+            return norm(rows) * len(rows)
+
+    variances.__globals__["row_math"] = lambda *_: Dependent()
+    assert "a norm of 64 x 128, 1 of 20 rows" in found()

@@ -18,7 +18,6 @@ from support.cases import case
 from support.checkpoints import write_checkpoint
 from support.keys import OWNER_IDENTITY
 from support.packed_forms import FORMS
-from transformers import AutoConfig
 
 from edgespec.config import FILE, QUANTISATIONS, Address, Quantisation
 from edgespec.daemon import bandwidths, device, logit_times, measure, timing
@@ -44,6 +43,8 @@ from edgespec.daemon.random_layers import RandomLayers
 from edgespec.daemon.timing import LEAST_RUNS, Sample, round_trips, shown, timed
 from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.model.block import Block
+from edgespec.model.loader import open_config
+from edgespec.model.model_config import ModelConfig
 from edgespec.planning.profile import ROWS, Profile
 
 CPU = torch.device("cpu")
@@ -277,7 +278,7 @@ def test_work_on_logits_is_timed_for_each_way(monkeypatch: pytest.MonkeyPatch) -
 def small(tmp_path: Path, kind: str = "llama", **settings: int) -> Shape:
     sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, **settings}
     folder = write_checkpoint(tmp_path / kind, kind=kind, **sizes)
-    return Shape("small", AutoConfig.from_pretrained(folder))
+    return Shape("small", open_config(folder / "config.json"))
 
 
 @pytest.mark.thorough
@@ -341,16 +342,18 @@ def test_a_packed_model_is_timed_in_the_forms_of_its_matrices(tmp_path: Path) ->
 
 
 def test_a_mixture_of_experts_is_refused() -> None:
-    config = AutoConfig.for_model(
-        "qwen3_moe",
-        vocab_size=8,
-        hidden_size=64,
-        intermediate_size=64,
-        moe_intermediate_size=32,
-        num_experts=4,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+    config = ModelConfig(
+        {
+            "model_type": "qwen3_moe",
+            "vocab_size": 8,
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "moe_intermediate_size": 32,
+            "num_experts": 4,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+        }
     )
     with pytest.raises(ModelError, match="mixture of experts"):
         RandomLayers(config, Quantisation())
@@ -482,7 +485,7 @@ def test_a_quantisation_that_does_not_fit_the_model_is_left_out_with_the_reason(
 
 def test_four_bit_is_charged_by_the_bytes_of_cost_models(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "base", hidden_size=128, intermediate_size=128)
-    shape = Shape("small", AutoConfig.from_pretrained(folder))
+    shape = Shape("small", open_config(folder / "config.json"))
     times = {name: made_up(LINE, stored=450_000, once=0.0) for name in ("none", "int4")}
     times["int4"] = replace(times["int4"], weights=800_000)
     found = Fit(0.0, {"int4": tuple(LINE.values())}, {"int4": ()})

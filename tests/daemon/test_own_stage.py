@@ -22,8 +22,7 @@ from edgespec.daemon.own_stage import (
     admitted,
     machine_needs,
 )
-from edgespec.daemon.process import BESIDE, beside
-from edgespec.errors import ConfigError
+from edgespec.daemon.process import BESIDE, Beside
 from edgespec.model.loader import Checkpoint
 from edgespec.planning.memory import RUNTIME_BYTES
 
@@ -74,16 +73,24 @@ def test_its_command_is_that_of_a_stage_with_the_coordinators_models(
     folder = str(cluster.path / "stage")
     assert words == ["join", "--stage", "3", "--coordinator", str(HERE), "--cluster", folder]
     monkeypatch.setenv(BESIDE, stage._environment[BESIDE])
-    assert beside() == ("0.0.0.0", 123)
+    assert Beside.read() == Beside("0.0.0.0", 123, -1)
     monkeypatch.delenv(BESIDE)
-    assert beside() == ("", 0)
+    assert Beside.read() == Beside("", 0, -1)
     words = own_stage(cluster, replace(CONFIG, model="org/name", cache="/c"))._command[10:]
     assert words == ["--cache", "/c", "--model", "org/name"]
 
 
-def test_it_cannot_be_emulated() -> None:
-    with pytest.raises(ConfigError, match="cannot be emulated"):
-        replace(CONFIG, emulation=Emulation(("jetson-orin-nano-8gb",)))
+def test_emulated_it_has_the_coordinators_devices_and_a_trace_of_its_own(
+    cluster: ClusterFolder,
+) -> None:
+    emulation = Emulation(("jetson-orin-nano-8gb",))
+    config = replace(CONFIG, emulation=emulation, trace="/t/coordinator.jsonl")
+    folder = admitted(cluster, AccessStore(cluster), HERE)
+    stage = OwnStage(config, folder, HERE, 123, shared_device=7)
+    trace = ["--trace", "/t/coordinator-stage.jsonl"]
+    assert stage._command[10:] == [*emulation.options, *trace]
+    assert stage._descriptors == [7]
+    assert stage._environment.items() >= Beside("0.0.0.0", 123, 7).environment.items()
 
 
 def test_systemd_s_socket_is_not_the_stages(

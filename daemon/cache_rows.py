@@ -1,0 +1,92 @@
+"""Cache rows: how many rows of all requests together the devices of a ring have room for."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from ipaddress import ip_address
+
+from edgespec.config import MOST_LIVE, CoordinatorConfig
+from edgespec.daemon.memory import available_memory, yet_to_take
+from edgespec.daemon.planning import Quants, model_to_plan
+from edgespec.drafting.choice import NONE
+from edgespec.errors import ConfigError
+from edgespec.planning.memory import SPARE, SPECULATIVE_ROWS, Needs
+from edgespec.planning.plan import Plan
+from edgespec.ring.assembly import CacheRows
+from edgespec.wire.messages import Assign, Join
+
+PLANNED_BYTES = 2
+"""Of a value, as the planner counts caches."""
+BYTES = {"float64": 8, "float32": 4}
+
+log = logging.getLogger(__name__)
+
+
+def cache_rows(config: CoordinatorConfig, context: int, device: str) -> CacheRows | None:
+    """What gives a device's rows; None if the planner does not know the model or its draft.
+
+    To be called when the coordinator has loaded its models; `device`: "cpu" or "cuda"."""
+    held = config.quantisation, config.head_quantisation, config.draft_quantisation
+    try:
+        quants = Quants(*(one.name for one in held))
+        asked = model_to_plan(config.model, quants, config.draft or NONE)
+    except ConfigError as problem:
+        log.info("caches have room for one request of full length alone: %s", problem)
+        return None
+    needs = Needs(asked.model, context, 1, config.head_last)
+    has = available_memory(device).bytes
+    left = (has - yet_to_take(needs.coordinator().total, device)) // (1 + bool(config.with_stage))
+    return partial(stage_rows, needs, config.live, _coordinator_rows(needs, config.dtype, left))
+
+
+def _coordinator_rows(needs: Needs, dtype: str, left: int) -> int | None:
+    """Rows beyond those planned for that D0's draft has room for; None: it keeps none."""
+    draft = needs.model.draft
+    return _rows_in(left // 2, draft.layers * draft.kv_bytes, dtype) if draft.layers else None
+
+
+def stage_rows(needs: Needs, live: int, d0: int | None, assign: Assign, join: Join) -> int:
+    """Rows that a device has room for beside its layers: those of one request of full length
+    (`assign.rows`), and more with half of the memory that it reported beyond that.
+
+    No more than `live` requests can use, nor `d0` beyond one. The other half is for what else the
+    device does. Stages that reached the coordinator over loopback share its machine's memory.
+    """
+    has = join.memory // (assign.stages + 1 if ip_address(join.host).is_loopback else 1)
+    is_last = assign.stage == assign.stages
+    more = _further_rows(needs, has, assign.first, assign.end, is_last, assign.dtype)
+    more = min(more, (live - 1) * assign.rows)
+    return assign.rows + (more if d0 is None else min(more, d0))
+
+
+def planned_rows(plan: Plan, dtype: str) -> int:
+    """Rows of all requests together that a ring will have on the planned devices, if they report
+    the memory of their profiles."""
+    asked = plan.problem
+    needs = Needs(asked.model, asked.context, 1, asked.head_last)
+    own, last = needs.coordinator().total, len(plan.split)
+    left = plan.nodes[0].device.memory - own
+    rows = [_coordinator_rows(needs, dtype, left // (1 + bool(plan.with_stage)))]
+    for node in plan.nodes[1:]:
+        has = node.device.memory - (own if node.stage == plan.with_stage else 0)
+        rows.append(_further_rows(needs, has, node.first, node.end, node.stage == last, dtype))
+    return asked.context + SPECULATIVE_ROWS + min(more for more in rows if more is not None)
+
+
+def live_requests(rows: int, tokens: int) -> int:
+    """How many requests of so many tokens, of prompt and answer, may be live with these rows."""
+    return min(rows // (tokens + SPECULATIVE_ROWS), MOST_LIVE)
+
+
+def _further_rows(needs: Needs, has: int, first: int, end: int, is_last: bool, dtype: str) -> int:
+    """Rows beyond those of one request that a stage with so much memory has room for."""
+    need = needs.stage(end - first, first == 0, is_last).total
+    return _rows_in((has - need) // 2, (end - first) * needs.model.costs.kv_bytes, dtype)
+
+
+def _rows_in(nbytes: int, row: int, dtype: str) -> int:
+    """Rows for which so many bytes have room, with what caches spare as they grow; `row`: bytes of
+    one as planned."""
+    size = row * BYTES.get(dtype, PLANNED_BYTES) // PLANNED_BYTES
+    return max(nbytes, 0) * SPARE // ((SPARE + 1) * size)

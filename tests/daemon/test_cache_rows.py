@@ -1,0 +1,113 @@
+"""Cache rows: what the memory of devices has room for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edgespec.config import HEADS, Address, CoordinatorConfig
+from edgespec.daemon.bundled_models import bundled
+from edgespec.daemon.cache_rows import cache_rows, live_requests, planned_rows, stage_rows
+from edgespec.daemon.layer_assignment import needs_of
+from edgespec.daemon.planning import Quants, model_to_plan
+from edgespec.daemon.profiles import profile_named
+from edgespec.planning.memory import GIB, Device, Needs
+from edgespec.planning.plan import plan
+from edgespec.planning.problem import Problem
+from edgespec.wire.messages import Assign, Join
+
+ONE = 1024 + 256
+ASSIGN = Assign(2, 3, 3, 6, "model", "mark", "bfloat16", "none", 1024, 7, "key", rows=ONE)
+CONFIG = CoordinatorConfig(
+    bundled("base"), bundled("draft"), 3, "float32", Address("127.0.0.1", 0), live=8
+)
+
+
+def needs() -> Needs:
+    found = needs_of(CONFIG, 1024)
+    assert found is not None
+    return found
+
+
+def device(memory: int, host: str = "10.0.0.1") -> Join:
+    return Join(0, "d", 1, host, 1, "key", memory)
+
+
+def test_half_of_the_memory_beyond_the_plan_is_for_further_rows() -> None:
+    plan = needs()
+    row = 3 * plan.model.costs.kv_bytes
+    planned = plan.stage(3, first=False).total
+    room = 2 * 9 * row * 100  # twice, for 800 rows and the eighth that a cache spares
+
+    def rows(memory: int, **changes: object) -> int:
+        return stage_rows(plan, 8, None, replace(ASSIGN, **changes), device(memory))
+
+    assert [rows(memory) for memory in (0, planned // 2, planned)] == [ONE] * 3
+    assert rows(planned + room) == ONE + 800
+    assert rows(planned + room, dtype="float64") == ONE + 200
+    assert rows(planned + room, first=0, end=3) < ONE + 800, "the first stage embeds, too"
+    assert rows(64 * GIB) == 8 * ONE, "as many as the live requests can use"
+
+
+@pytest.mark.parametrize(("boards", "quantised"), [(2, "int4"), (4, "int4"), (5, "int8")])
+def test_a_plan_has_the_rows_that_its_devices_will_be_given(boards: int, quantised: str) -> None:
+    nano = profile_named("jetson-orin-nano-8gb")
+    board, *others = [Device(f"d{n}", nano) for n in range(boards)]
+    asked = model_to_plan("llama-2-13b", Quants(quantised), "tinyllama-1.1b")
+    made = plan(Problem(asked.model, board, tuple(others), 1024), HEADS)
+    found = Needs(asked.model, 1024, 1, made.problem.head_last)
+    own = found.coordinator().total
+    assigns = [
+        replace(ASSIGN, stage=node.stage, stages=len(made.split), first=node.first, end=node.end)
+        for node in made.nodes[1:]
+    ]
+    given = [
+        stage_rows(
+            *(found, 64, None, one),
+            device(board.memory - (own if one.stage == made.with_stage else 0)),
+        )
+        for one in assigns
+    ]
+    rows = planned_rows(made, "bfloat16")
+    assert ONE <= rows <= min(given)
+    draft = asked.model.draft
+    d0 = (board.memory - own) // (1 + (made.with_stage > 0)) // 2
+    assert rows == min(*given, ONE + d0 * 8 // (9 * draft.layers * draft.kv_bytes), 64 * ONE)
+    assert planned_rows(made, "float64") < rows
+    assert live_requests(rows, 1024) == rows // ONE >= 1
+    assert live_requests(10**9, 1) == 64
+
+
+def test_d0_has_to_hold_its_drafts_rows() -> None:
+    assert stage_rows(needs(), 8, 300, ASSIGN, device(64 * GIB)) == ONE + 300
+
+
+def test_stages_on_one_machine_share_its_memory() -> None:
+    plan = needs()
+    planned = plan.stage(3, first=False).total
+    apart = stage_rows(plan, 8, None, ASSIGN, device(planned + 10**7))
+    for host in ("127.0.0.1", "::1"):
+        assert stage_rows(plan, 8, None, ASSIGN, device(4 * (planned + 10**7), host)) == apart
+        assert stage_rows(plan, 8, None, ASSIGN, device(planned + 10**7, host)) == ONE
+
+
+def test_the_rows_of_a_ring_with_room_are_those_of_live_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edgespec.daemon.cache_rows.available_memory", lambda _: Room(64 * GIB))
+    rows = cache_rows(CONFIG, 1024, "cpu")
+    assert rows is not None
+    assert rows(ASSIGN, device(64 * GIB)) == 8 * ONE
+    monkeypatch.setattr("edgespec.daemon.cache_rows.available_memory", lambda _: Room(0))
+    rows = cache_rows(CONFIG, 1024, "cpu")
+    assert rows is not None
+    assert rows(ASSIGN, device(64 * GIB)) == ONE, "D0 has no room for more of its draft"
+    assert cache_rows(replace(CONFIG, model="/nowhere"), 1024, "cpu") is None
+
+
+class Room:
+    """What is available."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.bytes = nbytes
