@@ -8,6 +8,7 @@ The picture, top to bottom; a room may import the rows below its own, never one 
     runtime   sim
     backends  drafting  net        (backends may import drafting; drafting no machine)
     model                          (not for net)
+    kernels                        (not for net)
     decoding  ring      blocks
     machines
     policy    verify
@@ -38,6 +39,7 @@ ROWS: tuple[frozenset[str], ...] = (
     frozenset({"policy", "verify"}),
     frozenset({"machines"}),
     frozenset({"decoding", "ring", "blocks"}),
+    frozenset({"kernels"}),
     frozenset({"model"}),
     frozenset({"backends", "drafting", "net"}),
     frozenset({"runtime", "sim"}),
@@ -48,7 +50,7 @@ ROWS: tuple[frozenset[str], ...] = (
 HEIGHT = {room: height for height, row in enumerate(ROWS) for room in row}
 SIDEWAYS = {("backends", "drafting")}  # a backend drives the draft sources of its device
 SIDEWAYS |= {("wire", "tree")}  # rows and retained sets travel as what they are
-BLIND = {("net", "model")}  # moving bytes needs no torch
+BLIND = {("net", "model"), ("net", "kernels")}  # moving bytes needs no torch
 # Guessing knows no machine: what both speak of are values in lower rooms.
 BLIND |= {("drafting", room) for room in ("machines", "decoding", "ring", "blocks")}
 DATA = {"models", "profiles", "systemd"}  # demo pair, device profiles, units: files, no code

@@ -1,13 +1,16 @@
 """A household's day in minutes: many users at once on a ring of real processes; run by name.
 
-    python tests/benchmarks/soak.py [--minutes 20] [--users 6] [--seed 1] [--faults]
+    python tests/benchmarks/soak.py [--minutes 20] [--users 6] [--kinds 36] [--seed 1] [--faults]
 
 A coordinator with its HTTP API and three stages on this machine. Every user asks one request after
-the other, whole, streamed, cut off at some event or abandoned, under any policy; with `--faults`
-stages are killed, stopped and joined twice meanwhile, and the coordinator is stopped. Every text
-must be that of plain decoding, which is asked for before, without company. Prints a JSON object;
-ends with status 1 if a text differs, an answer fails, a request is left, a log has a traceback, or
-(without faults, which make processes anew) memory or descriptors grew.
+the other, under any policy: whole, streamed, read slowly, cut off at some event or abandoned; with
+several choices (`n`, several prompts); and chats of several turns that share a preamble. With
+`--faults` stages are killed, stopped and joined twice meanwhile, and the coordinator is stopped.
+Every text must be that of plain decoding, which is asked for before, without company. At the end
+every stage must hold the rows that the coordinator has as kept, and no other. Prints a JSON object;
+ends with status 1 if a text differs, an answer fails, a request, a row or a process is left, a log
+has a traceback, or (without faults, which make processes anew) memory or descriptors grew in the
+second half.
 """
 
 from __future__ import annotations
@@ -17,30 +20,29 @@ import json
 import random
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from support.commands import Command, run
+from support.commands import Command
 from support.nodes import until
+from support.served import Body, Served, choices, events, path_of, served
 
 from edgespec.policy.registry import POLICIES
 
 STAGES = 3
-KINDS = 36
 TIMEOUT_S = 600.0
-PATIENCE_S = 300.0
 GROWTH_MIB = 40.0
-"""What a process may take more at the end than after a first round of all kinds of request."""
+"""What a process may take more at the end than at half time, beside KEPT_MIB for each row that is
+kept in addition: of stages 6 KB in float64, of the coordinator and its draft 4, in steps of 64."""
+KEPT_MIB = 1 / 64
 GROWTH_DESCRIPTORS = 8
 TEXTS = (
     "Once upon a time",
@@ -50,87 +52,26 @@ TEXTS = (
     "What is 17 + 26?",
     "Naïve café, 今日は, мир: ",
 )
-Body = dict[str, Any]
+PREAMBLE = (
+    "You are the helper of a household. You know the week's meals, who has the car, and when the "
+    "bins are put out. Answer in one sentence, and say so if you do not know."
+)
+TURNS = ("When are the bins put out?", "And who has the car then?", "What is there to eat?")
 
 
-class Ring:
-    """The processes, each a command as a person types it."""
+@dataclass(frozen=True)
+class Ask:
+    """A request, and the texts of its choices by plain decoding, each alone."""
 
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self._stack = stack
-        self._cluster = ("--cluster", str(folder / "cluster"), "--cache", str(folder / "cache"))
-        made = run(
-            *("init", "--stages", str(STAGES), "--dtype", "float64", "--host", "127.0.0.1"),
-            *("--port", "0", *self._cluster[:2]),
-        )
-        assert made.code == 0, made
-        self.stages: dict[int, Command] = {}
-        self.coordinator = self._start("serve", "--http", "127.0.0.1:0")
-        until(lambda: " at http://" in self.coordinator.err, PATIENCE_S)
-        until(lambda: "coordinator at " in self.coordinator.err, PATIENCE_S)
-        self._address = _word_behind("coordinator at ", self.coordinator.err)
-        self.url = "http://" + _word_behind(" at http://", self.coordinator.err)
-        for number in range(1, STAGES + 1):
-            self.join(number)
-        until(self.is_up, PATIENCE_S)
-
-    def _start(self, *arguments: str) -> Command:
-        return self._stack.enter_context(Command(*arguments, *self._cluster))
-
-    def join(self, number: int) -> Command:
-        """Start the daemon of a stage."""
-        known = "--coordinator", self._address.rstrip(",;")
-        self.stages[number] = self._start("join", "--stage", str(number), *known)
-        return self.stages[number]
-
-    def is_up(self) -> bool:
-        """Whether the API says that requests are answered."""
-        try:
-            return httpx.get(f"{self.url}/readyz", timeout=10.0).status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    def figure(self, name: str) -> float:
-        """One of the coordinator's metrics."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=60.0).text.splitlines()
-        return float(next(line.split()[-1] for line in lines if line.startswith(f"{name} ")))
-
-    def is_quiet(self) -> bool:
-        """Whether nothing runs and nothing waits."""
-        names = ("edgespec_requests_running", "edgespec_requests_waiting", "edgespec_http_answers")
-        return not any(self.figure(name) for name in names)
-
-    def sizes(self) -> dict[str, tuple[float, int]]:
-        """MiB and descriptors of every process."""
-        found = {"coordinator": psutil.Process(self.coordinator.process.pid)}
-        found |= {f"stage {n}": psutil.Process(c.process.pid) for n, c in self.stages.items()}
-        for child in found["coordinator"].children():
-            found[f"child {' '.join(child.cmdline()[1:4])}"] = child
-        return {
-            name: (round(process.memory_info().rss / 2**20, 1), process.num_fds())
-            for name, process in found.items()
-        }
+    body: Body
+    right: tuple[str, ...]
 
 
-def _word_behind(mark: str, text: str) -> str:
-    return text.split(mark, 1)[1].split()[0].rstrip(",;")
-
-
-@contextmanager
-def ring() -> Iterator[Ring]:
-    """All processes, which end with this."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        made = Ring(stack, Path(folder))
-        yield made
-        for command in [made.coordinator, *made.stages.values()]:
-            command.signal(signal.SIGTERM)
-
-
-def kinds(chance: random.Random) -> list[Body]:
+def kinds(chance: random.Random, count: int) -> list[Body]:
     """Requests of every sort that the API knows, each with a seed of its own."""
     made = []
-    for number in range(KINDS):
-        body: Body = {"max_tokens": chance.choice((1, 8, 24, 48, 80)), "seed": number}
+    for number in range(count):
+        body: Body = {"max_tokens": chance.choice((1, 8, 24, 48, 80)), "seed": 100 * number}
         body["temperature"] = chance.choice((0, 0, 0.5, 0.8, 1.0, 1.4, 2.0))
         if chance.random() < 0.3:
             body["top_p"] = chance.choice((0.5, 0.9, 0.95))
@@ -141,31 +82,56 @@ def kinds(chance: random.Random) -> list[Body]:
         if chance.random() < 0.3:
             body["stop"] = chance.choice(([" the"], ["\n\n", "é"], ["今", "."]))
         text = chance.choice(TEXTS)
-        if number % 3:
+        if number % 3 == 0:
+            body["messages"] = [{"role": "user", "content": text}]
+        elif number % 3 == 1:
             body["prompt"] = text
         else:
-            body["messages"] = [{"role": "user", "content": text}]
+            body["prompt"] = [text, chance.choice(TEXTS)][: chance.randint(1, 2)]
+            body["n"] = chance.randint(2, 3)
         made.append(body)
     return made
 
 
-def path_of(body: Body) -> str:
-    """Where such a request is sent."""
-    return "/v1/chat/completions" if "messages" in body else "/v1/completions"
+def alone(body: Body) -> list[Body]:
+    """The choices of a request, each as one of its own."""
+    one = {name: value for name, value in body.items() if name not in ("n", "prompt")}
+    n, prompts = body.get("n", 1), body.get("prompt", [""])
+    asked = [prompts] if isinstance(prompts, str) else prompts
+    texts = [{**one, "prompt": text} if "prompt" in body else one for text in asked]
+    return [{**text, "seed": body["seed"] + choice} for text in texts for choice in range(n)]
 
 
-def piece(answer: Body) -> str:
-    """The text of an answer, or of an event of it."""
-    choice = (answer.get("choices") or [{}])[0]
-    said = choice.get("message") or choice.get("delta") or choice
-    return said.get("text") or said.get("content") or ""
+def plain(client: httpx.Client, body: Body) -> Ask:
+    """That request with what plain decoding answers."""
+    right = []
+    for one in alone(body):
+        answered = client.post(path_of(one), json={**one, "policy": "autoregressive"})
+        assert answered.status_code == 200, answered.text
+        right += [text for _, text in choices(answered.json())]
+    return Ask(body, tuple(right))
+
+
+def conversation(client: httpx.Client, topic: str, seed: int) -> list[Ask]:
+    """The turns of a chat, each with all that was said before. All chats have one preamble."""
+    said = [{"role": "system", "content": PREAMBLE}]
+    asks = []
+    for turn in TURNS:
+        said = [*said, {"role": "user", "content": f"{turn} ({topic})"}]
+        temperature = 0.8 if seed % 2 else 0
+        body = {"messages": said, "max_tokens": 24, "seed": seed, "temperature": temperature}
+        asks.append(plain(client, body))
+        said = [*said, {"role": "assistant", "content": asks[-1].right[0]}]
+    return asks
 
 
 class Users:
     """Everybody who asks, and what they saw."""
 
-    def __init__(self, ring: Ring, asked: list[Body], right: list[str], until: float) -> None:
-        self._ring, self._asked, self._right, self._until = ring, asked, right, until
+    def __init__(
+        self, ring: Served, asks: Sequence[Ask], chats: Sequence[Sequence[Ask]], until: float
+    ) -> None:
+        self._ring, self._asks, self._chats, self._until = ring, asks, chats, until
         self._lock = threading.Lock()
         self.seen: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -173,62 +139,82 @@ class Users:
 
     def use(self, chance: random.Random) -> None:
         """One user, until the time is up."""
+        ways = (self.whole, self.whole, self.streamed, self.slowly, self.cut, self.abandoned)
         with httpx.Client(base_url=self._ring.url, timeout=TIMEOUT_S) as client:
             while time.monotonic() < self._until:
-                number = chance.randrange(len(self._asked))
-                policy = chance.choice(sorted(POLICIES))
-                how = chance.choice(("whole", "whole", "streamed", "cut", "abandoned"))
-                began = time.monotonic()
-                try:
-                    got = getattr(self, how)(
-                        client, {**self._asked[number], "policy": policy}, chance
-                    )
-                except httpx.HTTPError as problem:
-                    self._note(f"failed: {type(problem).__name__}", began)
+                if chance.random() < 0.2:  # a chat, turn by turn
+                    for ask in chance.choice(self._chats):
+                        self._ask(client, ask, "streamed", self.streamed, chance)
                     continue
-                right = self._right[number]
-                good = got is None or (right.startswith(got) if how == "cut" else got == right)
-                self._note(how, began)
-                if not good:
-                    self.wrong.append(f"{how} {policy} {self._asked[number]}: {got!r} != {right!r}")
+                way = chance.choice(ways)
+                self._ask(client, chance.choice(self._asks), way.__name__, way, chance)
+
+    def _ask(
+        self, client: httpx.Client, ask: Ask, name: str, way: Any, chance: random.Random
+    ) -> None:
+        body = {**ask.body, "policy": chance.choice(sorted(POLICIES))}
+        began = time.monotonic()
+        try:
+            got = way(client, body, chance)
+        except httpx.HTTPError as problem:
+            self._note(f"failed: {type(problem).__name__}", began)
+            return
+        self._note(name, began)
+        for index, right in enumerate(ask.right) if got is not None else ():
+            text = got.get(index, "")
+            if not right.startswith(text) if way == self.cut else text != right:
+                self.wrong.append(f"{name}, choice {index} of {body}: {text!r} != {right!r}")
 
     def _note(self, what: str, began: float) -> None:
         with self._lock:
             self.seen[what] += 1
             self.slowest = max(self.slowest, time.monotonic() - began)
 
-    def whole(self, client: httpx.Client, body: Body, _: random.Random) -> str | None:
+    def _is_refused(self, answered: httpx.Response) -> bool:
+        """Whether the ring takes no more now, which is no fault."""
+        if answered.status_code not in (429, 503):
+            assert answered.status_code == 200, answered.read()
+            return False
+        self._note(f"refused: {answered.status_code}", time.monotonic())
+        time.sleep(0.5)
+        return True
+
+    def whole(self, client: httpx.Client, body: Body, _: random.Random) -> dict[int, str] | None:
         """Wait for all of it."""
         answered = client.post(path_of(body), json=body)
-        if answered.status_code in (429, 503):
-            self._note(f"refused: {answered.json()['error']['code']}", time.monotonic())
-            time.sleep(0.5)
-            return None
-        assert answered.status_code == 200, answered.text
-        return piece(answered.json())
+        return None if self._is_refused(answered) else dict(choices(answered.json()))
 
     def streamed(
-        self, client: httpx.Client, body: Body, _: random.Random, most: int = 1 << 30
-    ) -> str | None:
-        """Read it as it comes, `most` events of it."""
-        got = []
+        self,
+        client: httpx.Client,
+        body: Body,
+        _: random.Random,
+        most: int = 1 << 30,
+        pause: float = 0.0,
+    ) -> dict[int, str] | None:
+        """Read it as it comes, or slower, `most` events of it."""
+        got: dict[int, str] = {}
         with client.stream("POST", path_of(body), json={**body, "stream": True}) as answered:
-            if answered.status_code in (429, 503):
-                self._note(f"refused: {answered.status_code}", time.monotonic())
+            if self._is_refused(answered):
                 return None
-            for line in answered.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[6:])
+            for number, event in enumerate(events(answered), 1):
                 if "error" in event:
                     self._note(f"ended: {event['error']['code']}", time.monotonic())
                     return None
-                got.append(piece(event))
-                if len(got) >= most:
+                for index, text in choices(event):
+                    got[index] = got.get(index, "") + text
+                if number >= most:
                     break
-        return "".join(got)
+                time.sleep(pause)
+        return got
 
-    def cut(self, client: httpx.Client, body: Body, chance: random.Random) -> str | None:
+    def slowly(
+        self, client: httpx.Client, body: Body, chance: random.Random
+    ) -> dict[int, str] | None:
+        """Read it slower than it comes."""
+        return self.streamed(client, body, chance, pause=chance.uniform(0.05, 0.3))
+
+    def cut(self, client: httpx.Client, body: Body, chance: random.Random) -> dict[int, str] | None:
         """Leave at some event."""
         return self.streamed(client, body, chance, most=chance.randint(1, 20))
 
@@ -243,7 +229,7 @@ class Users:
 class Faults:
     """What goes wrong meanwhile."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: Served) -> None:
         self._ring = ring
         self.done: Counter[str] = Counter()
 
@@ -253,7 +239,7 @@ class Faults:
             what = chance.choice(("kill", "kill", "hang", "hang", "flicker", "pause", "twice"))
             getattr(self, what)(chance, chance.randint(1, STAGES))
             self.done[what] += 1
-            until(self._ring.is_up, PATIENCE_S)
+            self._ring.until_up()
             time.sleep(chance.uniform(0.5, 5.0))
 
     def kill(self, _: random.Random, stage: int) -> None:
@@ -295,19 +281,46 @@ class Faults:
         command.signal(signal.SIGCONT)
 
 
-def soak(minutes: float, users: int, seed: int, with_faults: bool) -> dict[str, Any]:
+Sizes = dict[str, tuple[float, int]]
+
+
+def sizes(ring: Served) -> Sizes:
+    """MiB and descriptors of every process."""
+    return {
+        name: (round(process.memory_info().rss / 2**20, 1), process.num_fds())
+        for name, process in ring.processes().items()
+    }
+
+
+def grown(before: Sizes, after: Sizes, kept: float) -> dict[str, Any]:
+    """The processes that are larger than they were, with `kept` rows more."""
+    most = GROWTH_MIB + KEPT_MIB * max(kept, 0)
+    return {
+        name: (before[name], size)
+        for name, size in after.items()
+        if name in before
+        and (size[0] - before[name][0] > most or size[1] - before[name][1] > GROWTH_DESCRIPTORS)
+    }
+
+
+def rows_left(ring: Served) -> dict[str, float]:
+    """With nothing to do: rows of live requests, and by stage those that it holds beyond the kept
+    ones that the coordinator knows of."""
+    kept = ring.figure("edgespec_cache_rows_kept")
+    left = {f"stage {n}": ring.stage_figure(n, "edgespec_kv_rows") - kept for n in ring.stages}
+    left["live"] = ring.figure("edgespec_cache_rows_live")
+    return {name: rows for name, rows in left.items() if rows}
+
+
+def soak(minutes: float, users: int, kind_count: int, seed: int, with_faults: bool) -> Body:
     """All of it; what was seen."""
-    asked = kinds(random.Random(seed))
-    with ring() as made, httpx.Client(base_url=made.url, timeout=TIMEOUT_S) as client:
-        right = []
-        for body in asked:
-            plain = client.post(path_of(body), json={**body, "policy": "autoregressive"})
-            assert plain.status_code == 200, plain.text
-            right.append(piece(plain.json()))
-        warm = made.sizes()
+    with served(STAGES) as ring, httpx.Client(base_url=ring.url, timeout=TIMEOUT_S) as client:
+        asks = [plain(client, body) for body in kinds(random.Random(seed), kind_count)]
+        chats = [conversation(client, topic, n) for n, topic in enumerate(("Monday", "holidays"))]
+        began = sizes(ring)
         limit = time.monotonic() + 60.0 * minutes
-        everybody = Users(made, asked, right, limit)
-        faults = Faults(made)
+        everybody = Users(ring, asks, chats, limit)
+        faults = Faults(ring)
         threads = [
             threading.Thread(target=everybody.use, args=(random.Random(f"{seed} {n}"),))
             for n in range(users)
@@ -316,50 +329,53 @@ def soak(minutes: float, users: int, seed: int, with_faults: bool) -> dict[str, 
             thread.start()
         if with_faults:
             faults.cause(random.Random(f"{seed} faults"), limit)
+        time.sleep(max(limit - time.monotonic() - 30.0 * minutes, 0.0))
+        half, kept = sizes(ring), ring.figure("edgespec_cache_rows_kept")
         for thread in threads:
             thread.join()
-        until(made.is_quiet, 10.0)
-        sizes = made.sizes()
-        ended = [c.process.pid for c in made.stages.values() if c.process.poll() is not None]
-        tracebacks = sum(
-            c.err.count("Traceback") for c in (made.coordinator, *made.stages.values())
-        )
-    grown = {
-        name: (warm[name], size)
-        for name, size in sizes.items()
-        if name in warm
-        and not with_faults
-        and (size[0] - warm[name][0] > GROWTH_MIB or size[1] - warm[name][1] > GROWTH_DESCRIPTORS)
-    }
+        until(ring.is_quiet, 10.0)
+        after = sizes(ring)
+        kept = ring.figure("edgespec_cache_rows_kept") - kept
+        cached = ring.figure("edgespec_cached_tokens_total")
+        rows = rows_left(ring)
+        commands = (ring.coordinator, *ring.stages.values())
+        ended = [c.process.pid for c in commands if c.process.poll() is not None]
+        tracebacks = sum(c.err.count("Traceback") for c in commands)
+        left = ring.end()
     return {
         "seed": seed,
         "minutes": minutes,
         "users": users,
+        "kinds": kind_count,
         "seen": dict(everybody.seen),
         "slowest_seconds": round(everybody.slowest, 1),
+        "cached_tokens": cached,
         "faults": dict(faults.done),
         "texts_that_differ": everybody.wrong,
-        "mib_and_descriptors_before": warm,
-        "mib_and_descriptors_after": sizes,
-        "grown": grown,
+        "mib_and_descriptors": {"before": began, "half": half, "after": after},
+        "grown": {} if with_faults else grown(half, after, kept),
+        "rows_left": rows,
         "processes_that_ended": ended,
+        "processes_left": left,
         "tracebacks": tracebacks,
     }
 
 
 def main() -> int:
     """The command."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends its processes
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--users", type=int, default=6)
+    parser.add_argument("--kinds", type=int, default=36, help="different requests")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", action="store_true")
     chosen = parser.parse_args()
-    found = soak(chosen.minutes, chosen.users, chosen.seed, chosen.faults)
+    found = soak(chosen.minutes, chosen.users, chosen.kinds, chosen.seed, chosen.faults)
     print(json.dumps(found, indent=1, ensure_ascii=False))
-    bad = ("texts_that_differ", "grown", "processes_that_ended", "tracebacks")
+    bad = ("texts_that_differ", "grown", "rows_left", "processes_that_ended", "processes_left")
     unanswered = [what for what in found["seen"] if what.startswith(("failed", "ended"))]
-    return int(bool(unanswered) or any(found[name] for name in bad))
+    return int(bool(unanswered) or any(found[name] for name in (*bad, "tracebacks")))
 
 
 if __name__ == "__main__":

@@ -115,11 +115,11 @@ def steps(blocks: list[Block], head: OutputHead, tokens: np.ndarray) -> Iterator
 def reference(source: TensorSource, dtype: torch.dtype) -> PreTrainedModel:
     """transformers' own model of these numbers."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(source.config, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(source.config.library, dtype=dtype)
     state = {name: source.tensor(name).to(dtype) for name in source.names}
     state.setdefault("lm_head.weight", state[EMBEDDING])
     model.load_state_dict(state, assign=True)
-    model.model.rotary_emb = type(model.model.rotary_emb)(source.config)
+    model.model.rotary_emb = type(model.model.rotary_emb)(source.config.library)
     return model.eval()
 
 

@@ -1,8 +1,9 @@
 """Promise 1 on the real models: every policy and stage count gives the text of plain decoding.
 
-In float64, where batch shape cannot flip a near-tie; the demo's float32 is compared by the margin
-at the first difference. The rings are lock-step rings of this process (every message through the
-codec); tests/daemon shows the same for processes.
+In float64, against transformers; the demo's float32 is compared with that by the margin at the
+first difference, and test_dtypes.py compares each dtype with its own plain decoding. The rings are
+lock-step rings of this process (every message through the codec); tests/daemon shows the same for
+processes.
 """
 
 from __future__ import annotations

@@ -141,10 +141,10 @@ class LocalRing:
             elif node.ring:
                 self.take(Step("ring", number))
             elif node.work:
-                effect = node.work.first
+                _, effect = node.work.first
                 self.take(Step("work", number))
                 if isinstance(effect, RunBlock) and not whole:
-                    while node.work and isinstance(node.work.first, RunHead):
+                    while node.work and isinstance(node.work.first[1], RunHead):
                         self.take(Step("work", number))
                     return
             else:

@@ -156,7 +156,10 @@ class Grower:
             np.array([self.tokens[row] for row in ids]),
             np.array([len(path) - 1 for path in paths]),
         )
-        hidden = self.pipeline.guess(rows)
+        return self.compared(self.pipeline.guess(rows), paths)
+
+    def compared(self, hidden: torch.Tensor, paths: list[list[int]]) -> float:
+        """How far hidden rows are from those at the ends of their paths in the plain model."""
         exact = torch.stack([plain_hidden(self.pipeline.model, path)[-1] for path in paths])
         return difference(hidden, exact)
 

