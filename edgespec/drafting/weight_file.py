@@ -11,6 +11,9 @@ from edgespec.errors import ModelError
 from edgespec.model.hub import ModelFiles
 from edgespec.model.safetensors_writer import PADDING
 
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""In which heads are stored."""
+
 
 def read_tensors(
     files: ModelFiles, safe: str, pickled: str, mapped: bool = True
@@ -42,3 +45,39 @@ def read_tensors(
     ):
         raise ModelError(f"{file} does not hold named tensors alone; use one that comes as {safe}")
     return content, file
+
+
+def check_tensor(name: str, tensor: torch.Tensor | None, size: tuple[int, ...], file: Path) -> None:
+    """Raise ModelError if a head's file lacks this tensor, or has it in another size or dtype."""
+    if tensor is None:
+        raise ModelError(f"{file} lacks the tensor {name!r}; download the head again")
+    if tuple(tensor.shape) != size or tensor.dtype not in FLOATS:
+        raise ModelError(
+            f"{name!r} in {file} is {tensor.dtype}{list(tensor.shape)}, this base needs floats "
+            f"{list(size)}: it is a head for another base, or its config.json is of another head; "
+            "use the one that was trained for this base"
+        )
+
+
+def scored_tokens(
+    vocab: int, offsets: torch.Tensor | None, file: Path, base_vocab: int
+) -> torch.Tensor | None:
+    """The base's token of each of `vocab` columns, int64: its number plus the file's offset `d2t`;
+    None where column v is token v. Raises ModelError for offsets that are missing, or wrong."""
+    if offsets is None:
+        if vocab != base_vocab:
+            raise ModelError(
+                f"{file} scores {vocab} tokens, the base has {base_vocab}, and no tensor "
+                "'d2t' says which ones they are; use the head that was trained for this base"
+            )
+        return None
+    whole = offsets.dtype in (torch.int64, torch.int32) and offsets.shape == (vocab,)
+    tokens = torch.arange(vocab) + offsets.long() if whole else offsets
+    if not whole or int(tokens.min()) < 0 or int(tokens.max()) >= base_vocab:
+        raise ModelError(
+            f"'d2t' in {file} names tokens outside the base's vocabulary of {base_vocab}; use the "
+            "head that was trained for this base"
+        )
+    if len(tokens.unique()) != len(tokens):
+        raise ModelError(f"'d2t' in {file} names a token twice; download the head again")
+    return tokens

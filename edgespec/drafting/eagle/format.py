@@ -17,7 +17,7 @@ import torch
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.settings import read_settings
 from edgespec.drafting.eagle.shape import HeadShape
-from edgespec.drafting.weight_file import read_tensors
+from edgespec.drafting.weight_file import check_tensor, read_tensors, scored_tokens
 from edgespec.errors import ModelError
 from edgespec.model.hub import model_files
 from edgespec.model.safetensors_writer import SafetensorsWriter, Slot
@@ -26,7 +26,6 @@ SAFE, PICKLED, CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
 LAYERS = {"eagle": "layers.0.", "eagle3": "midlayer."}
 """What the one layer's tensors are called in the official files."""
 
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _ENDS = ("embed_tokens.weight", "lm_head.weight")
 _EXTRA = ("d2t", "t2d")
 
@@ -143,45 +142,11 @@ def _checked(
     if shape.own_head:
         wanted["lm_head.weight"] = (shape.vocab, shape.hidden)
     for name, size in wanted.items():
-        _check(name, stored.get(name), size, file)
+        check_tensor(name, stored.get(name), size, file)
     return HeadFiles(
         shape,
         {name: stored[name] for name in layer},
         stored["embed_tokens.weight"] if shape.own_embedding else None,
         stored["lm_head.weight"] if shape.own_head else None,
-        _tokens(shape, stored.get("d2t"), file, base_vocab),
+        scored_tokens(shape.vocab, stored.get("d2t"), file, base_vocab),
     )
-
-
-def _check(name: str, tensor: torch.Tensor | None, size: tuple[int, ...], file: Path) -> None:
-    if tensor is None:
-        raise ModelError(f"{file} lacks the tensor {name!r}; download the head again")
-    if tuple(tensor.shape) != size or tensor.dtype not in _FLOATS:
-        raise ModelError(
-            f"{name!r} in {file} is {tensor.dtype}{list(tensor.shape)}, this base needs floats "
-            f"{list(size)}: it is a head for another base, or its config.json is of another head; "
-            "use the one that was trained for this base"
-        )
-
-
-def _tokens(
-    shape: HeadShape, offsets: torch.Tensor | None, file: Path, base_vocab: int
-) -> torch.Tensor | None:
-    """The base's token of each column: its number plus the file's offset d2t."""
-    if offsets is None:
-        if shape.vocab != base_vocab:
-            raise ModelError(
-                f"{file} scores {shape.vocab} tokens, the base has {base_vocab}, and no tensor "
-                "'d2t' says which ones they are; use the head that was trained for this base"
-            )
-        return None
-    whole = offsets.dtype in (torch.int64, torch.int32) and offsets.shape == (shape.vocab,)
-    tokens = torch.arange(shape.vocab) + offsets.long() if whole else offsets
-    if not whole or int(tokens.min()) < 0 or int(tokens.max()) >= base_vocab:
-        raise ModelError(
-            f"'d2t' in {file} names tokens outside the base's vocabulary of {base_vocab}; use the "
-            "head that was trained for this base"
-        )
-    if len(tokens.unique()) != len(tokens):
-        raise ModelError(f"'d2t' in {file} names a token twice; download the head again")
-    return tokens

@@ -135,7 +135,7 @@ class _Norm(nn.Module):
 
 
 def rope_at(positions: torch.Tensor, rope: Rope, head_dim: int, dtype: torch.dtype) -> RopeAngles:
-    """Cosines and sines for int64 positions [R], computed in float32 (float64 for float64)."""
+    """Cosines and sines for int64 positions [.., R], computed in float32 (float64 for float64)."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     steps = torch.arange(0, head_dim, 2, dtype=exact, device=positions.device)
     frequencies = 1.0 / rope.theta ** (steps / head_dim)
@@ -143,7 +143,7 @@ def rope_at(positions: torch.Tensor, rope: Rope, head_dim: int, dtype: torch.dty
         frequencies = frequencies / rope.factor
     else:
         frequencies = _llama3(frequencies, rope.factor, *rope.llama3)
-    angles = positions.to(exact)[:, None] * frequencies
+    angles = positions.to(exact)[..., None] * frequencies
     angles = torch.cat([angles, angles], -1)
     return RopeAngles(angles.cos().to(dtype), angles.sin().to(dtype))
 

@@ -14,11 +14,9 @@ from typing import Any
 import torch
 
 from edgespec.drafting.eagle.shape import HeadShape, Rope
+from edgespec.drafting.head_settings import number, rope, whole
 from edgespec.errors import ModelError
 from edgespec.model.loader import read_object
-
-USUAL_THETA = 10000.0
-"""Of heads that do not say, and of several that say otherwise."""
 
 # Set, they change the arithmetic in ways that are not documented.
 _UNKNOWN_FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "use_aux_norm")
@@ -51,7 +49,7 @@ def read_settings(
             "another head"
         )
     third = "layer.hidden_norm.weight" in tensors
-    heads = _whole(settings, "num_attention_heads", file)
+    heads = whole(settings, "num_attention_heads", file)
     # EAGLE-1 and EAGLE-2 give out the base's own features; a file that does not is found later.
     hidden = _rows(tensors, "fc.weight", file) if third else base_hidden
     _rows(tensors, "fc.weight", file)
@@ -63,7 +61,7 @@ def read_settings(
             f"keys of {keys} in the file beside it; download the head again"
         )
     own_head = third and ("lm_head.weight" in tensors or hidden != base_hidden)
-    whole_vocab = _whole(settings, "vocab_size", file)
+    whole_vocab = whole(settings, "vocab_size", file)
     return HeadShape(
         kind="eagle3" if third else "eagle",
         hidden=hidden,
@@ -73,7 +71,7 @@ def read_settings(
         head_dim=queries // heads,
         intermediate=_rows(tensors, "layer.mlp.gate_proj.weight", file),
         vocab=_rows(tensors, "lm_head.weight", file) if own_head else whole_vocab,
-        eps=_number(settings.get("rms_norm_eps", 1e-6), "rms_norm_eps", file),
+        eps=number(settings.get("rms_norm_eps", 1e-6), "rms_norm_eps", file),
         ropes=_ropes(settings, file),
         fc_bias="fc.bias" in tensors,
         qkv_bias="layer.self_attn.q_proj.bias" in tensors,
@@ -85,19 +83,6 @@ def read_settings(
         residual_normed=bool(settings.get("norm_before_residual", False)),
         aux_hidden=_taps(settings, base_layers, file) if third else (),
     )
-
-
-def _whole(settings: dict[str, Any], name: str, file: Path) -> int:
-    value = settings.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"{file} has no whole number {name!r}; download the head again")
-    return value
-
-
-def _number(value: object, name: str, file: Path) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e12:
-        raise ModelError(f"{name} in {file} is {value!r}, no fit number; download the head again")
-    return float(value)
 
 
 def _rows(tensors: Mapping[str, torch.Tensor], name: str, file: Path) -> int:
@@ -112,27 +97,7 @@ def _rows(tensors: Mapping[str, torch.Tensor], name: str, file: Path) -> int:
 
 def _ropes(settings: dict[str, Any], file: Path) -> tuple[Rope, ...]:
     """The rotary settings, and the usual ones where others have been found to be wrong."""
-    nested = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    if not isinstance(nested, dict):
-        raise ModelError(f"rope_scaling in {file} is no object; download the head again")
-    given = settings.get("rope_theta", nested.get("rope_theta", USUAL_THETA))
-    theta = _number(given, "rope_theta", file)
-    kind = nested.get("rope_type", nested.get("type", "default"))
-    # Within the length that a head was made for, "dynamic" is the plain rule.
-    if kind in ("default", "dynamic"):
-        said = Rope(theta)
-    elif kind == "linear":
-        said = Rope(theta, _number(nested.get("factor"), "rope_scaling.factor", file))
-    elif kind == "llama3":
-        names = ("factor", "low_freq_factor", "high_freq_factor")
-        factor, low, high = (_number(nested.get(n), f"rope_scaling.{n}", file) for n in names)
-        original = _whole(nested, "original_max_position_embeddings", file)
-        said = Rope(theta, factor, (low, high, original))
-    else:
-        raise ModelError(
-            f"{file} says rope type {kind!r}, edgespec computes default, linear, dynamic and "
-            "llama3; use another head"
-        )
+    said = rope(settings, file)
     return (said,) if said == Rope() else (said, Rope())
 
 
