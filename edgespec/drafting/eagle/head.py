@@ -40,7 +40,7 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(shape.fused_width, shape.hidden, bias=shape.fc_bias)
         self.layer = _Layer(shape)
         if shape.kind == "eagle3":
-            self.norm = _Norm(shape.hidden)
+            self.norm = NormGains(shape.hidden)
 
     def features(self, given: torch.Tensor) -> torch.Tensor:
         """What the base gave, as the head takes it: [B, R, hidden].
@@ -58,25 +58,22 @@ class EagleHead(nn.Module):
         `features`, `embedded` [B, R, hidden]: of the pairs. `attend` sees to what each row sees.
         """
         if self.shape.kind == "eagle3":
-            normed = self._norm(features, self.layer.hidden_norm)
-            stream = normed if self.shape.residual_normed else features
-            entering = torch.cat([self._norm(embedded, self.layer.input_layernorm), normed], -1)
+            read = self._norm(features, self.layer.hidden_norm)
+            stream = read if self.shape.residual_normed else features
+            entering = torch.cat([self._norm(embedded, self.layer.input_layernorm), read], -1)
         else:
             stream = entering = self.fc(torch.cat([embedded, features], -1))
         stream = stream + self._attention(entering, angles, attend)
-        normed = self._norm(stream, self.layer.post_attention_layernorm)
-        mlp = self.layer.mlp
-        out: torch.Tensor = mlp.down_proj(silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
-        return stream + out
+        after = self._norm(stream, self.layer.post_attention_layernorm)
+        out: torch.Tensor = stream + self.layer.mlp(after)
+        return out
 
     def outgoing(self, features: torch.Tensor) -> torch.Tensor:
         """Features that came out of the layer, as the output matrix takes them."""
         return self._norm(features, self.norm) if self.shape.kind == "eagle3" else features
 
-    def _norm(self, rows: torch.Tensor, norm: _Norm) -> torch.Tensor:
-        # In float32 at least, as the reference has it: squares of bfloat16 lose too much.
-        wide = rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
-        return rms_norm(wide, rows.shape[-1:], eps=self.shape.eps).to(rows.dtype) * norm.weight
+    def _norm(self, rows: torch.Tensor, gains: NormGains) -> torch.Tensor:
+        return normed(rows, gains, self.shape.eps)
 
     def _attention(
         self, entering: torch.Tensor, angles: RopeAngles, attend: Attend
@@ -99,10 +96,10 @@ class _Layer(nn.Module):
         super().__init__()
         wide = shape.hidden
         self.self_attn = _Attention(shape)
-        self.mlp = _Mlp(wide, shape.intermediate)
-        self.post_attention_layernorm = _Norm(wide)
+        self.mlp = GatedMlp(wide, shape.intermediate)
+        self.post_attention_layernorm = NormGains(wide)
         if shape.kind == "eagle3":
-            self.input_layernorm, self.hidden_norm = _Norm(wide), _Norm(wide)
+            self.input_layernorm, self.hidden_norm = NormGains(wide), NormGains(wide)
 
 
 class _Attention(nn.Module):
@@ -118,20 +115,33 @@ class _Attention(nn.Module):
         self.o_proj = nn.Linear(queries, shape.hidden, bias=shape.o_bias)
 
 
-class _Mlp(nn.Module):
+class GatedMlp(nn.Module):
+    """The MLP of a Llama-like layer, [.., hidden] to the same."""
+
     def __init__(self, wide: int, intermediate: int) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(wide, intermediate, bias=False)
         self.up_proj = nn.Linear(wide, intermediate, bias=False)
         self.down_proj = nn.Linear(intermediate, wide, bias=False)
 
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down_proj(silu(self.gate_proj(rows)) * self.up_proj(rows))
+        return out
 
-class _Norm(nn.Module):
+
+class NormGains(nn.Module):
     """The gains of an RMS norm."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
+
+
+def normed(rows: torch.Tensor, gains: NormGains, eps: float) -> torch.Tensor:
+    """RMS norm of rows [.., width]."""
+    # In float32 at least, as the reference has it: squares of bfloat16 lose too much.
+    wide = rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
+    return rms_norm(wide, rows.shape[-1:], eps=eps).to(rows.dtype) * gains.weight
 
 
 def rope_at(positions: torch.Tensor, rope: Rope, head_dim: int, dtype: torch.dtype) -> RopeAngles:
