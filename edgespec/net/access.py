@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from types import SimpleNamespace
 
 import zmq
@@ -68,7 +68,7 @@ class Gate:
         self._doors.append(door)
         return door.monitor
 
-    def look(self, ready: Mapping[object, int]) -> None:
+    def look(self, ready: Container[object]) -> None:
         """Log connections that proved no key; once in every turn of the loop that polls the
         monitors. `ready`: the result of the poll."""
         now = time.monotonic()

@@ -26,7 +26,7 @@ from edgespec.config import MOST_STAGES, Address
 from edgespec.errors import ConfigError, EdgespecError, ModelError, RemoteProtocolError
 from edgespec.net.access import Admits, Gate
 from edgespec.net.keys import KeyPair, short
-from edgespec.net.sockets import Dropped, bind, proved
+from edgespec.net.sockets import Dropped, Poller, bind, proved
 from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import (
     HASH_BYTES,
@@ -173,13 +173,12 @@ class BlockServer:
     # --- the loop -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(self._waker, zmq.POLLIN)
-        poller.register(self._door, zmq.POLLIN)
+        poller = Poller()
+        for source in (self._router, self._waker, self._door):
+            poller.register(source)
         while not self._stopping:
-            ready = dict(poller.poll(self._timeout_ms()))
-            if ready.get(self._waker.fileno()):
+            ready = poller.poll(self._timeout())
+            if self._waker.fileno() in ready:
                 self._waker.recv(4096)
             self._gate.look(ready)
             try:
@@ -187,12 +186,12 @@ class BlockServer:
             except Exception:  # a bug: this message is lost, the others are not
                 log.exception("serving a block failed")
 
-    def _timeout_ms(self) -> int:
+    def _timeout(self) -> float:
         deadline = self._sender.deadline()
         if deadline is None:
-            return round(IDLE_S * 1000)
+            return IDLE_S
         wait = min(max(deadline - time.monotonic(), 0.0), LOOK_S)
-        return round(wait * 1000) + 1  # ZeroMQ would call too early, again and again
+        return wait + 0.001  # a wait may end too early, again and again
 
     def _step(self) -> None:
         self._carry_out(self._sender.set_busy(self._busy(), time.monotonic()))

@@ -39,7 +39,7 @@ from edgespec.net.access import prove
 from edgespec.net.block_server import BULK, LOST_MS, QUEUED
 from edgespec.net.control import ping
 from edgespec.net.keys import Identity
-from edgespec.net.sockets import connect, waiting
+from edgespec.net.sockets import Poller, connect, waiting
 from edgespec.wire.block_messages import LARGEST_CHUNK, BlockOffer
 from edgespec.wire.codec import Limits, decode, encode
 
@@ -130,13 +130,13 @@ class _Fetch:
 
     def run(self) -> FetchedBlock:
         connect(self._dealer, self._source)
-        poller = zmq.Poller()
-        poller.register(self._dealer, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
+        poller = Poller()
+        poller.register(self._dealer)
+        poller.register(self._monitor)
         while self._fetched is None:
             self._check_stop()
             wait = self._machine.deadline() - time.monotonic()
-            poller.poll(round(1000 * min(max(wait, 0.0), LOOK_S)) + 1)
+            poller.poll(min(max(wait, 0.0), LOOK_S) + 0.001)
             self._take()
             if time.monotonic() >= self._machine.deadline():
                 self._carry_out(self._machine.tick(time.monotonic()))

@@ -19,7 +19,7 @@ import zmq
 from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.planning.costs import LinkCosts
-from edgespec.wire.codec import encode
+from edgespec.wire.codec import Frame, encode
 from edgespec.wire.messages import CloseRequest, Credit, Fault, Message, Retain
 from edgespec.wire.segment import Segment
 
@@ -57,7 +57,7 @@ class Stamped(Incoming):
     """A message that came over an emulated link, `at` its due time, in the ring of that key."""
 
     at: float = 0.0
-    ring_key: bytes = b""
+    ring_key: str = ""
 
 
 class PacedTransport(ZmqTransport):
@@ -152,8 +152,11 @@ class PacedTransport(ZmqTransport):
             else:
                 yield Stamped(one.on_ring, one.peer, one.message, one.key, at, self.ring_key)
 
-    def _read(self, frames: list[bytes]) -> Message | None:
+    def _read(self, frames: list[Frame]) -> Message | None:
         self._stamp = None
-        if frames and len(frames[-1]) == _STAMP.size and frames[-1].startswith(_MARK):
-            self._stamp = float(_STAMP.unpack(frames.pop())[1])
+        if frames and len(frames[-1]) == _STAMP.size:
+            mark, at = _STAMP.unpack(frames[-1])
+            if mark == _MARK:
+                self._stamp = at
+                frames.pop()
         return super()._read(frames)

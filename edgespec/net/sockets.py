@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -22,6 +23,45 @@ NOTE_S = 1.0
 BATCH = 64
 """Messages read from one socket before the others are read."""
 
+LONG = 8192
+"""Bytes of a frame from which on a view costs less than a copy."""
+
+
+class Poller:
+    """Waits until one of several sockets has something to read, ZeroMQ's or plain ones.
+
+    zmq.Poller asks every socket for its events before and after it waits, and the system twice;
+    this asks the system once, and afterwards only those that it woke for.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._sockets: dict[int, zmq.Socket[bytes]] = {}
+
+    def register(self, source: zmq.Socket[bytes] | socket.socket) -> None:
+        descriptor = source.fileno()
+        self._poll.register(descriptor, select.POLLIN)
+        if isinstance(source, zmq.Socket):
+            self._sockets[descriptor] = source
+
+    def unregister(self, source: zmq.Socket[bytes]) -> None:
+        self._poll.unregister(source.fileno())
+        del self._sockets[source.fileno()]
+
+    def poll(self, timeout: float) -> set[object]:
+        """ZeroMQ's sockets that have something, and the descriptors of plain ones; now and then
+        none of them before `timeout` seconds are over."""
+        # A ZeroMQ socket's descriptor tells of changes alone, and sending may have noticed one.
+        ready: set[object] = {one for one in self._sockets.values() if has_more(one)}
+        woken = self._poll.poll(0 if ready else max(0, round(1000 * timeout)))
+        for descriptor, _ in woken:
+            one = self._sockets.get(descriptor)
+            if one is None:
+                ready.add(descriptor)
+            elif has_more(one):
+                ready.add(one)
+        return ready
+
 
 def waiting(source: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
     """Up to BATCH messages that are already here."""
@@ -30,23 +70,25 @@ def waiting(source: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
             yield source.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return
-        if not _has_more(source):
+        if not has_more(source):
             return
 
 
-def proved(source: zmq.Socket[bytes]) -> Iterator[tuple[str, list[bytes]]]:
-    """The same of a socket that listens, each with the public key that its sender proved."""
+def proved(source: zmq.Socket[bytes]) -> Iterator[tuple[str, list[Any]]]:
+    """The same of a socket that listens, each with the public key that its sender proved; long
+    frames are views, as copying them would take longer than all else."""
     for _ in range(BATCH):
         try:
             frames = source.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return
-        yield _key_of(frames[-1]), [frame.bytes for frame in frames]
-        if not _has_more(source):
+        parts = [frame.bytes if len(frame) < LONG else frame.buffer for frame in frames]
+        yield _key_of(frames[-1]), parts
+        if not has_more(source):
             return
 
 
-def _has_more(source: zmq.Socket[bytes]) -> bool:
+def has_more(source: zmq.Socket[bytes]) -> bool:
     """Whether a message is here already; asking costs less than an exception."""
     return bool(int(source.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 

@@ -12,7 +12,7 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,8 +24,8 @@ from edgespec.errors import ConfigError, PeerLost, RemoteProtocolError
 from edgespec.net.access import Admits, Gate, prove
 from edgespec.net.control import CONTROL_BYTES, CONTROL_HWM, Handshakes, ping, set_up
 from edgespec.net.keys import Identity, KeyPair
-from edgespec.net.sockets import Dropped, bind, connect, proved, waiting
-from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
+from edgespec.net.sockets import Dropped, Poller, bind, connect, proved, waiting
+from edgespec.wire.codec import DEFAULT_LIMITS, Frame, decode, encode
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
 
@@ -75,7 +75,7 @@ class ZmqTransport:
         self._handshakes: Handshakes | None = None
         self._control_monitor: zmq.Socket[bytes] | None = None
         self._peer_name = ""
-        self._poller = zmq.Poller()
+        self._poller = Poller()
         self._control: zmq.Socket[bytes] | None = None
         self._pull: zmq.Socket[bytes] | None = None
         self._push: zmq.Socket[bytes] | None = None
@@ -84,7 +84,7 @@ class ZmqTransport:
         self._dropped = Dropped()
         self._monitor: zmq.Socket[bytes] | None = None
         self._ring_pair: KeyPair | None = None
-        self.ring_key = b""
+        self.ring_key = ""
         self.ring_broke: float | None = None
         """When the connection to the next node first broke. Segments may be lost, though ZeroMQ
         connects again."""
@@ -132,7 +132,7 @@ class ZmqTransport:
         transport._peer_name = str(coordinator)
         transport._handshakes = Handshakes(coordinator)
         monitor = transport._control_monitor = control.get_monitor_socket(Handshakes.EVENTS)
-        transport._poller.register(monitor, zmq.POLLIN)
+        transport._poller.register(monitor)
         try:
             connect(control, coordinator)
         except ConfigError:
@@ -145,7 +145,7 @@ class ZmqTransport:
         opened.setsockopt(zmq.SNDHWM, high_water_mark)
         opened.setsockopt(zmq.RCVHWM, high_water_mark)
         if kind != zmq.PUSH:
-            self._poller.register(opened, zmq.POLLIN)
+            self._poller.register(opened)
         return opened
 
     def _listen(
@@ -155,7 +155,7 @@ class ZmqTransport:
         if self._gate is None:
             self._gate = Gate(self._context)
         monitor = self._gate.guard(opened, channel, self._identity.own, admits)
-        self._poller.register(monitor, zmq.POLLIN)
+        self._poller.register(monitor)
         try:
             return bind(opened, address)
         except ConfigError:
@@ -176,7 +176,7 @@ class ZmqTransport:
         of the ring's members; send none to the next node before `connect_ring`."""
         self.close_ring()
         self._early.clear()
-        self.ring_key = key.encode()
+        self.ring_key = key
         self._ring_pair = KeyPair.from_words(key)
 
     def connect_ring(self, address: Address, key: str) -> None:
@@ -196,7 +196,7 @@ class ZmqTransport:
         prove(self._push, self._ring_pair, key)
         events = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         self._monitor = self._push.get_monitor_socket(events)
-        self._poller.register(self._monitor, zmq.POLLIN)
+        self._poller.register(self._monitor)
         self.next_node, self.ring_awaited = str(address), time.monotonic()
         connect(self._push, address)
         while self._early:
@@ -223,7 +223,7 @@ class ZmqTransport:
     def wake_on(self, end: socket.socket) -> None:
         """Have `poll` return when `end` has something to read (and read it)."""
         self._wakers[end.fileno()] = end
-        self._poller.register(end, zmq.POLLIN)
+        self._poller.register(end)
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class ZmqTransport:
         if self._push is None:  # a segment may overtake the control message that connects
             self._early.append(segment)
             return
-        frames = [self.ring_key, *encode(segment), *stamp]
+        frames = [*encode(segment), *stamp]
         try:
             self._push.send_multipart(frames, flags=zmq.NOBLOCK)
         except zmq.Again:
@@ -267,9 +267,9 @@ class ZmqTransport:
         """
         if self._handshakes is not None:
             self._handshakes.check()
-        ready = dict(self._poller.poll(max(0, round(timeout * 1000))))
-        for waker in self._wakers.values():
-            if ready.get(waker.fileno()):
+        ready = self._poller.poll(timeout)
+        for descriptor, waker in self._wakers.items():
+            if descriptor in ready:
                 waker.recv(4096)
         self._look_at_doors(ready)
         if self._monitor is not None and self._monitor in ready:
@@ -289,7 +289,7 @@ class ZmqTransport:
             else:
                 self.ring_broke = self.ring_broke or time.monotonic()
 
-    def _look_at_doors(self, ready: Mapping[object, int]) -> None:
+    def _look_at_doors(self, ready: Container[object]) -> None:
         if self._control_monitor is not None and self._control_monitor in ready:
             assert self._handshakes is not None
             for frames in waiting(self._control_monitor):
@@ -310,8 +310,8 @@ class ZmqTransport:
                 yield Incoming(False, peer, message, key)
 
     def _take_ring(self, pull: zmq.Socket[bytes]) -> Iterator[Incoming]:
-        for frames in waiting(pull):
-            if not self.ring_key or not hmac.compare_digest(frames.pop(0), self.ring_key):
+        for key, frames in proved(pull):
+            if self._admits_to_ring(key):  # a connection may outlive its ring
                 self._dropped.note("it came on the data ring from outside of it")
                 continue
             message = self._read(frames)
@@ -320,7 +320,7 @@ class ZmqTransport:
             elif message is not None:
                 self._dropped.note(f"it is a {type(message).__name__} on the data ring")
 
-    def _read(self, frames: list[bytes]) -> Message | None:
+    def _read(self, frames: list[Frame]) -> Message | None:
         try:
             return decode(frames)
         except RemoteProtocolError as problem:

@@ -1,10 +1,11 @@
 """Codec: one message ↔ a list of frames, versioned, with limits, evaluating nothing a peer names.
 
-Frame 0 is a msgpack array [MAGIC, VERSION, tag, field, …], a record in a field an array of its own.
-A tensor is [dtype, shape] there, and its raw little-endian bytes are a later frame. Of a list of
-integers the length is there; all of them together are one frame of int64. So nothing in the header
-is long, and a peer cannot make the parser reserve memory for what it only declares. Whatever bytes
-come in, `decode` returns a message or raises RemoteProtocolError, nothing else.
+Frame 0 is a msgpack array [MAGIC, VERSION, tag, numbers, field, …], a record in a field an array of
+its own. A tensor is [dtype, shape] there, and its raw little-endian bytes are a later frame. Of a
+list of integers the length is there; all of them together are `numbers`, as bytes of int64. So no
+list in the header is long, and a peer cannot make the parser reserve memory for what it only
+declares. Whatever bytes come in, `decode` returns a message or raises RemoteProtocolError, nothing
+else.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from edgespec.wire.messages import Finite, Message
 from edgespec.wire.tags import TAGS
 
 MAGIC = "edgespec"
-VERSION = 11
+VERSION = 12
 
 Frame = bytes | memoryview
 
@@ -38,8 +39,8 @@ class Limits:
 
     `frame_bytes`: room for 64 rows of 32,768 float64; a stranger can send as much to a data socket
     before the handshake fails. `items`: entries of a list in the header. `lists`: in all of the
-    header, where an empty one takes a byte, and 56 in memory. `numbers`: entries of a list of
-    integers.
+    header, where an empty one takes a byte, and 56 in memory. `numbers`: entries of all lists of
+    integers together.
     """
 
     header_bytes: int = 4 << 20
@@ -48,7 +49,7 @@ class Limits:
     text_chars: int = 1 << 20
     items: int = 256
     lists: int = 1024
-    numbers: int = 1 << 17
+    numbers: int = 1 << 18
 
 
 DEFAULT_LIMITS = Limits()
@@ -161,12 +162,12 @@ def encode(message: Message) -> list[Frame]:
     except (_Malformed, UnicodeError) as problem:
         raise LocalProtocolError(f"{kind.__name__} cannot be sent: {problem}") from problem
     try:
-        header = msgpack.packb([MAGIC, VERSION, _TAG_OF[kind], *values])
+        header = msgpack.packb([MAGIC, VERSION, _TAG_OF[kind], b"".join(frames.numbers), *values])
     except (ValueError, OverflowError) as problem:
         name = next(n for n, v in zip(_plan(kind).names, values, strict=True) if not _packs(v))
         text = f"{kind.__name__} cannot be sent because of {name}: {problem}"
         raise LocalProtocolError(text) from problem
-    return [header, *frames.finished()]
+    return [header, *frames.tensors]
 
 
 def _packs(value: object) -> bool:
@@ -181,9 +182,8 @@ class _Outgoing:
     """Takes what does not travel in the header."""
 
     def __init__(self) -> None:
-        self._frames: list[Frame] = []
-        self._numbers: list[bytes] = []
-        self._numbers_at = 0
+        self.tensors: list[Frame] = []
+        self.numbers: list[bytes] = []
 
     def record(self, record: Any) -> list[Any]:
         """A message's or record's values as they stand in the header."""
@@ -207,7 +207,7 @@ class _Outgoing:
         if how.listed is not None:
             return self._list(value)
         if how.kind is Tensor:
-            self._frames.append(value.data)
+            self.tensors.append(value.data)
             return [value.dtype, list(value.shape)]
         return [self.record(one) for one in value] if how.many else self.record(value)
 
@@ -217,16 +217,8 @@ class _Outgoing:
         array = np.ascontiguousarray(value, "<i8")
         if array.ndim != 1:
             raise ValueError(f"an array of shape {array.shape} is no list of integers")
-        if not self._numbers:
-            self._numbers_at = len(self._frames)
-        self._numbers.append(array.tobytes())
+        self.numbers.append(array.tobytes())
         return len(array)
-
-    def finished(self) -> list[Frame]:
-        """All frames but the header."""
-        if self._numbers:
-            self._frames.insert(self._numbers_at, b"".join(self._numbers))
-        return self._frames
 
 
 def _plain(value: Any) -> Any:
@@ -259,7 +251,10 @@ def decode(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
             raise _Malformed(f"protocol version {version}, this program speaks {VERSION}")
         if type(tag) is not int or tag not in TAGS:
             raise _Malformed("unknown message tag")
-        incoming = _Incoming(frames, limits)
+        numbers = values.pop(0) if values else None
+        if type(numbers) is not bytes or len(numbers) % 8:
+            raise _Malformed("its lists of integers are missing")
+        incoming = _Incoming(frames, numbers, limits)
         message: Message = incoming.record(TAGS[tag], values)
         incoming.finish()
         return message
@@ -284,7 +279,7 @@ def _unpack(frame: Frame, limits: Limits) -> Any:
             strict_map_key=True,
             list_hook=count if may_have_more else None,
             max_str_len=4 * limits.text_chars,
-            max_bin_len=0,
+            max_bin_len=8 * limits.numbers,
             max_array_len=limits.items,
             max_map_len=0,
             max_ext_len=0,
@@ -298,12 +293,12 @@ def _unpack(frame: Frame, limits: Limits) -> Any:
 class _Incoming:
     """Gives what does not travel in the header, in the order in which it was taken."""
 
-    def __init__(self, frames: Sequence[Frame], limits: Limits) -> None:
+    def __init__(self, frames: Sequence[Frame], numbers: bytes, limits: Limits) -> None:
         self._frames = frames
         self._taken = 1  # of the frames
         self._limits = limits
-        self._numbers: IntArray | None = None
-        self._read = 0
+        self._numbers = np.frombuffer(numbers, "<i8").astype(np.int64)  # as bytes are read-only
+        self._read = 0  # of the numbers
         self._has_long_text = len(frames[0]) > limits.text_chars  # or may have one
 
     def record(self, kind: type, values: Any) -> Any:
@@ -346,13 +341,6 @@ class _Incoming:
     def _list(self, length: Any) -> IntArray:
         if type(length) is not int or length < 0:
             raise _Malformed("no length of a list")
-        if length > self._limits.numbers:
-            raise _Malformed("a list is too long")
-        if self._numbers is None:
-            data = self._frame()
-            if len(data) % 8:
-                raise _Malformed("a frame is no list of integers")
-            self._numbers = np.frombuffer(data, "<i8").astype(np.int64)  # as frames are read-only
         before, self._read = self._read, self._read + length
         if self._read > len(self._numbers):
             raise _Malformed("integers are missing")
@@ -369,20 +357,17 @@ class _Incoming:
         for extent in shape:
             if type(extent) is not int or not 0 <= extent <= self._limits.frame_bytes:
                 raise _Malformed("an array's shape is bad")
-        data = self._frame()
+        if self._taken == len(self._frames):
+            raise _Malformed("a frame is missing")
+        data = self._frames[self._taken]
+        self._taken += 1
         if math.prod(shape) * ITEM_SIZES[dtype] != len(data):
             raise _Malformed("an array's bytes and shape differ")
         return Tensor(dtype, tuple(shape), data)
 
-    def _frame(self) -> Frame:
-        if self._taken == len(self._frames):
-            raise _Malformed("a frame is missing")
-        self._taken += 1
-        return self._frames[self._taken - 1]
-
     def finish(self) -> None:
         """Everything that came must have been used."""
-        if self._numbers is not None and self._read != len(self._numbers):
+        if self._read != len(self._numbers):
             raise _Malformed("integers are left")
         if self._taken != len(self._frames):
             raise _Malformed("a frame too many")

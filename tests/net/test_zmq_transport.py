@@ -94,7 +94,7 @@ def test_who_has_no_key_gets_nothing_through(
     for node in coordinator, stage:
         stranger = bare.connect(zmq.PUSH, node.data_port)
         with contextlib.suppress(zmq.Again):  # it may be turned away before it has said a word
-            stranger.send_multipart([node.ring_key, *encode(segment())], zmq.NOBLOCK)
+            stranger.send_multipart(encode(segment()), zmq.NOBLOCK)
         assert nothing_of(node)
         polled_until(node, lambda: "has no key, takes this for" in caplog.text)
         caplog.clear()
@@ -126,8 +126,7 @@ def test_rubbish_on_the_data_ring_is_dropped(
 ) -> None:
     sender = bare.connect(zmq.PUSH, stage.data_port, MEMBER, DEVICE.own.public)
     sender.send_multipart(RUBBISH[number])
-    sender.send_multipart([stage.ring_key, *RUBBISH[number]])
-    sender.send_multipart([stage.ring_key, *encode(segment(8))])
+    sender.send_multipart(encode(segment(8)))
     came = next_of(stage)
     assert came.on_ring
     assert isinstance(came.message, Segment)
@@ -135,32 +134,13 @@ def test_rubbish_on_the_data_ring_is_dropped(
     assert "dropped a message" in caplog.text
 
 
-@pytest.mark.parametrize("key", [None, b"", b"0" * 32])
-def test_a_segment_without_the_rings_key_is_dropped(
-    key: bytes | None, coordinator: ZmqTransport, stage: ZmqTransport, bare: BareSockets
-) -> None:
-    """A connection may be older than the ring."""
-    for receiver, sender in (stage, coordinator), (coordinator, stage):
-        server = receiver._identity.own.public
-        forged = [] if key is None else [key]
-        late = bare.connect(zmq.PUSH, receiver.data_port, MEMBER, server)
-        late.send_multipart([*forged, *encode(segment(2**40))])
-        assert nothing_of(receiver)
-        connect_ring(sender, receiver)
-        sender.send_ring(segment(3))
-        came = next_of(receiver).message
-        assert isinstance(came, Segment)
-        assert came.header.seq == 3
-
-
-@pytest.mark.parametrize("key", [b"", b"0" * 32])
 def test_a_stage_without_a_place_takes_no_segment(
-    key: bytes, coordinator: ZmqTransport, bare: BareSockets, caplog: pytest.LogCaptureFixture
+    coordinator: ZmqTransport, bare: BareSockets, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = Address(HOST, coordinator.control_port)
     with closing(ZmqTransport.stage(address, DEVICE, HOST)) as alone:
         sender = bare.connect(zmq.PUSH, alone.data_port, MEMBER, DEVICE.own.public)
-        sender.send_multipart([key, *encode(segment())])
+        sender.send_multipart(encode(segment()))
         assert nothing_of(alone)
         polled_until(alone, lambda: "not that of a member of this ring" in caplog.text)
 
@@ -177,8 +157,8 @@ def test_what_comes_on_the_wrong_socket_is_dropped(
     assert next_of(coordinator).message == Heartbeat()
     assert "segment on the control channel" in caplog.text
     pusher = bare.connect(zmq.PUSH, stage.data_port, MEMBER, DEVICE.own.public)
-    pusher.send_multipart([stage.ring_key, *encode(Fault(1, "x"))])
-    pusher.send_multipart([stage.ring_key, *encode(segment())])
+    pusher.send_multipart(encode(Fault(1, "x")))
+    pusher.send_multipart(encode(segment()))
     assert isinstance(next_of(stage).message, Segment)
     assert "Fault on the data ring" in caplog.text
 

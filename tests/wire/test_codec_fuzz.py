@@ -120,7 +120,7 @@ def test_fuzzed_frames_take_little_memory(count: int) -> None:
 def test_a_header_full_of_small_things_takes_little_memory(leaf: bytes) -> None:
     """4 MiB of empty lists would be 266 MB of Python's."""
     wide = struct.pack(">BH", 0xDC, 256)
-    head = b"\x94" + packed(MAGIC) + packed(VERSION) + b"\x01"
+    head = b"\x95" + packed(MAGIC) + packed(VERSION) + b"\x01" + packed(b"")
     middle = wide + leaf * 256
     inner = wide + middle * 256
     header = (head + wide + inner * 64)[: DEFAULT_LIMITS.header_bytes]
