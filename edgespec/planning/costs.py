@@ -15,8 +15,7 @@ from edgespec.planning.profile import Profile
 from edgespec.types.draft_pass import DraftPass, DraftWork, Way
 from edgespec.types.static_shapes import groups, row_bucket, slot_bucket
 
-_KEY_BYTES = 40  # the ring's key, the first frame of every message
-_HEADER_BYTES = 36  # of a segment of one request, the second frame
+_HEADER_BYTES = 39  # of a segment of one request, the first frame, without what its rows take
 _PART_BYTES = 18  # of every further request in the same frame
 _HIDDEN_HEADER_BYTES = 13  # type and shape of the hidden rows
 _RAN_BYTES = 11  # rows and seconds of a stage that has computed it
@@ -283,14 +282,11 @@ class RingCosts:
         From D0 (0) it holds tokens, then hidden states, and the tokens still if the last stage
         chooses (`tokens`).
         """
-        own = _HEADER_BYTES + _PART_BYTES * (requests - 1)
+        header = _HEADER_BYTES + _PART_BYTES * (requests - 1) + rows * _ROW_BYTES
         if not ran:
-            numbers = frame_bytes(rows * (_ROW_BYTES + _TOKEN_BYTES))
-            return frame_bytes(_KEY_BYTES) + frame_bytes(own) + numbers
-        header = own + _HIDDEN_HEADER_BYTES + ran * _RAN_BYTES
-        numbers = rows * (_ROW_BYTES + tokens * _TOKEN_BYTES)
-        frames = (_KEY_BYTES, header, numbers, rows * self.row_bytes)
-        return sum(map(frame_bytes, frames))
+            return frame_bytes(header + rows * _TOKEN_BYTES)
+        header += _HIDDEN_HEADER_BYTES + ran * _RAN_BYTES + tokens * rows * _TOKEN_BYTES
+        return frame_bytes(header) + frame_bytes(rows * self.row_bytes)
 
     def verdict_bytes(
         self, rows: int, ran: int, chosen: int, numbers: int = 0, requests: int = 1
@@ -298,11 +294,10 @@ class RingCosts:
         """The same of one whose last stage has `chosen` tokens: these in the place of hidden
         states, and `numbers` more of 8 bytes for log-probabilities."""
         further = requests - 1  # each has a tensor of its own
-        header = _HEADER_BYTES + _PART_BYTES * further + ran * _RAN_BYTES
-        header += _HIDDEN_HEADER_BYTES * requests
+        header = _HEADER_BYTES + _PART_BYTES * further + rows * (_ROW_BYTES + _TOKEN_BYTES)
+        header += _HIDDEN_HEADER_BYTES * requests + ran * _RAN_BYTES
         own = chosen * _CHOSEN_BYTES + numbers * 8
-        frames = (_KEY_BYTES, header, rows * (_ROW_BYTES + _TOKEN_BYTES), own, *[0] * further)
-        return sum(map(frame_bytes, frames))
+        return sum(map(frame_bytes, (header, own, *[0] * further)))
 
     @property
     def row_bytes(self) -> int:
