@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
 from contextlib import ExitStack, nullcontext
 from functools import partial
 
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.config import Address, CoordinatorConfig
+from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.advertising import Advertising
 from edgespec.daemon.api_process import ApiProcess
 from edgespec.daemon.cache_rows import cache_rows
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
+from edgespec.daemon.health import UNKNOWN, SensorReader
 from edgespec.daemon.layer_assignment import LayerAssignment, needs_of
 from edgespec.daemon.memory import yet_to_take
 from edgespec.daemon.notify import Notifier
@@ -30,6 +33,7 @@ from edgespec.net.emulated_link import PacedTransport
 from edgespec.planning.cost_model import draft_head
 from edgespec.planning.costs import RingCosts
 from edgespec.planning.memory import SPECULATIVE_ROWS
+from edgespec.ring.health import home_status
 from edgespec.ring.membership import MembershipMachine
 from edgespec.runtime.access_policy import admits
 from edgespec.runtime.coordinator_node import CoordinatorNode
@@ -38,6 +42,7 @@ from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.shared_device import COORDINATOR, SharedDevice, new_file
 from edgespec.runtime.trace import Trace
 from edgespec.types.features import NO_NEEDS
+from edgespec.wire.client_messages import NodeStatus
 from edgespec.wire.messages import Assign, Connect
 
 SECRET_BYTES = 32
@@ -233,11 +238,18 @@ def _build(
             own_keys=[one.identity.own.public for one in (cluster, own) if one is not None],
             rows=cache_rows(config, context_length, device.type),
             rows_told=machine.rows_told,
+            here=partial(_here, ends.enter_context(SensorReader(device.type))),
+            plain=machine.learnt.plain_speed,
         ),
         access_policy,
         Instrumentation(transport, pace, trace),
     )
     return node, blocks
+
+
+def _here(sensors: SensorReader) -> NodeStatus:
+    """How this machine is."""
+    return home_status(clean_name(socket.gethostname()), sensors.latest() or UNKNOWN)
 
 
 def _names(config: CoordinatorConfig, own: ClusterFolder | None) -> list[str]:

@@ -41,7 +41,7 @@ from edgespec.machines.events import (
     RingUp,
     Tick,
 )
-from edgespec.policy.estimates import RingEstimates
+from edgespec.policy.estimates import Learnt, RingEstimates
 from edgespec.wire.client_messages import Cancel, Failed, Submit
 from edgespec.wire.messages import CloseRequest, Credit, Fault
 from edgespec.wire.segment import Segment
@@ -64,11 +64,11 @@ class CoordinatorMachine:
         self._scheduler = Scheduler(self._flights, d0, self.rows)
         self.live = self._scheduler.told
         self.rows_told = lambda: self.rows.told(self._scheduler.rows)
-        self._estimates: dict[str, RingEstimates] = {}
+        self.learnt = Learnt()
         self._snapshot = SnapshotKeeper(codec)
         table = ring.needs.ppd_tokens
         ppd = (table, ChainValues(table.depth)) if table else None
-        self._shared = Shared(self._flights, d0, self._snapshot.walked, ppd, self._estimates)
+        self._shared = Shared(self._flights, d0, self._snapshot.walked, ppd, self.learnt)
         self._before: dict[Request, int] = {}  # while an event is handled: tokens of each before it
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -350,7 +350,7 @@ class CoordinatorMachine:
         over = ending(cause, self._scheduler.at, open_ones, known, before) or live
         for request in over:
             self._requests.pop(request.number, None)
-            self._estimates.pop(request.policy.name, None)  # they may be why
+            self.learnt.pop(request.policy.name, None)  # they may be why
         effects = [Renew("it gave up a request, of which its log says more")]
         effects += [SendPeer(request.peer, Failed(request.tag, reason)) for request in over]
         self._waiting.renew([r for r in waiting if r not in over])
@@ -388,7 +388,7 @@ class CoordinatorMachine:
 
     def estimates_of(self, policy: str) -> RingEstimates:
         """What requests of that policy have taught; its own, so that policies stay comparable."""
-        return self._estimates.setdefault(policy, RingEstimates())
+        return self.learnt.setdefault(policy, RingEstimates())
 
     def encode(self, effect: EncodePrompt) -> PromptEncoded:
         """Carry out an EncodePrompt: in a thread of its own, or where nothing else waits for it."""

@@ -167,6 +167,13 @@ class StepTimes:
         self._learnt()
         return self._spread
 
+    @property
+    def one_row(self) -> float:
+        """Seconds of one row on all stages together; 0 if not every stage has computed a single
+        row."""
+        classes = [stage.classes.get(0) for stage in self._stages]
+        return 0.0 if None in classes else sum(one[1] for one in classes if one is not None)
+
     def _learnt(self) -> Points:
         """The slowest stage's line; it keeps the spread, too."""
         if not self._line and self.known:
@@ -282,6 +289,13 @@ class RingEstimates:
         return sum(work.seconds(1) for work in (self.draft, self.head) if work.known)
 
     @property
+    def plain(self) -> float:
+        """Seconds of a token of plain decoding: one row on all stages, and the head; without the
+        time of messages. 0 if that is not known."""
+        head = self.head.seconds(1) if self.head.known else 0.0
+        return self.step.one_row and self.step.one_row + head
+
+    @property
     def levels(self) -> int:
         return self.ranks.total()
 
@@ -303,3 +317,13 @@ class RingEstimates:
         if len(self.calibrations) > MOST_CALIBRATIONS:
             del self.calibrations[next(iter(self.calibrations))]
         return found
+
+
+class Learnt(dict[str, RingEstimates]):
+    """What requests of each policy have taught, by its name."""
+
+    def plain_speed(self) -> float:
+        """Tokens a second that plain decoding would give one request: the fastest of what the
+        policies have learnt; 0 if it is not known."""
+        known = [seconds for estimates in self.values() if (seconds := estimates.plain)]
+        return 1 / min(known) if known else 0.0

@@ -190,6 +190,22 @@ class HealthMonitor:
         return None
 
 
+def home_status(name: str, health: Health) -> NodeStatus:
+    """What a status says of the coordinator's own machine; what is not known is 0."""
+    return NodeStatus(
+        *(0, 0, 0),
+        name=name,
+        state="ready",
+        words="ready",
+        temperature=health.temperature,
+        limit=health.limit,
+        memory=health.memory,
+        free=health.free,
+        throttled=health.throttled,
+        warning=health.text,
+    )
+
+
 def _temperature_news(device: _Device, health: Health, now: float) -> str:
     if not health.temperature:
         return ""

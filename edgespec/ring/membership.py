@@ -22,7 +22,14 @@ from edgespec.ring.effects import Log
 from edgespec.ring.events import KeyRemoved, RingBroke, RingReached
 from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.ring.repartition import Repartition, Replan
-from edgespec.wire.client_messages import Cancel, LiveRequest, Status, StatusRequest, Submit
+from edgespec.wire.client_messages import (
+    Cancel,
+    LiveRequest,
+    NodeStatus,
+    Status,
+    StatusRequest,
+    Submit,
+)
 from edgespec.wire.messages import (
     NO_RING,
     Assign,
@@ -59,15 +66,18 @@ class MembershipMachine:
         live: Callable[[float], tuple[LiveRequest, ...]] = lambda now: (),
         rows: CacheRows | None = None,
         rows_told: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0),
+        here: Callable[[], NodeStatus] = lambda: NodeStatus(0, 0, 0),
+        plain: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`assigns`, `names`: see Assignment; `home`: where the last stage pushes. `requests()`:
         how many run and how many wait. `replan`: an assignment for other devices. `own_keys`:
         public keys of stages on this machine. `live(now)`: what those that run have done. `rows`:
         cache rows that a device has room for; None: as many as `assigns` say. `rows_told()`: see
-        Status.rows_live and those behind it."""
+        Status.rows_live and those behind it; `here()`, `plain()`: Status.home and Status.plain."""
         self._ring = RingAssembly(Assignment(assigns, names), home, rows)
         self._repartition = Repartition(self._ring, timing, requests, replan)
         self._requests, self._live, self._rows_told = requests, live, rows_told
+        self._here, self._plain = here, plain
         self._own_keys = own_keys
         self._timing = timing
         self._clients: dict[bytes, float] = {}
@@ -335,6 +345,8 @@ class MembershipMachine:
             of.context_length,
             self._live(now)[:MOST_SHOWN],
             *self._rows_told(),
+            self._here(),
+            self._plain(),
         )
 
 

@@ -32,6 +32,7 @@ from edgespec.policy.registry import POLICIES
 from edgespec.sim.durations import CostDurations, network_of
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import ToyCodec, plain_answer
+from edgespec.wire.client_messages import Finished
 
 NANO = "jetson-orin-nano-8gb"
 ROWS = st.integers(1, 300)
@@ -292,6 +293,30 @@ def test_times_and_spread_are_those_charged_after_a_hundred_segments(
     estimates = world.coordinator.estimates_of("adaptive")
     rows = {span.rows for span in ran}
     check(estimates, costs, prompt + 30, rows)
+
+
+@pytest.mark.parametrize("ring", tiered(RINGS, ["even"]))
+def test_what_plain_decoding_would_take_is_learnt_from_any_policy(ring: str) -> None:
+    """Within a tenth, and never slower than it is: messages take time too."""
+
+    def speeds(policy: str) -> tuple[float, float]:
+        """Tokens a second: what is said of plain decoding, and what this policy had."""
+        costs, draft = ring_named(ring), Oracle(random.Random("draft"), 0.7)
+        ask = submit(prompt="h" * 20, limit=80, policy=policy)
+        draft.tell(plain_answer(ToyCodec(), ask, 4, 2000).whole)
+        world = toy_world(CostDurations(costs), network=network_of(costs), draft=draft)
+        assert world.coordinator.learnt.plain_speed() == 0.0, "nothing is known yet"
+        world.submit(ask)
+        world.run()
+        end = world.replies[-1].message
+        assert isinstance(end, Finished)
+        seconds = end.seconds - end.first_token_seconds
+        return world.coordinator.learnt.plain_speed(), (end.new_tokens - 1) / seconds
+
+    _, plain = speeds("autoregressive")
+    for policy in ("autoregressive", "adaptive", "flowspec"):
+        said, _ = speeds(policy)
+        assert plain <= said <= 1.1 * plain, policy
 
 
 def test_what_is_learnt_of_drafts_is_their_own_time(monkeypatch: pytest.MonkeyPatch) -> None:

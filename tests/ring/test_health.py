@@ -9,7 +9,15 @@ from support.memberships import HOME, TIMING, Membership, address, asks, to
 
 from edgespec.ring.assignment import MOST_SHOWN
 from edgespec.ring.effects import Log
-from edgespec.ring.health import HEALTH_S, IDLE_S, STALE_S, HealthMonitor, RoundTrips, printable
+from edgespec.ring.health import (
+    HEALTH_S,
+    IDLE_S,
+    STALE_S,
+    HealthMonitor,
+    RoundTrips,
+    home_status,
+    printable,
+)
 from edgespec.ring.membership import MembershipMachine
 from edgespec.wire.client_messages import LiveRequest, NodeStatus, Status, StatusRequest
 from edgespec.wire.messages import Goodbye, Health, Heartbeat, Loading, Ready
@@ -356,6 +364,18 @@ def test_a_status_tells_the_rows_of_the_caches() -> None:
     ring.machine = MembershipMachine(ring.places, HOME, TIMING, rows_told=lambda: (1, 2, 3))
     status = status_of(ring)
     assert (status.rows_live, status.rows_kept, status.rows_room) == (1, 2, 3)
+
+
+def test_a_status_tells_of_the_coordinator_and_of_plain_decoding() -> None:
+    ring, here = Membership(1), home_status("desk", replace(FINE, temperature=44.0, text="a fan"))
+    ring.machine = MembershipMachine(
+        ring.places, HOME, TIMING, here=lambda: here, plain=lambda: 6.5
+    )
+    status = status_of(ring)
+    home = status.home
+    assert (home.name, home.temperature, home.warning) == ("desk", 44.0, "a fan")
+    assert (home.memory, home.free) == (FINE.memory, FINE.free)
+    assert status.plain == 6.5
 
 
 def test_the_health_of_a_stage_is_reported_by_its_name_and_that_of_strangers_is_not() -> None:

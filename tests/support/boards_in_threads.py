@@ -26,6 +26,7 @@ from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.planning.partition import split_layers
+from edgespec.ring.health import home_status
 from edgespec.ring.member import MemberMachine
 from edgespec.ring.membership import MembershipMachine
 from edgespec.runtime.coordinator_node import CoordinatorNode
@@ -70,7 +71,12 @@ class TorchNodeRing(NodeRing):
         ring = Ring(self.stages, CONTEXT, draft.name, recovery=60.0)
         self.machine = CoordinatorMachine(ring, tokenizer())
         home = Connect("", self.transport.data_port, OWN.public)
-        self.membership = MembershipMachine(places, home, self.timing, self.machine.load)
+        self.membership = MembershipMachine(
+            *(places, home, self.timing, self.machine.load),
+            live=self.machine.live,
+            here=lambda: home_status("desk", health()),
+            plain=self.machine.learnt.plain_speed,
+        )
         head = TorchHead(OutputHead(self._checkpoint, "float32"))
         node = CoordinatorNode(
             self.transport,

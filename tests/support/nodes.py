@@ -210,6 +210,7 @@ class NodeRing:
             self.timing,
             self.machine.load,
             live=self.machine.live,
+            plain=self.machine.learnt.plain_speed,
         )
         node = CoordinatorNode(
             self.transport,

@@ -84,7 +84,8 @@ def made_of_values(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 
 VALUES[RetainSet] = made_of_values(RetainSet)
-VALUES[tuple[NodeStatus, ...]] = st.lists(made_of_values(NodeStatus), max_size=3).map(tuple)
+VALUES[NodeStatus] = made_of_values(NodeStatus)
+VALUES[tuple[NodeStatus, ...]] = st.lists(VALUES[NodeStatus], max_size=3).map(tuple)
 VALUES[tuple[LiveRequest, ...]] = st.lists(made_of_values(LiveRequest), max_size=3).map(tuple)
 VALUES[tuple[SourceFigures, ...]] = st.lists(made_of_values(SourceFigures), max_size=3).map(tuple)
 VALUES[tuple[SnapshotNode, ...]] = st.lists(made_of_values(SnapshotNode), max_size=3).map(tuple)
@@ -296,7 +297,8 @@ def header(tag: object, *values: object, numbers: object = b"") -> bytes:
 
 def status(lines: object, nodes: object = (), live: object = ()) -> bytes:
     """The header of a Status with these fields."""
-    return header(47, True, lines, nodes, 1, 1, 0.0, 0, 0, "model", 1024, live, 0, 0, 0)
+    more = ("model", 1024, live, 0, 0, 0, NODE, 0.0)
+    return header(47, True, lines, nodes, 1, 1, 0.0, 0, 0, *more)
 
 
 def retain(accepted: object, retained: object, numbers: object = b"") -> bytes:
