@@ -39,12 +39,19 @@ MOST_UNREAD = 8
 MOST_DIGITS = 15
 """Of a request's number."""
 
-TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "mjs": "text/javascript",
+    "svg": "image/svg+xml",
+}
 
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -52,7 +59,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",  # revalidate each time: the answer is mostly 304
 }
-"""Of the page: nothing from other sites, and no inline script or style."""
+"""Of the page: nothing from other sites, no inline script or style, and no text made into HTML."""
 
 
 class Watched(Protocol):

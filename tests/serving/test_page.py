@@ -45,7 +45,7 @@ def _chromium() -> None:
 @pytest.fixture(scope="module")
 def ring(_chromium: None) -> Iterator[NodeRing]:
     """A ring that is up."""
-    with NodeRing(STAGES, timing=CALM, recovery=60.0) as ring:
+    with NodeRing(STAGES, timing=CALM, recovery=60.0, live=2) as ring:
         ring.await_up()
         for block in ring.blocks:
             block.delay = DELAY_S
@@ -228,9 +228,9 @@ def test_an_answer_streams_and_the_tree_shows_what_happens(
     assert ("sent", "accepted") in steps
     assert any(re.search(r"#\d+ \(\d+ row", told) for told in page.evaluate("window.onTheRing"))
     figures = page.inner_text(".turn.assistant .figures")
-    assert f"{TOKENS} tokens" in figures
-    assert re.search(r"[\d.]+ tokens/s · [\d.]+ tokens a trip", figures), figures
-    assert "prompt tokens, 0 of them cached" in figures or "cached" in figures
+    plain = r"about [\d.]+ times plain decoding \([\d.]+, estimated\)"
+    assert re.search(rf"[\d.]+ tokens a second, {plain} · {TOKENS} tokens, [\d.]+ a trip", figures)
+    assert re.search(r"prompt of \d+ tokens, \d+ of them cached", figures), figures
     assert page.locator("#stages .lane").count() == STAGES
     counted = [int(t.split()[0]) for t in page.locator(".lane-text").all_inner_texts()]
     assert all(rows > 0 for rows in counted)
@@ -271,6 +271,235 @@ def test_stop_regenerate_and_another_turn(watched: Watched, ring: NodeRing) -> N
     assert page.locator(".turn").count() == 0
 
 
+def kept(page: Page) -> list[dict[str, Any]]:
+    """The conversations in the browser's storage, the newest first."""
+    found = page.evaluate(
+        "Object.entries(localStorage).filter(([k]) => k.startsWith('edgespec-chat-'))"
+        ".map(([, chat]) => JSON.parse(chat)).sort((a, b) => b.at - a.at)"
+    )
+    return list(found)
+
+
+def test_chats_are_kept_and_each_has_its_own_answers(watched: Watched, ring: NodeRing) -> None:
+    """After a reload the same chat is shown; answers go on in chats that are not shown."""
+    page = watched.open()
+    is_up(page)
+    ask(page, tokens=10)
+    until_done(page)
+    page.reload()
+    is_up(page)
+    assert text(page) == right(ring, tokens=10)
+    assert page.locator(".turn.user .text").inner_text() == QUESTION
+    ask(page, "and now", tokens=MANY)
+    until_text(page, 10)
+    page.click("#clear")
+    assert page.locator(".turn").count() == 0
+    assert page.is_visible("#empty")
+    assert page.is_visible("#send")
+    ask(page, "another", tokens=10)
+    until_done(page)
+    assert text(page) == right(ring, "another", 10)
+    page.click("#open-chats")
+    assert page.locator("#chat-list li").count() == 2
+    page.click("#chat-list .open:not([aria-current=true])")
+    assert page.inner_text("#chat-title") == QUESTION
+    assert page.is_visible("#stop"), "it is answered while another chat is shown"
+    longer = len(text(page)) + 10
+    until_text(page, longer)
+    page.keyboard.press("Escape")
+    until_done(page)
+    whole = right(ring, QUESTION + right(ring, tokens=10) + "and now", MANY)
+    assert whole.startswith(text(page))
+    page.click("#open-chats")
+    delete = page.locator("#chat-list li", has_text="another").get_by_text("Delete")
+    delete.click()
+    assert len(kept(page)) == 2, "one press deletes nothing"
+    page.locator("#chat-list li", has_text="another").get_by_text("Really?").click()
+    assert [chat["turns"][0]["content"] for chat in kept(page)] == [QUESTION]
+
+
+@pytest.mark.thorough
+def test_an_answer_that_a_reload_cuts_is_kept_as_far_as_it_came(
+    watched: Watched, ring: NodeRing
+) -> None:
+    page = watched.open()
+    is_up(page)
+    ask(page, tokens=MANY)
+    until_text(page, 20)
+    page.reload()
+    is_up(page)
+    assert "cut" in page.inner_text(".turn.assistant .figures")
+    assert len(text(page)) >= 20
+    assert right(ring, tokens=MANY).startswith(text(page))
+    ring.assert_free()
+    limit(page, TOKENS)
+    page.click(".again")
+    until_done(page)
+    assert text(page) == right(ring)
+
+
+@pytest.mark.thorough
+def test_a_full_browser_loses_its_oldest_chats_and_says_so(
+    watched: Watched, ring: NodeRing
+) -> None:
+    page = watched.open()
+    is_up(page)
+    page.evaluate(
+        """() => {
+      const chat = {settings: {}, turns: [{role: 'user', content: 'x'.repeat(1 << 20)}]};
+      for (let at = 1; at <= 9; at += 1) {
+        try { localStorage[`edgespec-chat-${at}`] = JSON.stringify({id: `${at}`, at, ...chat}); }
+        catch { break; }
+      }
+      try { for (let n = 0; ; n += 1) localStorage[`filled-${n}`] = 'x'.repeat(1000); } catch {}
+      try { for (let n = 0; ; n += 1) localStorage[`filler-${n}`] = ''; } catch {}
+    }"""
+    )
+    before = [chat["at"] for chat in kept(page)]
+    assert len(before) >= 2
+    ask(page, tokens=10)
+    page.wait_for_selector("#chats-problem:not([hidden])")
+    assert "oldest chat was removed" in page.inner_text("#chats-problem")
+    until_done(page)
+    first, *others = kept(page)
+    assert first["turns"][1]["content"] == right(ring, tokens=10)
+    assert [chat["at"] for chat in others] == before[:-1]
+    page.evaluate("localStorage.clear()")
+
+
+MARKDOWN = """Here **bold** and `code` of *one* &lt;tag&gt;:
+
+1. first
+2. second
+
+```python
+print("<b>hello</b>")
+```
+
+| a | b |
+| --- | ---: |
+| 1 | 2 |
+
+<script>window.hit = 1</script><img src=x onerror="window.hit = 1">
+[here](https://example.org/x) [there](javascript:window.hit=1) ![far](https://example.org/p.png)
+[data](data:text/html,<script>1</script>) <https://example.org/auto>
+"""
+
+
+def test_markdown_is_shown_and_makes_nothing_of_a_models_html(watched: Watched) -> None:
+    page = watched.open()
+    is_up(page)
+    ask(page, tokens=5)
+    until_done(page)
+    page.evaluate(
+        """text => {
+      const key = Object.keys(localStorage).find(key => key.startsWith('edgespec-chat-'));
+      const chat = JSON.parse(localStorage[key]);
+      chat.turns[1].content = text;
+      localStorage[key] = JSON.stringify(chat);
+    }""",
+        MARKDOWN,
+    )
+    page.reload()
+    is_up(page)
+    told = page.locator(".turn.assistant .text")
+    assert told.locator("strong").all_inner_texts() == ["bold"]
+    assert told.locator("ol > li").all_inner_texts() == ["first", "second"]
+    assert told.locator("pre").inner_text() == 'print("<b>hello</b>")'
+    assert told.locator("td").all_inner_texts() == ["1", "2"]
+    assert "one <tag>" in told.inner_text()
+    links = told.locator("a").evaluate_all("all => all.map(a => [a.href, a.target, a.rel])")
+    assert [address for address, *_ in links] == [
+        "https://example.org/x",
+        "https://example.org/p.png",
+        "https://example.org/auto",
+    ]
+    assert all(more == ["_blank", "noopener noreferrer"] for _, *more in links)
+    assert told.locator("script, img, iframe, b, style, form").count() == 0
+    assert "<script>window.hit = 1</script>" in told.inner_text()
+    assert page.evaluate("window.hit") is None
+    # The browser itself would refuse to make HTML of a text.
+    refused = "try { document.body.innerHTML = '<b>1</b>'; 'made' } catch (error) { error.name }"
+    watched.expected.append("TrustedHTML")
+    assert page.evaluate(refused) == "TypeError"
+
+
+@pytest.mark.thorough
+def test_copying_gives_what_the_model_wrote(watched: Watched, ring: NodeRing) -> None:
+    page = watched.open(permissions=["clipboard-read", "clipboard-write"])
+    is_up(page)
+    ask(page, tokens=10)
+    until_done(page)
+    page.click(".turn.assistant .copy")
+    until(page, "document.querySelector('.turn.assistant .copy').textContent.startsWith('Copied')")
+    assert page.evaluate("navigator.clipboard.readText()") == right(ring, tokens=10)
+
+
+@pytest.mark.thorough
+def test_a_system_message_and_sampling_belong_to_a_chat(watched: Watched) -> None:
+    page = watched.open()
+    is_up(page)
+    asked: list[dict[str, Any]] = []
+    page.on("request", lambda r: asked.append(json.loads(r.post_data)) if r.post_data else None)
+    page.click("#open-settings")
+    page.fill("#system", "Answer in rhymes.")
+    page.fill("#top_p", "0.9")
+    page.click("#settings .primary")
+    ask(page, tokens=5)
+    until_done(page)
+    assert asked[0]["messages"][0] == {"role": "system", "content": "Answer in rhymes."}
+    assert asked[0]["top_p"] == 0.9
+    page.click("#clear")
+    page.click("#open-settings")
+    assert (page.input_value("#system"), page.input_value("#top_p")) == ("", "0.9")
+    page.fill("#top_p", "0.5")
+    page.click("#settings .primary")
+    page.click("#open-chats")
+    page.click("#chat-list .open")
+    page.click("#open-settings")
+    assert page.input_value("#system") == "Answer in rhymes."
+    assert page.input_value("#top_p") == "0.9"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("look", ["light", "dark", "phone"])
+def test_axe_finds_no_serious_fault(watched: Watched, look: str) -> None:
+    """With a chat, in each dialog, and in both views of a phone."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    wide = {"color_scheme": look} if look != "phone" else {"has_touch": True, "is_mobile": True}
+    page = watched.open(*((390, 780) if look == "phone" else (1366, 860)), **wide)
+    is_up(page)
+
+    def looked_at(what: str) -> None:
+        found = Axe().run(page).response["violations"]
+        assert not [
+            (what, fault["id"], fault["nodes"][0]["html"])
+            for fault in found
+            if fault["impact"] in ("serious", "critical")
+        ]
+
+    looked_at("an empty chat")
+    ask(page, tokens=20)
+    until_done(page)
+    page.evaluate(
+        "text => { const [key] = Object.keys(localStorage).filter(k => k.startsWith("
+        "'edgespec-chat-')); const chat = JSON.parse(localStorage[key]);"
+        " chat.turns[1].content = text; localStorage[key] = JSON.stringify(chat); }",
+        MARKDOWN,
+    )
+    page.reload()
+    is_up(page)
+    looked_at("an answer")
+    for button in ("#open-chats", "#open-settings"):
+        page.click(button)
+        looked_at(button)
+        page.keyboard.press("Escape")
+    if look == "phone":
+        page.click("#show-ring")
+        looked_at("the ring")
+
+
 @pytest.mark.thorough
 def test_a_stage_that_is_down_is_named_and_the_answer_goes_on(
     watched: Watched, ring: NodeRing
@@ -308,8 +537,9 @@ WIDE_OR_SMALL = """() => [...document.querySelectorAll('button, input, select, t
 
 @pytest.mark.thorough
 def test_phone_width(watched: Watched) -> None:
-    page = watched.open(360, 640, has_touch=True)
+    page = watched.open(360, 640, has_touch=True, is_mobile=True)
     is_up(page)
+    assert not page.is_visible("#keys"), "there are no keys to press"
     ask(page, tokens=60)
     until_done(page)
     for view in ("#show-ring", "#show-chat"):
@@ -332,6 +562,7 @@ FOCUS = """() => {
 def test_keyboard_alone(watched: Watched, ring: NodeRing) -> None:
     page = watched.open()
     is_up(page)
+    assert page.is_visible("#keys")
     page.keyboard.press("Tab")
     assert page.evaluate(FOCUS) == ["skip", True]
     page.keyboard.press("Enter")

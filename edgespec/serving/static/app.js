@@ -1,6 +1,6 @@
 // The page: puts its parts together and keeps the stream of events open while somebody looks.
 
-import { isAnswering, noteScene, prepareChat } from "./chat.js";
+import { isAnswering, noteStatus, prepareChat } from "./chat.js";
 import { chosenRequest, isWatched, prepareRing, showHealth, showRing, troubleOf } from "./ring.js";
 import { prepareSettings, prepareTheme } from "./settings.js";
 import { ask, eventsOf, keepKey, problemOf } from "./stream.js";
@@ -58,6 +58,7 @@ function showTrouble() {
 
 function onStatus(news) {
   status = news;
+  noteStatus(news);
   showHealth(news);
   showRing(news);
   showStages(news);
@@ -66,7 +67,6 @@ function onStatus(news) {
 
 function onScene(scene) {
   if (!isWatched(scene)) return;
-  noteScene(scene);
   showTree(scene);
   addRuns(scene);
   document.body.dataset.scene = scene.state;

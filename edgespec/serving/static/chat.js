@@ -1,33 +1,243 @@
-// The chat: several turns, streamed; stop and regenerate.
+// The chat: conversations whose answers are streamed, each into its own, also while another one is shown.
 
+import { forgetChat, freshChat, isChat, keepChat, keptChats, noteOpen, openChat, titleOf } from "./chats.js";
+import { copyButton } from "./copy.js";
+import { showMarkdown } from "./markdown.js";
 import { element } from "./ring.js";
-import { parameters } from "./settings.js";
+import { latestSettings, parameters, showSettingsOf } from "./settings.js";
 import { eventsOf, problemOf } from "./stream.js";
 
 const $ = (id) => document.getElementById(id);
+const KEEP_MS = 1000; // between two times that an answer is kept while it comes
 
-const turns = []; // {role, content}
-let running = null; // the AbortController of the answer that comes
+let current = null; // the conversation that is shown
+const running = new Map(); // by id: the conversations that are being answered
+const views = new Map(); // by turn: its elements, of the conversation that is shown
 let plain = false; // the model has no chat template
+let plainSpeed = 0; // tokens a second of plain decoding, 0: not known
 let request = null; // sends with the key
-let scenes = { tokens: 0, trips: 0 };
+let leaving = false; // the page is closed or loaded again: what breaks now is no failure
 let announceChange = () => {};
 
-export const isAnswering = () => running !== null;
+export const isAnswering = () => running.size > 0;
 
-export function noteScene(scene) {
-  if (running && scene.tokens > 0) scenes = { tokens: scene.tokens, trips: scene.trips };
+/** What the ring says once a second. */
+export function noteStatus(status) {
+  if (!status.reachable) return;
+  plainSpeed = status.plain || 0;
+  $("hello-model").textContent = status.model || "the model";
+  if (status.running > 1) for (const chat of running.values()) chat.answer.beside = true;
 }
 
-function article(role, text) {
-  const made = element("article", `turn ${role}`);
-  made.append(element("h3", "who", role === "user" ? "You" : "Answer"));
-  const body = element("div", "text");
-  body.append(document.createTextNode(text));
-  made.append(body);
+// --- what is asked ---
+
+// Without answers that gave no text: templates refuse two questions in a row.
+function messagesOf(chat) {
+  const told = [];
+  for (const { role, content } of chat.turns) {
+    if (!content) continue;
+    if (told.length && told[told.length - 1].role === role) told.pop();
+    told.push({ role, content });
+  }
+  const { system } = chat.settings;
+  return system ? [{ role: "system", content: system }, ...told] : told;
+}
+
+function body(chat) {
+  const common = { stream: true, stream_options: { include_usage: true }, ...parameters(chat.settings) };
+  const messages = messagesOf(chat);
+  if (!plain) return ["/v1/chat/completions", { messages, ...common }];
+  return ["/v1/completions", { prompt: messages.map((turn) => turn.content).join("\n"), ...common }];
+}
+
+// The response; a model without a chat template is asked to go on with the text instead.
+async function opened(chat, signal) {
+  const [path, asked] = body(chat);
+  const response = await request(path, { body: asked, signal });
+  if (response.ok) return response;
+  const problem = await problemOf(response);
+  if (!plain && response.status === 400 && /no chat template/i.test(problem.text)) {
+    plain = true;
+    return opened(chat, signal);
+  }
+  throw new Error(problem.text);
+}
+
+async function answer(chat) {
+  const controller = new AbortController();
+  const told = { controller, usage: null, reason: "", first: 0, last: 0, doing: "waiting for the first token", waits: false, beside: false, kept: 0 };
+  const question = [...chat.turns];
+  const turn = { role: "assistant", content: "", note: "", problem: "", unfinished: true };
+  const asking = { ...chat, turns: question };
+  chat.turns.push(turn);
+  chat.answer = told;
+  chat.at = Date.now();
+  running.set(chat.id, chat);
+  keep(chat);
+  if (chat === current) render();
+  showState();
+  try {
+    const response = await opened(asking, controller.signal);
+    for await (const event of eventsOf(response)) take(event, told, turn, chat);
+    if (!told.reason && !turn.problem) turn.problem = "the connection to the server broke";
+  } catch (error) {
+    if (controller.signal.aborted) told.reason = "stopped";
+    else turn.problem = error.message || String(error);
+  }
+  finish(chat, told, turn);
+}
+
+function take(event, told, turn, chat) {
+  if (event.comment) {
+    told.doing = event.comment;
+    told.waits = true;
+    paintSoon(turn);
+  }
+  if (!event.data || event.data === "[DONE]") return;
+  const piece = JSON.parse(event.data);
+  if (piece.error) {
+    turn.problem = String(piece.error.message);
+    return;
+  }
+  if (piece.usage) told.usage = piece.usage;
+  const choice = piece.choices && piece.choices[0];
+  if (!choice) return;
+  if (choice.finish_reason) told.reason = choice.finish_reason;
+  const text = (choice.delta ? choice.delta.content : choice.text) || "";
+  if (!text) return;
+  told.last = performance.now();
+  told.first = told.first || told.last;
+  told.doing = "answering";
+  told.waits = false;
+  turn.content += text;
+  paintSoon(turn);
+  if (told.last - told.kept > KEEP_MS) {
+    told.kept = told.last;
+    keep(chat);
+  }
+}
+
+// A person's words first: how fast, and what it would be without guesses.
+function speedWords(usage, told, policy) {
+  const ring = usage.edgespec || {};
+  const tokens = usage.completion_tokens - 1; // behind the first, for which the prompt is read
+  const seconds = ring.seconds ? ring.seconds - ring.first_token_seconds : (told.last - told.first) / 1000;
+  if (tokens < 1 || !(seconds > 0)) return "";
+  const speed = tokens / seconds;
+  const words = `${speed.toFixed(1)} tokens a second`;
+  if (!plainSpeed || policy === "autoregressive" || told.beside) return told.beside ? `${words}, beside other answers` : words;
+  return `${words}, about ${(speed / plainSpeed).toFixed(1)} times plain decoding (${plainSpeed.toFixed(1)}, estimated)`;
+}
+
+function figures(chat, told) {
+  const parts = [];
+  if (told.reason === "stopped") parts.push("stopped");
+  if (told.reason === "length") parts.push("cut at the limit of tokens");
+  const { usage } = told;
+  if (!usage) return parts.join(" · ");
+  const ring = usage.edgespec || {};
+  const speed = speedWords(usage, told, chat.settings.policy);
+  if (speed) parts.push(speed);
+  const trips = ring.trips > 0 ? `, ${(usage.completion_tokens / ring.trips).toFixed(2)} a trip` : "";
+  parts.push(`${usage.completion_tokens} ${usage.completion_tokens === 1 ? "token" : "tokens"}${trips}`);
+  const cached = usage.prompt_tokens_details ? usage.prompt_tokens_details.cached_tokens : 0;
+  parts.push(`prompt of ${usage.prompt_tokens} tokens, ${cached} of them cached`);
+  if (ring.recoveries) parts.push(`the ring was lost ${ring.recoveries === 1 ? "once" : `${ring.recoveries} times`} meanwhile`);
+  return parts.join(" · ");
+}
+
+function finish(chat, told, turn) {
+  if (leaving) return;
+  turn.unfinished = false;
+  turn.note = figures(chat, told);
+  chat.answer = null;
+  chat.at = Date.now();
+  running.delete(chat.id);
+  keep(chat);
+  if (chat === current) {
+    const follow = atEnd();
+    paint(turn);
+    if (follow) toEnd();
+    const ending = turn.problem ? `The answer failed: ${turn.problem}` : `Answer${told.reason === "stopped" ? ", stopped" : ""}: ${turn.content}`;
+    $("said").textContent = ending.slice(0, 4000);
+  }
+  showState();
+}
+
+function keep(chat) {
+  if (chat.forgotten) return;
+  const problem = keepChat(chat);
+  if (problem) $("chats-problem").textContent = problem;
+  $("chats-problem").hidden = !$("chats-problem").textContent;
+}
+
+// --- what is shown ---
+
+function article(turn) {
+  const isUser = turn.role === "user";
+  const made = element("article", `turn ${turn.role}`);
+  made.append(element("h3", "who", isUser ? "You" : "Answer"));
+  const text = element("div", isUser ? "text" : "text markdown");
+  made.append(text);
   $("turns").append(made);
-  $("empty").hidden = true;
-  return { made, body, node: body.firstChild };
+  views.set(turn, { made, text, end: null });
+  if (isUser) text.textContent = turn.content;
+  else paint(turn);
+}
+
+function paint(turn) {
+  const view = views.get(turn);
+  if (!view) return; // another conversation is shown
+  showMarkdown(view.text, turn.content.trimStart());
+  const told = current.answer && current.turns[current.turns.length - 1] === turn ? current.answer : null;
+  view.made.dataset.waits = String(Boolean(told && told.waits));
+  if (told && view.end) {
+    view.end.firstChild.textContent = told.doing;
+    return;
+  }
+  if (view.end) view.end.remove();
+  view.end = told ? coming(told) : ended(turn);
+  view.made.append(view.end);
+}
+
+function coming(told) {
+  const box = element("div", "end");
+  box.append(element("p", "note doing", told.doing));
+  return box;
+}
+
+function ended(turn) {
+  const box = element("div", "end");
+  if (turn.problem) box.append(element("p", "warning", `The answer failed: ${turn.problem}`));
+  const cut = turn.unfinished ? "cut: the page was closed meanwhile" : "";
+  if (cut || turn.note) box.append(element("p", "note figures", cut || turn.note));
+  const row = element("div", "actions");
+  if (turn.content) {
+    row.append(copyButton("the answer", () => turn.content.trim()));
+  }
+  if (turn === current.turns[current.turns.length - 1]) {
+    const again = element("button", "quiet again", "Regenerate");
+    again.type = "button";
+    again.addEventListener("click", regenerate);
+    row.append(again);
+  }
+  if (row.childNodes.length) box.append(row);
+  return box;
+}
+
+const waiting = new Set(); // turns that are painted with the next frame
+
+function paintSoon(turn) {
+  if (!waiting.size) {
+    requestAnimationFrame(() => {
+      const follow = atEnd();
+      const turns = [...waiting];
+      waiting.clear();
+      for (const one of turns) paint(one);
+      if (follow) toEnd();
+    });
+  }
+  waiting.add(turn);
 }
 
 function atEnd() {
@@ -39,141 +249,112 @@ function toEnd() {
   $("turns").scrollTop = $("turns").scrollHeight;
 }
 
-function setRunning(controller) {
-  running = controller;
-  $("send").hidden = controller !== null;
-  $("stop").hidden = controller === null;
-  $("clear").disabled = controller !== null || turns.length === 0;
+function render() {
+  views.clear();
+  for (const old of document.querySelectorAll(".turn")) old.remove();
+  for (const turn of current.turns) article(turn);
+  $("empty").hidden = current.turns.length > 0;
+  $("chat-title").textContent = titleOf(current);
+  toEnd();
+}
+
+function showState() {
+  const answering = current.answer !== null;
+  $("send").hidden = answering;
+  $("stop").hidden = !answering;
+  $("clear").disabled = current.turns.length === 0;
+  const others = keptChats().filter((chat) => chat.id !== current.id).length;
+  $("open-chats").textContent = others ? `Chats (${others + (current.turns.length ? 1 : 0)})` : "Chats";
   announceChange();
 }
 
-function body() {
-  const common = { stream: true, stream_options: { include_usage: true }, ...parameters() };
-  if (!plain) return ["/v1/chat/completions", { messages: turns, ...common }];
-  return ["/v1/completions", { prompt: turns.map((turn) => turn.content).join("\n"), ...common }];
+// --- what the user does ---
+
+function show(chat) {
+  current = running.get(chat.id) || chat;
+  noteOpen(current);
+  showSettingsOf(current.settings, () => { if (current.turns.length) keep(current); });
+  render();
+  showState();
 }
 
-// The response; a model without a chat template is asked to go on with the text instead.
-async function opened(signal) {
-  const response = await request(body()[0], { body: body()[1], signal });
-  if (response.ok) return response;
-  const problem = await problemOf(response);
-  if (!plain && response.status === 400 && /template/i.test(problem.text)) {
-    plain = true;
-    return opened(signal);
-  }
-  throw new Error(problem.text);
-}
-
-async function answer() {
-  for (const button of document.querySelectorAll(".again")) button.remove();
-  const controller = new AbortController();
-  setRunning(controller);
-  scenes = { tokens: 0, trips: 0 };
-  const view = article("assistant", "");
-  const note = element("p", "note doing", "waiting for the first token");
-  view.made.append(note);
-  toEnd();
-  const told = { text: "", usage: null, reason: "", first: 0, last: 0, problem: "" };
-  try {
-    const response = await opened(controller.signal);
-    for await (const event of eventsOf(response)) take(event, told, view, note);
-    if (!told.reason && !told.problem) told.problem = "the connection to the server broke";
-  } catch (error) {
-    if (controller.signal.aborted) told.reason = "stopped";
-    else told.problem = error.message || String(error);
-  }
-  note.remove();
-  finish(view, told);
-}
-
-function take(event, told, view, note) {
-  if (event.comment) {
-    note.textContent = event.comment;
-    view.made.dataset.waits = "true";
-  }
-  if (!event.data || event.data === "[DONE]") return;
-  const piece = JSON.parse(event.data);
-  if (piece.error) {
-    told.problem = String(piece.error.message);
-    return;
-  }
-  if (piece.usage) told.usage = piece.usage;
-  const choice = piece.choices && piece.choices[0];
-  if (!choice) return;
-  if (choice.finish_reason) told.reason = choice.finish_reason;
-  const text = (choice.delta ? choice.delta.content : choice.text) || "";
-  if (!text) return;
-  const follow = atEnd();
-  delete view.made.dataset.waits;
-  note.textContent = "answering";
-  told.last = performance.now();
-  told.first = told.first || told.last;
-  view.node.appendData(told.text.trim() ? text : text.trimStart());
-  told.text += text;
-  if (follow) toEnd();
-}
-
-function figures(told) {
-  const parts = [];
-  if (told.reason === "stopped") parts.push("stopped");
-  if (told.reason === "length") parts.push("cut at the limit of tokens");
-  const { usage } = told;
-  if (!usage) return parts.join(" · ");
-  const ring = usage.edgespec || {};
-  const seconds = ring.seconds || (told.last - told.first) / 1000;
-  const trips = ring.trips || scenes.trips;
-  const tokens = ring.trips ? usage.completion_tokens : scenes.tokens;
-  parts.push(`${usage.completion_tokens} tokens`);
-  if (seconds > 0) parts.push(`${(usage.completion_tokens / seconds).toFixed(1)} tokens/s`);
-  if (trips > 0) parts.push(`${(tokens / trips).toFixed(2)} tokens a trip`);
-  const cached = usage.prompt_tokens_details ? usage.prompt_tokens_details.cached_tokens : 0;
-  parts.push(`${usage.prompt_tokens} prompt tokens, ${cached} of them cached`);
-  if (ring.recoveries) parts.push(`the ring was lost ${ring.recoveries === 1 ? "once" : `${ring.recoveries} times`} meanwhile`);
-  return parts.join(" · ");
-}
-
-function finish(view, told) {
-  const last = turns[turns.length - 1];
-  if (told.text) turns.push({ role: "assistant", content: told.text });
-  if (told.problem) view.made.append(element("p", "warning", `The answer failed: ${told.problem}`));
-  const words = figures(told);
-  if (words) view.made.append(element("p", "note figures", words));
-  if (last && last.role === "user") {
-    const again = element("button", "quiet again", "Regenerate");
-    again.type = "button";
-    again.addEventListener("click", () => regenerate(view.made));
-    view.made.append(again);
-  }
-  const ending = told.problem ? `The answer failed: ${told.problem}` : `Answer${told.reason === "stopped" ? ", stopped" : ""}: ${told.text}`;
-  $("said").textContent = ending.slice(0, 4000);
-  setRunning(null);
-  toEnd();
-}
-
-function regenerate(made) {
-  if (running) return;
-  if (turns.length && turns[turns.length - 1].role === "assistant") turns.pop();
-  made.remove();
-  answer();
+function regenerate() {
+  if (current.answer) return;
+  if (current.turns[current.turns.length - 1].role === "assistant") current.turns.pop();
+  answer(current);
   $("prompt").focus();
 }
 
-function send() {
-  const text = $("prompt").value.trim();
-  if (!text || running) return;
-  // An answer that gave no text leaves two questions in a row, which templates refuse.
-  if (turns.length && turns[turns.length - 1].role === "user") turns.pop();
+function send(words) {
+  const text = words.trim();
+  if (!text || current.answer) return;
   $("prompt").value = "";
-  turns.push({ role: "user", content: text });
-  article("user", text);
-  answer();
+  $("chats-problem").textContent = "";
+  current.turns.push({ role: "user", content: text });
+  answer(current);
 }
 
 export function stop() {
-  if (!running) return;
-  running.abort();
+  if (!current.answer) return;
+  current.answer.controller.abort();
   $("prompt").focus();
+}
+
+function forget(chat) {
+  const known = running.get(chat.id);
+  if (known) {
+    known.forgotten = true;
+    known.answer.controller.abort();
+  }
+  forgetChat(chat);
+  if (chat.id === current.id) show(freshChat(latestSettings()));
+  else showState();
+}
+
+// Two presses, so that one by mistake deletes nothing.
+function deleteButton(words, about, whenSure) {
+  const button = element("button", "quiet");
+  button.type = "button";
+  let isSure = false;
+  const say = (sure) => {
+    isSure = sure;
+    button.replaceChildren(sure ? "Really?" : words, element("span", "hidden", ` ${about}`));
+  };
+  button.addEventListener("click", () => (isSure ? whenSure() : say(true)));
+  button.addEventListener("blur", () => say(false));
+  say(false);
+  return button;
+}
+
+function listChats() {
+  const list = $("chat-list");
+  const chats = keptChats();
+  list.replaceChildren(...chats.map((chat) => {
+    const item = element("li");
+    const open = element("button", "open", titleOf(chat));
+    open.type = "button";
+    open.setAttribute("aria-current", String(chat.id === current.id));
+    const when = running.has(chat.id) ? "is being answered" : new Date(chat.at).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+    open.append(element("span", "note", when));
+    open.addEventListener("click", () => {
+      $("chats").close();
+      if (chat.id !== current.id) show(chat);
+      $("prompt").focus();
+    });
+    const remove = deleteButton("Delete", `“${titleOf(chat)}”`, () => {
+      forget(chat);
+      listChats();
+      $("chats-done").focus();
+    });
+    item.append(open, remove);
+    return item;
+  }));
+  $("no-chats").hidden = chats.length > 0;
+  $("forget-all").replaceChildren(...(chats.length > 1 ? [deleteButton("Delete all", "chats", () => {
+    for (const chat of chats) forget(chat);
+    listChats();
+    $("chats-done").focus();
+  })] : []));
 }
 
 export function prepareChat(withKey, changed) {
@@ -181,22 +362,40 @@ export function prepareChat(withKey, changed) {
   announceChange = changed;
   $("ask").addEventListener("submit", (event) => {
     event.preventDefault();
-    send();
+    send($("prompt").value);
   });
   $("prompt").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
-    send();
+    send($("prompt").value);
   });
   $("stop").addEventListener("click", stop);
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
   });
+  for (const idea of document.querySelectorAll("#ideas button")) {
+    idea.addEventListener("click", () => {
+      send(idea.textContent);
+      $("prompt").focus();
+    });
+  }
   $("clear").addEventListener("click", () => {
-    turns.length = 0;
-    for (const old of document.querySelectorAll(".turn")) old.remove();
-    $("empty").hidden = false;
-    $("clear").disabled = true;
+    show(freshChat(latestSettings()));
     $("prompt").focus();
   });
+  $("open-chats").addEventListener("click", () => {
+    listChats();
+    $("chats").showModal();
+  });
+  addEventListener("storage", (event) => {
+    if (isChat(event.key)) showState(); // another tab has one more, or one less
+  });
+  addEventListener("pagehide", () => {
+    leaving = true;
+    for (const chat of running.values()) keep(chat);
+  });
+  addEventListener("pageshow", (event) => {
+    if (event.persisted) location.reload(); // its answers were cut
+  });
+  show(openChat() || freshChat(latestSettings()));
 }

@@ -45,7 +45,7 @@ function figures(node) {
   } else {
     rows.push(meter("Memory", 0, node.memory > 0 ? `${gigabytes(node.memory)} GiB` : "not known"));
   }
-  rows.push(meter("Busy", node.busy, `${Math.round(100 * node.busy)} %`));
+  if (node.stage || node.state === "standing by") rows.push(meter("Busy", node.busy, `${Math.round(100 * node.busy)} %`));
   const hot = node.temperature > 0;
   const limit = node.limit > 0 ? node.limit : 100;
   rows.push(meter("Heat", hot ? node.temperature / limit : 0, hot ? `${Math.round(node.temperature)} °C` : "not known", node.throttled));
@@ -146,7 +146,8 @@ function head() {
   title.append(element("span", "place", "D0"), element("strong", "name", "coordinator"));
   const list = element("ul", "answers");
   list.setAttribute("aria-label", "Running requests");
-  item.append(title, element("p", "layers", "Head, draft model and draft tree"), element("p", "note"), list);
+  const meters = element("div", "meters");
+  item.append(title, element("p", "layers", "Draft source and draft tree"), meters, element("p", "warning"), element("p", "note"), list);
   return item;
 }
 
@@ -157,6 +158,10 @@ export function showRing(status) {
   if (chosen && !status.live.some((one) => one.number === chosen)) choose(0); // it is over
   const waits = status.waiting ? `, ${status.waiting} waiting` : "";
   home.querySelector(".note").textContent = status.running ? `${status.running} running${waits}` : `idle${waits}`;
+  const machine = status.home;
+  home.querySelector(".name").textContent = machine.name || "coordinator";
+  home.querySelector(".meters").replaceChildren(...figures(machine));
+  home.querySelector(".warning").textContent = machine.warning;
   showAnswers(home.querySelector(".answers"), status.live);
   const ring = $("ring");
   if (ring.firstChild !== home) ring.replaceChildren(home);

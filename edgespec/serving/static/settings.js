@@ -1,19 +1,23 @@
-// Settings and the colour scheme, kept in the browser.
+// The settings of a conversation, and the colour scheme; what was set last is kept for new ones.
 
 const $ = (id) => document.getElementById(id);
 const KEPT = "edgespec-settings";
 const THEME = "edgespec-theme";
-const DEFAULTS = { policy: "", temperature: "0", seed: "0", tokens: "256" };
+const DEFAULTS = { system: "", policy: "", temperature: "0", top_p: "1", seed: "0", tokens: "512" };
 const FIELDS = Object.keys(DEFAULTS);
+const MAY_BE_EMPTY = ["system", "policy", "seed"];
 
-export const settings = { ...DEFAULTS, ...kept() };
+let settings = { ...DEFAULTS }; // of the conversation that is shown
+let changed = () => {};
 
-function kept() {
+/** What a new conversation begins with. */
+export function latestSettings() {
   try {
     const found = JSON.parse(localStorage.getItem(KEPT)) || {};
-    return Object.fromEntries(FIELDS.filter((f) => typeof found[f] === "string").map((f) => [f, found[f]]));
+    const texts = FIELDS.filter((f) => typeof found[f] === "string").map((f) => [f, found[f]]);
+    return { ...DEFAULTS, ...Object.fromEntries(texts) };
   } catch {
-    return {};
+    return { ...DEFAULTS };
   }
 }
 
@@ -32,23 +36,31 @@ function show() {
 function take() {
   for (const field of FIELDS) {
     const input = $(field);
-    if (input.checkValidity() && (input.value !== "" || field === "seed" || field === "policy")) {
+    if (input.checkValidity() && (input.value !== "" || MAY_BE_EMPTY.includes(field))) {
       settings[field] = input.value;
     }
   }
-  keep(KEPT, JSON.stringify(settings));
+  settings.system = settings.system.trim();
+  keep(KEPT, JSON.stringify({ ...settings, system: "" }));
+  changed();
 }
 
-// What they mean in a request.
-export function parameters() {
-  const wanted = { temperature: Number(settings.temperature), max_tokens: Number(settings.tokens) };
-  if (settings.policy) wanted.policy = settings.policy;
-  if (settings.seed !== "") wanted.seed = Number(settings.seed);
+/** Show and change these settings from now on; `whenChanged()` is called when the user did. */
+export function showSettingsOf(its, whenChanged) {
+  settings = Object.assign(its, { ...DEFAULTS, ...its });
+  changed = whenChanged;
+  show();
+}
+
+/** What settings mean in a request. */
+export function parameters({ policy, temperature, top_p, seed, tokens }) {
+  const wanted = { temperature: Number(temperature), top_p: Number(top_p), max_tokens: Number(tokens) };
+  if (policy) wanted.policy = policy;
+  if (seed !== "") wanted.seed = Number(seed);
   return wanted;
 }
 
 export function prepareSettings() {
-  show();
   $("open-settings").addEventListener("click", () => {
     show();
     $("settings").showModal();

@@ -19,7 +19,7 @@ const SOURCES = {
 const STATES = { accepted: "accepted", sent: "in flight", waiting: "waiting", pruned: "pruned" };
 
 const EMPTY = {
-  idle: "No request runs.",
+  idle: "No request runs. When one does, the guesses for its next tokens appear here.",
   reading: "The prompt is being read.",
   paused: "Paused: the guesses of the ring that was lost are forgotten, the tokens of the answer are kept.",
 };
