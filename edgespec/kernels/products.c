@@ -9,17 +9,35 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __AVX512F__
+#ifdef __x86_64__
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+/* Bytes of this CPU's vectors, and how many of them it holds: GCC keeps wider ones in memory. No
+ * result depends on either. */
+#if defined(__AVX512F__)
+#define NATIVE 64
+#elif defined(__AVX2__)
+#define NATIVE 32
+#else
+#define NATIVE 16
+#endif
+#if defined(__AVX512F__) || !defined(__x86_64__)
+#define REGISTERS 32
+#else
+#define REGISTERS 16
 #endif
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 #define PAIRS /* products of two bfloat16 columns at a time: twice as many as of float */
 #endif
 
-#define LANES 16 /* of every vector here, whatever the CPU has: it is part of the order of sums */
+#define LANES 16 /* columns of an output that are summed side by side: part of the order of sums */
 #define TILE 64  /* outputs of a tile; a column of it is 32 bytes */
 #define AHEAD 6  /* groups of a tile whose scales are on their way */
 #define CHUNK 32 /* rows that are multiplied by a tile at a time */
+#define MOST (REGISTERS / 2) /* vectors of sums at a time: the others hold what is added */
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
 
@@ -36,124 +54,75 @@ typedef struct {
     int32_t kind, scale_kind, middle; /* INT4: a code less `middle` is what is scaled */
 } Matrix;
 
-typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
-typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
-typedef float Floats __attribute__((vector_size(4 * LANES)));
-typedef double Doubles __attribute__((vector_size(8 * LANES)));
-typedef uint8_t Bytes __attribute__((vector_size(LANES)));
-typedef int8_t Codes __attribute__((vector_size(LANES)));
-typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
-typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
-
 /* A vector from any address. */
 #define LOAD(type, from) ({ type loaded_; memcpy(&loaded_, (from), sizeof loaded_); loaded_; })
-
-/* Wider whole numbers. In one instruction, which GCC 12 does not find by itself: one row by 4-bit
- * tiles took four times as long. */
-INLINE Words wide_bytes(const void *from)
-{
-#if defined(__AVX512F__)
-    return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128(from));
-#else
-    return __builtin_convertvector(__builtin_convertvector(LOAD(Bytes, from), Halves), Words);
-#endif
-}
-
-INLINE Ints wide_codes(const void *from)
-{
-#if defined(__AVX512F__)
-    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(from));
-#else
-    return __builtin_convertvector(__builtin_convertvector(LOAD(Codes, from), Shorts), Ints);
-#endif
-}
-
-INLINE Words wide_halves(const void *from)
-{
-    return __builtin_convertvector(LOAD(Halves, from), Words);
-}
 
 static void *room(size_t size)
 {
     return aligned_alloc(64, (size + 63) & ~(size_t)63);
 }
 
-INLINE Floats widened_brain(Words low)
+INLINE uint32_t bits_of(float value)
 {
-    return (Floats)(low << 16);
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
 }
 
-/* float16 in the low half of each word; exact, subnormal numbers too. */
-INLINE Floats widened_half(Words low)
+INLINE float float_of(uint32_t bits)
 {
-    Words magnitude = (low & 0x7fff) << 13;
-    Floats value = (Floats)magnitude * 0x1p112f;
-    Words infinite = (Words)(magnitude >= 0x0f800000); /* infinity and NaN keep their meaning */
-    Words bits = ((Words)value & ~infinite) | ((magnitude | 0x7f800000) & infinite);
-    return (Floats)(bits | (low & 0x8000) << 16);
-}
-
-INLINE float half_to_float(uint16_t half)
-{
-    Words low = {half};
-    return widened_half(low)[0];
-}
-
-INLINE float brain_to_float(uint16_t brain)
-{
-    uint32_t bits = (uint32_t)brain << 16;
     float value;
     memcpy(&value, &bits, 4);
     return value;
 }
 
+/* Exact, subnormal numbers too. */
+INLINE float half_to_float(uint16_t half)
+{
+    uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
+    uint32_t bits = bits_of(float_of(magnitude) * 0x1p112f);
+    if (magnitude >= 0x0f800000) /* infinity and NaN keep their meaning */
+        bits = magnitude | 0x7f800000;
+    return float_of(bits | (uint32_t)(half & 0x8000) << 16);
+}
+
+INLINE float brain_to_float(uint16_t brain)
+{
+    return float_of((uint32_t)brain << 16);
+}
+
 /* To the nearest, ties to even. */
 INLINE uint16_t float_to_brain(float value)
 {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
+    uint32_t bits = bits_of(value);
     if (value != value)
         return 0x7fc0;
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-INLINE Halves floats_to_brains(Floats values)
-{
-    Words bits = (Words)values, strange = (Words)(values != values);
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return __builtin_convertvector((bits & ~strange) | (strange & 0x7fc0), Halves);
-}
-
 INLINE uint16_t float_to_half(float value)
 {
-    uint32_t bits, sign;
-    memcpy(&bits, &value, 4);
-    sign = bits >> 16 & 0x8000;
+    uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000;
     bits &= 0x7fffffff;
     if (bits > 0x7f800000)
         return sign | 0x7e00;
     if (bits >= 0x47800000) /* 65536 and more; what is between it and the greatest carries below */
         return sign | 0x7c00;
-    if (bits < 0x38800000) { /* subnormal: adding 0.5 leaves the rounded bits at the end */
-        float small;
-        memcpy(&small, &bits, 4);
-        small += 0.5f;
-        memcpy(&bits, &small, 4);
-        return sign | (bits - 0x3f000000);
-    }
+    if (bits < 0x38800000) /* subnormal: adding 0.5 leaves the rounded bits at the end */
+        return sign | (bits_of(float_of(bits) + 0.5f) - 0x3f000000);
     return sign | ((bits + 0xc8000fff + (bits >> 13 & 1)) >> 13);
 }
 
 #define REAL float
-#define VECTOR Floats
+#define WIDTH (NATIVE / 4)
 #define FN(name) name##_float
 #include "products_body.h"
 #undef REAL
-#undef VECTOR
+#undef WIDTH
 #undef FN
 
 #define REAL double
-#define VECTOR Doubles
+#define WIDTH (NATIVE / 8)
 #define FN(name) name##_double
 #define DOUBLE
 #include "products_body.h"

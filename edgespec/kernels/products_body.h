@@ -1,6 +1,86 @@
-/* The products of products.c in one type: REAL, and VECTOR of LANES of them. */
+/* The products of products.c in one type: REAL, of which a vector has WIDTH. */
+
+#define VECTOR FN(Vector)
+#define FLOATS FN(Floats)
+#define WORDS FN(Words)
+#define INTS FN(Ints)
+#define HALVES FN(Halves)
+typedef REAL VECTOR __attribute__((vector_size(sizeof(REAL) * WIDTH)));
+typedef float FLOATS __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t WORDS __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t INTS __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t HALVES __attribute__((vector_size(2 * WIDTH)));
+typedef int16_t FN(Shorts) __attribute__((vector_size(2 * WIDTH)));
+typedef uint8_t FN(Bytes) __attribute__((vector_size(WIDTH)));
+typedef int8_t FN(Codes) __attribute__((vector_size(WIDTH)));
+
+#undef PARTS
+#undef STRIPS
+#define PARTS (LANES / WIDTH)     /* vectors of an output's lanes */
+#define STRIPS (TILE / 2 / WIDTH) /* of a tile: a strip is WIDTH bytes of each column */
 
 /* --- numbers of other types --- */
+
+/* WIDTH whole numbers, wider. By name: GCC 12 does not find the one instruction by itself, and one
+ * row by 4-bit tiles took four times as long. */
+INLINE WORDS FN(wide_bytes)(const void *from)
+{
+#if WIDTH == 16
+    return (WORDS)_mm512_cvtepu8_epi32(_mm_loadu_si128(from));
+#elif WIDTH == 8
+    return (WORDS)_mm256_cvtepu8_epi32(_mm_loadl_epi64(from));
+#elif WIDTH == 4 && defined(__SSE4_1__)
+    return (WORDS)_mm_cvtepu8_epi32(_mm_cvtsi32_si128(LOAD(int32_t, from)));
+#elif WIDTH == 4 && defined(__aarch64__)
+    return (WORDS)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(LOAD(uint32_t, from)))));
+#else
+    return __builtin_convertvector(__builtin_convertvector(LOAD(FN(Bytes), from), HALVES), WORDS);
+#endif
+}
+
+INLINE INTS FN(wide_codes)(const void *from)
+{
+#if WIDTH == 16
+    return (INTS)_mm512_cvtepi8_epi32(_mm_loadu_si128(from));
+#elif WIDTH == 8
+    return (INTS)_mm256_cvtepi8_epi32(_mm_loadl_epi64(from));
+#elif WIDTH == 4 && defined(__SSE4_1__)
+    return (INTS)_mm_cvtepi8_epi32(_mm_cvtsi32_si128(LOAD(int32_t, from)));
+#elif WIDTH == 4 && defined(__aarch64__)
+    return (INTS)vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(LOAD(uint32_t, from)))));
+#else
+    return __builtin_convertvector(
+        __builtin_convertvector(LOAD(FN(Codes), from), FN(Shorts)), INTS);
+#endif
+}
+
+INLINE WORDS FN(wide_halves)(const void *from)
+{
+    return __builtin_convertvector(LOAD(HALVES, from), WORDS);
+}
+
+INLINE FLOATS FN(widened_brain)(WORDS low)
+{
+    return (FLOATS)(low << 16);
+}
+
+/* half_to_float of the low half of each word. */
+INLINE FLOATS FN(widened_half)(WORDS low)
+{
+    WORDS magnitude = (low & 0x7fff) << 13;
+    FLOATS value = (FLOATS)magnitude * 0x1p112f;
+    WORDS infinite = (WORDS)(magnitude >= 0x0f800000);
+    WORDS bits = ((WORDS)value & ~infinite) | ((magnitude | 0x7f800000) & infinite);
+    return (FLOATS)(bits | (low & 0x8000) << 16);
+}
+
+/* float_to_brain of each. */
+INLINE HALVES FN(floats_to_brains)(FLOATS values)
+{
+    WORDS bits = (WORDS)values, strange = (WORDS)(values != values);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return __builtin_convertvector((bits & ~strange) | (strange & 0x7fc0), HALVES);
+}
 
 INLINE REAL FN(number)(const void *from, int64_t at, int kind)
 {
@@ -12,7 +92,7 @@ INLINE REAL FN(number)(const void *from, int64_t at, int kind)
     }
 }
 
-INLINE VECTOR FN(wide)(Floats narrow)
+INLINE VECTOR FN(wide)(FLOATS narrow)
 {
     return __builtin_convertvector(narrow, VECTOR);
 }
@@ -23,9 +103,9 @@ INLINE VECTOR FN(numbers)(const void *from, int64_t at, int kind)
 #ifdef DOUBLE
     case FLOAT64: return LOAD(VECTOR, (const double *)from + at);
 #endif
-    case FLOAT16: return FN(wide)(widened_half(wide_halves((const uint16_t *)from + at)));
-    case BFLOAT16: return FN(wide)(widened_brain(wide_halves((const uint16_t *)from + at)));
-    default: return FN(wide)(LOAD(Floats, (const float *)from + at));
+    case FLOAT16: return FN(wide)(FN(widened_half)(FN(wide_halves)((const uint16_t *)from + at)));
+    case BFLOAT16: return FN(wide)(FN(widened_brain)(FN(wide_halves)((const uint16_t *)from + at)));
+    default: return FN(wide)(LOAD(FLOATS, (const float *)from + at));
     }
 }
 
@@ -64,17 +144,19 @@ static void FN(row)(REAL *to, int64_t step, const Matrix *m, const void *x, int6
 
 /* --- tiles: of 64 outputs, all codes of one column side by side --- */
 
-/* Codes less `middle` of one strip: of 16 outputs the low nibbles of these bytes, of 16 the high. */
-INLINE void FN(strip)(
-    const uint8_t *bytes, int middle, const VECTOR *table, VECTOR *low, VECTOR *high)
+/* Codes less `middle` of one strip: of WIDTH outputs the low nibbles of these bytes, of WIDTH the
+ * high. */
+INLINE void FN(strip)(const uint8_t *bytes, int middle, VECTOR *low, VECTOR *high)
 {
-    Words codes = wide_bytes(bytes);
-#if defined(__AVX512F__) && !defined(DOUBLE)
-    *low = (VECTOR)_mm512_permutexvar_ps((__m512i)codes, (__m512)*table); /* by the low 4 bits */
-    *high = (VECTOR)_mm512_permutexvar_ps((__m512i)(codes >> 4), (__m512)*table);
+    WORDS codes = FN(wide_bytes)(bytes);
+#if WIDTH == 16
+    static const float each[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    VECTOR table = LOAD(VECTOR, each) - FN(all)(middle);
+    *low = (VECTOR)_mm512_permutexvar_ps((__m512i)codes, (__m512)table); /* by the low 4 bits */
+    *high = (VECTOR)_mm512_permutexvar_ps((__m512i)(codes >> 4), (__m512)table);
 #else
-    *low = __builtin_convertvector((Ints)(codes & 15) - middle, VECTOR);
-    *high = __builtin_convertvector((Ints)(codes >> 4) - middle, VECTOR);
+    *low = __builtin_convertvector((INTS)(codes & 15) - middle, VECTOR);
+    *high = __builtin_convertvector((INTS)(codes >> 4) - middle, VECTOR);
 #endif
 }
 
@@ -89,7 +171,7 @@ INLINE void FN(add)(
         for (int r = 0; r < rows; r++) {
             UNROLL
             for (int half = 0; half < 2; half++) {
-                REAL *at = totals + r * TILE + s * LANES + half * (TILE / 2);
+                REAL *at = totals + r * TILE + s * WIDTH + half * (TILE / 2);
                 VECTOR total = LOAD(VECTOR, at);
                 total += zero[s * 2 + half] * sums[r];
                 total += scale[s * 2 + half] * sum[(s * rows + r) * 2 + half];
@@ -108,9 +190,7 @@ INLINE void FN(group)(
     const int strips, const int rows, const uint8_t *codes, int64_t columns, const REAL *x,
     int64_t step, const REAL *sums, const VECTOR *scale, const VECTOR *zero, int middle, REAL *totals)
 {
-    VECTOR sum[4 * 8], table;
-    for (int code = 0; code < LANES; code++)
-        table[code] = code - middle;
+    VECTOR sum[MOST];
     UNROLL
     for (int i = 0; i < 2 * strips * rows; i++)
         sum[i] = FN(all)(0);
@@ -118,7 +198,7 @@ INLINE void FN(group)(
         UNROLL
         for (int s = 0; s < strips; s++) {
             VECTOR low, high;
-            FN(strip)(codes + k * (TILE / 2) + s * LANES, middle, &table, &low, &high);
+            FN(strip)(codes + k * (TILE / 2) + s * WIDTH, middle, &low, &high);
             UNROLL
             for (int r = 0; r < rows; r++) {
                 VECTOR value = FN(all)(x[k * step + r]);
@@ -130,30 +210,33 @@ INLINE void FN(group)(
     FN(add)(strips, rows, sum, sums, scale, zero, totals);
 }
 
-#define GROUP(strips, rows) \
-    FN(group)(strips, rows, codes, m->group, x, step, sums, scale, zero, m->middle, totals)
+/* The same by all strips, at a time as many as there are registers for. */
+#define GROUP(rows) \
+    for (int s = 0; s < STRIPS; s += STRIPS_OF(rows)) \
+        FN(group)(STRIPS_OF(rows), rows, codes + s * WIDTH, m->group, x, step, sums, scale + 2 * s, \
+                  zero + 2 * s, m->middle, totals + s * WIDTH)
+#define STRIPS_OF(rows) (MOST / (2 * rows) < STRIPS ? MOST / (2 * rows) : STRIPS)
 
-/* The same for some of up to `rows` rows, by both strips. How many it did: 8, 4, 2 or 1. */
+/* The same for some of up to `rows` rows. How many it did: 8, 4, 2 or 1. */
 static int FN(some)(
     const Matrix *m, int rows, const uint8_t *codes, const REAL *x, int64_t step, const REAL *sums,
     const VECTOR *scale, const VECTOR *zero, REAL *totals)
 {
-#ifndef DOUBLE
+#if MOST >= 16
     if (rows >= 8) {
-        for (int s = 0; s < 2; s++, codes += LANES, scale += 2, zero += 2, totals += LANES)
-            GROUP(1, 8);
+        GROUP(8);
         return 8;
     }
+#endif
     if (rows >= 4) {
-        GROUP(2, 4);
+        GROUP(4);
         return 4;
     }
-#endif
     if (rows >= 2) {
-        GROUP(2, 2);
+        GROUP(2);
         return 2;
     }
-    GROUP(2, 1);
+    GROUP(1);
     return 1;
 }
 
@@ -166,19 +249,19 @@ static int FN(some)(
 /* Scales and zeros of the 64 outputs from `at` on, in the order of strips. */
 INLINE void FN(pairs)(const Matrix *m, int64_t at, VECTOR *scale, VECTOR *zero)
 {
-    for (int i = 0; i < 4; i++) {
-        int64_t first = 2 * (at + i / 2 * LANES + i % 2 * (TILE / 2));
+    for (int i = 0; i < 2 * STRIPS; i++) {
+        int64_t first = 2 * (at + i / 2 * WIDTH + i % 2 * (TILE / 2));
         if (m->scale_kind == FLOAT16 || m->scale_kind == BFLOAT16) {
-            Words both = LOAD(Words, (const uint16_t *)m->scales + first);
+            WORDS both = LOAD(WORDS, (const uint16_t *)m->scales + first);
             if (m->scale_kind == FLOAT16) {
-                scale[i] = FN(wide)(widened_half(both & 0xffff));
-                zero[i] = FN(wide)(widened_half(both >> 16));
+                scale[i] = FN(wide)(FN(widened_half)(both & 0xffff));
+                zero[i] = FN(wide)(FN(widened_half)(both >> 16));
             } else {
-                scale[i] = FN(wide)(widened_brain(both));
-                zero[i] = FN(wide)((Floats)(both & 0xffff0000));
+                scale[i] = FN(wide)(FN(widened_brain)(both));
+                zero[i] = FN(wide)((FLOATS)(both & 0xffff0000));
             }
         } else {
-            for (int lane = 0; lane < LANES; lane++) {
+            for (int lane = 0; lane < WIDTH; lane++) {
                 scale[i][lane] = FN(number)(m->scales, first + 2 * lane, m->scale_kind);
                 zero[i][lane] = FN(number)(m->scales, first + 2 * lane + 1, m->scale_kind);
             }
@@ -204,7 +287,7 @@ static void FN(tile)(
     int kind)
 {
     REAL totals[CHUNK * TILE] __attribute__((aligned(64)));
-    VECTOR scale[4], zero[4];
+    VECTOR scale[2 * STRIPS], zero[2 * STRIPS];
     int64_t groups = m->columns / m->group, tiles = (m->out + TILE - 1) / TILE;
     const uint8_t *codes = (const uint8_t *)m->weight + tile * m->columns * (TILE / 2);
 #if defined(PAIRS) && !defined(DOUBLE)
@@ -241,11 +324,11 @@ static void FN(tile)(
     for (int r = 0; r < rows; r++) {
         int64_t at = (first + r) * m->out + tile * TILE, j = 0;
 #ifndef DOUBLE
-        for (; kind == BFLOAT16 && j + LANES <= width; j += LANES) {
-            Floats value = LOAD(Floats, totals + r * TILE + j);
+        for (; kind == BFLOAT16 && j + WIDTH <= width; j += WIDTH) {
+            FLOATS value = LOAD(FLOATS, totals + r * TILE + j);
             if (bias)
-                value += LOAD(Floats, bias + tile * TILE + j);
-            Halves brains = floats_to_brains(value);
+                value += LOAD(FLOATS, bias + tile * TILE + j);
+            HALVES brains = FN(floats_to_brains)(value);
             memcpy((uint16_t *)y + at + j, &brains, sizeof brains);
         }
 #endif
@@ -294,44 +377,58 @@ static int FN(by_tiles)(
 
 /* --- rows of outputs: all columns of one output side by side --- */
 
-/* LANES weights of one output before they are scaled, from column k on; NF4: 2 * LANES, the even
- * columns first. */
+/* The levels of the low 4 bits of each code. */
+INLINE FLOATS FN(looked_up)(const float *levels, WORDS codes)
+{
+#if WIDTH == 16
+    return (FLOATS)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(levels));
+#elif WIDTH == 8
+    __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(levels), (__m256i)codes);
+    __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(levels + 8), (__m256i)codes);
+    return (FLOATS)_mm256_blendv_ps(low, high, (__m256)(codes << 28)); /* by the fourth bit */
+#else
+    FLOATS found;
+    for (int lane = 0; lane < WIDTH; lane++)
+        found[lane] = levels[codes[lane] & 15];
+    return found;
+#endif
+}
+
+/* WIDTH weights of one output before they are scaled, from column k on; NF4: of so many bytes the
+ * even columns and the odd ones. */
 INLINE void FN(weights)(const void *weight, int64_t k, int kind, const float *levels, VECTOR *to)
 {
-    if (kind == INT8) {
-        to[0] = __builtin_convertvector(wide_codes((const int8_t *)weight + k), VECTOR);
-    } else if (kind == NF4) {
-        Words codes = wide_bytes((const uint8_t *)weight + k / 2);
-#if defined(__AVX512F__)
-        __m512 table = _mm512_loadu_ps(levels);
-        Words high = codes >> 4;
-        to[0] = FN(wide)((Floats)_mm512_permutexvar_ps((__m512i)high, table));
-        to[1] = FN(wide)((Floats)_mm512_permutexvar_ps((__m512i)codes, table));
-#else
-        for (int lane = 0; lane < LANES; lane++) {
-            to[0][lane] = levels[codes[lane] >> 4];
-            to[1][lane] = levels[codes[lane] & 15];
-        }
-#endif
+    if (kind == INT8)
+        to[0] = __builtin_convertvector(FN(wide_codes)((const int8_t *)weight + k), VECTOR);
+    else if (kind == NF4) {
+        WORDS codes = FN(wide_bytes)((const uint8_t *)weight + k);
+        to[0] = FN(wide)(FN(looked_up)(levels, codes >> 4));
+        to[1] = FN(wide)(FN(looked_up)(levels, codes));
     } else
         to[0] = FN(numbers)(weight, k, kind);
 }
 
 /* The sum of the lanes, always as the same tree. */
-INLINE REAL FN(sum)(VECTOR lanes)
+INLINE REAL FN(sum)(VECTOR *lanes)
 {
-#if defined(__AVX512F__) && !defined(DOUBLE)
-    return _mm512_reduce_add_ps((__m512)lanes); /* the same tree */
-#endif
-    REAL of[LANES];
-    memcpy(of, &lanes, sizeof of);
-    for (int width = LANES / 2; width; width /= 2)
+    UNROLL
+    for (int parts = PARTS / 2; parts; parts /= 2)
+        UNROLL
+        for (int i = 0; i < parts; i++)
+            lanes[i] += lanes[i + parts];
+#if WIDTH == 16
+    return _mm512_reduce_add_ps((__m512)lanes[0]); /* the same tree */
+#else
+    REAL of[WIDTH];
+    memcpy(of, lanes, sizeof of);
+    for (int width = WIDTH / 2; width; width /= 2)
         for (int i = 0; i < width; i++)
             of[i] += of[i + width];
     return of[0];
+#endif
 }
 
-/* Some outputs by some rows: the sums over all columns, one vector of lanes for each.
+/* Some outputs by some rows: the sums over all columns, LANES of them for each.
  *
  * `kind`, `outs` and `rows` are constants where this is called. Scales and zeros [outs, blocks]: of
  * each LANES columns (NF4: twice as many) where `blocked`, else of each column, [outs, padded].
@@ -341,15 +438,13 @@ INLINE void FN(dots)(
     const Matrix *m, int64_t first, const REAL *x, int64_t padded, const REAL *scale,
     const REAL *zero, REAL *result, int64_t result_step)
 {
-    const int parts = kind == NF4 ? 2 : 1, width = parts * LANES;
+    const int pairs = kind == NF4 ? 2 : 1, width = pairs * LANES;
     const int64_t pitch = FN(bytes)(kind, m->columns);
     const int64_t whole = m->columns / width * width;
     const int64_t scale_step = blocked ? m->columns / m->group : padded;
     const char *weight = (const char *)m->weight + first * pitch;
-    VECTOR sum[16] = {{0}};
-    UNROLL
-    for (int i = 0; i < outs * rows; i++)
-        sum[i] = FN(all)(0);
+    const int some = MOST / (outs * rows), together = some < PARTS ? some : PARTS;
+    VECTOR lanes[MOST][PARTS];
     double rest[8][LANES]; /* of each output the last columns, as nothing behind them is read */
     if (whole < m->columns) {
         int64_t begin = FN(bytes)(kind, whole);
@@ -357,82 +452,95 @@ INLINE void FN(dots)(
         for (int o = 0; o < outs; o++)
             memcpy(rest[o], weight + o * pitch + begin, pitch - begin);
     }
-    int64_t k = 0;
-    /* By groups, so that a group's scales are looked up once. */
-    for (int64_t group = 0; k < m->columns; group++) {
-        int64_t end = blocked && scaled ? k + m->group : m->columns;
-        VECTOR s[8], z[8];
-        if (scaled && blocked) {
-            UNROLL
-            for (int o = 0; o < outs; o++) {
-                s[o] = FN(all)(scale[o * scale_step + group]);
-                z[o] = FN(all)(zero ? zero[o * scale_step + group] : 0);
-            }
-        }
-        for (; k < end; k += width) {
-            VECTOR of[2 * 4];
-            const char *from = k < whole ? weight + FN(bytes)(kind, k) : (const char *)rest;
-            const int64_t apart = k < whole ? pitch : (int64_t)sizeof rest[0];
-            /* Outputs are as many streams as are summed at a time: short ones nobody guesses. */
-            if (FN(bytes)(kind, k) % 64 == 0)
-                for (int o = 0; o < outs; o++)
-                    __builtin_prefetch(weight + (outs + o) * pitch + FN(bytes)(kind, k));
-            UNROLL
-            for (int i = 0; i < parts * rows; i++)
-                of[i] = LOAD(VECTOR, x + i / parts * padded + k + i % parts * LANES);
-            UNROLL
-            for (int o = 0; o < outs; o++) {
-                VECTOR w[2];
-                FN(weights)(from + o * apart, 0, kind, m->levels, w);
+    /* Of narrow vectors some of the lanes after the others, each over all columns: so the sums of
+     * many rows and outputs fit the registers, and the weights are in the cache the next time. */
+    for (int part = 0; part < PARTS; part += together) {
+        VECTOR sum[MOST];
+        UNROLL
+        for (int i = 0; i < outs * rows * together; i++)
+            sum[i] = FN(all)(0);
+        int64_t k = 0;
+        /* By groups, so that a group's scales are looked up once. */
+        for (int64_t group = 0; k < m->columns; group++) {
+            int64_t end = blocked && scaled ? k + m->group : m->columns;
+            VECTOR s[8], z[8];
+            if (scaled && blocked) {
                 UNROLL
-                for (int part = 0; part < parts; part++) {
-                    if (scaled && blocked)
-                        w[part] *= s[o];
-                    else if (scaled)
-                        w[part] *= LOAD(VECTOR, scale + o * scale_step + k);
-                    if (kind == NF4) /* a weight is a float number, as bitsandbytes has it */
-                        w[part] = FN(wide)(__builtin_convertvector(w[part], Floats));
-                    if (zero && blocked)
-                        w[part] += z[o];
-                    else if (zero)
-                        w[part] += LOAD(VECTOR, zero + o * scale_step + k);
+                for (int o = 0; o < outs; o++) {
+                    s[o] = FN(all)(scale[o * scale_step + group]);
+                    z[o] = FN(all)(zero ? zero[o * scale_step + group] : 0);
+                }
+            }
+            for (; k < end; k += width) {
+                const char *from = k < whole ? weight + FN(bytes)(kind, k) : (const char *)rest;
+                const int64_t apart = k < whole ? pitch : (int64_t)sizeof rest[0];
+                /* Outputs are as many streams as are summed at a time: short ones nobody guesses. */
+                if (part == 0 && FN(bytes)(kind, k) % 64 == 0)
+                    for (int o = 0; o < outs; o++)
+                        __builtin_prefetch(weight + (outs + o) * pitch + FN(bytes)(kind, k));
+                UNROLL
+                for (int j = 0; j < together; j++) {
+                    const int64_t at = (part + j) * WIDTH;
+                    VECTOR of[2 * 4];
                     UNROLL
-                    for (int r = 0; r < rows; r++)
-                        sum[o * rows + r] += w[part] * of[r * parts + part];
+                    for (int i = 0; i < pairs * rows; i++)
+                        of[i] = LOAD(VECTOR, x + i / pairs * padded + k + i % pairs * LANES + at);
+                    UNROLL
+                    for (int o = 0; o < outs; o++) {
+                        VECTOR w[2];
+                        FN(weights)(from + o * apart, at, kind, m->levels, w);
+                        UNROLL
+                        for (int i = 0; i < pairs; i++) {
+                            if (scaled && blocked)
+                                w[i] *= s[o];
+                            else if (scaled)
+                                w[i] *= LOAD(VECTOR, scale + o * scale_step + k + at);
+                            if (kind == NF4) /* a weight is a float, as bitsandbytes has it */
+                                w[i] = FN(wide)(__builtin_convertvector(w[i], FLOATS));
+                            if (zero && blocked)
+                                w[i] += z[o];
+                            else if (zero)
+                                w[i] += LOAD(VECTOR, zero + o * scale_step + k + at);
+                            UNROLL
+                            for (int r = 0; r < rows; r++)
+                                sum[(o * rows + r) * together + j] += w[i] * of[r * pairs + i];
+                        }
+                    }
                 }
             }
         }
+        UNROLL
+        for (int i = 0; i < outs * rows; i++)
+            UNROLL
+            for (int j = 0; j < together; j++)
+                lanes[i][part + j] = sum[i * together + j];
     }
     UNROLL
     for (int o = 0; o < outs; o++)
         UNROLL
         for (int r = 0; r < rows; r++)
-            result[r * result_step + o] = FN(sum)(sum[o * rows + r]);
+            result[r * result_step + o] = FN(sum)(lanes[o * rows + r]);
 }
 
 #define DOTS(kind, outs, rows, scaled, blocked, with_zero) \
     FN(dots)(kind, outs, rows, scaled, blocked, m, first, x, padded, scale, \
              with_zero ? zero : NULL, result, step)
 
-/* 4 outputs by 4 or 2 rows, 8 by 1, or 1 by 1. */
+/* How many outputs are summed at a time, of so many rows: of one, as it waits for memory most, no
+ * more than have all lanes in registers. */
+#define ALONE (MOST >= 8 * PARTS ? 8 : MOST >= PARTS ? MOST / PARTS : 1)
+#define OUTPUTS_OF(rows) ((rows) == 1 ? ALONE : MOST / (rows) < 4 ? MOST / (rows) : 4)
+
 #undef SHAPES
-#ifdef DOUBLE
-#define SHAPES(kind, scaled, with_zero) \
-    if (rows == 2) \
-        DOTS(kind, 4, 2, scaled, 1, with_zero); \
-    else \
-        DOTS(kind, 1, 1, scaled, 1, with_zero);
-#else
 #define SHAPES(kind, scaled, with_zero) \
     if (rows == 4) \
-        DOTS(kind, 4, 4, scaled, 1, with_zero); \
+        DOTS(kind, OUTPUTS_OF(4), 4, scaled, 1, with_zero); \
     else if (rows == 2) \
-        DOTS(kind, 4, 2, scaled, 1, with_zero); \
-    else if (outs == 8) \
-        DOTS(kind, 8, 1, scaled, 1, with_zero); \
+        DOTS(kind, OUTPUTS_OF(2), 2, scaled, 1, with_zero); \
+    else if (outs > 1) \
+        DOTS(kind, OUTPUTS_OF(1), 1, scaled, 1, with_zero); \
     else \
         DOTS(kind, 1, 1, scaled, 1, with_zero);
-#endif
 
 static void FN(shaped)(
     const Matrix *m, int outs, int rows, int blocked, int64_t first, const REAL *x, int64_t padded,
@@ -468,7 +576,7 @@ static void FN(spread)(
     int64_t groups = m->columns / m->group;
     if (blocked) {
         int64_t i = 0;
-        for (; i + LANES <= outs * groups; i += LANES) {
+        for (; i + WIDTH <= outs * groups; i += WIDTH) {
             VECTOR some = FN(numbers)(from, first * groups + i, m->scale_kind);
             memcpy(to + i, &some, sizeof some);
         }
@@ -491,13 +599,8 @@ static void FN(outputs)(
     for (int r = 0; r < rows;) {
         REAL result[4 * 8];
         const REAL *from = (const REAL *)x + r * padded;
-        int count = outs == 1 ? 1 : rows - r >= 4 ? 4 : rows - r >= 2 ? 2 : 1;
-#ifdef DOUBLE
-        count = count > 2 ? 2 : count;
-        const int wide = count == 1 ? 1 : 4;
-#else
-        const int wide = outs == 1 ? 1 : count == 1 ? 8 : 4;
-#endif
+        const int count = outs == 1 ? 1 : rows - r >= 4 ? 4 : rows - r >= 2 ? 2 : 1;
+        const int wide = outs == 1 ? 1 : OUTPUTS_OF(count);
 #if defined(PAIRS) && !defined(DOUBLE)
         if (pairs_by_rows(m, kind))
             for (int o = 0; o < outs; o += wide)
@@ -597,3 +700,8 @@ static int FN(multiply)(
     return FN(by_rows)(m, x, y, rows, kind, threads);
 }
 #undef PAIRED
+#undef VECTOR
+#undef FLOATS
+#undef WORDS
+#undef INTS
+#undef HALVES

@@ -40,16 +40,16 @@ static const uint8_t places[64] = {
 /* group_float for pairs, from strip `first` on: x [columns / 2, step]. */
 INLINE void group_pairs(
     const int first, const int strips, const int rows, const uint8_t *codes, int64_t columns,
-    const uint32_t *x, int64_t step, const float *sums, const Floats *scale, const Floats *zero,
+    const uint32_t *x, int64_t step, const float *sums, const FLOATS *scale, const FLOATS *zero,
     __m512i table, float *totals)
 {
-    Floats sum[4 * 4];
+    FLOATS sum[MOST];
     __m512i place[2]; /* brings an output's codes of both columns side by side */
     for (int s = 0; s < strips; s++)
         place[s] = _mm512_add_epi8(_mm512_loadu_si512(places), _mm512_set1_epi8((first + s) * LANES));
     UNROLL
     for (int i = 0; i < 2 * strips * rows; i++)
-        sum[i] = (Floats){0};
+        sum[i] = (FLOATS){0};
     for (int64_t k = 0; k < columns / 2; k++) {
         __m512i both = _mm512_loadu_si512(codes + k * TILE);
         UNROLL
@@ -60,9 +60,9 @@ INLINE void group_pairs(
             UNROLL
             for (int r = 0; r < rows; r++) {
                 __m512bh value = (__m512bh)_mm512_set1_epi32(x[k * step + r]);
-                Floats *at = sum + (s * rows + r) * 2;
-                at[0] = (Floats)_mm512_dpbf16_ps((__m512)at[0], (__m512bh)low, value);
-                at[1] = (Floats)_mm512_dpbf16_ps((__m512)at[1], (__m512bh)high, value);
+                FLOATS *at = sum + (s * rows + r) * 2;
+                at[0] = (FLOATS)_mm512_dpbf16_ps((__m512)at[0], (__m512bh)low, value);
+                at[1] = (FLOATS)_mm512_dpbf16_ps((__m512)at[1], (__m512bh)high, value);
             }
         }
     }
@@ -75,7 +75,7 @@ INLINE void group_pairs(
 /* See some_float. */
 static int some_pairs(
     const Matrix *m, int rows, const uint8_t *codes, const uint32_t *x, int64_t step,
-    const float *sums, const Floats *scale, const Floats *zero, __m512i table, float *totals)
+    const float *sums, const FLOATS *scale, const FLOATS *zero, __m512i table, float *totals)
 {
     if (rows >= 8) {
         GROUP_PAIRS(0, 1, 8);
@@ -144,8 +144,8 @@ INLINE void dots_pairs(
             for (int o = 0; o < outs; o++) {
                 __m512bh w;
                 if (kind == INT8) {
-                    __m512 low = _mm512_cvtepi32_ps((__m512i)wide_codes(from + o * apart));
-                    __m512 high = _mm512_cvtepi32_ps((__m512i)wide_codes(from + o * apart + LANES));
+                    __m512 low = _mm512_cvtepi32_ps((__m512i)wide_codes_float(from + o * apart));
+                    __m512 high = _mm512_cvtepi32_ps((__m512i)wide_codes_float(from + o * apart + LANES));
                     w = _mm512_cvtne2ps_pbh(high, low);
                 } else
                     w = (__m512bh)_mm512_loadu_si512(from + o * apart);
