@@ -1,7 +1,8 @@
 # `make demo` and `make test` need nothing but Python 3.10 or newer: each sets up .venv first.
 #
 #   make TORCH=cpu demo             torch for the CPU; TORCH=default: that of the package index, with
-#                                   CUDA on most machines; else it depends on whether there is a GPU
+#                                   CUDA on most machines; else it depends on whether there is a GPU.
+#                                   A torch that is in .venv already is kept.
 #   make PYTHON=python3.12 test     another interpreter
 #   make PROMPT="Who was Ada?" demo another question
 #   make PIP_FLAGS="..." demo       extra arguments for pip, for instance another package index
@@ -10,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint docs hooks clean
+.PHONY: help demo stage test test-all lint docs hooks clean
 
 PYTHON ?=
 TORCH ?= auto
@@ -32,6 +33,7 @@ TYPES := build/types
 
 help:
 	@echo "make demo      set up, then answer one question on a ring of $(STAGES) stages on this machine"
+	@echo "make stage     set up what a device needs that only computes; then .venv/bin/edgespec join"
 	@echo "make test      set up, then run the quick tests: every promise, in three to four minutes"
 	@echo "make test-all  set up, then run all tests but the slow ones"
 	@echo "make lint      set up, then check style and types"
@@ -40,13 +42,17 @@ help:
 	@echo "make clean     remove everything that these made"
 
 # What `make demo` installs is enough for a user; the other targets add the tools for tests.
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+$(STAMP): setup.cfg pyproject.toml constraints.txt tools/constraints.py
 	@tools/install.sh $(VENV) '.[test]' $(PIP_FLAGS)
 	@touch $@
 
-$(DEMO_STAMP): setup.cfg pyproject.toml constraints.txt
-	@tools/install.sh $(VENV) . $(PIP_FLAGS)
+$(DEMO_STAMP): setup.cfg pyproject.toml constraints.txt tools/constraints.py
+	@tools/install.sh $(VENV) '.[all]' $(PIP_FLAGS)
 	@touch $@
+
+# A device that only computes: no HTTP API, no pictures, no bitsandbytes.
+stage:
+	@tools/install.sh $(VENV) '.[stage]' $(PIP_FLAGS)
 
 demo: $(or $(wildcard $(STAMP)),$(DEMO_STAMP))
 	@$(BIN)/edgespec demo --stages $(STAGES) $${PROMPT:+--prompt "$$PROMPT"}

@@ -37,6 +37,7 @@ from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
 from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
 from edgespec.daemon.emulation import described, emulated_costs
+from edgespec.daemon.extras import require
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.settings import RingOptions, coordinator_config
@@ -68,6 +69,7 @@ def bench(
     The processes are those of a real cluster. With --emulate each of them takes the time that the
     device of a profile would. Every answer is compared with plain decoding's.
     """
+    require("bench", "edgespec bench, which draws pictures,")
     load = None if live is None else Load(live)
     emulation = Emulation.parse(emulate, cost_model)
     config = coordinator_config(

@@ -15,6 +15,7 @@ from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import check_keys, needs_keys
 from edgespec.daemon.cluster import ClusterFolder, folder_of
+from edgespec.daemon.extras import require
 from edgespec.daemon.process import Beside, end_with_parent, leave, start_logging
 from edgespec.daemon.stage import run_stage
 from edgespec.errors import ConfigError
@@ -91,6 +92,7 @@ def join(
     folder = ClusterFolder.open(path)
     accepts = None
     if served is not None:
+        require("coordinator", "--metrics")
         check_keys(served, folder, "--metrics")
         accepts = ApiKeys(folder.path).accepts if needs_keys(served) else None
     address = address_of(folder, coordinator, wait, log.info)

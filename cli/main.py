@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
+from functools import cache
 from typing import Any
 
 import typer
@@ -11,32 +13,17 @@ from typer.core import TyperGroup
 
 from edgespec import __version__
 from edgespec.cli import options
-from edgespec.cli.api import api
-from edgespec.cli.bench import bench
-from edgespec.cli.chat import chat
-from edgespec.cli.demo import demo
-from edgespec.cli.device import device
-from edgespec.cli.doctor import doctor
-from edgespec.cli.init import init
-from edgespec.cli.join import join
-from edgespec.cli.key import key
-from edgespec.cli.leave import leave
-from edgespec.cli.models import models
-from edgespec.cli.plan import plan
-from edgespec.cli.profile import profile
-from edgespec.cli.prompt import prompt
-from edgespec.cli.pull import pull
-from edgespec.cli.serve import serve
-from edgespec.cli.service import service
-from edgespec.cli.shard import shard
-from edgespec.cli.simulate import simulate
-from edgespec.cli.status import status
-from edgespec.cli.token import token
-from edgespec.cli.top import top
-from edgespec.cli.train import train
 from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_USAGE
 from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
 
+COMMANDS = (
+    *("demo", "models", "pull", "init", "serve", "join", "leave", "prompt", "chat", "status"),
+    *("top", "api", "token", "device", "key", "service", "train", "bench", "simulate", "shard"),
+    *("plan", "profile", "doctor"),
+)
+"""In the order of --help; each is a function or a group of that name in the module of that name."""
+OF_RINGS = ("demo", "init", "serve", "bench", "simulate")
+"""Those that take all options of a ring."""
 OTHERS_WORDS = {
     "run": "`edgespec init --model NAME`, `edgespec serve` and then `edgespec chat`",
     "list": "`edgespec models`",
@@ -56,29 +43,31 @@ class _Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
-    name="edgespec",
-    cls=_Commands,
-    help="Run one large language model across a handful of small boards.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong option, setting, model or prompt, 130 Ctrl-C.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (demo, models, pull, init, serve, join, leave, prompt, chat, status, top, api):
-    kind = options.RingCommand if command in (demo, init, serve) else None
-    app.command(cls=kind)(command)
-app.add_typer(token, name="token")
-app.add_typer(device, name="device")
-app.add_typer(key, name="key")
-app.add_typer(service, name="service")
-app.add_typer(train, name="train")
-for tool in (bench, simulate, shard, plan, profile, doctor):
-    app.command(cls=options.RingCommand if tool in (bench, simulate) else None)(tool)
+@cache
+def application(word: str = "") -> typer.Typer:
+    """The command line; of one of COMMANDS alone if `word` names it, as importing all of them takes
+    most of a second on a desktop, and ten times as long on a small board."""
+    app = typer.Typer(
+        name="edgespec",
+        cls=_Commands,
+        help="Run one large language model across a handful of small boards.",
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong option, setting, model or prompt, "
+        "130 Ctrl-C.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_version)
+    for name in (word,) if word else COMMANDS:
+        command = getattr(importlib.import_module(f"edgespec.cli.{name}"), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(cls=options.RingCommand if name in OF_RINGS else None)(command)
+    return app
 
 
-@app.callback(invoke_without_command=True)
 def _version(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
@@ -93,7 +82,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # "?" for what the terminal cannot show
     try:
-        app()
+        application(next((word for word in sys.argv[1:2] if word in COMMANDS), ""))()
     except EdgespecError as problem:
         print(f"edgespec: error: {problem}", file=sys.stderr)
         # systemd restarts a service unless it exits with EXIT_USAGE: after a power cut the network

@@ -17,6 +17,7 @@ from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
 from edgespec.config import Address
 from edgespec.daemon.cluster import ClusterFolder, folder_of
+from edgespec.daemon.extras import require
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.errors import ConfigError
 
@@ -63,6 +64,8 @@ def profile(
         )
     name = name or _default_name(out)
     file = Path(out or f"{name}.json")
+    if plot:
+        require("bench", "--plot")
     for path in (file, *([Path(plot)] if plot else [])):
         _check_writable(path)
     address = Address.parse(coordinator) if coordinator else None

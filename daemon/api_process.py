@@ -9,6 +9,7 @@ from edgespec.config import LOOPBACK, Address
 from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.child_process import ChildProcess
 from edgespec.daemon.cluster import VARIABLE, ClusterFolder
+from edgespec.daemon.extras import require
 from edgespec.errors import ConfigError
 from edgespec.net.discovery_interfaces import listens_everywhere
 
@@ -57,6 +58,7 @@ def served_http(text: str, folder: ClusterFolder) -> Address | None:
     """What --http of `edgespec serve` asks for. Raises ConfigError as `edgespec api` would."""
     http = http_address(text)
     if http is not None:
+        require("coordinator", "the HTTP API (--http none: without)")
         check_keys(http, folder)
     return http
 

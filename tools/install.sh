@@ -4,8 +4,11 @@
 #
 # PYTHON   the interpreter to make it with; empty: the first usable one
 # TORCH    cpu: the build for the CPU, much smaller; default: what the package index has, on most
-#          machines with CUDA; auto: cpu where there is no NVIDIA device and its index answers
-# TORCH_CPU_INDEX, DEVICE_ROOT   for tests: where these builds and the device files are
+#          machines with CUDA; auto: cpu where there is no NVIDIA device and its index answers.
+#          A torch that is installed in VENV already, as a board's vendor built it, is kept; where
+#          one is needed and missing, this ends before it installs anything (tools/constraints.py).
+# TORCH_CPU_INDEX, DEVICE_ROOT, MACHINE   for tests: where these builds and the device's files are,
+#          and its architecture
 set -euo pipefail
 
 venv=$1 requirement=$2
@@ -35,7 +38,7 @@ make_venv() {
 
 # On a terminal pip shows its own progress; elsewhere this prints the name of each package.
 pip_install() {
-  local pip=("$venv/bin/python" -m pip install --disable-pip-version-check -c constraints.txt)
+  local pip=("$venv/bin/python" -m pip install --disable-pip-version-check -c "$pins")
   if [ -t 1 ]; then
     "${pip[@]}" "$@"
   else
@@ -45,18 +48,11 @@ pip_install() {
   fi
 }
 
-# A Jetson's GPU is no PCI device; WSL has only the command.
-has_nvidia() {
-  local root=${DEVICE_ROOT:-}
-  compgen -G "$root/dev/nvidia*" >/dev/null || compgen -G "$root/dev/nvhost-*" >/dev/null \
-    || grep -qsi nvidia "$root/proc/device-tree/model" "$root/proc/device-tree/compatible" \
-    || { [ -z "$root" ] && command -v nvidia-smi >/dev/null; }
-}
-
-has_torch() {
+# Whether the pinned build for the CPU is there already.
+has_cpu_torch() {
   local version
   version=$("$venv/bin/python" -c 'import importlib.metadata as m; print(m.version("torch"))' \
-    2>/dev/null) && grep -qx "torch==${version%%+*}" constraints.txt
+    2>/dev/null) && grep -Eq "^torch==${version%%+*}( |$)" "$pins"
 }
 
 from_cpu_index() {
@@ -72,10 +68,11 @@ cpu_index_answers() {
 # torch goes first: it alone decides which build the rest is installed beside. The CPU build comes
 # without its dependencies, which the usual index has.
 install_torch() {
-  case $torch in
-    cpu) from_cpu_index "$@"; return ;;
-    auto)
-      if ! has_nvidia && ! has_torch; then
+  case $(head -n 1 "$pins") in
+    *kept*) echo "Keeping $(sed -n 2p "$pins"), which is installed"; return ;;
+    *CPU*)
+      if [ "$torch" = cpu ]; then from_cpu_index "$@"; return; fi
+      if ! has_cpu_torch; then
         echo "No NVIDIA device here: looking for torch's build for the CPU at $index"
         if cpu_index_answers && from_cpu_index "$@"; then return; fi
         echo "Not found there: torch comes from the usual index, and may be some gigabytes larger"
@@ -92,7 +89,9 @@ install_model() {
 }
 
 if [ ! -x "$venv/bin/python" ]; then make_venv; fi
+pins=$venv/pins.txt
+"$venv/bin/python" tools/constraints.py "$torch" >"$pins"
 echo "Installing into $venv; the first time takes some minutes"
 install_torch "$@"
 pip_install "$@" -e "$requirement"
-install_model "$@"
+if [ "$requirement" != ".[stage]" ]; then install_model "$@"; fi

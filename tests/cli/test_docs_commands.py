@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from edgespec.cli.main import app
+from edgespec.cli.main import application
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
@@ -18,7 +18,7 @@ IN_A_BLOCK = re.compile(r"^ {4}((?:sudo )?(?:\S*/)?edgespec [a-z].*(?:\n {8,}\S.
 IN_A_LINE = re.compile(r"`((?:sudo )?(?:\S*/)?edgespec [a-z][^`]*)`")
 OPTION = re.compile(r"\[?(--[a-z0-9-]+)")
 IN_WORDS = re.compile(r"\[[a-z][^]]*\]")  # [options of a request]
-TOP = typer.main.get_command(app)
+TOP = typer.main.get_command(application())
 
 
 def lines_of(page: str) -> list[str]:
