@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -117,21 +117,27 @@ def _as_object(name: str, model: KnownModel, stages: int) -> dict[str, object]:
 # --- showing ------------------------------------------------------------------------------------
 
 
+_ROOMY = 100
+_MOST = {"family": 9, "licence": 10}
+"""Columns that are cut on a terminal of fewer columns than _ROOMY, so that all others fit."""
+
+
 def _show_all(stages: int, others: dict[str, int]) -> None:
     console = Console(markup=False, highlight=False, emoji=False)
     wide = console.width >= WIDE
     titles = ("name", "size", "GiB", *(("family", "licence") if wide else ()), "drafts", "here")
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for title in titles:
-        right = title in ("size", "GiB")
-        table.add_column(Text(title), justify="right" if right else "left", no_wrap=True)
+        justify: JustifyMethod = "right" if title in ("size", "GiB") else "left"
+        most = _MOST.get(title) if console.width < _ROOMY else None
+        table.add_column(Text(title), justify=justify, no_wrap=True, max_width=most)
     for name, model in MODELS.items():
         middle = (model.family, model.licence) if wide else ()
         table.add_row(
             *(name, parameters_text(model.parameters)),
             f"{board_bytes(model, stages)[0] / GIB:.1f}",
             *middle,
-            ", ".join(draft.source for draft in model.drafts),
+            ",".join(draft.source for draft in model.drafts),
             "yes" if is_here(resolved(name)) else "gguf" if _gguf_here(model) else "",
         )
     console.print(table)

@@ -34,6 +34,7 @@ from edgespec.planning.cost_model import (
     cost_model_named,
     draft_costs_of,
     draft_head,
+    dspark_costs,
     eagle3_costs,
     eagle_costs,
 )
@@ -167,8 +168,8 @@ def measured_share(profile: Profile) -> tuple[int, int]:
 def speculative_speed(plan: Plan) -> float | None:
     """Tokens a second that `adaptive` reaches on the plan in virtual time, with the bundled pair.
 
-    None without a draft; and for a draft that takes rows of the base, with more stages than the
-    bundled model has layers. Takes seconds.
+    None without a draft, or without bundled weights for it; and for a draft that takes rows of the
+    base, with more stages than the bundled model has layers. Takes seconds.
     """
     from edgespec.bench.simulated import Setup, play_all
     from edgespec.bench.workloads import Prompt
@@ -179,10 +180,13 @@ def speculative_speed(plan: Plan) -> float | None:
     of = plan.problem.model
     if not of.draft.name:
         return None
+    choice = parse_draft(of.sources, bundled)
+    if not all(Path(folder).exists() for folder in choice.folders):
+        return None
     prompts = tuple(Prompt(str(n), "", (text,)) for n, text in enumerate(QUESTIONS))
     setup = Setup(
         model=base,
-        draft=str(parse_draft(of.sources, bundled)),
+        draft=str(choice),
         dtype="float64",
         profiles=tuple(node.device.profile for node in plan.nodes),
         cost_model=of.costs,
@@ -305,9 +309,12 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     if not weighty:
         return replace(NO_DRAFT, name=_names(choice))
     (one,) = weighty
-    if one.name in _HEADS:
+    if one.name in ("dspark", *_HEADS):
         require_model(one.folder)
-        return _HEADS[one.name](base.name, base.of, bits_of(quantisation), base.costs.head)
+        bits, head = bits_of(quantisation), base.costs.head
+        if one.name == "dspark":
+            return dspark_costs(base.name, base.of, bits, head, _head_layers(one.folder))
+        return _HEADS[one.name](base.name, base.of, bits, head)
     known = MODELS.get(known_name(one.folder))
     of = known.sizes if known else architecture_of(*_config(one.folder))
     name = known_name(one.folder) or Path(one.folder).resolve().name
@@ -319,6 +326,18 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
 
 
 _HEADS = {"eagle": eagle_costs, "eagle3": eagle3_costs}
+_USUAL_HEAD_LAYERS = 5
+"""Of published DSpark and DFlash heads."""
+
+
+def _head_layers(folder: str) -> int:
+    """How many layers a one-pass head has, if it is here."""
+    if not is_here(folder):
+        return _USUAL_HEAD_LAYERS
+    content, _ = _config(folder)
+    nested = content.get("transformer_layer_config")
+    layers = (nested if isinstance(nested, dict) else content).get("num_hidden_layers")
+    return layers if type(layers) is int and layers > 0 else _USUAL_HEAD_LAYERS
 
 
 def _config(model: str) -> tuple[dict[str, object], str]:

@@ -27,7 +27,7 @@ SMALL_BYTES = 100_000_000
 NARROW = 2048
 """Below this hidden size groups of 32 columns are taken: small models lose more by rounding."""
 
-_QUANTISED = ("independent", "eagle", "eagle3")
+_QUANTISED = ("independent", "eagle", "eagle3", "dspark")
 """Draft sources whose layers can be packed."""
 
 _HELD = {

@@ -16,7 +16,7 @@ from edgespec.config import (
     CoordinatorConfig,
     Emulation,
 )
-from edgespec.daemon.bundled_models import bundled
+from edgespec.daemon.bundled_models import bundled, bundled_weights
 from edgespec.daemon.cluster import ClusterSettings
 from edgespec.daemon.model_names import resolved, weights_at_hand
 from edgespec.daemon.precision import (
@@ -145,7 +145,7 @@ def chosen_draft(draft: str, model: str) -> DraftChoice:
     """
     if model and not draft:
         return DraftChoice()
-    choice = parse_draft(draft, weights_at_hand(model) if model else bundled)
+    choice = parse_draft(draft, weights_at_hand(model) if model else bundled_weights)
     try:
         members = [replace(one, folder=resolved(one.folder)) for one in choice.members]
     except ModelError as problem:

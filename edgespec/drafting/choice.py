@@ -16,12 +16,13 @@ SOURCES = {
     "ngram": "",
     "eagle": "eagle",
     "eagle3": "eagle3",
+    "dspark": "dspark",
     "ppd": "ppd",
     "easyspec": "draft",
 }
 """Every source by its name, with the bundled folder that has its weights for the bundled base; ""
 if it needs none."""
-NEED_ROWS = ("eagle", "eagle3", "ppd")
+NEED_ROWS = ("eagle", "eagle3", "dspark", "ppd")
 """Of these, the ones that need hidden rows of the base."""
 DEFAULT_MEMBERS = ("ngram", "independent")
 """The members of a hybrid that names none."""

@@ -12,6 +12,7 @@ import torch
 from edgespec.config import Quantisation
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.choice import DraftChoice
+from edgespec.drafting.dspark.guesser import DSparkGuesser, load_dspark
 from edgespec.drafting.eagle.guesser import PLAIN, EagleGuesser, load_eagle
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser, level_times
@@ -81,6 +82,18 @@ class BaseParts:
             self.head_quantisation,
         )
 
+    def dspark(self, folder: str) -> DSparkGuesser:
+        """The one-pass head in a folder, or of a hub id, as it is to be held."""
+        return load_dspark(
+            folder,
+            self.source,
+            self.own_head(),
+            self.dtype,
+            self.device,
+            self.quantisation,
+            self.head_quantisation,
+        )
+
 
 def _independent(folder: str, base: BaseParts) -> Guesser:
     require_same_tokenizer(base.tokenizer, local_folder(folder))
@@ -126,6 +139,7 @@ BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
     "independent": _independent,
     "eagle": lambda folder, base: base.eagle(folder, "eagle"),
     "eagle3": lambda folder, base: base.eagle(folder, "eagle3"),
+    "dspark": lambda folder, base: base.dspark(folder),
     "ngram": lambda folder, base: NgramGuesser(),
     "ppd": _ppd,
     "easyspec": _easyspec,

@@ -71,7 +71,8 @@ class DraftCosts:
     `layer_bytes` as held; `kv_bytes`: keys and values of one row in one layer, 16 bit.
     `ends_bytes`: what D0 holds of the draft's embedding and head, beside the base's head. `vocab`:
     of how many tokens it ranks guesses. `captured`: whether its passes are, where CUDA graphs are
-    made: those of whole dense models. `operations`: of which a layer is made.
+    made: those of whole dense models. `operations`: of which a layer is made. `markov`: the matrix
+    that each ranked row goes through beside the head, of sources that have one.
     """
 
     name: str
@@ -84,6 +85,7 @@ class DraftCosts:
     vocab: int
     captured: bool = False
     operations: float = DRAFT_HEAD_OPERATIONS
+    markov: HeadCosts = HeadCosts(0)
 
     @property
     def held_bytes(self) -> int:
@@ -104,7 +106,7 @@ class CostModel:
     `vocab`: tokens, of which one is chosen.
     `expert_bytes`: what the `experts` of a mixture have of `layer_bytes`; each row goes through
     `active` of them. `family`: its `model_type`. `draft`: the whole model that guesses; `heads`:
-    EAGLE heads by the names of their draft sources.
+    those that read its rows, by the names of their draft sources.
     """
 
     name: str
@@ -275,6 +277,33 @@ def eagle3_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Dra
     )
 
 
+DSPARK_LAYERS, DSPARK_TAPS, MARKOV_RANK = 2, 5, 256
+"""A head of the DSpark paper's: two layers beat its five-layer DFlash (§4.3)."""
+
+
+def dspark_costs(
+    base: str, of: Architecture, bits: int, head: HeadCosts, layers: int = DSPARK_LAYERS
+) -> DraftCosts:
+    """A DSpark head for a base: layers like its, and the base's own output head over a block.
+
+    The matrix that joins the tapped rows is charged with the layers, in each pass; a committed row
+    as one that goes through whole layers, which is too much, as only its keys and values are made.
+    """
+    joining = -(-DSPARK_TAPS * of.hidden * of.hidden // layers)
+    markov = HeadCosts(packed_bytes(of.vocab * MARKOV_RANK, bits), bits)
+    return DraftCosts(
+        name=f"{base}-dspark",
+        layers=layers,
+        layer_bytes=packed_bytes(of.layer_weights + joining, bits),
+        bits=bits,
+        head=head,
+        kv_bytes=of.kv_bytes,
+        ends_bytes=of.head_bytes + 2 * of.vocab * MARKOV_RANK + markov.bytes,
+        vocab=of.vocab,
+        markov=markov,
+    )
+
+
 _EAGLE = "-eagle"
 
 
@@ -291,7 +320,11 @@ def _cost_model(name: str, head: Quantisation) -> CostModel:
         cost_model_of(name, of, QUANTISATIONS["int4"], own, draft),
         layer_bytes=packed_bytes(of.layer_weights, 4),
         quantisation="",
-        heads={"eagle": eagle_costs(base, of, 4, own), "eagle3": eagle3_costs(base, of, 4, own)},
+        heads={
+            "eagle": eagle_costs(base, of, 4, own),
+            "eagle3": eagle3_costs(base, of, 4, own),
+            "dspark": dspark_costs(base, of, 4, own),
+        },
     )
 
 

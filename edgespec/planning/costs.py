@@ -167,7 +167,8 @@ class NodeCosts:
         if not draft.vocab:
             return rows * profile.choosing.of("greedy" if way == "greedy" else "filtered").call
         ranked = profile.ranking.of(way).seconds(rows * min(draft.vocab, self.model.vocab))
-        return self._head(rows if product is None else product, draft.head) + ranked
+        products = self._head(rows if product is None else product, draft.head)
+        return products + self._head(rows, draft.markov) + ranked
 
     def _head(self, rows: int, head: HeadCosts) -> float:
         return self._weights(rows, head.bytes, head.bits, head.quantisation)

@@ -5,7 +5,7 @@
 The bundled base answers the bundled prompts at temperatures 0 and 1. At every fourth committed
 token each source guesses behind the tokens that really came, level by level: how often is the next
 one its first guess, and among its first 8? At temperature 1 guesses are ranked with the shared
-noise.
+noise. A source may have weights of its own: --sources independent,dspark:FOLDER.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from drafts import WORKLOADS, Case, setup_of
 from edgespec.bench.simulated import play
 from edgespec.daemon.bundled_models import bundled
 from edgespec.drafting.base import Guesser
-from edgespec.drafting.choice import SOURCES
+from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.registry import BUILDERS, BaseParts
 from edgespec.model.aux_hidden import packed
 from edgespec.model.ends import OutputHead
@@ -66,11 +66,11 @@ def texts(temperature: float, new_tokens: int) -> Iterator[Text]:
 
 
 def guesser_of(source: str) -> Guesser:
-    """That source with its bundled weights."""
+    """That source with its bundled weights, or those of its folder."""
     base = Checkpoint(bundled("base"))
     parts = BaseParts(bundled("base"), base, OutputHead(base, "float32"), "float32", "cpu")
-    folder = SOURCES[source]
-    return BUILDERS[source](bundled(folder) if folder else "", replace(parts, measured=False))
+    (one,) = parse_draft(source, bundled).members
+    return BUILDERS[one.name](one.folder, replace(parts, measured=False))
 
 
 def features(guesser: Guesser, text: Text, first: int, end: int) -> Features:

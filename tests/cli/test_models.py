@@ -71,7 +71,7 @@ def test_one_model_and_the_json(here: Here, cache: Path) -> None:
     assert (one["name"], one["here"], one["tried"], one["stages"]) == ("qwen3-8b", False, False, 2)
     # 18 layers and the embedding of 8.2 billion parameters in 4.5 and 16 bits, cache, 0.6 GiB.
     assert 3.5 < one["stage_bytes"] / 2**30 < 5
-    assert {draft["source"] for draft in one["drafts"]} == {"independent", "eagle3"}
+    assert {draft["source"] for draft in one["drafts"]} == {"independent", "eagle3", "dspark"}
     every = json.loads(here("models", "--json").out)
     assert [model["name"] for model in every["models"]] == list(MODELS)
     assert every["others_here"] == []

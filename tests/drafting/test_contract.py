@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.cases import case
 from support.checkpoints import write_checkpoint
-from support.draft_sources import Chained, eagle, easyspec
+from support.draft_sources import Chained, dspark, eagle, easyspec
 from support.fake_draft import FakeDraft
 from support.passes import rows_of
 
@@ -38,6 +38,8 @@ QUIET = ("ngram", "ppd")
 PATHS = [(3, 4, 5), (), (3,), (3, 4), (3, 4), (7, 0), ()]
 
 
+ONE_PASS = ("dspark",)
+"""Sources that guess all levels of a tree in one pass."""
 LEVEL_BY_LEVEL = ("eagle", "eagle3")
 """Sources that read their own output: each level of missing guesses is a pass of its own."""
 
@@ -64,6 +66,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "eagle",
         "eagle3",
         "eagle3-part",
+        "dspark",
+        "dspark-part",
         "ppd",
         "easyspec",
         "fake",
@@ -88,6 +92,8 @@ def draft(request: pytest.FixtureRequest, folder: Path, base: Path, tmp_path: Pa
         "eagle": lambda: eagle("eagle-llama3", VOCABULARY, base, tmp_path),
         "eagle3": lambda: eagle("eagle3-pickled", VOCABULARY, base, tmp_path),
         "eagle3-part": lambda: eagle("eagle3-official", VOCABULARY // 2, base, tmp_path),
+        "dspark": lambda: dspark("deepspec", VOCABULARY, base, tmp_path),
+        "dspark-part": lambda: dspark("own", VOCABULARY // 2, base, tmp_path),
         "ppd": lambda: Chained(base),
         "easyspec": lambda: easyspec(base),
         "fake": lambda: FakeDraft(2, VOCABULARY, 0.7),
@@ -156,6 +162,12 @@ def test_work_is_told_once(draft: DraftSource) -> None:
         assert rows_of(draft) == ()
         return
     work = rows_of(draft)
+    if draft.name in ONE_PASS:
+        assert len(work) == 1
+        draft.deepen(1, 2, 2)
+        draft.expand(1, CONTEXT, [(39, 38), (39,)], 2)
+        assert rows_of(draft) == ()
+        return
     assert len(work) == 3
     assert all(1 <= rows <= 2 for rows in work[1:])
     assert rows_of(draft) == ()
@@ -227,7 +239,9 @@ def test_what_was_read_of_another_request_is_not_read_again(draft: DraftSource, 
 
 CALLS = {"independent": 2 * 2 + 2, "hybrid:ngram+independent": 2 * 2 + 2, "easyspec": 5 + 3 + 2}
 CALLS |= dict.fromkeys(LEVEL_BY_LEVEL, 2 * 1 + 2)
-"""Before each layer of two passes, and before two output matrices; a fuzzy pass runs groups."""
+CALLS |= dict.fromkeys(ONE_PASS, 2 + 2)
+"""Before each layer of two passes, or of one, and before two output matrices; a fuzzy pass runs
+groups."""
 
 
 def test_work_is_let_in_between_layers_and_changes_no_guess(draft: DraftSource, base: Path) -> None:

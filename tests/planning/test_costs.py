@@ -108,6 +108,23 @@ def test_every_model_has_an_eagle_head_of_each_kind() -> None:
     assert model.draft_of("independent") == model.draft_of("easyspec") == model.draft
 
 
+def test_a_one_pass_head_is_charged_by_the_pass_and_by_the_rows_that_are_ranked() -> None:
+    model = cost_model_named("llama-3.1-8b")
+    head, node = model.draft_of("dspark"), NodeCosts(NANO, model, 0)
+    layer = 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
+    assert head.layers == 2
+    # Beside its two layers the matrix that joins five tapped rows.
+    assert head.layers * head.layer_bytes == 2 * packed_bytes(layer + 5 * 4096 * 4096 // 2, 4)
+    markov = packed_bytes(128256 * 256, 4) / 1e9 * NANO.four_bit.at(3)
+    ranking = NANO.ranking.greedy.call + NANO.ranking.greedy.million * 3 * 128256 / 1e6
+    block = model.head.bytes / 1e9 * NANO.sixteen_bit.at(2 * 16)
+    assert node.rank_seconds(3, "greedy", "dspark", 16) == pytest.approx(block + markov + ranking)
+    assert node.rank_seconds(3, "greedy", "dspark", 0) == pytest.approx(markov + ranking)
+    # What its layers take hardly grows with the slots of a block, where memory is what binds.
+    one, many = (sum(node.draft_parts(rows, 500, "dspark")) for rows in (1, 16))
+    assert one < many < 1.5 * one
+
+
 def test_heads_are_charged_as_they_are_held() -> None:
     """The same model with its heads, and those of its drafts, in more bits and in fewer."""
     many, few = (cost_model_named("llama-3.1-8b", QUANTISATIONS[name]) for name in ("none", "int4"))
@@ -231,7 +248,7 @@ def test_what_is_not_captured_is_launched_one_by_one() -> None:
     assert node.block_parts(65) == [1.0] * 10
     mixture = NodeCosts(GRAPHS, replace(quick, expert_bytes=10**6, experts=8, active=2), 10)
     assert mixture.block_seconds(4, 50) == pytest.approx(10 * launch)
-    for source in ("eagle", "eagle3", "easyspec"):
+    for source in ("eagle", "eagle3", "dspark", "easyspec"):
         parts = node.draft_parts(4, 50, source)
         assert parts == NodeCosts(NANO, quick, 10).draft_parts(4, 50, source)
     assert len(node.draft_parts(65, 50)) == 22

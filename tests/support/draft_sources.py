@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support import dspark_heads
+from support.dspark_heads import write_dspark
 from support.eagle_heads import FORMS, write_eagle
 
+from edgespec.drafting.base import Guesser
+from edgespec.drafting.dspark.guesser import load_dspark
 from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser
@@ -30,9 +34,8 @@ from edgespec.types.features import NO_FEATURES, Features
 class Fed(DraftSource):
     """A head's tree, given the features of all committed tokens but the newest."""
 
-    def __init__(self, kind: Kind, head: Path, base: Path, dtype: str = "float32") -> None:
-        source = Checkpoint(base)
-        super().__init__(load_eagle(head, kind, source, OutputHead(source, dtype), dtype))
+    def __init__(self, guesser: Guesser) -> None:
+        super().__init__(guesser)
         self._given: dict[int, int] = {}
 
     def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
@@ -94,4 +97,15 @@ def easyspec(base: Path, dtype: str = "float32") -> DraftSource:
 def eagle(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> DraftSource:
     """A random head of a form, which scores so many tokens."""
     write_eagle(folder, replace(FORMS[form], vocab=VOCABULARY, draft_vocab=scored))
-    return Fed("eagle3" if FORMS[form].third else "eagle", folder, base, dtype)
+    kind: Kind = "eagle3" if FORMS[form].third else "eagle"
+    source = Checkpoint(base)
+    return Fed(load_eagle(folder, kind, source, OutputHead(source, dtype), dtype))
+
+
+def dspark(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> DraftSource:
+    """A random one-pass head of a form, which scores so many tokens."""
+    shape = dspark_heads.FORMS[form]
+    taps = tuple(layer % 5 for layer in dspark_heads.TAPS)
+    write_dspark(folder, replace(shape, vocab=VOCABULARY, draft_vocab=scored, taps=taps, base=5))
+    source = Checkpoint(base)
+    return Fed(load_dspark(folder, source, OutputHead(source, dtype), dtype))

@@ -41,6 +41,8 @@ class Form:
     windows_causal: bool = False
     theta: float = 1e4
     prefix: str = ""
+    taps: tuple[int, ...] = TAPS
+    base: int = LAYERS
     settings: dict[str, Any] = field(default_factory=dict)
     nested: dict[str, Any] = field(default_factory=dict)
 
@@ -89,9 +91,7 @@ FORMS = {
     ),
     "own": Form(
         ends=False,
-        layers=1,
         block=8,
-        windows=(None,),
         draft_vocab=40,
         narrow_markov=True,
         mask_embedding=True,
@@ -132,15 +132,15 @@ def _settings(form: Form) -> dict[str, Any]:
     }
     plain = {"block_size": form.block, "draft_vocab_size": form.draft_vocab, **form.settings}
     leaving = {
-        "target_layer_ids": [layer - 1 for layer in TAPS],
+        "target_layer_ids": [layer - 1 for layer in form.taps],
         "mask_token_id": None if form.mask_embedding else form.vocab - 1,
     }
     if form.dialect == "speculators":
-        ids = {"aux_hidden_state_layer_ids": list(TAPS), "mask_token_id": form.vocab - 1}
+        ids = {"aux_hidden_state_layer_ids": list(form.taps), "mask_token_id": form.vocab - 1}
         return {**plain, **ids, "transformer_layer_config": layer}
     if form.dialect == "nested":
         return {**layer, **plain, "dflash_config": {**leaving, **form.nested}}
-    return {**layer, **leaving, **plain, "num_target_layers": LAYERS}
+    return {**layer, **leaving, **plain, "num_target_layers": form.base}
 
 
 def _shapes(form: Form) -> dict[str, tuple[int, ...]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from support.local_ring import LocalRing
 from support.packed_forms import MixedSource
+from support.pair_dspark import weights_of
 from transformers import AutoModelForCausalLM
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
@@ -71,7 +72,7 @@ def torch_ring(
     few = NAMED[head_quant]
     head = OutputHead(open_source(base, few), dtype)
     parts = BaseParts(BASE, source, head, dtype, "cpu", head_quantisation=few, measured=False)
-    draft = build_draft(parse_draft(draft_name, bundled), parts)
+    draft = build_draft(parse_draft(draft_name, weights_of), parts)
     assert draft is not None
     ring = Ring(
         stages,

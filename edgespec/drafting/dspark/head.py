@@ -27,6 +27,9 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """The layer's number, queries [B, heads, R, head_dim] of the slots, keys and values
 [B, kv_heads, C + R, head_dim] of the context rows and the slots → as queries."""
 
+Keep = Callable[[int, torch.Tensor, torch.Tensor], None]
+"""The layer's number, keys and values [B, kv_heads, C, head_dim] of context rows."""
+
 
 class BlockPlaces(NamedTuple):
     """Where rows stand, int64: `context` [B, C] or [1, C], `slots` [B, R] or [1, R]."""
@@ -96,6 +99,16 @@ class DSparkHead(nn.Module):
             block = block + own.o_proj(seen.transpose(1, 2).flatten(2))
             block = block + layer.mlp(self._norm(block, layer.post_attention_layernorm))
         return self._norm(block, self.norm)
+
+    def keep(self, context: torch.Tensor, places: torch.Tensor, keep: Keep) -> None:
+        """Have the keys and values of context rows [B, C, hidden] kept, without any slot; `places`
+        int64 [B, C]."""
+        angles = self.angles(places, context.dtype)
+        for number, layer in enumerate(self.layers):
+            own = layer.self_attn
+            assert isinstance(own, _BlockAttention)
+            key = self._heads(own.k_proj(context), own.k_norm if self.shape.qk_norm else None)
+            keep(number, apply_rope(key, angles), self._heads(own.v_proj(context), None))
 
     def angles(self, places: torch.Tensor, dtype: torch.dtype) -> RopeAngles:
         """Rotary angles of rows at int64 positions [B, R]: [B, 1, R, head_dim]."""

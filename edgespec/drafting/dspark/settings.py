@@ -19,6 +19,9 @@ from edgespec.drafting.head_settings import number, rope, whole
 from edgespec.errors import ModelError
 from edgespec.model.loader import read_object
 
+MOST_SLOTS = 64
+"""Slots of a block: more would guess further ahead than any ring is long."""
+
 _SPECULATORS, _NESTED = "transformer_layer_config", "dflash_config"
 _FIRST = "layers.0.self_attn."
 _KNOWN = {
@@ -60,6 +63,11 @@ def read_settings(
         )
     layers = whole(settings, "num_hidden_layers", file)
     block = whole(settings, "block_size", file)
+    if block > MOST_SLOTS:
+        raise ModelError(
+            f"block_size in {file} is {block}, edgespec computes blocks of up to {MOST_SLOTS} "
+            "slots; use another head"
+        )
     heads = whole(settings, "num_attention_heads", file)
     hidden = _rows(tensors, "fc.weight", file)
     queries = _rows(tensors, f"{_FIRST}q_proj.weight", file)

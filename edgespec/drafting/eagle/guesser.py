@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from edgespec.config import Quantisation
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.eagle.format import HeadFiles, read_head
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.rows import HeadPasses, PairRows
-from edgespec.drafting.eagle.shape import HeadShape, Kind
+from edgespec.drafting.eagle.shape import Kind
+from edgespec.drafting.held_head import filled, output_product, tapped
 from edgespec.drafting.launches import Launches
 from edgespec.drafting.ranking import Ranking, Unranked
 from edgespec.drafting.steps import Steps, call
 from edgespec.errors import ModelError
-from edgespec.model.aux_hidden import unpacked
 from edgespec.model.ends import InputEmbedding, OutputHead
-from edgespec.model.matrices import Product, plain_product
-from edgespec.model.quantised.exact import ExactLinear, row_product
-from edgespec.model.quantised.linear import linear_from, pack
+from edgespec.model.matrices import Product
 from edgespec.model.source import TensorSource
 from edgespec.model.tensors import compute_dtype, to_torch
 from edgespec.tree.drafted import Children
@@ -40,45 +37,6 @@ PLAIN = Quantisation()
 
 TESTED_ROWS = 200
 """Committed rows by which the settings of a head in doubt are told apart."""
-
-
-def _filled_head(
-    shape: HeadShape,
-    weights: Mapping[str, torch.Tensor],
-    quantisation: Quantisation,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> EagleHead:
-    """A head of that shape with these weights, by EagleHead's names, in `dtype` on `device`.
-
-    Raises ModelError for a matrix that cannot be held in that quantisation.
-    """
-    with torch.device("meta"):
-        head = EagleHead(shape)
-
-    def own(name: str) -> torch.Tensor:
-        return weights[name].to(device, dtype, copy=True)
-
-    plain = quantisation.kind == "none"
-    for name, matrix in list(head.named_modules()):
-        if not isinstance(matrix, nn.Linear):
-            continue
-        bias = None if matrix.bias is None else own(f"{name}.bias")
-        if plain and device.type == "cpu":
-            head.set_submodule(name, ExactLinear(row_product(own(f"{name}.weight"), bias)))
-        elif not plain:
-            try:
-                packed = pack(weights[f"{name}.weight"], quantisation)
-            except ModelError as problem:
-                raise ModelError(
-                    f"cannot hold {name} of the {shape.kind} head as {quantisation.name}: {problem}"
-                ) from problem
-            held = linear_from(packed, bias, matrix.weight.shape, quantisation, dtype, device)
-            head.set_submodule(name, held)
-    for name, _ in list(head.named_parameters()):
-        owner, _, leaf = name.rpartition(".")
-        setattr(head.get_submodule(owner), leaf, nn.Parameter(own(name), requires_grad=False))
-    return head.eval()
 
 
 @dataclass(slots=True)
@@ -116,12 +74,18 @@ class EagleGuesser(Guesser):
         aux_layers = Layers(tuple(sorted(shape.aux_hidden)))
         super().__init__(shape.kind, DraftNeeds(not aux_layers, aux_layers))
         self._dtype, self._device = compute_dtype(dtype), torch.device(device)
-        self._head = _filled_head(shape, files.weights, quantisation, self._dtype, self._device)
+        with torch.device("meta"):
+            empty = EagleHead(shape)
+        self._head = filled(
+            empty, files.weights, quantisation, self._dtype, self._device, shape.kind
+        )
         self._base, self._lent = base, embedding
         self._embedding = None if files.embedding is None else self._own(files.embedding)
         self._matrix: Product | None = None
         if files.matrix is not None:
-            self._matrix = self._product(files.matrix, head_quantisation)
+            self._matrix = output_product(
+                files.matrix, head_quantisation, self._dtype, self._device
+            )
         self._tokens = None if files.tokens is None else files.tokens.numpy()
         self._ropes = shape.ropes
         self._launches = Launches(device)
@@ -206,13 +170,6 @@ class EagleGuesser(Guesser):
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, self._dtype, copy=True)
 
-    def _product(self, matrix: torch.Tensor, quantisation: Quantisation) -> Product:
-        """The product with the head's own output matrix, held so."""
-        if quantisation.kind == "none":
-            return plain_product(self._own(matrix))
-        packed = pack(matrix, quantisation)
-        return linear_from(packed, None, matrix.shape, quantisation, self._dtype, self._device)
-
     @torch.inference_mode()
     def _taken(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """What the base gave for each request's rows, as the head takes it."""
@@ -223,11 +180,7 @@ class EagleGuesser(Guesser):
     def _given(self, features: Features) -> torch.Tensor | None:
         """What the head takes of the features, [n, width], in its dtype."""
         if self._shape.kind == "eagle3":
-            rows = None
-            if features.aux_hidden is not None:
-                by_layer = unpacked(features.aux_hidden, len(features.aux_layers))
-                at = [features.aux_layers.index(layer) for layer in self._shape.aux_hidden]
-                rows = by_layer[:, at].flatten(1)
+            rows = tapped(features, self._shape.aux_hidden)
         else:
             rows = None if features.final is None else to_torch(features.final)
         return None if rows is None else rows.to(self._device, self._dtype)

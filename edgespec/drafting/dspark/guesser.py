@@ -1,0 +1,302 @@
+"""DSpark guesser: a block of positions in one pass; what follows a path by its last token, too."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from edgespec.config import Quantisation
+from edgespec.drafting.base import Guesser, TokenPath
+from edgespec.drafting.dspark.format import DSparkFiles, read_head
+from edgespec.drafting.dspark.head import DSparkHead, rows_of
+from edgespec.drafting.dspark.rows import BlockPasses, BlockRows
+from edgespec.drafting.dspark.shape import DSparkShape
+from edgespec.drafting.eagle.guesser import PLAIN, TESTED_ROWS
+from edgespec.drafting.held_head import filled, output_product, tapped
+from edgespec.drafting.launches import Launches
+from edgespec.drafting.ranking import Ranking
+from edgespec.drafting.steps import Steps, call
+from edgespec.model.block import EMBEDDING, LM_HEAD
+from edgespec.model.ends import InputEmbedding, OutputHead
+from edgespec.model.families import logits_from
+from edgespec.model.quantised.linear import dequantised
+from edgespec.model.source import TensorSource
+from edgespec.model.tensors import compute_dtype
+from edgespec.tree.drafted import Children
+from edgespec.types.features import DraftNeeds, Features
+from edgespec.types.tensor import Layers
+from edgespec.verify.sampling import Sampling
+
+log = logging.getLogger(__name__)
+
+NAME = "dspark"
+
+_TESTED_BLOCKS, _TESTED_DEPTHS = 16, 4
+
+
+@dataclass(slots=True)
+class _BlockRequest:
+    """One request: its committed tokens and rows, and what the newest block says of the positions
+    after them: what its slots gave, [depths, hidden], and once it is needed the logits
+    [depths, vocab] before the Markov head. `broken`: some rows will never come."""
+
+    rows: BlockRows
+    context: tuple[int, ...] = ()
+    out: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    broken: bool = False
+
+
+class _Asked(NamedTuple):
+    """Paths of a request whose `width` best children are to be found."""
+
+    request: int
+    paths: Sequence[TokenPath]
+    width: int
+
+
+class DSparkGuesser(Guesser):
+    """A Guesser: a DSpark, DFlash or JetSpec head beside the base's ends.
+
+    What it says of a position is the same whatever guesses lie before it, but for what the Markov
+    head adds by the last of them.
+    """
+
+    def __init__(
+        self,
+        files: DSparkFiles,
+        base: OutputHead,
+        source: TensorSource,
+        dtype: str = "float32",
+        device: torch.device | str = "cpu",
+        quantisation: Quantisation = PLAIN,
+        head_quantisation: Quantisation = PLAIN,
+    ) -> None:
+        """`base` and its tensors `source` are lent where the head has no output matrix or embedding
+        of its own; `quantisation` is of the matrices of its layers, `head_quantisation` of its own
+        output matrix, or of the base's rows that it scores with. Raises ModelError for what cannot
+        be lent or held so."""
+        shape = files.shapes[0]
+        super().__init__(NAME, DraftNeeds(aux_layers=Layers(tuple(sorted(shape.aux_hidden)))))
+        self._shapes = files.shapes
+        self._dtype, self._device = compute_dtype(dtype), torch.device(device)
+        with torch.device("meta"):
+            empty = DSparkHead(shape)
+        self._head = filled(empty, files.weights, quantisation, self._dtype, self._device, NAME)
+        self._base, self._config = base, source.config
+        self._lent: InputEmbedding | None = None
+        self._embedding: torch.Tensor | None = None
+        if files.embedding is None:
+            self._lent = InputEmbedding(source, dtype, device, share=base)
+        else:
+            self._embedding = files.embedding.to(self._device, self._dtype, copy=True)
+        self._own_matrix = files.matrix is not None
+        matrix = files.matrix
+        if matrix is None and files.tokens is not None:
+            matrix = _rows_of_base(source, files.tokens)
+        self._matrix = None
+        if matrix is not None:
+            self._matrix = output_product(matrix, head_quantisation, self._dtype, self._device)
+        self._scored = None if files.tokens is None else files.tokens.to(self._device)
+        self._tokens = None if files.tokens is None else files.tokens.numpy()
+        self._launches = Launches(device)
+        self._passes = BlockPasses(
+            self._head, self._embed, self._dtype, self._device, self.ran, self.between_layers
+        )
+        self._ranking = Ranking(self.ranked)
+        self._requests: dict[int, _BlockRequest] = {}
+
+    def open(self, request: int, sampling: Sampling) -> None:
+        self._requests[request] = _BlockRequest(BlockRows(request, self._passes))
+        self._ranking.open(request, sampling)
+
+    def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
+        state, old = self._requests[request], self._requests.get(base)
+        if old is None:
+            return
+        state.broken = old.broken or old.rows.committed < rows
+        state.rows.begin_with(old.rows, rows, ends)
+
+    def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:
+        """Take features and committed tokens; False as long as the features of any but the newest
+        are not here: the block stands on all of them."""
+        state = self._requests[request]
+        news = context[len(state.context) :]
+        self._ranking.read(request, news)
+        if news:
+            state.context, state.out, state.logits = tuple(context), None, None
+        given = tapped(features, self._shapes[0].aux_hidden)
+        if state.broken:
+            return False
+        if given is not None:
+            rows = yield from call(self._taken, given.to(self._device, self._dtype))
+            yield from state.rows.add(rows)
+        if len(self._shapes) > 1 and state.rows.committed >= TESTED_ROWS:
+            yield from self._try(state)
+        return state.rows.committed == len(context) - 1
+
+    def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
+        """There are none for paths that end where the block does."""
+        state, shape, vocab = self._requests[request], self._shapes[0], self._base.vocab_size
+        usable = [
+            index
+            for index, path in enumerate(paths)
+            if len(path) < shape.depths and max(path, default=0) < vocab
+        ]
+        if not usable or state.context[-1] >= vocab:
+            return Children.none()
+        if state.out is None:
+            anchor = len(state.context) - 1, state.context[-1:]
+            out = yield from state.rows.behind(shape, [anchor])
+            state.out = out[shape.slot_of(0) :]
+        asked = _Asked(request, [paths[index] for index in usable], width)
+        found = yield from call(self._rank, asked, late=True)
+        return replace(found, parents=np.array(usable)[found.parents])
+
+    def close(self, request: int) -> None:
+        self._requests.pop(request, None)
+        self._ranking.close(request)
+
+    def between_layers(self) -> bool:
+        self._launches.keep_near()
+        return super().between_layers()
+
+    @torch.inference_mode()
+    def _taken(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What the base gave for each request's rows, as all layers of the head read it."""
+        rows = self._head.context(torch.cat(list(given)) if len(given) > 1 else given[0])
+        return list(rows.split([len(own) for own in given]))
+
+    @torch.inference_mode()
+    def _rank(self, asked: Sequence[_Asked]) -> list[Children]:
+        """The best children of each request's paths. The output matrix meets all slots of a block
+        at once, and those of several requests together."""
+        self.between_layers()
+        states = [self._requests[one.request] for one in asked]
+        fresh = [state for state in states if state.logits is None]
+        product = 0
+        if fresh:
+            every = torch.cat([state.out for state in fresh if state.out is not None])
+            depths, product = self._shapes[0].depths, len(every)
+            for state, own in zip(fresh, self._logits(every).split(depths), strict=True):
+                state.logits = own
+        found = []
+        for one, state in zip(asked, states, strict=True):
+            lengths = np.array([len(path) for path in one.paths], np.int64)
+            logits = self._conditional(state, one.paths, lengths)
+            positions = len(state.context) + lengths
+            request, paths, width = one
+            found.append(
+                self._ranking.children(
+                    request, paths, logits, positions, width, self._tokens, product
+                )
+            )
+            product = 0
+        return found
+
+    def _conditional(
+        self, state: _BlockRequest, paths: Sequence[TokenPath], lengths: np.ndarray
+    ) -> torch.Tensor:
+        """Logits [P, vocab] of what follows each path."""
+        assert state.logits is not None
+        rows = state.logits[torch.from_numpy(lengths).to(self._device)]
+        if not self._shapes[0].markov_rank:
+            return rows
+        before = [path[-1] if path else state.context[-1] for path in paths]
+        return rows + self._markov(torch.tensor(before, device=self._device)).to(rows.dtype)
+
+    def _markov(self, before: torch.Tensor) -> torch.Tensor:
+        """What the Markov head adds, [.., vocab], behind tokens int64 [..]."""
+        return self._head.markov(rows_of(before, self._shapes[0], self._scored))
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self._embedding is not None:
+            return self._embedding[tokens]
+        assert self._lent is not None
+        return self._lent.rows(tokens)
+
+    def _logits(self, out: torch.Tensor) -> torch.Tensor:
+        """Logits [R, vocab] of slots [R, hidden], in float32 at least, before the Markov head."""
+        if self._matrix is None:
+            return self._base.logits(out)
+        logits = self._matrix(out)
+        if not self._own_matrix:
+            logits = logits_from(self._config, logits)
+        return logits if self._dtype == torch.float64 else logits.float()
+
+    def _try(self, state: _BlockRequest) -> Steps[None]:
+        """Keep what the head is by which most next tokens are foreseen."""
+        known = state.rows.committed
+        places = np.linspace(known // 2, known - self._shapes[0].block - 1, _TESTED_BLOCKS)
+        anchors = np.unique(places.astype(int)).tolist()
+        blocks = [(at, state.context[at : at + 1]) for at in anchors]
+        right: list[float] = []
+        for shape in self._shapes:
+            out = yield from state.rows.behind(shape, blocks)
+            right.append(self._foreseen(shape, out, state.context, anchors))
+        best = self._shapes[int(np.argmax(right))]
+        said = ", ".join(
+            f"{_said(shape)}: {share:.0%}" for shape, share in zip(self._shapes, right, strict=True)
+        )
+        log.info("%s head: right next tokens with %s; using %s", NAME, said, _said(best))
+        self._shapes = (best,)
+        for one in self._requests.values():
+            one.out, one.logits = None, None
+
+    @torch.inference_mode()
+    def _foreseen(
+        self, shape: DSparkShape, out: torch.Tensor, text: Sequence[int], anchors: Sequence[int]
+    ) -> float:
+        """The share of right first guesses of blocks behind these places, behind the text's own
+        tokens."""
+        depths = min(_TESTED_DEPTHS, shape.block - 1)
+        first = shape.slot_of(0)
+        slots = out.unflatten(0, (len(anchors), shape.block))[:, first : first + depths]
+        logits = self._logits(slots.flatten(0, 1))
+        behind = torch.tensor([text[at : at + depths + 1] for at in anchors], device=self._device)
+        if shape.markov_rank:
+            logits = logits + self._markov(behind[:, :-1].flatten()).to(logits.dtype)
+        best = logits.argmax(1)
+        best = best if self._scored is None else self._scored[best]
+        return float((best == behind[:, 1:].flatten()).double().mean())
+
+
+def _said(shape: DSparkShape) -> str:
+    """What of a shape may be in doubt."""
+    sees = "slots before it" if shape.causal else "the whole block"
+    return f"slot 0 guessing token {shape.offset} behind the anchor and a slot seeing {sees}"
+
+
+def _rows_of_base(source: TensorSource, tokens: torch.Tensor) -> torch.Tensor:
+    """The rows of the base's output matrix for these tokens, [n, hidden]."""
+    config = source.config
+    name = EMBEDDING if config.tie_word_embeddings else LM_HEAD
+    shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
+    form = source.form(name)
+    if form.kind == "none":
+        return source.tensor(name)[tokens]
+    return dequantised(source.packed(name, shape), shape, form, torch.float32)[tokens]
+
+
+def load_dspark(
+    path: str | Path,
+    source: TensorSource,
+    base: OutputHead,
+    dtype: str = "float32",
+    device: torch.device | str = "cpu",
+    quantisation: Quantisation = PLAIN,
+    head_quantisation: Quantisation = PLAIN,
+) -> DSparkGuesser:
+    """The one-pass head in a folder, or of a hub id, for the base `source` with the output head
+    `base`; see DSparkGuesser.
+
+    Raises ModelError if there is none, it does not fit, or cannot be quantised so.
+    """
+    files = read_head(path, base.hidden_size, base.vocab_size, base.layers)
+    return DSparkGuesser(files, base, source, dtype, device, quantisation, head_quantisation)

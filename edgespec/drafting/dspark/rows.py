@@ -1,0 +1,204 @@
+"""Block rows: what a one-pass head ran for one request: keys of committed rows, and one block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from edgespec.drafting.base import PASS_ROWS
+from edgespec.drafting.dspark.head import Attend, BlockPlaces, DSparkHead, packed_masks
+from edgespec.drafting.dspark.shape import DSparkShape
+from edgespec.drafting.eagle.head import attention
+from edgespec.drafting.steps import Steps, call
+from edgespec.model.kv_cache import TwoRegionCache
+
+Embed = Callable[[torch.Tensor], torch.Tensor]
+
+
+class NextBlocks(NamedTuple):
+    """What a request needs of the next pass: `context` [C, hidden], committed rows that come after
+    those in the cache, and whole blocks, side by side: each begins with its `tokens` at that
+    position, the anchor's first, and has masks behind them."""
+
+    request: int
+    shape: DSparkShape
+    kv: TwoRegionCache
+    context: torch.Tensor
+    blocks: Sequence[tuple[int, Sequence[int]]]
+
+
+class BlockPasses:
+    """Passes of a one-pass head over the rows of one or several requests."""
+
+    def __init__(
+        self,
+        head: DSparkHead,
+        embed: Embed,
+        dtype: torch.dtype,
+        device: torch.device,
+        ran: Callable[..., None],
+        between_layers: Callable[[], object],
+    ) -> None:
+        """`embed` gives the vectors [R, hidden] of tokens int64 [R]; `ran` is told the rows of
+        every pass, and whose they were."""
+        self.head, self.dtype, self.device = head, dtype, device
+        self._embed, self._ran, self._between_layers = embed, ran, between_layers
+
+    def new_cache(self) -> TwoRegionCache:
+        shape = self.head.shape
+        return TwoRegionCache(
+            first_layer=0,
+            layers=shape.layers,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            reserve=0,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def run(self, every: Sequence[NextBlocks]) -> Sequence[torch.Tensor]:
+        """What the slots of each request's blocks give, [R, hidden]; its context rows are in its
+        cache then."""
+        contexts = [len(one.context) for one in every]
+        slots = [one.shape.block * len(one.blocks) for one in every]
+        places = [self._places(one) for one in every]
+        context = torch.cat([one.context for one in every])[None]
+        where = BlockPlaces(*(torch.cat(part, 1) for part in zip(*places, strict=True)))
+        out: torch.Tensor
+        if sum(slots):
+            block = torch.cat([self._embedded(one) for one in every])[None]
+            attend = self._attend(every, contexts, slots, places)
+            out = self.head(context, block, where, attend)[0]
+        else:
+            self._keep(every, contexts, context, where.context)
+            out = context[0, :0]
+        for one, rows in zip(every, contexts, strict=True):
+            one.kv.advance(rows)
+        self._ran(sum(contexts) + sum(slots), *(one.request for one in every))
+        return list(out.split(slots))
+
+    def _places(self, one: NextBlocks) -> BlockPlaces:
+        """Where its new context rows and its slots are, int64 [1, C] and [1, R]."""
+        held, device = one.kv.length, self.device
+        anchors = torch.tensor([place for place, _ in one.blocks], dtype=torch.int64, device=device)
+        slots = anchors[:, None] + torch.arange(one.shape.block, device=device)
+        context = torch.arange(held, held + len(one.context), device=device)
+        return BlockPlaces(context[None], slots.reshape(1, -1))
+
+    def _embedded(self, one: NextBlocks) -> torch.Tensor:
+        """The vectors [R, hidden] in its slots."""
+        shape, own = one.shape, self.head.mask_embedding
+        mask = 0 if shape.mask_token is None else shape.mask_token
+        tokens = torch.full((len(one.blocks), shape.block), mask, device=self.device)
+        known = torch.zeros_like(tokens, dtype=torch.bool)
+        for number, (_, first) in enumerate(one.blocks):
+            tokens[number, : len(first)] = torch.tensor(first, device=self.device)
+            known[number, : len(first)] = True
+        rows = self._embed(tokens.flatten())
+        return rows if own is None else torch.where(known.reshape(-1, 1), rows, own)
+
+    def _attend(
+        self,
+        every: Sequence[NextBlocks],
+        contexts: Sequence[int],
+        slots: Sequence[int],
+        places: Sequence[BlockPlaces],
+    ) -> Attend:
+        masks = []
+        for one, where in zip(every, places, strict=True):
+            seen = torch.arange(one.kv.length + len(one.context), device=self.device)
+            masks.append(packed_masks(one.shape, BlockPlaces(seen[None], where.slots)))
+        cut = [*contexts, *slots]
+
+        def attend(
+            layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        ) -> torch.Tensor:
+            self._between_layers()
+            queries = query.split(list(slots), 2)
+            keys, values = (both.split(cut, 2) for both in (key, value))
+            seen = []
+            for number, one in enumerate(every):
+                own = (number, len(every) + number)
+                held_keys, held_values = one.kv.update(
+                    torch.cat([keys[at] for at in own], 2),
+                    torch.cat([values[at] for at in own], 2),
+                    layer,
+                )
+                assert isinstance(held_keys, torch.Tensor), "a draft's cache has no stems"
+                assert isinstance(held_values, torch.Tensor)
+                if slots[number]:
+                    mask = masks[number][layer]
+                    seen.append(attention(queries[number], held_keys, held_values, mask))
+            return torch.cat(seen, 2) if len(seen) > 1 else seen[0]
+
+        return attend
+
+    def _keep(
+        self,
+        every: Sequence[NextBlocks],
+        contexts: Sequence[int],
+        context: torch.Tensor,
+        places: torch.Tensor,
+    ) -> None:
+        """Keys and values of context rows alone."""
+
+        def keep(layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+            self._between_layers()
+            shares = zip(every, key.split(contexts, 2), value.split(contexts, 2), strict=True)
+            for one, own_key, own_value in shares:
+                one.kv.update(own_key, own_value, layer)
+
+        self.head.keep(context, places, keep)
+
+
+class BlockRows:
+    """One request's committed rows, of which the newest wait for the next block's pass.
+
+    Keys and values of a committed row depend on nothing but that row, so they stay; those of a
+    block are forgotten with its pass.
+    """
+
+    def __init__(self, request: int, passes: BlockPasses) -> None:
+        """No rows."""
+        self.request = request
+        self._passes = passes
+        self._kv = passes.new_cache()
+        hidden, dtype, device = passes.head.shape.hidden, passes.dtype, passes.device
+        self._waiting = torch.zeros((0, hidden), dtype=dtype, device=device)
+
+    @property
+    def committed(self) -> int:
+        """How many committed rows there are."""
+        return self._kv.length + len(self._waiting)
+
+    def add(self, context: torch.Tensor) -> Steps[None]:
+        """Committed rows come next, [n, hidden] of DSparkHead.context: more than fit beside a
+        block run now."""
+        self._waiting = torch.cat([self._waiting, context])
+        while len(self._waiting) > PASS_ROWS:
+            part, self._waiting = self._waiting[:PASS_ROWS], self._waiting[PASS_ROWS:]
+            shape = self._passes.head.shape
+            given = NextBlocks(self.request, shape, self._kv, part, ())
+            yield from call(self._passes.run, given)
+
+    def begin_with(self, other: BlockRows, rows: int, ends: bool) -> None:
+        """Begin with the first `rows` committed rows of another request at most; `ends`: it is
+        about to be closed, and leaves what it has."""
+        held = min(rows, other._kv.length)
+        self._waiting = other._waiting[: rows - held].clone()
+        if ends:
+            self._kv = other._kv
+            self._kv.length = held
+        else:
+            self._kv = other._kv.fork(0, held)
+
+    def behind(
+        self, shape: DSparkShape, blocks: Sequence[tuple[int, Sequence[int]]]
+    ) -> Steps[torch.Tensor]:
+        """What the slots of these blocks (see NextBlocks) give, [R, hidden]."""
+        waiting, self._waiting = self._waiting, self._waiting[:0]
+        given = NextBlocks(self.request, shape, self._kv, waiting, blocks)
+        return (yield from call(self._passes.run, given))

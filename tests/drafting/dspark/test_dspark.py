@@ -1,0 +1,245 @@
+"""One-pass heads as draft sources: what they guess, against their arithmetic row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.checkpoints import write_checkpoint
+from support.dspark_heads import FORMS, HIDDEN, LAYERS, TAPS, VOCAB, Form, Reference, write_dspark
+from support.passes import rows_of
+
+from edgespec.config import Quantisation
+from edgespec.drafting.dspark.format import read_head
+from edgespec.drafting.dspark.guesser import DSparkGuesser, load_dspark
+from edgespec.drafting.dspark.settings import MOST_SLOTS
+from edgespec.errors import ModelError
+from edgespec.model.aux_hidden import packed, unpacked
+from edgespec.model.ends import OutputHead
+from edgespec.model.loader import Checkpoint
+from edgespec.model.quantised.linear import dequantised, pack
+from edgespec.types.draft_pass import RankedRows
+from edgespec.types.features import Features
+from edgespec.types.tensor import Layers
+from edgespec.verify.sampling import Sampling
+
+CONTEXT = [5, 9, 90, 33, 7, 61, 2]
+PATHS: list[list[int]] = [[], [4], [8], [4, 77], [8, 8, 50], [4, 77, 3]]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("base"), seed=3, num_hidden_layers=LAYERS)
+
+
+def guesser(base: Path, head: Path) -> DSparkGuesser:
+    source = Checkpoint(base)
+    return load_dspark(head, source, OutputHead(source, "float64"), "float64")
+
+
+def given_rows(count: int, first: int = 0) -> tuple[torch.Tensor, Features]:
+    """What the base gives for `count` committed rows from `first` on, as the reference and as the
+    guesser take it."""
+    random = torch.Generator().manual_seed(1)
+    rows = [torch.randn((300, HIDDEN), generator=random)[first : first + count] for _ in range(4)]
+    # They come from the ring in the order of the layers, and others with them.
+    aux_hidden = packed([rows[3], *rows[:3]])
+    known = unpacked(aux_hidden, 4)[:, 1:].flatten(1).double()
+    return known, Features(aux_hidden=aux_hidden, aux_layers=Layers((0, *TAPS)))
+
+
+def opened(draft: DSparkGuesser, context: list[int] = CONTEXT) -> torch.Tensor:
+    """Request 1 of `draft` has read that context; returns what the base gave."""
+    rows, features = given_rows(len(context) - 1)
+    draft.open(1, Sampling())
+    assert draft.read(1, context, features)
+    return rows
+
+
+def assert_guessed(
+    draft: DSparkGuesser, reference: Reference, rows: torch.Tensor, context: list[int]
+) -> None:
+    """What follows PATHS behind request 1's context is what the reference says."""
+    out = reference.block(rows, context[-1:])
+    children = draft.guess(1, PATHS, 5)
+    for index, path in enumerate(PATHS):
+        wanted = reference.log_probs(out, context, path)
+        best = wanted.argsort(descending=True, stable=True)[:5]
+        mine = children.parents == index
+        assert children.tokens[mine].tolist() == reference.token_of[best].tolist()
+        np.testing.assert_allclose(children.scores[mine], wanted[best], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_guesses_are_those_of_the_papers_arithmetic(name: str, base: Path, tmp_path: Path) -> None:
+    tensors = write_dspark(tmp_path, FORMS[name])
+    draft = guesser(base, tmp_path)
+    rows = opened(draft)
+    assert_guessed(draft, Reference(FORMS[name], tensors, base), rows, CONTEXT)
+
+
+@pytest.mark.parametrize("name", ["deepspec", "z-lab-window", "jetspec"])
+def test_how_the_rows_came_makes_no_difference(
+    name: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one with guesses in between, or more at once than fit beside a block."""
+    monkeypatch.setattr("edgespec.drafting.dspark.rows.PASS_ROWS", 4)
+    tensors = write_dspark(tmp_path, FORMS[name])
+    draft = guesser(base, tmp_path)
+    draft.open(1, Sampling())
+    for end in range(1, len(CONTEXT) + 1):
+        features = given_rows(1, end - 2)[1] if end > 1 else Features()
+        assert draft.read(1, CONTEXT[:end], features)
+        draft.guess(1, PATHS, 4)
+    rows, _ = given_rows(len(CONTEXT) - 1)
+    reference = Reference(FORMS[name], tensors, base)
+    assert_guessed(draft, reference, rows, CONTEXT)
+    rows_of(draft)
+    draft.close(1)
+    opened(draft)
+    assert rows_of(draft) == (4,), "the last two wait for the block"
+    assert_guessed(draft, reference, rows, CONTEXT)
+    assert rows_of(draft) == (2 + FORMS[name].block,)
+
+
+def test_a_block_runs_once_for_all_its_levels(base: Path, tmp_path: Path) -> None:
+    write_dspark(tmp_path, FORMS["deepspec"])
+    draft = guesser(base, tmp_path)
+    opened(draft)
+    draft.guess(1, PATHS, 4)
+    work = draft.take_work()
+    assert [one.rows for one in work if not isinstance(one, RankedRows)] == [6 + 6]
+    assert [one.product for one in work if isinstance(one, RankedRows)] == [6]
+    draft.guess(1, [[4, 77, 3, 3], [1]], 4)
+    again = draft.take_work()
+    assert [one.product for one in again if isinstance(one, RankedRows)] == [0] == [len(again) - 1]
+    assert draft.read(1, [*CONTEXT, 4], given_rows(1, 6)[1])
+    draft.guess(1, [[]], 4)
+    assert rows_of(draft) == (1 + 6,), "the context has grown"
+
+
+@pytest.mark.parametrize(("name", "depths"), [("deepspec", 6), ("z-lab", 5), ("own", 8)])
+def test_nothing_follows_the_end_of_the_block(
+    name: str, depths: int, base: Path, tmp_path: Path
+) -> None:
+    write_dspark(tmp_path, FORMS[name])
+    draft = guesser(base, tmp_path)
+    opened(draft)
+    paths = [[3] * length for length in range(10)]
+    assert set(draft.guess(1, paths, 2).parents.tolist()) == set(range(depths))
+    rows_of(draft)
+    assert not len(draft.guess(1, paths[depths:], 2))
+    assert rows_of(draft) == ()
+
+
+def test_nothing_is_guessed_while_features_are_missing(base: Path, tmp_path: Path) -> None:
+    tensors = write_dspark(tmp_path, FORMS["deepspec"])
+    draft = guesser(base, tmp_path)
+    draft.open(1, Sampling())
+    assert not draft.read(1, CONTEXT, given_rows(4)[1])
+    assert draft.read(1, CONTEXT, given_rows(2, 4)[1])
+    reference = Reference(FORMS["deepspec"], tensors, base)
+    assert_guessed(draft, reference, given_rows(6)[0], CONTEXT)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_request_goes_on_from_anothers_rows(ends: bool, base: Path, tmp_path: Path) -> None:
+    tensors = write_dspark(tmp_path, FORMS["deepspec"])
+    reference = Reference(FORMS["deepspec"], tensors, base)
+    context = [*CONTEXT[:5], 40, 41]
+    for rows, guessed in ((5, True), (5, False), (8, True)):
+        draft = guesser(base, tmp_path)
+        draft.open(2, Sampling())
+        draft.read(2, CONTEXT, given_rows(6)[1])
+        if guessed:  # some rows are in the cache then, and one waits
+            draft.guess(2, PATHS, 3)
+            draft.read(2, [*CONTEXT, 8], given_rows(1, 6)[1])
+        draft.open(1, Sampling())
+        draft.fork(1, 2, rows, ends)
+        if ends:
+            draft.close(2)
+        if rows == 8:
+            assert not draft.read(1, [*CONTEXT, 8, 3], Features()), "one will never come"
+            continue
+        assert draft.read(1, context, given_rows(1, 5)[1])
+        assert_guessed(draft, reference, given_rows(6)[0], context)
+
+
+def test_a_token_that_the_base_lacks_has_no_children(base: Path, tmp_path: Path) -> None:
+    write_dspark(tmp_path, FORMS["deepspec"])
+    draft = guesser(base, tmp_path)
+    opened(draft)
+    assert set(draft.guess(1, [[VOCAB], [3]], 2).parents.tolist()) == {1}
+
+
+@pytest.mark.parametrize(("offset", "causal"), [(1, True), (0, False), (1, False), (0, True)])
+def test_what_the_file_leaves_open_is_tried(
+    offset: int, causal: bool, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The text is what the head itself guesses first with that offset and mask."""
+    write_dspark(tmp_path, replace(FORMS["z-lab"], block=4))
+    source = Checkpoint(base)
+    files = read_head(tmp_path, HIDDEN, VOCAB, LAYERS)
+    meant = replace(files.shapes[0], offset=offset, causal=causal)
+    writer = DSparkGuesser(
+        replace(files, shapes=(meant,)), OutputHead(source, "float64"), source, "float64"
+    )
+    text = [5]
+    writer.open(1, Sampling())
+    writer.read(1, text, Features())
+    while len(text) < 222:
+        text += writer.guess(1, [[]], 1).tokens.tolist()
+        writer.read(1, text, given_rows(1, len(text) - 2)[1])
+    features = given_rows(220)[1]
+    draft = guesser(base, tmp_path)
+    assert {(shape.offset, shape.causal) for shape in draft._shapes} == {
+        (one, other) for one in (0, 1) for other in (False, True)
+    }
+    draft.open(1, Sampling())
+    with caplog.at_level("INFO"):
+        draft.read(1, text[:221], features)
+    assert "right next tokens with" in caplog.text
+    assert (draft._shapes[0].offset, draft._shapes[0].causal) == (offset, causal), caplog.text
+    assert len(draft._shapes) == 1
+
+
+def test_a_quantised_head_guesses_as_one_with_the_rounded_matrices(
+    base: Path, tmp_path: Path
+) -> None:
+    int8 = Quantisation.parse("int8")
+    write_dspark(tmp_path, FORMS["specforge-vocabulary"])
+    files = read_head(tmp_path, HIDDEN, VOCAB, LAYERS)
+
+    def held(weight: torch.Tensor) -> torch.Tensor:
+        return dequantised(pack(weight, int8), weight.shape, int8, torch.float64)
+
+    rounded = {
+        key: held(weight) if weight.ndim == 2 and len(weight) > 1 and "w1" not in key else weight
+        for key, weight in files.weights.items()
+    }
+    source = Checkpoint(base)
+    assert files.tokens is not None
+    matrix = held(source.tensor("lm_head.weight")[files.tokens])
+    head = OutputHead(source, "float64")
+    drafts = [
+        DSparkGuesser(files, head, source, "float64", "cpu", int8, int8),
+        DSparkGuesser(replace(files, weights=rounded, matrix=matrix), head, source, "float64"),
+        DSparkGuesser(files, head, source, "float64"),
+    ]
+    scores = []
+    for draft in drafts:
+        opened(draft)
+        scores.append(draft.guess(1, PATHS, 40).scores)
+    np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-9)
+    assert np.abs(scores[0] - scores[2]).max() > 1e-5
+
+
+def test_a_head_that_cannot_be_quantised_so(base: Path, tmp_path: Path) -> None:
+    write_dspark(tmp_path, Form())
+    source = Checkpoint(base)
+    with pytest.raises(ModelError, match=r"of the dspark head as int4: .* choose a group"):
+        load_dspark(tmp_path, source, OutputHead(source), quantisation=Quantisation.parse("int4"))
+    assert Form().block <= MOST_SLOTS
