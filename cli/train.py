@@ -23,10 +23,14 @@ BASE = typer.Argument(
     help="The base model: a name of `edgespec models`, a hub id (ORG/NAME) or a folder.",
     callback=options.check_model,
 )
-TEXT = typer.Argument(..., help='Text: one document a line, or .jsonl objects with a "text".')
+TEXT = typer.Argument(
+    ..., help='Text: one document a line, or .jsonl objects with a "text" or "messages".'
+)
 ROW_LENGTH = typer.Option(256, min=64, help="Tokens of a row.")
 TEXT_ROWS = typer.Option(20_000, min=1, help="Rows of the file at most. The others are left out.")
-OWN_ROWS = typer.Option(1024, min=0, help="Rows that the base writes itself, beside the file's.")
+OWN_ROWS = typer.Option(
+    1024, min=0, help="Answers that the base writes itself, half greedy, half at temperature 1."
+)
 DTYPE = typer.Option("float32", help="What the base is held in.")
 LOW = typer.Option(True, "--low/--no-low", help="Compute in bfloat16 where it may be.")
 SEED = typer.Option(0, help="Of the order of the rows.")
@@ -73,6 +77,53 @@ def eagle(
         rows = (row_length, text_rows, own_rows)
         plan = EaglePlan(local_weights(base, say), text, out, settings, *rows, known, draft_vocab)
         figures = train_eagle(plan, say, compute_dtype(dtype))
+    _show(figures, out, as_json)
+
+
+@train.command()
+def dspark(
+    base: str = BASE,
+    text: Path = TEXT,
+    out: Path = typer.Option(..., metavar="DIR", help="Folder to write the head to."),
+    start: Path | None = typer.Option(
+        None, metavar="DIR", help="A head that this command wrote, to go on with; its shape counts."
+    ),
+    layers: int = typer.Option(2, min=1, max=8, help="Layers of the head."),
+    block: int = typer.Option(16, min=2, max=64, help="Tokens that a pass guesses."),
+    rank: int = typer.Option(64, min=0, help="Rank of the Markov head. 0: none."),
+    intermediate: int = typer.Option(0, min=0, help="Width of the MLPs. 0: the base's."),
+    draft_vocab: int = typer.Option(
+        8192, min=0, help="Tokens that the head scores, the commonest of the text. 0: all."
+    ),
+    anchors: int = typer.Option(24, min=1, help="Blocks in every row of a step."),
+    steps: Steps = 2000,
+    batch: Batch = 8,
+    row_length: int = typer.Option(512, min=64, help="Tokens of a row at most."),
+    own_rows: int = OWN_ROWS,
+    text_rows: int = TEXT_ROWS,
+    rate: Rate = 2e-3,
+    dtype: str = DTYPE,
+    low: bool = LOW,
+    seed: int = SEED,
+    as_json: bool = options.JSON,
+) -> None:
+    """Train a one-pass head for a base model. Stopped, the same command goes on where it was.
+
+    At the end it is measured on the base's own answers to text that was held out.
+    """
+    _make(out)
+    with Notes().waiting("loading") as say:
+        # Imported late, as torch takes seconds: a wrong option is refused at once.
+        from edgespec.model.hub_cache import local_weights
+        from edgespec.model.tensors import compute_dtype
+        from edgespec.training.loop import TrainingSettings
+        from edgespec.training.run import DSparkPlan, train_dspark
+
+        settings = TrainingSettings(steps, batch, block, rate, low, seed)
+        rows = (row_length, text_rows, own_rows)
+        head = (layers, block, rank, intermediate, draft_vocab, anchors)
+        plan = DSparkPlan(local_weights(base, say), text, out, settings, *rows, *head, start)
+        figures = train_dspark(plan, say, compute_dtype(dtype))
     _show(figures, out, as_json)
 
 
@@ -128,8 +179,10 @@ def _show(figures: dict[str, Any], out: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(figures))
         return
-    print(f"draft weights in {out}, measured on {figures['held_out_tokens']} held-out tokens")
-    for rank, shares in figures["agreement_by_level"].items():
-        levels = "  ".join(f"{share:.3f}" for share in shares)
-        trip = figures["tokens_per_trip"][rank]
-        print(f"{rank}: by level {levels}; {trip:.2f} tokens a trip")
+    print(f"draft weights in {out}, measured on the base's own answers to held-out text")
+    for temperature, found in (("0", figures), ("1", figures["at_temperature_1"])):
+        print(f"temperature {temperature}, {found['held_out_tokens']} places:")
+        for rank, shares in found["agreement_by_level"].items():
+            levels = "  ".join(f"{share:.3f}" for share in shares)
+            trip = found["tokens_per_trip"][rank]
+            print(f"  {rank}: by level {levels}; {trip:.2f} tokens a trip")

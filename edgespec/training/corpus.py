@@ -1,4 +1,4 @@
-"""Training corpus: rows of a text file and of the base's own texts, some of them held out."""
+"""Training corpus: rows of a text file and of the base's own answers, some of them held out."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from edgespec.errors import ConfigError
 from edgespec.model.tokenizer import Tokenizer
-from edgespec.training.loop import TrainingSettings, write_state
+from edgespec.training.answers import OwnAnswers, rows_of
+from edgespec.training.loop import TrainingSettings
 from edgespec.training.teacher import Teacher
-from edgespec.training.texts import TextRows, documents, encoded, is_held_out, packed
+from edgespec.training.texts import Document, TextRows, documents, encoded, is_held_out, packed
 
-_CHECKED_ROWS = 48
+_CHECKED_ROWS = 96
 _PROMPT = 32  # tokens of a document that the base continues
-_BATCH = 64
+_LEAST_ANSWER = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
     """What to train on: the base's folder, the text file, the folder to write, tokens of a row, and
-    how many rows at most are of the file, and of the base's own greedy text (as many at least as
-    are held out)."""
+    how many rows at most are of the file, and of the base's own answers."""
 
     base: Path
     text: Path
@@ -35,12 +33,24 @@ class TrainingPlan:
     own_rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Rows to train on; and the base's own answers after held-out documents, to measure on: greedy
+    ones, and sampled ones."""
+
+    trained: TextRows
+    greedy: TextRows
+    sampled: TextRows
+
+
 def prepared(
     plan: TrainingPlan, tokenizer: Tokenizer, teacher: Teacher, say: Callable[[str], None]
-) -> tuple[TextRows, TextRows]:
-    """Rows to train on, and the base's own texts to measure on, after held-out documents.
+) -> Corpus:
+    """The rows of a run; the base's own are made first, where they are not there yet.
 
-    Raises ConfigError for a file that is too short, or rows that the base cannot read.
+    The base answers conversations by its chat template, from the whole prompt on, and continues
+    the beginnings of other texts; half of that greedily, half sampled. Raises ConfigError for a
+    file that is too short, or rows that the base cannot read.
     """
     texts = list(documents(plan.text))
     random.Random(plan.settings.seed).shuffle(texts)
@@ -50,49 +60,41 @@ def prepared(
     if not _PROMPT < length <= limit:
         raise ConfigError(f"rows of {length} tokens: give {_PROMPT + 1} to {limit}")
     say(f"reading {plan.text}")
-    kept = [text for text in texts if not is_held_out(text)]
-    rows = packed(encoded(kept, tokenizer, end), length, plan.text_rows)
-    prompts = _beginnings(encoded(kept, tokenizer, end), length, plan.own_rows)
-    held_out = (text for text in texts if is_held_out(text))
-    checks = _beginnings(encoded(held_out, tokenizer, end), length, _CHECKED_ROWS)
-    if not len(rows) or not len(checks):
+    kept = [document for document in texts if not is_held_out(document.text)]
+    plain = [document.text for document in kept if not document.messages]
+    rows = packed(encoded(plain, tokenizer, end), length, plan.text_rows)
+    prompts = _openings(kept, tokenizer, length, plan.own_rows)
+    held_out = (document for document in texts if is_held_out(document.text))
+    checks = _openings(held_out, tokenizer, length, _CHECKED_ROWS)
+    if not len(rows) + len(prompts) or len(checks) < 2:
         raise ConfigError(
-            f"{plan.text} is too short: it has {len(rows)} rows of {length} tokens to train on "
-            f"and {len(checks)} documents of {_PROMPT} tokens held out; give more text"
+            f"{plan.text} is too short: it has {len(rows)} rows of {length} tokens and "
+            f"{len(prompts)} prompts to train on, and {len(checks)} documents of {_PROMPT} tokens "
+            "held out; give more text"
         )
-    own = _own(plan.out, teacher, prompts.joined(checks), end, say)
-    index = torch.arange(len(own))
-    return rows.joined(own.take(index[: len(prompts)])), own.take(index[len(prompts) :])
+    answers = OwnAnswers(plan.out / "answers.jsonl", teacher, length, end, plan.settings.seed)
+    checked = answers.to(checks, say)
+    own = answers.to(prompts, say) if prompts else []
+    trained = rows.joined(rows_of(own, length, end)) if own else rows
+    measured = (rows_of([a for a in checked if a.sampled == one], length, end) for one in (0, 1))
+    return Corpus(trained, *measured)
 
 
-def _beginnings(encodings: Iterable[torch.Tensor], length: int, most: int) -> TextRows:
-    """One row a document that is long enough, its first tokens; the rest is filled up with 0."""
-    rows: list[torch.Tensor] = []
-    for document in encodings:
-        if len(rows) == most:
+def _openings(
+    texts: Iterable[Document], tokenizer: Tokenizer, length: int, most: int
+) -> list[list[int]]:
+    """What the base answers: conversations up to there, and the first tokens of texts that are
+    long enough; none twice."""
+    found: dict[tuple[int, ...], None] = {}
+    for document in texts:
+        if len(found) == most:
             break
-        if len(document) > _PROMPT:
-            row = torch.zeros(length, dtype=torch.int32)
-            row[:_PROMPT] = document[:_PROMPT]
-            rows.append(row)
-    return packed(rows, length, most)
-
-
-def _own(
-    out: Path, teacher: Teacher, prompts: TextRows, end: int, say: Callable[[str], None]
-) -> TextRows:
-    """The base's own continuations of the beginnings of `prompts`, as long as these; from the run
-    before if it got as far as that."""
-    file = out / "own_texts.pt"
-    if file.exists():
-        known = torch.load(file, weights_only=True)
-        if torch.equal(known.pop("prompts"), prompts.tokens):
-            return TextRows(**known)
-    parts: list[TextRows] = []
-    for tokens in prompts.tokens.split(_BATCH):
-        say(f"own texts: {len(parts) * _BATCH} of {len(prompts)}")
-        parts.append(teacher.continued(tokens[:, :_PROMPT], tokens.shape[1], end))
-    own = parts[0].joined(*parts[1:])
-    state = {"tokens": own.tokens, "starts": own.starts, "ends": own.ends}
-    write_state({"prompts": prompts.tokens, **state}, file)
-    return own
+        if document.messages:
+            ids = tokenizer.encode_chat(document.messages)
+            fits = len(ids) <= length - _LEAST_ANSWER
+        else:
+            ids = tokenizer.encode(document.text)[:_PROMPT]
+            fits = len(ids) == _PROMPT
+        if fits:
+            found[tuple(ids)] = None
+    return [list(ids) for ids in found]

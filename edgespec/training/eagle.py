@@ -8,13 +8,14 @@ import torch
 from torch import nn
 from torch.nn.functional import smooth_l1_loss
 
+from edgespec.drafting.eagle.format import write_head
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.shape import HeadShape, Kind
 from edgespec.training.loop import DECAY, Trainer, TrainingSettings
 from edgespec.training.muon import Muon
 from edgespec.training.start import begin
 from edgespec.training.teacher import Teacher
-from edgespec.training.texts import TextRows
+from edgespec.training.texts import TextRows, counted_tokens
 from edgespec.training.unrolled import unrolled
 
 FEATURE_SHARE = 0.1
@@ -50,7 +51,7 @@ class EagleTrainer(Trainer):
     def __init__(
         self, teacher: Teacher, student: Student, settings: TrainingSettings, out: Path
     ) -> None:
-        self.student = student
+        self.student, self._out = student, out
         super().__init__(teacher, student, optimizers(student, settings.rate), settings, out)
 
     def begin(self, rows: TextRows) -> None:
@@ -61,8 +62,18 @@ class EagleTrainer(Trainer):
             with torch.no_grad():
                 self.student.lm_head.weight.copy_(matrix if kept is None else matrix[kept])
 
-    def losses(self, batch: TextRows) -> tuple[torch.Tensor, float]:
-        return losses(self.student, self.teacher, batch, self.settings.unroll)
+    def learn(self, batch: TextRows) -> tuple[float, float]:
+        loss, right = losses(self.student, self.teacher, batch, self.settings.unroll)
+        loss.backward()
+        return float(loss.detach()), right
+
+    def write(self) -> None:
+        student, config = self.student, self.teacher.config
+        tensors = {name: weight.detach() for name, weight in student.head.state_dict().items()}
+        if student.lm_head is not None:
+            tensors["lm_head.weight"] = student.lm_head.weight.detach()
+        vocab, positions = int(config.vocab_size), int(config.max_position_embeddings)
+        write_head(self._out, student.head.shape, tensors, student.kept, vocab, positions)
 
 
 def optimizers(student: Student, rate: float) -> list[torch.optim.Optimizer]:
@@ -119,5 +130,5 @@ def chosen_vocabulary(rows: TextRows, size: int, vocab: int) -> torch.Tensor | N
     """The `size` most frequent tokens of the text, ascending, int64; None if that is all."""
     if size >= vocab:
         return None
-    frequent = torch.bincount(rows.tokens.flatten().long(), minlength=vocab)
+    frequent = torch.bincount(counted_tokens(rows), minlength=vocab)
     return frequent.argsort(descending=True, stable=True)[:size].sort().values

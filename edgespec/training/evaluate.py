@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from edgespec.drafting.dspark.head import rows_of
+from edgespec.training.blocks import blocks_at
+from edgespec.training.dspark import DSparkStudent
 from edgespec.training.eagle import Student
 from edgespec.training.ppd import PPDVectors
 from edgespec.training.teacher import Teacher
@@ -15,14 +18,15 @@ from edgespec.training.unrolled import unrolled
 
 RANKS = (1, 4, 8)
 _BATCH = 16
+_EVERY = 3  # tokens from one block that is measured to the next
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What a head is worth on `tokens` tokens of greedy text. For each of RANKS: `by_level`, how
-    often the base's token is among so many best guesses, by level of the tree (the guesses above
-    it being right); `trip`, tokens that one trip would yield if so many children of every guess
-    travelled."""
+    """What a head is worth on `tokens` tokens of the base's own text. For each of RANKS:
+    `by_level`, how often the base's token is among so many best guesses, by level of the tree (the
+    guesses above it being right); `trip`, tokens that one trip would yield if so many children of
+    every guess travelled."""
 
     tokens: int
     by_level: dict[int, tuple[float, ...]]
@@ -30,13 +34,13 @@ class Agreement:
 
 
 def eagle_agreement(student: Student, teacher: Teacher, rows: TextRows, levels: int) -> Agreement:
-    """Measure on rows of the base's own greedy text (see Teacher.continued)."""
+    """Measure on rows of the base's own text (see Teacher.continued)."""
     parts = map(rows.take, torch.arange(len(rows)).split(_BATCH))
     return _agreement((_eagle_hits(student, teacher, part, levels) for part in parts), levels)
 
 
 def ppd_agreement(vectors: PPDVectors, teacher: Teacher, rows: TextRows) -> Agreement:
-    """Measure on rows of the base's own greedy text: at every position, how good the guesses are
+    """Measure on rows of the base's own text: at every position, how good the guesses are
     that a chain there makes of the tokens after the next one."""
     return _agreement(_ppd_hits(vectors, teacher, rows), vectors.depth)
 
@@ -59,6 +63,44 @@ def _agreement(parts: Iterable[torch.Tensor], levels: int) -> Agreement:
         {rank: tuple((found[rank] / share).tolist()) for rank in RANKS},
         {rank: 1 + float(runs[rank].sum()) / share for rank in RANKS},
     )
+
+
+def dspark_agreement(
+    student: DSparkStudent, teacher: Teacher, rows: TextRows, levels: int
+) -> Agreement:
+    """Measure on rows of the base's own text: behind every third of its tokens, how good the
+    guesses of a block there are."""
+    parts = map(rows.take, torch.arange(len(rows)).split(_BATCH))
+    return _agreement((_dspark_hits(student, teacher, part, levels) for part in parts), levels)
+
+
+def _dspark_hits(
+    student: DSparkStudent, teacher: Teacher, rows: TextRows, levels: int
+) -> torch.Tensor:
+    rows, device, shape = rows.trimmed(), teacher.device, student.head.shape
+    tokens = rows.tokens.to(device, torch.int64)
+    first, wide = rows.starts.clamp(min=0) + 1, tokens.shape[1]
+    anchors = first[:, None] + torch.arange(0, wide, _EVERY)
+    fits = anchors + levels < rows.ends[:, None]
+    anchors = anchors[:, : max(1, int(fits.sum(1).max()))].clamp(max=wide - 1)
+    fits = fits[:, : anchors.shape[1]].to(device)
+    blocks = blocks_at(anchors.to(device), torch.zeros_like(anchors, device=device), rows, shape)
+    given = teacher.read(tokens, shape.aux_hidden).aux_hidden
+    assert given is not None
+    out = student.outputs(teacher, tokens, given, blocks).unflatten(1, (-1, shape.block))
+    matrix = teacher.head_matrix[student.kept].to(out.dtype)
+    hits = []
+    for level in range(levels):
+        slot = shape.slot_of(level)
+        sources = blocks.sources.unflatten(1, (-1, shape.block))[..., slot]
+        before = tokens.gather(1, sources)
+        logits = out[:, :, slot] @ matrix.T
+        if shape.markov_rank:
+            logits = logits + student.head.markov(rows_of(before, shape, student.kept))
+        best = student.kept[logits.topk(min(max(RANKS), shape.vocab), -1).indices]
+        wanted = tokens.gather(1, (sources + 1).clamp(max=wide - 1))
+        hits.append(best == wanted[..., None])
+    return torch.stack(hits, 2)[fits]
 
 
 def _eagle_hits(student: Student, teacher: Teacher, rows: TextRows, levels: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from edgespec.errors import ModelError
+from edgespec.training.remaining import duration
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows
 
@@ -22,6 +24,8 @@ DECAY = 0.8
 """What a level counts against the one above it (EAGLE-3's code; PPD §3.4)."""
 
 _MOST_GRADIENT = 1.0
+_ALIKE = 32  # batches whose rows are sorted by length together
+_LEAST_FACTOR = 2.0**-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,33 @@ class TrainingSettings:
         return self.rate * rising * max(0.02, falling)
 
 
+@dataclass(slots=True)
+class LossCourse:
+    """How the loss goes: its mean over about the last ten steps, and the lowest that this was."""
+
+    mean: float = math.nan
+    lowest: float = math.inf
+    steps: int = 0
+
+    def took(self, loss: float) -> None:
+        self.steps += 1
+        # The first few count alike; then an old one fades.
+        share = max(0.1, 1 / self.steps)
+        self.mean = loss if math.isnan(self.mean) else self.mean + share * (loss - self.mean)
+        if self.steps >= 5:
+            self.lowest = min(self.lowest, self.mean)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether a checkpoint is worth keeping."""
+        return math.isfinite(self.mean) and not self.mean > 1.1 * self.lowest
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the steps lead away: no number any more, or a quarter above the lowest."""
+        return not math.isfinite(self.mean) or self.mean > 1.25 * self.lowest
+
+
 class Trainer(ABC):
     """The loop over rows of text, and its checkpoint in the output folder."""
 
@@ -56,19 +87,30 @@ class Trainer(ABC):
         settings: TrainingSettings,
         out: Path,
     ) -> None:
-        """`student`: what is trained, by `optimizers`."""
+        """`student`: what is trained, by `optimizers`, each of which keeps its groups' own share of
+        the rate under "share" (1 if it is not there)."""
         self.teacher, self.settings = teacher, settings
         self.step = 0
+        self.factor = 1.0
+        """What the rate is lowered to after steps that led away."""
+        self.seconds = 0.0
+        """Of all steps so far, those of earlier runs too."""
         self._student, self._optimizers = student, optimizers
-        self._file = out / "checkpoint.pt"
+        self._course = LossCourse()
+        self._file, self._log = out / "checkpoint.pt", out / "progress.jsonl"
 
     @abstractmethod
     def begin(self, rows: TextRows) -> None:
         """Set the student to what `rows` say at once, before the first step."""
 
     @abstractmethod
-    def losses(self, batch: TextRows) -> tuple[torch.Tensor, float]:
-        """The loss of a step, and the share of first guesses that are the base's."""
+    def learn(self, batch: TextRows) -> tuple[float, float]:
+        """Add a batch's gradients to the student's; the loss, and the share of first guesses that
+        are the base's."""
+
+    @abstractmethod
+    def write(self) -> None:
+        """Write the head as it is now."""
 
     def _resume(self) -> None:
         try:
@@ -76,7 +118,8 @@ class Trainer(ABC):
             self._student.load_state_dict(state["student"])
             for optimizer, known in zip(self._optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(known)
-            self.step = int(state["step"])
+            self.step, self.seconds = int(state["step"]), float(state["seconds"])
+            self.factor, self._course = float(state["factor"]), LossCourse(**state["course"])
         except Exception as error:  # torch raises many kinds for a file that does not fit
             raise ModelError(
                 f"cannot go on from {self._file} ({error}); it is damaged or of another run: "
@@ -84,63 +127,137 @@ class Trainer(ABC):
             ) from error
 
     def _save(self) -> None:
+        """The checkpoint, and the head of it; not while the steps lead away."""
+        if self.step and not self._course.is_good:
+            return
+        course = self._course
         state = {
             "student": self._student.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "step": self.step,
+            "seconds": self.seconds,
+            "factor": self.factor,
+            "course": {"mean": course.mean, "lowest": course.lowest, "steps": course.steps},
         }
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         write_state(state, self._file)
+        if self.step:
+            self.write()
 
     def run(self, rows: TextRows, say: Callable[[str], None]) -> None:
         """Train to the last step, from the checkpoint on if there is one. Saves now and then and at
-        the end, also when interrupted. Raises ModelError for a checkpoint of another run."""
+        the end, also when interrupted, and writes the head each time; if the last steps led away,
+        the student is that of the last checkpoint in the end.
+
+        Raises ModelError for a checkpoint of another run, and for steps that lead away at every
+        rate.
+        """
         if self._file.exists():
             self._resume()
             say(f"going on behind step {self.step}")
         else:
             self.begin(rows)
+            self._save()
             say("beginning")
-        saved, steps = time.monotonic(), self.settings.steps
+        saved = began = time.monotonic()
+        before, first = self.seconds, self.step
+        order = RowOrder(rows, self.settings)
         try:
-            while self.step < steps:
-                loss, right = self._one_step(rows)
+            while self.step < self.settings.steps:
+                loss, right = self._one_step(rows.take(order.of(self.step)))
+                self._course.took(loss)
+                if self._course.has_diverged:
+                    self._lower(say)
+                    saved, first = time.monotonic(), min(first, self.step)
+                    continue
                 self.step += 1
-                say(f"step {self.step} of {steps}: loss {loss:.3f}, first guess right {right:.3f}")
-                if time.monotonic() - saved > self.settings.save_seconds:
+                now = time.monotonic()
+                self.seconds = before + now - began
+                left = (now - began) / (self.step - first) * (self.settings.steps - self.step)
+                self._note(loss, right)
+                say(
+                    f"step {self.step} of {self.settings.steps}: loss {loss:.3f}, first guess "
+                    f"right {right:.3f}, {duration(left)} left"
+                )
+                if now - saved > self.settings.save_seconds:
                     self._save()
                     saved = time.monotonic()
         finally:
             self._save()
+        if not self._course.is_good:
+            self._resume()
+            self.write()
 
-    def _one_step(self, rows: TextRows) -> tuple[float, float]:
+    def _lower(self, say: Callable[[str], None]) -> None:
+        """Go back to the checkpoint, and on with half the rate."""
+        step, factor, seconds = self.step, self.factor / 2, self.seconds
+        if factor < _LEAST_FACTOR:
+            raise ModelError(
+                f"the loss still rises at a rate of {self.settings.rate * self.factor:.1e} (step "
+                f"{step + 1}); give a lower --rate, and check the text"
+            )
+        self._resume()
+        self.factor, self.seconds = factor, seconds
+        # Kept in the file: without it a run that is stopped now would lead away again.
+        self._course = LossCourse()
+        self._save()
+        say(
+            f"the loss rose at step {step + 1}: going on behind step {self.step} at "
+            f"{self.settings.rate * factor:.1e}"
+        )
+
+    def _note(self, loss: float, right: float) -> None:
+        """A line of progress.jsonl."""
+        line = {"step": self.step, "seconds": round(self.seconds, 1)}
+        line |= {"loss": round(loss, 4), "first_guess": round(right, 4)}
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _one_step(self, batch: TextRows) -> tuple[float, float]:
         settings = self.settings
+        rate = settings.rate_at(self.step) * self.factor
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = settings.rate_at(self.step)
-        batch = rows.take(_chosen(len(rows), self.step, settings))
-        with torch.autocast(self.teacher.device.type, torch.bfloat16, enabled=settings.low):
-            loss, right = self.losses(batch)
+                group["lr"] = rate * group.get("share", 1.0)
         self._student.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._student.parameters(), _MOST_GRADIENT)
+        with torch.autocast(self.teacher.device.type, torch.bfloat16, enabled=settings.low):
+            loss, right = self.learn(batch.trimmed())
+        size = torch.nn.utils.clip_grad_norm_(self._student.parameters(), _MOST_GRADIENT)
+        if not (math.isfinite(loss) and torch.isfinite(size)):
+            return math.inf, right
         for optimizer in self._optimizers:
             optimizer.step()
-        return float(loss.detach()), right
+        return loss, right
 
 
-def _chosen(count: int, step: int, settings: TrainingSettings) -> torch.Tensor:
-    """The rows of a step: every row once an epoch, in an order that the seed alone decides."""
-    first = step * settings.batch
-    index = torch.arange(first, first + settings.batch)
-    epochs = index // count
-    chosen = torch.empty_like(index)
-    for epoch in epochs.unique().tolist():
-        order = torch.randperm(
-            count, generator=torch.Generator().manual_seed(settings.seed * 100_003 + epoch)
-        )
-        here = epochs == epoch
-        chosen[here] = order[index[here] % count]
-    return chosen
+class RowOrder:
+    """Which rows a step takes: every row once an epoch, those of a step about as long as each
+    other, in an order that the seed alone decides."""
+
+    def __init__(self, rows: TextRows, settings: TrainingSettings) -> None:
+        self._lengths, self._batch, self._seed = rows.ends, settings.batch, settings.seed
+        self._epoch, self._order = -1, torch.zeros(0, dtype=torch.int64)
+
+    def of(self, step: int) -> torch.Tensor:
+        """The rows of a step, int64 [batch]."""
+        count = len(self._lengths)
+        index = torch.arange(step * self._batch, (step + 1) * self._batch)
+        return torch.stack([self._in_epoch(int(at) // count)[int(at) % count] for at in index])
+
+    def _in_epoch(self, epoch: int) -> torch.Tensor:
+        if epoch != self._epoch:
+            dice = torch.Generator().manual_seed(self._seed * 100_003 + epoch)
+            order = torch.randperm(len(self._lengths), generator=dice)
+            parts = []
+            for part in order.split(_ALIKE * self._batch):
+                alike = part[self._lengths[part].argsort(stable=True)]
+                batches = list(alike.split(self._batch))
+                # The short one stays last, so that all others begin where a step begins.
+                whole = len(batches) - (len(batches[-1]) < self._batch)
+                mixed = torch.randperm(whole, generator=dice).tolist()
+                parts += [batches[at] for at in mixed] + batches[whole:]
+            self._epoch, self._order = epoch, torch.cat(parts)
+        return self._order
 
 
 def write_state(state: dict[str, Any], file: Path) -> None:

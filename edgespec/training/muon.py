@@ -19,8 +19,12 @@ _MOMENTUM = 0.95
 class Muon(torch.optim.Optimizer):
     """For parameters with two dimensions."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> None:
+    def __init__(
+        self, parameters: Iterable[torch.nn.Parameter], lr: float, low: bool = False
+    ) -> None:
+        """`low`: iterate in bfloat16, which is enough for a direction (Jordan's code does)."""
         super().__init__(parameters, {"lr": lr})
+        self._low = low
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -34,7 +38,8 @@ class Muon(torch.optim.Optimizer):
                 momentum.lerp_(parameter.grad, 1 - _MOMENTUM)
                 ahead = parameter.grad.lerp(momentum, _MOMENTUM)
                 size = 0.2 * max(parameter.shape) ** 0.5
-                parameter.sub_(orthogonal(ahead), alpha=group["lr"] * size)
+                along = orthogonal(ahead.bfloat16() if self._low else ahead)
+                parameter.sub_(along.to(parameter.dtype), alpha=group["lr"] * size)
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import kl_div
 
+from edgespec.drafting.ppd.format import PPDTokens, write_ppd_tokens
 from edgespec.training.loop import DECAY, Trainer, TrainingSettings
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows
@@ -67,14 +68,26 @@ class PPDTrainer(Trainer):
         settings: TrainingSettings,
         out: Path,
         chains: int,
+        base: str,
     ) -> None:
-        self.vectors, self._chains = vectors, chains
+        """`base`: what the base is called in the folder that is written."""
+        self.vectors, self._chains, self._out, self._base = vectors, chains, out, base
         # As PPD trains them: without decay of weights.
         rule = torch.optim.AdamW(vectors.parameters(), settings.rate, weight_decay=0.0)
         super().__init__(teacher, vectors, [rule], settings, out)
 
     def begin(self, rows: TextRows) -> None:
         """They were made as they begin."""
+
+    def write(self) -> None:
+        vectors = self.vectors
+        tokens = PPDTokens(vectors.depth, vectors.copies, vectors.table.detach())
+        write_ppd_tokens(self._out, tokens, self._base)
+
+    def learn(self, batch: TextRows) -> tuple[float, float]:
+        loss, right = self.losses(batch)
+        loss.backward()
+        return float(loss.detach()), right
 
     def losses(self, batch: TextRows) -> tuple[torch.Tensor, float]:
         """KL divergence from the base's distribution, each token ahead counting 0.8 of the one

@@ -5,23 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from edgespec.drafting.eagle.format import write_head
+from edgespec.drafting.dspark.format import read_head as read_one_pass
 from edgespec.drafting.eagle.shape import Kind
-from edgespec.drafting.ppd.format import PPDTokens, write_ppd_tokens
+from edgespec.errors import ConfigError
 from edgespec.model.device import best_device
 from edgespec.model.hub import local_folder
 from edgespec.model.hub_cache import model_of
 from edgespec.model.tokenizer import Tokenizer
-from edgespec.training.corpus import TrainingPlan, prepared
+from edgespec.training.corpus import Corpus, TrainingPlan, prepared
+from edgespec.training.dspark import DSparkStudent, DSparkTrainer
+from edgespec.training.dspark import shape_for as shape_for_dspark
 from edgespec.training.eagle import EagleTrainer, Student, chosen_vocabulary
-from edgespec.training.evaluate import RANKS, Agreement, eagle_agreement, ppd_agreement
+from edgespec.training.evaluate import (
+    RANKS,
+    Agreement,
+    dspark_agreement,
+    eagle_agreement,
+    ppd_agreement,
+)
+from edgespec.training.loop import Trainer
 from edgespec.training.ppd import PPDTrainer, PPDVectors
 from edgespec.training.start import shape_for
 from edgespec.training.teacher import Teacher
+from edgespec.training.texts import TextRows, counted_tokens
 
 _LEVELS_MEASURED = 5
 _FIRST_TEXT = "Next {} word"  # whose vectors prompt tokens begin as (PPD's code), from 2 on
@@ -33,6 +44,21 @@ class EaglePlan(TrainingPlan):
 
     kind: Kind
     vocab: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DSparkPlan(TrainingPlan):
+    """A run of a one-pass head: `layers` with MLPs of `intermediate` (0: the base's), a block of
+    `block` slots, a Markov head of `rank`, `vocab` tokens that it scores (0: all); `anchors`
+    blocks in a row of a step. `start`: the folder of a head to begin with, whose shape counts."""
+
+    layers: int
+    block: int
+    rank: int
+    intermediate: int
+    vocab: int
+    anchors: int
+    start: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +74,81 @@ class PPDPlan(TrainingPlan):
 def train_eagle(plan: EaglePlan, say: Callable[[str], None], dtype: torch.dtype) -> dict[str, Any]:
     """Train, or go on with a run that was stopped; write the head; return its figures."""
     teacher, tokenizer = _loaded(plan, say, dtype)
-    trained, checked = prepared(plan, tokenizer, teacher, say)
+    corpus = prepared(plan, tokenizer, teacher, say)
     whole = int(teacher.config.vocab_size)
     kept = None
     if plan.kind == "eagle3" and plan.vocab:
-        kept = chosen_vocabulary(trained, plan.vocab, whole)
+        kept = chosen_vocabulary(corpus.trained, plan.vocab, whole)
     shape = shape_for(plan.kind, teacher.config, whole if kept is None else len(kept))
     student = Student(shape, kept).to(teacher.device)
-    EagleTrainer(teacher, student, plan.settings, plan.out).run(trained, say)
-    say("measuring on held-out text")
-    measured = eagle_agreement(student, teacher, checked, _LEVELS_MEASURED)
-    tensors = {name: weight.detach() for name, weight in student.head.state_dict().items()}
-    if student.lm_head is not None:
-        tensors["lm_head.weight"] = student.lm_head.weight.detach()
-    positions = int(teacher.config.max_position_embeddings)
-    write_head(plan.out, shape, tensors, student.kept, whole, positions)
-    return _figures(plan, measured, plan.kind, {})
+    trainer = EagleTrainer(teacher, student, plan.settings, plan.out)
+    trainer.run(corpus.trained, say)
+
+    def measured(rows: TextRows) -> Agreement:
+        return eagle_agreement(student, teacher, rows, _LEVELS_MEASURED)
+
+    return _figures(plan, trainer, corpus, plan.kind, {}, measured, say)
+
+
+def train_dspark(
+    plan: DSparkPlan, say: Callable[[str], None], dtype: torch.dtype
+) -> dict[str, Any]:
+    """Train, or go on with a run that was stopped; write the head; return its figures."""
+    teacher, tokenizer = _loaded(plan, say, dtype)
+    corpus = prepared(plan, tokenizer, teacher, say)
+    student = _one_pass(plan, teacher, corpus).to(teacher.device)
+    started = plan.start is not None
+    trainer = DSparkTrainer(teacher, student, plan.settings, plan.out, plan.anchors, started)
+    trainer.run(corpus.trained, say)
+
+    def measured(rows: TextRows) -> Agreement:
+        with torch.autocast(teacher.device.type, torch.bfloat16, enabled=plan.settings.low):
+            return dspark_agreement(student, teacher, rows, student.head.shape.depths)
+
+    shape = {"layers": plan.layers, "block": plan.block, "rank": plan.rank}
+    shape |= {"vocab": len(student.kept), "anchors": plan.anchors}
+    return _figures(plan, trainer, corpus, "dspark", shape, measured, say)
+
+
+def _one_pass(plan: DSparkPlan, teacher: Teacher, corpus: Corpus) -> DSparkStudent:
+    """A new head, or that of the folder to begin with."""
+    config = teacher.config
+    whole = int(config.vocab_size)
+    if plan.start is None:
+        kept = chosen_vocabulary(corpus.trained, plan.vocab or whole, whole)
+        kept = torch.arange(whole) if kept is None else kept
+        sizes = (plan.layers, plan.block, plan.rank, plan.intermediate)
+        return DSparkStudent(shape_for_dspark(config, len(kept), *sizes), kept)
+    files = read_one_pass(plan.start, int(config.hidden_size), whole, int(config.num_hidden_layers))
+    shape = files.shapes[0]
+    if shape.windows or shape.own_embedding or shape.own_head or len(files.shapes) > 1:
+        raise ConfigError(
+            f"{plan.start} is no head that edgespec train wrote; begin with one of those, or "
+            "without --start"
+        )
+    kept = torch.arange(whole) if files.tokens is None else files.tokens
+    student = DSparkStudent(shape, kept)
+    student.head.load_state_dict({name: weight.float() for name, weight in files.weights.items()})
+    return student
 
 
 def train_ppd(plan: PPDPlan, say: Callable[[str], None], dtype: torch.dtype) -> dict[str, Any]:
     """Train, or go on with a run that was stopped; write the folder; return its figures."""
     teacher, tokenizer = _loaded(plan, say, dtype)
     teacher.require_vectors()
-    trained, checked = prepared(plan, tokenizer, teacher, say)
+    corpus = prepared(plan, tokenizer, teacher, say)
     text = " ".join(_FIRST_TEXT.format(ahead + 2) for ahead in range(plan.depth))
     first = teacher.embedded(torch.tensor(tokenizer.encode(text), device=teacher.device))
     vectors = PPDVectors(plan.depth, plan.copies, first).to(teacher.device)
-    PPDTrainer(teacher, vectors, plan.settings, plan.out, plan.chains).run(trained, say)
-    say("measuring on held-out text")
-    measured = ppd_agreement(vectors, teacher, checked)
-    tokens = PPDTokens(plan.depth, plan.copies, vectors.table.detach())
-    write_ppd_tokens(plan.out, tokens, model_of(plan.base))
+    name = model_of(plan.base)
+    trainer = PPDTrainer(teacher, vectors, plan.settings, plan.out, plan.chains, name)
+    trainer.run(corpus.trained, say)
+
+    def measured(rows: TextRows) -> Agreement:
+        return ppd_agreement(vectors, teacher, rows)
+
     shape = {"depth": plan.depth, "copies": plan.copies, "chains": plan.chains}
-    return _figures(plan, measured, "ppd", shape)
+    return _figures(plan, trainer, corpus, "ppd", shape, measured, say)
 
 
 def _loaded(
@@ -92,9 +160,17 @@ def _loaded(
 
 
 def _figures(
-    plan: TrainingPlan, measured: Agreement, kind: str, shape: dict[str, int]
+    plan: TrainingPlan,
+    trainer: Trainer,
+    corpus: Corpus,
+    kind: str,
+    shape: dict[str, int],
+    measured: Callable[[TextRows], Agreement],
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """The figures of a run, as training.json, which is written, and --json have them."""
+    say("measuring on held-out text")
+    at_zero, at_one = measured(corpus.greedy), measured(corpus.sampled)
     figures = {
         "kind": kind,
         "base": model_of(plan.base),
@@ -102,12 +178,22 @@ def _figures(
         "settings": asdict(plan.settings),
         "row_length": plan.row_length,
         "own_rows": plan.own_rows,
-        "held_out_tokens": measured.tokens,
-        "agreement_by_level": {
-            f"top{rank}": [round(share, 4) for share in measured.by_level[rank]] for rank in RANKS
-        },
-        "tokens_per_trip": {f"top{rank}": round(measured.trip[rank], 3) for rank in RANKS},
+        "rows": len(corpus.trained),
+        "tokens": len(counted_tokens(corpus.trained)),
+        "rate_lowered_to": trainer.factor,
+        **_shares(at_zero),
+        "at_temperature_1": _shares(at_one),
     }
     text = json.dumps(figures, indent=2) + "\n"
     (plan.out / "training.json").write_text(text, encoding="utf-8")
     return figures
+
+
+def _shares(found: Agreement) -> dict[str, Any]:
+    return {
+        "held_out_tokens": found.tokens,
+        "agreement_by_level": {
+            f"top{rank}": [round(share, 4) for share in found.by_level[rank]] for rank in RANKS
+        },
+        "tokens_per_trip": {f"top{rank}": round(found.trip[rank], 3) for rank in RANKS},
+    }

@@ -27,13 +27,14 @@ def shape_for(kind: Kind, config: ModelConfig, vocab: int) -> HeadShape:
         intermediate=int(config.intermediate_size),
         vocab=vocab,
         eps=float(config.rms_norm_eps),
-        ropes=(Rope(theta=_theta(config)),),
+        ropes=(Rope(theta=theta_of(config)),),
         own_head=third,
         aux_hidden=usual_taps(int(config.num_hidden_layers)) if third else (),
     )
 
 
-def _theta(config: ModelConfig) -> float:
+def theta_of(config: ModelConfig) -> float:
+    """The base of the model's rotary embedding."""
     settings = getattr(config, "rope_parameters", None) or {}
     theta = settings.get("rope_theta") if isinstance(settings, dict) else None
     return float(theta or 10000.0)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import embedding
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from edgespec.errors import ModelError
 from edgespec.model.families import FAMILIES, embedding_scale, has_windows, logits_from
@@ -16,7 +24,6 @@ from edgespec.model.loader import Checkpoint
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import open_source
 from edgespec.model.stored_names import TEXT_PART
-from edgespec.training.texts import TextRows
 
 
 class Lesson(NamedTuple):
@@ -104,26 +111,57 @@ class Teacher:
         return logits_from(self.config, self._model.lm_head(hidden))
 
     @torch.no_grad()
-    def continued(self, prompts: torch.Tensor, length: int, end: int) -> TextRows:
-        """The base's own greedy continuations of prompts int32 [N, P], up to `length` tokens.
-
-        What counts begins with the last token of the prompt, and ends with the first token `end`.
-        """
-        long = prompts.to(self.device, torch.int64)
-        grown = self._model.generate(
-            long,
-            attention_mask=torch.ones_like(long),
-            max_new_tokens=length - long.shape[1],
-            do_sample=False,
+    def continued(
+        self,
+        prompts: Sequence[Sequence[int]],
+        length: int,
+        end: int,
+        sampled: bool,
+        tell: Callable[[int], None],
+    ) -> list[tuple[int, ...]]:
+        """The base's own continuations of prompts, with them, up to the token `end` or `length`
+        tokens: greedy ones, or of temperature 1. `tell` hears how long the rows are now."""
+        wide = max(map(len, prompts))
+        rows = torch.full((len(prompts), wide), end)
+        seen = torch.zeros_like(rows)
+        for row, mask, prompt in zip(rows, seen, prompts, strict=True):
+            row[wide - len(prompt) :] = torch.tensor(prompt)
+            mask[wide - len(prompt) :] = 1
+        # Nothing of the model's own settings, such as a penalty, may change what it says.
+        settings = GenerationConfig(
+            max_new_tokens=length - min(map(len, prompts)),
+            do_sample=sampled,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
             pad_token_id=end,
             eos_token_id=end,
         )
-        count, wide, begin = len(grown), grown.shape[1], long.shape[1]
-        tokens = torch.full((count, length), end, dtype=torch.int32)
-        tokens[:, :wide] = grown.cpu()
-        ended = tokens[:, begin:] == end
-        ends = torch.where(ended.any(1), ended.int().argmax(1) + begin + 1, length)
-        return TextRows(tokens, torch.full((count,), begin - 1), ends)
+        grown = self._model.generate(
+            rows.to(self.device),
+            attention_mask=seen.to(self.device),
+            generation_config=settings,
+            stopping_criteria=StoppingCriteriaList([_Telling(tell)]),
+        ).tolist()
+        answers = []
+        for row, prompt in zip(grown, prompts, strict=True):
+            said = row[wide:][: length - len(prompt)]
+            said = said[: said.index(end) + 1] if end in said else said
+            answers.append((*prompt, *said))
+        return answers
+
+
+class _Telling(StoppingCriteria):  # type: ignore[misc]
+    """Stops nothing; says how far it is."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell = tell
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: object, **kwargs: object
+    ) -> torch.BoolTensor:
+        self._tell(input_ids.shape[1])
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)  # type: ignore[return-value]
 
 
 def _whole(source: TensorSource, dtype: torch.dtype) -> PreTrainedModel:

@@ -30,6 +30,10 @@ class TextRows:
     def take(self, index: torch.Tensor) -> TextRows:
         return TextRows(self.tokens[index], self.starts[index], self.ends[index])
 
+    def trimmed(self) -> TextRows:
+        """Without the columns behind the last token that counts."""
+        return TextRows(self.tokens[:, : int(self.ends.max())], self.starts, self.ends)
+
     def joined(self, *others: TextRows) -> TextRows:
         """These and others, of one length."""
         columns = zip(
@@ -38,34 +42,58 @@ class TextRows:
         return TextRows(*map(torch.cat, columns))
 
 
-def documents(file: Path) -> Iterator[str]:
-    """The documents of a text file: one a line, or in a .jsonl file the "text" of each object.
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What one line of a file says: a text, or the messages of a conversation up to where the base
+    answers, of which `text` is the JSON."""
+
+    text: str
+    messages: tuple[dict[str, str], ...] = ()
+
+
+def documents(file: Path) -> Iterator[Document]:
+    """The documents of a text file: one a line, or of a .jsonl file the "text" or the "messages" of
+    each object.
 
     Raises ConfigError for a file that cannot be read as that.
     """
     try:
         with file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
-                text = _text_of(line, file, number)
-                if text.strip():
-                    yield text
+                document = _document_of(line, file, number)
+                if document.text.strip():
+                    yield document
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"cannot read {file} ({error}); give a UTF-8 file with one document a line, or JSONL "
-            'with objects that have a "text"'
+            'with objects that have a "text" or "messages"'
         ) from error
 
 
-def _text_of(line: str, file: Path, number: int) -> str:
+def _document_of(line: str, file: Path, number: int) -> Document:
     if file.suffix != ".jsonl" or not line.strip():
-        return line
+        return Document(line)
     try:
-        text = json.loads(line)["text"]
-    except (ValueError, KeyError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        raise ConfigError(f'line {number} of {file} is no JSON object with a "text"; correct it')
-    return text
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        text, messages = found.get("text"), found.get("messages")
+        if isinstance(text, str):
+            return Document(text)
+        if isinstance(messages, list) and messages and all(map(_is_message, messages)):
+            said = tuple({"role": one["role"], "content": one["content"]} for one in messages)
+            return Document(json.dumps(said, ensure_ascii=False), said)
+    raise ConfigError(
+        f'line {number} of {file} is no JSON object with a "text" or with "messages" that have '
+        "a role and content; correct it"
+    )
+
+
+def _is_message(found: object) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(found.get(key), str) for key in ("role", "content")
+    )
 
 
 def is_held_out(text: str) -> bool:
@@ -107,3 +135,10 @@ def whole(rows: list[torch.Tensor], length: int) -> TextRows:
     count = len(rows)
     tokens = torch.stack(rows) if rows else torch.zeros((0, length), dtype=torch.int32)
     return TextRows(tokens, torch.zeros(count, dtype=torch.int64), torch.full((count,), length))
+
+
+def counted_tokens(rows: TextRows) -> torch.Tensor:
+    """The tokens of all rows that count, int64, one after the other."""
+    place = torch.arange(rows.tokens.shape[1])
+    counts = (place >= rows.starts.clamp(min=0)[:, None]) & (place < rows.ends[:, None])
+    return rows.tokens[counts].long()

@@ -44,7 +44,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("text") / "text.jsonl"
-    lines = [{"text": f"{number} " + " ".join(CORPUS)} for number in range(120)]
+    lines = [{"text": f"{number} " + " ".join(CORPUS)} for number in range(200)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
 

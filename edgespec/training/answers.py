@@ -1,0 +1,115 @@
+"""Answers of the base to prompts, half of them greedy, half sampled, kept in a file at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgespec.errors import ConfigError
+from edgespec.training.remaining import Remaining
+from edgespec.training.teacher import Teacher
+from edgespec.training.texts import TextRows
+
+_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAnswer:
+    """A prompt's tokens and the base's behind them; those from `start` on are the base's own."""
+
+    tokens: tuple[int, ...]
+    start: int
+    sampled: bool
+
+
+class OwnAnswers:
+    """The base's answers to prompts, of at most `length` tokens with their prompts.
+
+    Every other prompt is answered greedily, the others at temperature 1. What was answered before
+    is read from `file`, a line of JSON each, so that a run that is stopped loses a batch at most.
+    """
+
+    def __init__(self, file: Path, teacher: Teacher, length: int, end: int, seed: int) -> None:
+        """`end`: the token that ends an answer. Raises ConfigError for a file of something else."""
+        self._file, self._teacher = file, teacher
+        self._length, self._end, self._seed = length, end, seed
+        self._known = _read(file) if file.exists() else {}
+
+    def to(self, prompts: Sequence[Sequence[int]], say: Callable[[str], None]) -> list[OwnAnswer]:
+        """The answers, in the order of the prompts; those that are missing are made, with progress
+        and the time that is left."""
+        wanted = [tuple(prompt) for prompt in prompts]
+        missing = [
+            (prompt, bool(at % 2)) for at, prompt in enumerate(wanted) if prompt not in self._known
+        ]
+        # Those of one length side by side: a batch is as long as its longest.
+        missing.sort(key=lambda one: (one[1], len(one[0])))
+        left = Remaining(len(missing))
+        with self._file.open("a", encoding="utf-8") as file:
+            for first in range(0, len(missing), _BATCH):
+                batch = missing[first : first + _BATCH]
+                for sampled in (False, True):
+                    part = [prompt for prompt, drawn in batch if drawn == sampled]
+                    if part:
+                        self._answer(part, sampled, say, left)
+                        for prompt in part:
+                            file.write(json.dumps(_line(self._known[prompt])) + "\n")
+                        file.flush()
+        return [self._known[prompt] for prompt in wanted]
+
+    def _answer(
+        self,
+        prompts: list[tuple[int, ...]],
+        sampled: bool,
+        say: Callable[[str], None],
+        left: Remaining,
+    ) -> None:
+        longest = max(map(len, prompts))
+
+        def tell(tokens: int) -> None:
+            say(f"own texts: {left} (batch of {len(prompts)}, token {tokens - longest})")
+
+        torch.manual_seed(self._seed * 100_003 + len(self._known))
+        grown = self._teacher.continued(prompts, self._length, self._end, sampled, tell)
+        for prompt, tokens in zip(prompts, grown, strict=True):
+            self._known[prompt] = OwnAnswer(tokens, len(prompt), sampled)
+        left.done(len(prompts))
+
+
+def rows_of(answers: Sequence[OwnAnswer], length: int, end: int) -> TextRows:
+    """Rows of `length` tokens, one an answer; what counts begins with the prompt's last token."""
+    tokens = torch.full((len(answers), length), end, dtype=torch.int32)
+    for row, answer in zip(tokens, answers, strict=True):
+        row[: len(answer.tokens)] = torch.tensor(answer.tokens[:length], dtype=torch.int32)
+    starts = torch.tensor([answer.start - 1 for answer in answers], dtype=torch.int64)
+    ends = torch.tensor([min(len(answer.tokens), length) for answer in answers], dtype=torch.int64)
+    return TextRows(tokens, starts, ends)
+
+
+def _line(answer: OwnAnswer) -> dict[str, object]:
+    return {"start": answer.start, "sampled": answer.sampled, "tokens": answer.tokens}
+
+
+def _read(file: Path) -> dict[tuple[int, ...], OwnAnswer]:
+    """Answers by their prompts; a last line that was cut off is left out."""
+    known = {}
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            found = json.loads(line)
+            answer = OwnAnswer(tuple(map(int, found["tokens"])), found["start"], found["sampled"])
+            known[answer.tokens[: answer.start]] = answer
+        except (ValueError, KeyError, TypeError) as error:
+            if number < len(lines):
+                raise ConfigError(
+                    f"line {number} of {file} is no answer ({error}); delete the file, and the "
+                    "answers are made again"
+                ) from error
+    if lines and len(known) < len(lines):
+        kept = [json.dumps(_line(answer)) + "\n" for answer in known.values()]
+        file.write_text("".join(kept), encoding="utf-8")
+    return known

@@ -1,0 +1,254 @@
+"""Training a one-pass head: what it begins as, its losses, and what learns by which rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from edgespec.drafting.dspark.format import write_head
+from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, rows_of
+from edgespec.drafting.dspark.settings import usual_taps
+from edgespec.drafting.dspark.shape import DSparkShape
+from edgespec.drafting.eagle.shape import Rope
+from edgespec.model.model_config import ModelConfig
+from edgespec.training.blocks import Blocks, beside, drawn
+from edgespec.training.loop import Trainer, TrainingSettings
+from edgespec.training.muon import Muon
+from edgespec.training.start import theta_of
+from edgespec.training.teacher import Lesson, Teacher
+from edgespec.training.texts import TextRows
+
+CROSS_ENTROPY, VARIATION = 0.1, 0.9
+"""Shares of the losses (DSpark §3.3): total variation is what costs accepted tokens."""
+
+_FIRST_ROWS = 64  # from which the spread of what is tapped is taken
+_AT_ONCE = 256  # slots whose logits are there at one time
+_OUTER_SHARE = 0.5  # of the rate, for what AdamW learns
+
+
+class DSparkStudent(nn.Module):
+    """A head in training. It borrows the base's embedding and rows of its output matrix."""
+
+    kept: torch.Tensor
+
+    def __init__(self, shape: DSparkShape, kept: torch.Tensor) -> None:
+        """`kept` int64 [vocab], ascending: the base's tokens that it scores."""
+        super().__init__()
+        self.head = DSparkHead(shape)
+        self.register_buffer("kept", kept, persistent=False)
+
+    def outputs(
+        self, teacher: Teacher, tokens: torch.Tensor, given: torch.Tensor, blocks: Blocks
+    ) -> torch.Tensor:
+        """What the slots of blocks give, [B, K · block, hidden]; `tokens` int64 [B, T], `given`
+        [B, T, taps · H]: the base's rows."""
+        shape, head = self.head.shape, self.head
+        at = blocks.places.clamp(max=tokens.shape[1] - 1)
+        words = teacher.embedded(tokens.gather(1, at)).to(given.dtype)
+        if head.mask_embedding is None:
+            mask = teacher.embedded(torch.tensor(shape.mask_token, device=tokens.device))
+        else:
+            mask = head.mask_embedding
+        block = torch.where(blocks.shown[..., None], words, mask.to(words.dtype))
+        everywhere = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+        places = BlockPlaces(everywhere, blocks.places)
+        out: torch.Tensor = head(head.context(given), block, places, beside(shape, places))
+        return out
+
+
+def shape_for(
+    config: ModelConfig, vocab: int, layers: int, block: int, rank: int, intermediate: int
+) -> DSparkShape:
+    """A head with layers as wide as the base's, and MLPs of `intermediate` (0: the base's)."""
+    heads = int(config.num_attention_heads)
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return DSparkShape(
+        layers=layers,
+        hidden=int(config.hidden_size),
+        base_hidden=int(config.hidden_size),
+        heads=heads,
+        kv_heads=int(config.num_key_value_heads),
+        head_dim=int(dim),
+        intermediate=intermediate or int(config.intermediate_size),
+        vocab=vocab,
+        block=block,
+        eps=float(config.rms_norm_eps),
+        aux_hidden=_taps(int(config.num_hidden_layers)),
+        rope=Rope(theta=theta_of(config)),
+        markov_rank=rank,
+        markov_rows=vocab if rank else 0,
+        confidence=bool(rank),
+        revealed=block // 2,
+    )
+
+
+def _taps(layers: int) -> tuple[int, ...]:
+    """Three layers from the second to the third last; of a small base all that there are."""
+    return tuple(sorted(set(usual_taps(layers, 3)))) if layers >= 6 else (layers // 2, layers - 1)
+
+
+class DSparkTrainer(Trainer):
+    """The loop for a one-pass head."""
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        student: DSparkStudent,
+        settings: TrainingSettings,
+        out: Path,
+        anchors: int,
+        started: bool,
+    ) -> None:
+        """`anchors` blocks in every row of text; `started`: whether the head is one already."""
+        self.student, self._out, self._anchors, self._started = student, out, anchors, started
+        matrix = teacher.head_matrix[student.kept]
+        self._matrix = matrix.bfloat16() if settings.low else matrix
+        super().__init__(teacher, student, optimizers(student, settings), settings, out)
+
+    def begin(self, rows: TextRows) -> None:
+        if not self._started:
+            begin(
+                self.student.head,
+                self.teacher,
+                rows.take(torch.arange(min(len(rows), _FIRST_ROWS))),
+            )
+
+    def write(self) -> None:
+        head, config = self.student.head, self.teacher.config
+        write_head(
+            self._out,
+            head.shape,
+            dict(head.state_dict()),
+            self.student.kept,
+            int(config.vocab_size),
+            int(config.num_hidden_layers),
+            int(config.max_position_embeddings),
+        )
+
+    def learn(self, batch: TextRows) -> tuple[float, float]:
+        device, shape = self.teacher.device, self.student.head.shape
+        # Of the seed and the step alone, so that a run that goes on draws what it would have drawn.
+        dice = torch.Generator().manual_seed(self.settings.seed * 100_003 + self.step)
+        blocks = drawn(batch, shape, self._anchors, shape.block / 2, dice)
+        blocks = Blocks(*(part.to(device) for part in blocks))
+        tokens = batch.tokens.to(device, torch.int64)
+        lesson = self.teacher.read(tokens, shape.aux_hidden)
+        assert lesson.aux_hidden is not None
+        out = self.student.outputs(self.teacher, tokens, lesson.aux_hidden, blocks)
+        slots = out.detach().requires_grad_()
+        found = slot_losses(self.student, self._matrix, tokens, lesson, blocks, slots)
+        assert slots.grad is not None
+        out.backward(slots.grad)
+        return found
+
+
+def slot_losses(
+    student: DSparkStudent,
+    matrix: torch.Tensor,
+    tokens: torch.Tensor,
+    lesson: Lesson,
+    blocks: Blocks,
+    out: torch.Tensor,
+) -> tuple[float, float]:
+    """Losses of what slots gave, [B, K · block, hidden], a leaf whose gradient is set; and the
+    share of the blocks' first guesses that are the base's.
+
+    A few slots at a time: logits of all of them would be most of the memory.
+    """
+    head, shape = student.head, student.head.shape
+    counts = blocks.weights > 0
+    picked = counts.nonzero()
+    weights = blocks.weights[counts] / blocks.weights.sum()
+    truth_at = blocks.sources[counts]
+    first = blocks.sources == (blocks.anchors + blocks.revealed).repeat_interleave(shape.block, 1)
+    is_first = first[counts]
+    total, hits = 0.0, 0.0
+    for part in torch.arange(len(picked), device=picked.device).split(_AT_ONCE):
+        rows, slots = picked[part].unbind(1)
+        here, weight = out[rows, slots], weights[part]
+        with torch.no_grad():
+            known = lesson.hidden[rows, truth_at[part]]
+            likely = torch.softmax((known @ matrix.T).float(), -1)
+        before = rows_of(tokens[rows, truth_at[part]], shape, student.kept)
+        logits = here @ matrix.T.to(here.dtype)
+        if shape.markov_rank:
+            logits = logits + head.markov(before)
+        loss, slope, apart = divergence(likely, logits.detach().float())
+        logits_of, gradients = [logits], [(slope * weight[:, None]).to(logits.dtype)]
+        if shape.confidence is not None:
+            sure = head.confidence(here.detach(), before).float()
+            surprise = binary_cross_entropy_with_logits(sure, 1 - apart, weight, reduction="sum")
+            logits_of, gradients = [*logits_of, surprise], [*gradients, torch.ones_like(surprise)]
+        torch.autograd.backward(logits_of, gradients)
+        total += float((loss * weight).sum())
+        begins = is_first[part]
+        hits += int((logits[begins].argmax(-1) == likely[begins].argmax(-1)).sum())
+    return total, hits / max(1, int(is_first.sum()))
+
+
+class Divergence(NamedTuple):
+    """Of rows [R, V]: the loss [R], its slope by the logits [R, V], and total variation [R]."""
+
+    loss: torch.Tensor
+    slope: torch.Tensor
+    apart: torch.Tensor
+
+
+def divergence(likely: torch.Tensor, logits: torch.Tensor) -> Divergence:
+    """CROSS_ENTROPY of cross-entropy and VARIATION of total variation, from probabilities `likely`
+    to those of `logits`, float32 [R, V]."""
+    said = torch.softmax(logits, -1)
+    wrong = said - likely
+    apart = wrong.abs().sum(-1) / 2
+    # log-sum-exp less the mean logit: no logarithm of every probability.
+    surprise = torch.logsumexp(logits, -1) - (likely * logits).sum(-1)
+    side = wrong.sign() / 2
+    lean = (said * side).sum(-1, keepdim=True)
+    slope = CROSS_ENTROPY * wrong + VARIATION * said * (side - lean)
+    return Divergence(CROSS_ENTROPY * surprise + VARIATION * apart, slope, apart)
+
+
+def optimizers(student: DSparkStudent, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of layers and `fc`, AdamW for all else."""
+    named = list(student.head.named_parameters())
+    inner = [w for name, w in named if w.dim() == 2 and not name.startswith(("mark", "conf"))]
+    outer = [w for name, w in named if w.dim() != 2 or name.startswith(("mark", "conf"))]
+    adam = torch.optim.AdamW(outer, settings.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    adam.param_groups[0]["share"] = _OUTER_SHARE
+    return [Muon(inner, settings.rate, settings.low), adam]
+
+
+@torch.no_grad()
+def begin(head: DSparkHead, teacher: Teacher, rows: TextRows) -> None:
+    """Let the head begin as one that reads every tapped row alike, whatever its size, and adds
+    nothing to the tokens in its slots yet."""
+    shape = head.shape
+    squares = torch.zeros(shape.fused_width, device=teacher.device)
+    for part in torch.arange(len(rows)).split(8):
+        tokens = rows.take(part).trimmed().tokens.to(teacher.device, torch.int64)
+        given = teacher.read(tokens, shape.aux_hidden).aux_hidden
+        assert given is not None
+        squares += given.float().square().mean((0, 1))
+    gains = 1 / squares.sqrt().clamp(min=1e-6)
+    taps = len(shape.aux_hidden)
+    for name, weight in head.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.zero_()
+        elif weight.dim() == 2:
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+        elif name.endswith("bias"):
+            weight.zero_()
+    each = torch.eye(shape.hidden, shape.base_hidden, device=teacher.device) / taps**0.5
+    head.fc.weight.copy_(each.repeat(1, taps) * gains)
+    if shape.markov_rank:
+        head.markov_head.markov_w2.weight.zero_()
+    if shape.confidence is not None:
+        head.confidence_head.proj.weight.zero_()
+    if head.mask_embedding is not None:
+        common = teacher.embedded(torch.arange(256, device=teacher.device)).float()
+        head.mask_embedding.copy_(common.mean(0))
+    head.norm.weight.copy_(teacher.weights["model.norm.weight"])
