@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,17 @@ NEAR_TRIP = 5.0
 
 _MODEL_FILES = ("proc/device-tree/model", "sys/firmware/devicetree/base/model")
 _NVPMODEL_FILES = ("usr/sbin/nvpmodel", "usr/bin/nvpmodel")
-_NVPMODEL_SECONDS = 5.0
+_TOOL_SECONDS = 5.0
+_VCGENCMD_FILES = ("usr/bin/vcgencmd", "opt/vc/bin/vcgencmd")
+_THROTTLED_FILES = "sys/devices/platform/soc*/*firmware/get_throttled"
+_THROTTLED = {
+    0x1: "the supply voltage is too low (the firmware says so), which lowers the clock: a stronger "
+    "power supply, and a shorter cable",
+    0x2: "the firmware limits the CPU's clock",
+    0x4: "the firmware has slowed the CPU down, for heat or low voltage",
+    0x8: "the soft temperature limit is reached: cool the board",
+}
+"""Bits of a Raspberry Pi's `get_throttled` that say what holds now; higher ones what was."""
 _CORES = {
     ("0x41", "0xd03"): "Cortex-A53",
     ("0x41", "0xd05"): "Cortex-A55",
@@ -105,6 +116,8 @@ def warnings(root: Path = ROOT) -> list[str]:
         for zone in zones(root)
         if zone.is_hot
     ]
+    found += firmware_limits(root)
+    found += _low_clocks(root)
     mode = power_mode(root)
     if mode is not None and mode.fastest and mode.name != mode.fastest:
         found.append(
@@ -130,14 +143,57 @@ def zones(root: Path = ROOT) -> list[Zone]:
 
 
 def _trip(zone: Path) -> float | None:
-    """The lowest temperature at which this zone makes its device slower, or ends it."""
+    """The lowest temperature at which this zone makes its device slower; None if it has none. One
+    that only ends the device (critical) is no such limit: a Raspberry Pi has that at 110 °C, and
+    its firmware slows it down from 80."""
     limits = [
         system_number(file.with_name(file.name.replace("_type", "_temp")))
         for file in zone.glob("trip_point_*_type")
-        if system_text(file) in ("passive", "hot", "critical")
+        if system_text(file) in ("passive", "hot")
     ]
     plausible = [milli / 1000 for milli in limits if milli and 40_000 < milli < 130_000]
     return min(plausible, default=None)
+
+
+def firmware_limits(root: Path = ROOT) -> list[str]:
+    """Why a Raspberry Pi's firmware holds it back now; empty if it does not, or is none."""
+    flags = _throttled_flags(root)
+    return [text for bit, text in _THROTTLED.items() if flags & bit]
+
+
+def _throttled_flags(root: Path) -> int:
+    """`get_throttled` of the firmware: from the kernel's file, or its program; 0 if unknown."""
+    texts = [system_text(file) for file in sorted(root.glob(_THROTTLED_FILES))]
+    program = next((root / file for file in _VCGENCMD_FILES if (root / file).is_file()), None)
+    if not any(texts) and program is not None:
+        texts = [_said_by(program, "get_throttled").partition("=")[2]]
+    try:
+        return int(next(filter(None, texts), "0"), 16)
+    except ValueError:
+        return 0
+
+
+def _low_clocks(root: Path) -> Iterator[str]:
+    """That the CPU's clock may not rise to what the processor can; one line for all cores."""
+    for policy in sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*")):
+        now = system_number(policy / "scaling_max_freq") or 0
+        most = system_number(policy / "cpuinfo_max_freq") or 0
+        if 0 < now < most:
+            yield (
+                f"the CPU's clock may rise to {now / 1e3:.0f} of {most / 1e3:.0f} MHz only, by the "
+                "power mode or a setting"
+            )
+            return
+        if system_text(policy / "scaling_governor") == "powersave" and most:
+            low = system_number(policy / "scaling_min_freq") or 0
+            driver = system_text(policy / "scaling_driver")
+            if not driver.startswith("intel_pstate"):  # whose powersave follows the load
+                yield (
+                    f"the CPU's governor is powersave, which keeps its clock at {low / 1e3:.0f} of "
+                    f"{most / 1e3:.0f} MHz; write performance or schedutil into "
+                    "/sys/devices/system/cpu/cpufreq/policy*/scaling_governor"
+                )
+                return
 
 
 def power_mode(root: Path = ROOT) -> PowerMode | None:
@@ -145,18 +201,7 @@ def power_mode(root: Path = ROOT) -> PowerMode | None:
     program = next((root / file for file in _NVPMODEL_FILES if (root / file).is_file()), None)
     if program is None:
         return None
-    try:
-        done = subprocess.run(
-            [str(program), "-q"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_NVPMODEL_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.search(r"NV Power Mode:\s*(\S+)", done.stdout)
+    found = re.search(r"NV Power Mode:\s*(\S+)", _said_by(program, "-q"))
     if found is None:
         return None
     modes = re.findall(
@@ -164,6 +209,22 @@ def power_mode(root: Path = ROOT) -> PowerMode | None:
     )
     number, name = max(modes, key=lambda mode: _mode_rank(mode[1]), default=("", ""))
     return PowerMode(found[1], name, number)
+
+
+def _said_by(program: Path, *arguments: str) -> str:
+    """What a board's own tool prints; "" if it does not answer."""
+    try:
+        done = subprocess.run(
+            [str(program), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TOOL_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
 
 
 def _mode_rank(name: str) -> tuple[bool, bool, float]:
@@ -241,8 +302,12 @@ def interface_speed(name: str = "", root: Path = ROOT) -> tuple[str, float] | No
 
 
 def interface_of(own: str) -> str:
-    """The network interface that has this address; "" if none has."""
-    for name, addresses in psutil.net_if_addrs().items():
+    """The network interface that has this address; "" if none has, or none can be read."""
+    try:
+        found = psutil.net_if_addrs()
+    except OSError:
+        return ""
+    for name, addresses in found.items():
         if any(address.address == own for address in addresses):
             return str(name)
     return ""

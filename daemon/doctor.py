@@ -9,7 +9,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +17,8 @@ from pathlib import Path
 from edgespec import __version__
 from edgespec.config import DEFAULT_PORT, LOOPBACK
 from edgespec.daemon.cluster import ClusterFolder
-from edgespec.daemon.device import ROOT, board_facts, gpu_facts, is_jetson, warnings
+from edgespec.daemon.device import ROOT, board_facts, gpu_facts, warnings
+from edgespec.daemon.extras import EXTRAS, missing
 from edgespec.daemon.memory import available_memory
 from edgespec.daemon.settings import RingOptions, served_config
 from edgespec.errors import EdgespecError
@@ -28,6 +29,8 @@ _GIB = 2**30
 _LEAST_MEMORY = _GIB // 2  # the interpreter, torch, and nothing of a model
 _FEW_MEMORY = 2 * _GIB
 _LEAST_DISK = 4 * _GIB  # a 4-bit block of some layers
+_SLOW_DISK = 60e6  # bytes a second: SD cards
+_MUCH_FASTER = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +46,33 @@ def examine(
     cache: Path, cluster: Path, port: int = DEFAULT_PORT, root: Path = ROOT
 ) -> Iterator[Finding]:
     """Check this device; takes some seconds. `cluster`: its folder, which need not exist."""
-    yield from _versions()
+    yield from guarded("versions", _versions)
     broken = _import_problem()
     if broken:
         yield Finding("import", BLOCKED, broken)
         return
-    yield from _device(root)
-    for name, fact in board_facts(root).items():
-        yield Finding(name, OK, fact)
-    for warning in warnings(root):
-        yield Finding("speed", WARNING, warning)
-    yield _memory(root)
-    yield from machine_memory(cluster, root)
-    yield _kernels()
-    yield from _quantisations()
-    yield _cache(cache)
-    yield _port(port)
+    yield from guarded("device", lambda: _device(root))
+    yield from guarded("board", lambda: _board(root))
+    yield from guarded("speed", lambda: _speed(root))
+    yield from guarded("memory", lambda: [_memory(root)])
+    yield from guarded("both here", lambda: machine_memory(cluster, root))
+    yield from guarded("swap", lambda: _swap(root))
+    yield from guarded("kernels", lambda: [_kernels()])
+    yield from guarded("16 bit", _sixteen_bit)
+    yield from guarded("quantisations", _quantisations)
+    yield from guarded("cache", lambda: [_cache(cache)])
+    yield from guarded("disk", lambda: _disk(cache, root))
+    yield from guarded("port", lambda: [_port(port)])
+
+
+def guarded(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """What a check finds. One that fails by what this system does not have, or has in another form,
+    is a finding too: the others go on."""
+    try:
+        yield from check()
+    except Exception as problem:  # of the kernel, a driver or a library: whatever it is
+        what = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
+        yield Finding(name, WARNING, f"this could not be looked at here ({what})")
 
 
 # --- software -----------------------------------------------------------------------------------
@@ -71,6 +85,10 @@ def _versions() -> Iterator[Finding]:
         found = re.fullmatch(r"([\w-]+)>=([\d.]+)", requirement)
         if found:  # else it is one of an extra, for tests
             yield _version(found[1], found[2])
+    without = {name: names for name in EXTRAS if (names := missing(name))}
+    for name, names in without.items():
+        text = f"without {', '.join(names)}, as `pip install '.[{name}]'` would bring"
+        yield Finding(f"extra {name}", OK, text)
 
 
 def _version(name: str, least: str) -> Finding:
@@ -78,9 +96,18 @@ def _version(name: str, least: str) -> Finding:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         return Finding(name, BLOCKED, f"not installed; pip install '{name}>={least}'")
-    if _numbers(version) < _numbers(least):
+    if _is_before(version, least):
         return Finding(name, BLOCKED, f"{version} is too old; pip install '{name}>={least}'")
     return Finding(name, OK, version)
+
+
+def _is_before(version: str, least: str) -> bool:
+    """Whether it is older, as a pre-release of that very version is: 2.6.0rc1 comes before 2.6."""
+    numbers, bound = _numbers(version), _numbers(least)
+    length = max(len(numbers), len(bound))
+    own, limit = (part + (0,) * (length - len(part)) for part in (numbers, bound))
+    early = re.match(r"[\d.]*[-_.]?(a|b|c|rc|pre|dev)", version.partition("+")[0])
+    return own < limit or (own == limit and early is not None)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -99,13 +126,16 @@ def _import_problem() -> str:
                 f"{name} is installed but cannot be loaded ({problem}); install a build for this "
                 "system (on a Jetson: NVIDIA's, for its JetPack)"
             )
-    return ""
+    from edgespec.daemon.torch_checks import numpy_problem
+
+    return numpy_problem()
 
 
 # --- device -------------------------------------------------------------------------------------
 
 
 def _device(root: Path) -> Iterator[Finding]:
+    from edgespec.daemon import torch_checks
     from edgespec.daemon.kernels import sixteen_bit_type
     from edgespec.model.device import best_device
 
@@ -113,12 +143,79 @@ def _device(root: Path) -> Iterator[Finding]:
     yield Finding("device", OK, f"{device.type}, 16 bit is {sixteen_bit_type(device)}")
     for name, fact in gpu_facts().items():
         yield Finding(name, OK, fact)
-    if device.type == "cpu" and is_jetson(root):
+    if old := torch_checks.jetpack_problem(root):
+        yield Finding("L4T", WARNING, old)
+    if device.type == "cpu":
+        if why := torch_checks.why_no_cuda(root):
+            yield Finding("GPU", WARNING, why)
+        return
+    import torch
+
+    capability = torch.cuda.get_device_capability()
+    if lacks := torch_checks.architecture_problem(capability, torch.cuda.get_arch_list()):
+        yield Finding("GPU", WARNING, lacks)
+    failed = list(torch_checks.kernel_problems(device, sixteen_bit_type(device)))
+    if failed:
         text = (
-            "torch does not see this Jetson's GPU and computes on the CPU; install NVIDIA's torch "
-            "wheel for this JetPack"
+            f"{'; '.join(failed)}. This torch was not built for this GPU: install the one of this "
+            "JetPack (docs/jetson.md)"
         )
-        yield Finding("GPU", WARNING, text)
+        yield Finding("GPU kernels", BLOCKED, text)
+    else:
+        yield Finding("GPU kernels", OK, "one of each kind gives the CPU's results")
+
+
+def _board(root: Path) -> Iterator[Finding]:
+    for name, fact in board_facts(root).items():
+        yield Finding(name, OK, fact)
+
+
+def _speed(root: Path) -> Iterator[Finding]:
+    for warning in warnings(root):
+        yield Finding("speed", WARNING, warning)
+
+
+def _sixteen_bit() -> Iterator[Finding]:
+    """On a CPU: which of the two types is faster. Which one a ring computes in is --dtype's to say:
+    a text depends on it, and float16 ends at 65,504, which some models' activations exceed."""
+    from edgespec.daemon.torch_checks import sixteen_bit_times
+    from edgespec.model.device import best_device
+
+    if best_device().type != "cpu":
+        return
+    times = sixteen_bit_times()
+    share = times["float16"] / times["bfloat16"]
+    text = f"products in float16 take {share:.2f} of bfloat16's time on this CPU"
+    if share > _MUCH_FASTER:
+        yield Finding("16 bit", OK, text)
+        return
+    text += ": a ring of such boards is faster with `edgespec init --dtype float16`, if the model "
+    yield Finding("16 bit", WARNING, text + "was made for it (Gemma was not)")
+
+
+def _swap(root: Path) -> Iterator[Finding]:
+    from edgespec.daemon.storage import swap_disk, swaps
+
+    found = swaps(root)
+    if not found:
+        text = "none; if memory runs out, a process is ended"
+        yield Finding("swap", OK, text)
+    for swap in found:
+        size = f"{swap.bytes / _GIB:.1f} GiB at {swap.path}"
+        disk = swap_disk(swap, root)
+        if swap.is_memory:
+            text = f"{size}: compressed in the memory itself, which helps programs, not weights"
+            yield Finding("swap", OK, text)
+        elif disk.is_card:
+            text = (
+                f"{size} on {disk}: it stalls the stage when it is used, and wears the card out; "
+                "move it to NVMe or USB, or turn it off (swapoff)"
+            )
+            yield Finding("swap", WARNING, text)
+        else:
+            yield Finding(
+                "swap", OK, f"{size} on {disk}; weights that are swapped out stall a stage"
+            )
 
 
 def _memory(root: Path) -> Finding:
@@ -209,6 +306,29 @@ def _cache(folder: Path) -> Finding:
         text += ": too little for the block of a large model; free some"
         return Finding("cache", WARNING, text)
     return Finding("cache", OK, text)
+
+
+def _disk(folder: Path, root: Path) -> Iterator[Finding]:
+    """Which disk the cache lies on, and how fast that is."""
+    from edgespec.daemon.storage import disk_of, speeds
+
+    where = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    disk = disk_of(where.stat().st_dev, root)
+    try:
+        written, read = speeds(where)
+    except OSError as problem:
+        text = f"{disk}; its speed cannot be measured: {problem.strerror or problem}"
+        yield Finding("disk", WARNING, text)
+        return
+    text = f"{disk}: writes {written / 1e6:.0f} MB/s, reads back {read / 1e6:.0f} MB/s"
+    if min(written, read) < _SLOW_DISK:
+        text += (
+            f"; a block of 3 GiB takes {3 * _GIB / written / 60:.0f} minutes to store and "
+            f"{3 * _GIB / read / 60:.0f} to read at a start: NVMe or a USB-SSD is faster (--cache)"
+        )
+        yield Finding("disk", WARNING, text)
+    else:
+        yield Finding("disk", OK, text)
 
 
 def _port(port: int) -> Finding:

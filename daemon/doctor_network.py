@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 from edgespec.config import Address
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.device import ROOT, interface_of, interface_speed
-from edgespec.daemon.doctor import BLOCKED, OK, WARNING, Finding
+from edgespec.daemon.doctor import BLOCKED, OK, WARNING, Finding, guarded
 from edgespec.daemon.timing import round_trips
 from edgespec.errors import AccessRefused, ConfigError, EdgespecError
 from edgespec.net.control import takes_connections
@@ -65,15 +65,32 @@ def examine_network(
     cluster: Path, told: Address | None = None, root: Path = ROOT
 ) -> Iterator[Finding]:
     """`cluster`: the folder, which need not exist; `told`: the coordinator's address as given."""
-    yield _clock([Path(__file__), cluster])
+    yield from guarded("clock", lambda: [_clock([Path(__file__), cluster])])
     folder, finding = _cluster(cluster)
     yield finding
-    finding, heard = _multicast(folder)
+    heard: list[Found] = []
+    yield from guarded("mDNS", lambda: _heard_by(folder, heard))
+    way: list[_Way] = []
+    yield from guarded("coordinator", lambda: _found_by(folder, told, heard, way))
+    if way and folder is not None:
+        yield from guarded("access", lambda: _access(way[0].address, folder, root))
+
+
+def _heard_by(folder: ClusterFolder | None, heard: list[Found]) -> Iterator[Finding]:
+    """Adds who is announced to `heard`."""
+    finding, found = _multicast(folder)
+    heard += found
     yield finding
-    way, finding = _coordinator(folder, told, heard)
+
+
+def _found_by(
+    folder: ClusterFolder | None, told: Address | None, heard: list[Found], way: list[_Way]
+) -> Iterator[Finding]:
+    """Adds the way to the coordinator, if there is one, to `way`."""
+    found, finding = _coordinator(folder, told, heard)
+    if found is not None:
+        way.append(found)
     yield finding
-    if way is not None and folder is not None:
-        yield from _access(way.address, folder, root)
 
 
 # --- this machine -------------------------------------------------------------------------------

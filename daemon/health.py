@@ -20,6 +20,7 @@ from edgespec.daemon.device import (
     NEAR_TRIP,
     ROOT,
     Zone,
+    firmware_limits,
     meminfo,
     system_number,
     system_text,
@@ -109,6 +110,7 @@ class SensorReader:
         for zone in found:
             if zone.limit is not None and zone.celsius >= zone.limit:
                 yield f"{zone.name} has {zone.celsius:.0f} °C and slows down at {zone.limit:.0f}"
+        yield from firmware_limits(self._root)
         for name in _cooling(self._root):
             yield f"{name} is held back to cool it"
         for clock in sorted((self._root / "sys/devices/system/cpu/cpufreq").glob("policy*")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def _limits(root: Path) -> Iterator[Available]:
     if available := meminfo("MemAvailable", root):
         yield Available(available, "MemAvailable of /proc/meminfo")
     else:
-        yield Available(int(psutil.virtual_memory().available), "the system's available memory")
+        yield _without_proc()
     for line in system_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers == "":
@@ -67,6 +68,15 @@ def _limits(root: Path) -> Iterator[Available]:
         elif "memory" in controllers.split(","):
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
             yield from _group_limits(root / "sys/fs/cgroup/memory", path, *names)
+
+
+def _without_proc() -> Available:
+    """On a system whose /proc does not tell."""
+    try:
+        return Available(int(psutil.virtual_memory().available), "the system's available memory")
+    except (OSError, ValueError, KeyError):  # psutil reads the same file
+        pages = os.sysconf("SC_AVPHYS_PAGES")
+        return Available(pages * os.sysconf("SC_PAGE_SIZE"), "the system's free pages")
 
 
 def _group_limits(

@@ -7,6 +7,7 @@ user names them, and an address that this machine has too is tried last.
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from edgespec.config import Address
 from edgespec.errors import ConfigError
 from edgespec.net.sockets import own_address_towards
 from edgespec.net.zones import is_link_local
+
+log = logging.getLogger(__name__)
 
 EVERY_ADDRESS = "0.0.0.0"
 EVERY_ADDRESS_6 = "::"
@@ -50,8 +53,14 @@ class Interface:
 
 
 def own_interfaces() -> list[Interface]:
-    """Interfaces of this machine that are up, have an address and can multicast; no loopback."""
-    return interfaces_from(psutil.net_if_stats(), psutil.net_if_addrs())
+    """Interfaces of this machine that are up, have an address and can multicast; no loopback. None
+    where the kernel does not let them be read (gVisor, some emulations)."""
+    try:
+        stats, addresses = psutil.net_if_stats(), psutil.net_if_addrs()
+    except OSError as problem:
+        log.warning("the network's interfaces cannot be read (%s): give --coordinator", problem)
+        return []
+    return interfaces_from(stats, addresses)
 
 
 def interfaces_from(

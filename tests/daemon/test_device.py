@@ -143,7 +143,7 @@ def test_without_its_configuration_no_mode_is_called_slow(jetson: Path) -> None:
 def test_an_nvpmodel_that_does_not_answer_is_left_out(
     jetson: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "_NVPMODEL_SECONDS", 0.3)
+    monkeypatch.setattr(device, "_TOOL_SECONDS", 0.3)
     nvpmodel(jetson, script.replace("sleep", "exec sleep"))
     assert power_mode(jetson) is None
     assert "power mode" not in board_facts(jetson)
