@@ -46,7 +46,7 @@ def join(
         callback=options.check_model,
     ),
     wait: float = typer.Option(
-        60.0, help="Seconds to wait for a coordinator that has never answered."
+        600.0, help="Seconds to wait for a coordinator that has never answered."
     ),
     cluster: str = options.CLUSTER,
     cache: str = options.CACHE,

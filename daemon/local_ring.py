@@ -15,17 +15,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.child_process import last_words
 from edgespec.daemon.cluster import VARIABLE, ClusterFolder, ClusterSettings
 from edgespec.daemon.process import EXIT_USAGE, PARENT
 from edgespec.errors import ConfigError, EdgespecError, PeerLost
 
-START_S = 60.0
-"""Seconds until a coordinator must have said where it listens."""
+STILL_S = 60.0
+"""A coordinator that has not said yet where it listens is given up after so many seconds in which
+it neither computed nor read: importing torch from an SD card may take minutes."""
 
-LOAD_S = 180.0
-"""Seconds that a coordinator may take to load its models on a slow machine."""
+LOAD_S = 1800.0
+"""Seconds that a coordinator may take to load its models on the slowest machine. A process that
+ends meanwhile is an error at once (`check`)."""
 
 RECOVERY_S = 5.0
 """Seconds that a request waits for a silent stage: one that only stalled is back by then. No other
@@ -151,7 +155,7 @@ class LocalRing:
 
     def _read_address(self, coordinator: subprocess.Popen[bytes]) -> Address:
         assert coordinator.stdout is not None
-        _, _, text = _read_line(coordinator.stdout, START_S).rpartition(" ")
+        _, _, text = _read_line(coordinator.stdout, coordinator.pid).rpartition(" ")
         if not text:
             coordinator.wait(END_S)
             self.check()
@@ -172,13 +176,26 @@ class LocalRing:
         return PeerLost(f"{process} ended: {words or f'its exit code is {code}'}")
 
 
-def _read_line(stream: IO[bytes], timeout: float) -> str:
-    """One line, or "" if none comes in time or the stream ends."""
+def _read_line(stream: IO[bytes], writer: int) -> str:
+    """One line, or "" if the stream ends, or its writer, a process, does nothing for STILL_S."""
+    worked = -1.0
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
-        if not selector.select(timeout):
-            return ""
+        while not selector.select(STILL_S):
+            before, worked = worked, _work_of(writer)
+            if worked == before:
+                return ""
     return stream.readline().decode(errors="replace").strip()
+
+
+def _work_of(process: int) -> float:
+    """A figure that grows while it computes, or reads from a disk: that is a switch each time."""
+    try:
+        of = psutil.Process(process)
+        times, switches = of.cpu_times(), of.num_ctx_switches()
+    except (psutil.Error, OSError):
+        return 0.0
+    return float(times.user + times.system + switches.voluntary)
 
 
 @contextmanager
