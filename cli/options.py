@@ -112,6 +112,13 @@ DRAFT = typer.Option(
     "or several, as in hybrid:ngram+eagle3:MODEL. Without :MODEL those that `edgespec models` has "
     "for the base. Default: none; for the bundled base model independent.",
 )
+HINTS = typer.Option(
+    "",
+    metavar="DIR",
+    help="Folder of lenses for the base, which `edgespec train hints` made: stages read rows with "
+    "them and tell early what they expect, where that pays. bundled: those of the bundled base "
+    "model. Default: none.",
+)
 Quant = Annotated[
     str,
     typer.Option(

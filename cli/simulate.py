@@ -37,7 +37,7 @@ from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.profiles import profile_named, unproven
-from edgespec.daemon.settings import LAST_STAGE, chosen_draft
+from edgespec.daemon.settings import LAST_STAGE, chosen_draft, chosen_hints
 from edgespec.drafting.choice import NONE, DraftChoice
 from edgespec.errors import ConfigError
 from edgespec.model.hub import require_model
@@ -107,6 +107,7 @@ def simulate(
     ),
     model: str = options.MODEL,
     draft: str = options.DRAFT,
+    hints: str = options.HINTS,
     dtype: options.Dtype = "float64",
     jobs: int = typer.Option(0, help="Processes that compute at once; 0: one a processor."),
     as_json_object: bool = options.JSON,
@@ -178,6 +179,7 @@ def simulate(
         with_stage=stages if with_stage == LAST_STAGE else with_stage or 0,
         head=head,
         load=Load(live or DEFAULT_LIVE) if recording is not None else load,
+        hints=chosen_hints(hints, base),
     )
     if recording is not None:
         show_replay(setup, recorded, policies[0] if len(policies) == 1 else "", as_json_object)
@@ -299,6 +301,7 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
         f"charged: {of.name}, drafts by {of.draft.name or 'none'}; D0 and {setup.stages} stage(s)"
         + (f", V{setup.with_stage} on D0's device" if setup.with_stage else "")
         + (f", head on V{setup.stages}" if setup.head_last else "")
+        + (", with hints" if setup.hints else "")
         + f", {devices}; {links}"
         + _instead(setup),
         f"{len(setup.prompts)} prompts, {runs[0].new_tokens} new tokens; all times are virtual, "

@@ -143,6 +143,7 @@ def _build(
     # torch and transformers take seconds to import: not before the address is taken.
     from edgespec.backends.torch_backend import TorchHead
     from edgespec.daemon.ring_model import RingModel
+    from edgespec.drafting.lens import read_lenses
     from edgespec.drafting.registry import BaseParts, build_draft
     from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
@@ -186,6 +187,7 @@ def _build(
         sources=draft.sources if draft else (),
         head_last=config.head_last,
         live=config.live,
+        lenses=read_lenses(config.hints, model.layers, model.head.config) if config.hints else None,
     )
     codec = Tokenizer(model.tokenizer)
     _ = codec.bound  # found here, and not while the first prompt waits

@@ -16,8 +16,10 @@ from edgespec.decoding.effects import (
     OpenCache,
     OpenDraft,
     RunHead,
+    RunLens,
+    TakeLenses,
 )
-from edgespec.decoding.events import Drafted, HeadDone
+from edgespec.decoding.events import Drafted, HeadDone, LensDone
 from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.steps import Steps, alone, together
 from edgespec.errors import RemoteProtocolError
@@ -27,7 +29,17 @@ from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.types.stop_check import StopCheck
 
-STAGE_COMPUTE = (OpenCache, MoveCache, ForkCache, CloseCache, RunBlock, GatherRows, RunHead)
+STAGE_COMPUTE = (
+    OpenCache,
+    MoveCache,
+    ForkCache,
+    CloseCache,
+    RunBlock,
+    GatherRows,
+    RunHead,
+    RunLens,
+    TakeLenses,
+)
 COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, Draft, RunHead)
 COMPUTE = STAGE_COMPUTE + COORDINATOR_COMPUTE
 """Effects that go to the worker, in order; all others go to the sockets."""
@@ -77,6 +89,10 @@ class StageCompute:
                 return BlockDone(effect.job, hidden, aux_hidden)
             case RunHead() | RunHeads():
                 return _run_heads(self._head, effect)
+            case RunLens(job, request, hidden):
+                return LensDone(job, request, *self._block.expect(hidden))
+            case TakeLenses(lenses):
+                self._block.take_lenses(lenses)
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
         return None

@@ -42,6 +42,7 @@ from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 from edgespec.types.features import NO_NEEDS
 from edgespec.verify.sampling import Sampling
+from edgespec.wire.hints import Lenses
 
 if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are known to be right
     from edgespec.drafting.base import Guesser
@@ -71,7 +72,9 @@ class Setup:
     is charged for; none given: evenly. `with_stage`: the stage on D0's device, 0: none.
     `row_price`: see planning.costs.NodeCosts. `d0_free`: head, choosing, ranking and drafts take no
     time. `head`: where the output head is, one of config.HEADS. `load`: how many requests come at
-    once; None: one after the other, each on an idle ring. Raises ConfigError for what cannot run.
+    once; None: one after the other, each on an idle ring.
+    `hints`: the folder of what the stages read rows with, to give hints; "": they give none. Raises
+    ConfigError for what cannot run.
     """
 
     model: str
@@ -89,6 +92,7 @@ class Setup:
     d0_free: bool = False
     head: str = HEAD_ON_COORDINATOR
     load: Load | None = None
+    hints: str = ""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -113,11 +117,12 @@ class Setup:
     def is_scripted(self) -> bool:
         """Whether what the models say may be computed once for all policies (see bench.script).
 
-        Not where a draft source takes rows of the base, nor where the order of sums may decide a
-        token: whether the tokens are the same is then to be seen.
+        Not where a draft source or a stage's hint takes rows of the base, nor where the order of
+        sums may decide a token: whether the tokens are the same is then to be seen.
         """
         members = parse_draft(self.draft).members
-        return self.dtype == "float64" and all(one.name in _OF_TOKENS for one in members)
+        exact = self.dtype == "float64" and not self.hints
+        return exact and all(one.name in _OF_TOKENS for one in members)
 
     @property
     def head_last(self) -> bool:
@@ -156,6 +161,7 @@ class Setup:
             "stages": self.stages,
             "with_stage": self.with_stage,
             "head": self.head,
+            "hints": bool(self.hints),
             "profiles": [profile.name for profile in self.profiles],
             "cost_model": self.cost_model.name,
             "head_bits": self.cost_model.head.bits,
@@ -354,7 +360,19 @@ def world_of(setup: Setup, loaded: LoadedBase) -> World:
     from edgespec.backends.torch_backend import TorchBlock, TorchHead
 
     device = CoordinatorParts(TorchHead(loaded.head), draft_of(setup, loaded.head))
+
     return ring_world(setup, loaded, device, lambda number: TorchBlock(loaded.blocks[number - 1]))
+
+
+def lenses_of(setup: Setup) -> Lenses | None:
+    """What the stages read their rows with. Raises ModelError for what does not fit the base."""
+    if not setup.hints:
+        return None
+    from edgespec.drafting.lens import read_lenses
+    from edgespec.model.sources import open_source
+
+    source = open_source(setup.model)
+    return read_lenses(setup.hints, source.layers, source.config)
 
 
 def ring_world(
@@ -396,6 +414,8 @@ def ring_world(
                 needs=draft.needs if draft else NO_NEEDS,
                 sources=draft.sources if draft else (),
                 head_last=setup.head_last,
+                lenses=lenses_of(setup),
+                ends=tuple(block.end for block in loaded.blocks),
                 **queue,
             ),
             loaded.tokenizer,

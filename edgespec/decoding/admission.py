@@ -24,6 +24,7 @@ from edgespec.types.features import NO_NEEDS, DraftNeeds
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.top_logprobs import MOST
 from edgespec.wire.client_messages import Submit
+from edgespec.wire.hints import Lenses
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class Ring:
     use to another. `needs`: what the draft source must be given;
     `sources`: the names of its members, in the order of the bits of their guesses. `head_last`: the
     output head is on the last stage, so that neither hidden rows nor PPD rows come back for a draft
-    source. `live`: requests that are answered at once, at most.
+    source. `live`: requests that are answered at once, at most. `lenses`: what stages read their
+    rows with, to give hints; `ends`: the layer behind each stage's last, until a RingUp says so.
     """
 
     stages: int
@@ -54,6 +56,8 @@ class Ring:
     sources: tuple[str, ...] = ()
     head_last: bool = False
     live: int = 1
+    lenses: Lenses | None = None
+    ends: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.live >= 1

@@ -3,7 +3,8 @@
 A request's way: Submit → queue, its prompt encoded (queue.py) → `_start_next` → the decode loop
 (request.py), fed with segments, tokens and guesses → `_finish`, and the next one starts. Several
 are live at once; after each event the scheduler says what leaves (scheduler.py). A lost ring pauses
-them all (`_pause`), and the next ring starts them again.
+them all (`_pause`), and the next ring starts them again. It has a little more than 400 lines, as
+everything that can happen has its handler here.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from edgespec.decoding.admission import Ring, admit, encode, kind_of, most_token
 from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.d0_times import D0Times
 from edgespec.decoding.effects import CloseDraft, EncodePrompt, Renew
-from edgespec.decoding.events import Drafted, HeadDone, PromptEncoded, SegmentArrived
+from edgespec.decoding.events import Drafted, HeadDone, Hinted, PromptEncoded, SegmentArrived
 from edgespec.decoding.finish import cached_prefix, finished, last_effects, live_prefixes, whole
 from edgespec.decoding.flights import Flights
 from edgespec.decoding.give_up import ending, harmless
+from edgespec.decoding.hints import HintingStages
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.decoding.queue import BEGINS, GOES_ON, RING_AGAIN, WaitingRoom, say_once
 from edgespec.decoding.request import Request
@@ -43,6 +45,7 @@ from edgespec.machines.events import (
 )
 from edgespec.policy.estimates import Learnt, RingEstimates
 from edgespec.wire.client_messages import Cancel, Failed, Submit
+from edgespec.wire.hints import Hint
 from edgespec.wire.messages import CloseRequest, Credit, Fault
 from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import StageActivity, Subscribe
@@ -68,7 +71,9 @@ class CoordinatorMachine:
         self._snapshot = SnapshotKeeper(codec)
         table = ring.needs.ppd_tokens
         ppd = (table, ChainValues(table.depth)) if table else None
-        self._shared = Shared(self._flights, d0, self._snapshot.walked, ppd, self.learnt)
+        self._hinting = HintingStages(ring.lenses)
+        walked = self._snapshot.walked
+        self._shared = Shared(self._flights, d0, walked, ppd, self.learnt, self._hinting)
         self._before: dict[Request, int] = {}  # while an event is handled: tokens of each before it
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -88,6 +93,8 @@ class CoordinatorMachine:
                 return self._ends(self._scheduler.step([(number, event)], now), now)
             case MessageArrived(_, Credit(seq)):
                 return self._scheduler.handed_on(seq, now)
+            case MessageArrived(_, Hint(number) as hint):
+                return self._scheduler.step([(number, Hinted(hint))], now)
             case MessageArrived(peer, Submit() as submit):
                 return self._on_submit(peer, submit, now)
             case MessageArrived(peer, Cancel(tag)):
@@ -105,12 +112,8 @@ class CoordinatorMachine:
                 if self._waiting.is_encoding(request):
                     return self._on_encoded(PromptEncoded(request, (), reason), now)
                 return self._on_fault(request, reason, now)
-            case RingUp(stages, rows):
-                self._ring = replace(self._ring, stages=stages or self._ring.stages)
-                self.rows.limit = rows or self.rows.limit
-                self._state.up()
-                self._waiting.queue.has_changed = True  # not their order, but what they wait for
-                return self._start_next(now) + self._snapshot.observe(now)
+            case RingUp():
+                return self._on_ring_up(event, now)
             case RingDown(reason, lost):
                 return self._on_ring_down(reason, lost, now)
             case Hold(reason):
@@ -292,6 +295,14 @@ class CoordinatorMachine:
         return self._snapshot.show(shown, self._flights, paused, now)
 
     # --- rings come and go --------------------------------------------------------------------
+
+    def _on_ring_up(self, up: RingUp, now: float) -> list[Effect]:
+        self._ring = replace(self._ring, stages=up.stages or self._ring.stages)
+        self.rows.limit = up.rows or self.rows.limit
+        told = self._hinting.ring_up(up.ends or self._ring.ends)
+        self._state.up()
+        self._waiting.queue.has_changed = True  # not their order, but what they wait for
+        return told + self._start_next(now) + self._snapshot.observe(now)
 
     def _on_ring_down(self, reason: str, lost: bool, now: float) -> list[Effect]:
         """Keep what is committed; the rest comes again from it on the next ring."""

@@ -91,6 +91,8 @@ def merge(request: Request, guesses: DraftedTree | Children, now: float) -> None
             calibration = request.estimates.calibration(request.sampling.without_seed)
             scores = [calibration.score(score) for score in scores]
         tree.attach(plan.ids, guesses, plan.keep, last, scores)
+        for node in plan.ids:
+            request.hints.score(request, node)
         return
     request.grown = draft
     if plan.keep == 0:  # it only read

@@ -11,6 +11,7 @@ from edgespec.tree.stems import Fork
 from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
+from edgespec.wire.hints import Lenses
 from edgespec.wire.segment import Segment
 
 
@@ -130,6 +131,23 @@ class Draft(Effect):
     context: tuple[int, ...]
     paths: tuple[tuple[int, ...], ...] = ()
     features: Features = NO_FEATURES
+
+
+@dataclass(frozen=True, slots=True)
+class TakeLenses(Effect):
+    """From now on read rows with these lenses; no event comes of it."""
+
+    lenses: Lenses
+
+
+@dataclass(frozen=True, slots=True)
+class RunLens(Effect):
+    """Say what may come behind these rows, hidden [R, H], which this stage has computed; comes back
+    as LensDone. `request`: the first row's."""
+
+    job: int
+    request: int
+    hidden: Tensor
 
 
 @dataclass(frozen=True, slots=True)

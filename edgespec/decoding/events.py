@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from edgespec.machines.events import Event
 from edgespec.tree.drafted import Children, DraftedTree
+from edgespec.types.tensor import IntArray
 from edgespec.verify.sampling import Choice
 from edgespec.verify.top_logprobs import TopLogprobs
+from edgespec.wire.hints import Hint
 from edgespec.wire.segment import Segment
 
 
@@ -37,6 +42,24 @@ class HeadDone(Event):
     request: int
     choice: Choice
     top_logprobs: TopLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LensDone(Event):
+    """RunLens ended: behind each row the likeliest tokens, int64 [R, M], the best first, and their
+    natural-log probabilities, float32 [R, M]."""
+
+    job: int
+    request: int
+    tokens: IntArray
+    log_probs: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Hinted(Event):
+    """A stage's hint came, about rows of one request."""
+
+    hint: Hint
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ from edgespec.decoding import drafts
 from edgespec.decoding.answer import Answer
 from edgespec.decoding.drafts import DraftJob
 from edgespec.decoding.effects import RunHead
-from edgespec.decoding.events import Drafted, HeadDone
+from edgespec.decoding.events import Drafted, HeadDone, Hinted
 from edgespec.decoding.flights import Landed, Leaving
 from edgespec.decoding.hidden_rows import HiddenRows
+from edgespec.decoding.hints import RequestHints
 from edgespec.decoding.logprobs import HeadLog
 from edgespec.decoding.ppd_rows import PPDRows, with_chains
 from edgespec.decoding.prefix import Prefix
@@ -42,6 +43,7 @@ from edgespec.types.features import NO_NEEDS, DraftNeeds
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Submit, Tokens
+from edgespec.wire.hints import Hint
 from edgespec.wire.segment import Choosing, Part
 
 LOST_WAIT_S = 1.0
@@ -87,6 +89,7 @@ class Request:
         self.flights, self.d0 = shared.flights, shared.d0
         self._on_walk = shared.on_walk
         self._ppd = shared.ppd if policy.drafts else None
+        self.hinting = shared.hinting
         self._jobs = 0
         self._begin(number)
 
@@ -98,6 +101,7 @@ class Request:
         self.hidden = self._hidden_from(0)
         self.ppd_rows = PPDRows(*self._ppd) if self._ppd else None
         self.tree: DraftTree | None = None
+        self.hints = RequestHints()
         # Parts of segments: those that wait for their turn, on the ring or, back, in `results`.
         self.in_flight = 0
         self.leaving: deque[Leaving] = deque()
@@ -125,6 +129,8 @@ class Request:
                 return self._take_tokens(event, now)
             case Drafted():
                 self._take_guesses(event, now)
+            case Hinted(hint):
+                self._take_hint(hint)
         return []
 
     @property
@@ -187,6 +193,11 @@ class Request:
         """Guesses are there: attach them to the tree."""
         if self.draft is not None and self.draft.job == drafted.job:
             drafts.merge(self, drafted.guesses, now)
+            self.asks = True
+
+    def _take_hint(self, hint: Hint) -> None:
+        """A stage says what it expects behind rows that are on their way."""
+        if self.policy.calibrates and self.hints.take(self, hint):
             self.asks = True
 
     def _walk(self, now: float) -> list[Effect]:
@@ -269,6 +280,7 @@ class Request:
     def _learn(self, step: Advance, tree: DraftTree) -> None:
         """Learn from a walk what guesses are worth."""
         self.stats.walked(step, opening=self.opening, drafts=self.policy.drafts)
+        self.hints.learn(self, step)
         self.estimates.verified(self.sampling.without_seed, step)
         if self.ppd_rows is not None and step.tokens:
             self.ppd_rows.walked(step, tree)

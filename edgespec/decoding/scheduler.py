@@ -301,16 +301,17 @@ class Scheduler:
         if not parts:
             return []
         seq, flight = self._flights.launch(parts, [request.choosing for request in owners])
-        layers, vectors = NO_LAYERS, None
+        layers, hints, vectors = NO_LAYERS, NO_LAYERS, None
         tokens = np.concatenate([part.tokens for part in parts])
         for request in owners:
             request.turn = seq
             if request.stats.entered is None:
                 request.stats.entered = flight.entered
             layers = layers or request.needs.aux_layers
+            hints = hints or request.hinting.asked(request)
             if request.ppd_rows is not None:  # the table is the same for all
                 vectors = request.ppd_rows.vectors(tokens)
-        return [SendRing(Segment(Header(seq, layers), tuple(parts), ppd_tokens=vectors))]
+        return [SendRing(Segment(Header(seq, layers, hints), tuple(parts), ppd_tokens=vectors))]
 
     def _next_part(self, request: Request) -> Part | None:
         """What leaves first of what waits of a request; None if none of it is wanted any more."""

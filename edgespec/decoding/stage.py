@@ -13,10 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.decoding.effects import AbortBlock, GatherRows, RunHead, SendRing
-from edgespec.decoding.events import HeadDone, SegmentArrived
+from edgespec.decoding.effects import AbortBlock, GatherRows, RunHead, SendRing, TakeLenses
+from edgespec.decoding.events import HeadDone, LensDone, SegmentArrived
 from edgespec.decoding.held_rows import HeldRows
 from edgespec.decoding.snapshot import RunLog
+from edgespec.decoding.stage_hints import StageHints
 from edgespec.decoding.stage_jobs import Job
 from edgespec.decoding.stage_stats import StageStats
 from edgespec.decoding.target_walk import NO_VERDICT, TargetWalk, chosen_of, heads_of, with_verdict
@@ -25,6 +26,7 @@ from edgespec.machines.effects import BlockPart, Effect, RunBlock, SendCoordinat
 from edgespec.machines.events import NO_JOB, BlockDone, ComputeFailed, Event, MessageArrived, Tick
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
 from edgespec.types.tensor import Tensor
+from edgespec.wire.hints import Lenses
 from edgespec.wire.messages import CloseRequest, Credit, Fault, Retain
 from edgespec.wire.segment import Part, Segment, StageTime, Verdict
 from edgespec.wire.snapshots import SubscribeActivity
@@ -44,6 +46,7 @@ class StageMachine:
         self._given_up: set[int] = set()  # jobs of an earlier ring that have not come back
         self._last_seq = -1
         self._jobs = 0
+        self._hints = StageHints()
         self._runs = RunLog()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -55,6 +58,8 @@ class StageMachine:
                 return self._on_retain(request, keep)
             case MessageArrived(_, CloseRequest(request)):
                 return self._end(request)
+            case MessageArrived(_, Lenses() as lenses):
+                return [TakeLenses(lenses)]
             case MessageArrived(_, SubscribeActivity(seconds)):
                 self._runs.observe(seconds, now)
                 return []
@@ -62,6 +67,8 @@ class StageMachine:
                 return self._on_block_done(job, hidden, aux_hidden, now) + self._runs.tell(now)
             case HeadDone():
                 return self._on_head_done(event, now) + self._runs.tell(now)
+            case LensDone(job):
+                return [] if self._was_given_up(job) else self._hints.told(event, self._keeps, now)
             case Tick():
                 return self._runs.tell(now)
             case ComputeFailed(job, request, reason):
@@ -88,6 +95,7 @@ class StageMachine:
             effects.append(AbortBlock(running.job))
             self._running = None
         effects += self._held.clear()
+        self._given_up.update(self._hints.clear())
         self._queue.clear()
         self._last_seq = -1
         return effects
@@ -178,6 +186,11 @@ class StageMachine:
             return np.arange(len(ids))
         return np.flatnonzero(held.keep.keeps(ids))
 
+    def _keeps(self, request: int, ids: IntArray) -> IntArray:
+        """Places of those rows of a request that its newest retained set keeps."""
+        held = self._held.get(request)
+        return _NOTHING if held is None else np.flatnonzero(held.keep.keeps(ids))
+
     def _begin_walk(self, part: Part) -> None:
         if part.choosing is not None:
             self._held[part.request].walk = TargetWalk(part.choosing)
@@ -218,11 +231,14 @@ class StageMachine:
         """The job is over: its segment leaves, with what it took; or emptied, if there is none."""
         self._note(running, done is None, now)
         if done is None:
-            done = self._emptied(running.segment)
-        else:
-            time = StageTime(sum(map(len, running.rows)), now - running.since)
-            done = replace(done, cost=(*done.cost, time))
-        return self._hand_on(done) + self._start_next(now)
+            return self._hand_on(self._emptied(running.segment)) + self._start_next(now)
+        time = StageTime(sum(map(len, running.rows)), now - running.since)
+        done = replace(done, cost=(*done.cost, time))
+        effects = self._hand_on(done)  # nothing waits for what is expected behind its rows
+        if len(done.cost) in done.header.hints and not self._is_last:
+            self._jobs += 1
+            effects += self._hints.ask(self._jobs, done, now)
+        return effects + self._start_next(now)
 
     def _note(self, running: Job, nothing: bool, now: float) -> None:
         """Keep what it took, for those who subscribed, and how many rows are still wanted."""
@@ -352,7 +368,7 @@ class StageMachine:
         return [*ended, *self._abort_unwanted(request)] if ended else []
 
     def _on_compute_failed(self, job: int, request: int, reason: str, now: float) -> list[Effect]:
-        if self._was_given_up(job):
+        if self._was_given_up(job) or self._hints.failed(job):
             return []
         if self._running is not None and job in self._running.heads:
             running, _, place = self._finish_head(job)  # it fails alone

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from edgespec.policy.hint_mix import HintMix
 from edgespec.tree.draft_tree import Advance
 
 FADE = 0.1
@@ -260,6 +261,7 @@ class RingEstimates:
     reach: float = 0.0
     ranks: Counter[int | None] = field(default_factory=Counter)
     calibrations: dict[object, Calibration] = field(default_factory=dict)
+    hint_mixes: dict[tuple[object, int], HintMix] = field(default_factory=dict)
 
     def segment(self, ran: Sequence[tuple[int, float]], stages: int) -> None:
         """A segment came back; rows and seconds at each of the `stages` that computed it."""
@@ -310,6 +312,14 @@ class RingEstimates:
         for score, was_right in step.outcomes:
             calibration.learn(score, was_right)
         self.ranks.update(step.ranks)
+
+    def hint_mix(self, sampling: object, stage: int) -> HintMix:
+        """What hints of that stage are worth, for that way of sampling."""
+        found = self.hint_mixes.pop((sampling, stage), None) or HintMix()
+        self.hint_mixes[sampling, stage] = found
+        if len(self.hint_mixes) > MOST_CALIBRATIONS:
+            del self.hint_mixes[next(iter(self.hint_mixes))]
+        return found
 
     def calibration(self, sampling: object) -> Calibration:
         found = self.calibrations.pop(sampling, None) or Calibration()

@@ -151,7 +151,8 @@ class RingAssembly:
         self.is_up = self.was_up = True
         self.up_since = now
         rows = min(self._assign_of(member).rows for member in self.stages.values())
-        return [Forward(RingUp(len(self.assignment), rows)), Log("the ring is up")]
+        ends = tuple(self._assign_of(member).end for member in self.in_order)
+        return [Forward(RingUp(len(self.assignment), rows, ends)), Log("the ring is up")]
 
     def take_down(self, reason: str) -> list[Effect]:
         """End the ring; the stages keep their layers for the next one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from edgespec.wire.client_messages import Cancel, StatusRequest, Submit
+from edgespec.wire.hints import Hint
 from edgespec.wire.messages import (
     Connected,
     Credit,
@@ -24,7 +25,8 @@ from edgespec.wire.snapshots import StageActivity, Subscribe
 OWNER, STAGE, CLIENT, TOKEN = "owner", "stage", "client", "token"
 
 _ASK: frozenset[type[Message]] = frozenset({Submit, Cancel, StatusRequest, Subscribe, Heartbeat})
-_SERVE = _ASK | {Join, Loading, Ready, Connected, Fault, Credit, Health, StageActivity, Goodbye}
+_SERVE = _ASK | {Join, Loading, Ready, Connected, Fault, Credit, Hint, Health, StageActivity}
+_SERVE |= {Goodbye}
 
 MAY_SEND: dict[str, frozenset[type[Message]]] = {
     OWNER: _SERVE,

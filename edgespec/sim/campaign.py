@@ -21,7 +21,7 @@ from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.scenario import Scenario, ScenarioRequest, draw, policies_of
 from edgespec.sim.toy import VOCABULARY, ToyCodec, plain_answer
-from edgespec.sim.toy_model import FakeBlock, FakeHead
+from edgespec.sim.toy_model import FakeBlock, FakeHead, toy_lenses
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 
 PLENTY = 100_000
@@ -84,6 +84,8 @@ def build(
         head_last=scenario.head_last,
         live=scenario.live,
         kept_rows=scenario.kept_rows,
+        lenses=toy_lenses(stages, VOCABULARY) if scenario.hints else None,
+        ends=tuple(range(1, stages + 1)),
     )
     limits = {f.stage: f.rows for f in scenario.faults if isinstance(f, SmallCache)}
     promises = {ask.tag: _promise(scenario, ask, codec) for ask in scenario.asks}

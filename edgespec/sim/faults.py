@@ -6,8 +6,10 @@ import math
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edgespec.schema import FileStruct
+from edgespec.wire.hints import Hint
 from edgespec.wire.messages import CloseRequest, Message, Retain
 from edgespec.wire.segment import Segment
 
@@ -28,7 +30,7 @@ class Delay(FaultStruct, frozen=True):
 
 
 class Duplicate(FaultStruct, frozen=True):
-    """A Segment, Retain or End comes a second time, up to `seconds` after the first."""
+    """A Segment, Retain, Hint or End comes a second time, up to `seconds` after the first."""
 
     probability: float
     seconds: float
@@ -45,6 +47,26 @@ class LateRetain(FaultStruct, frozen=True):
 
     probability: float
     seconds: float
+
+
+class LoseHint(FaultStruct, frozen=True):
+    """A hint is lost with this probability."""
+
+    probability: float
+
+
+class LateHint(FaultStruct, frozen=True):
+    """A hint is up to `seconds` late, so that its rows may be back, or gone."""
+
+    probability: float
+    seconds: float
+
+
+class BentHint(FaultStruct, frozen=True):
+    """A hint says something else than the stage did: it is of another request, of another stage, or
+    of rows that there are not."""
+
+    probability: float
 
 
 class SlowStage(FaultStruct, frozen=True):
@@ -86,7 +108,19 @@ class Change(FaultStruct, frozen=True):
     seconds: float
 
 
-Fault = Delay | Duplicate | LoseRetain | LateRetain | SlowStage | SmallCache | Crash | Change
+Fault = (
+    Delay
+    | Duplicate
+    | LoseRetain
+    | LateRetain
+    | LoseHint
+    | LateHint
+    | BentHint
+    | SlowStage
+    | SmallCache
+    | Crash
+    | Change
+)
 
 
 class Dice:
@@ -98,13 +132,30 @@ class Dice:
         self._duplicates = [f for f in faults if isinstance(f, Duplicate)]
         self._losses = [f for f in faults if isinstance(f, LoseRetain)]
         self._late = [f for f in faults if isinstance(f, LateRetain)]
+        self._lost_hints = [f for f in faults if isinstance(f, LoseHint)]
+        self._late_hints = [f for f in faults if isinstance(f, LateHint)]
+        self._bent_hints = [f for f in faults if isinstance(f, BentHint)]
         self._slow = [f for f in faults if isinstance(f, SlowStage)]
 
     def loses(self, message: Message) -> bool:
         """Whether this message never arrives."""
-        return isinstance(message, Retain) and any(
-            self._rng.random() < fault.probability for fault in self._losses
-        )
+        losses: Sequence[LoseRetain | LoseHint] = ()
+        if isinstance(message, Retain):
+            losses = self._losses
+        elif isinstance(message, Hint):
+            losses = self._lost_hints
+        return any(self._rng.random() < fault.probability for fault in losses)
+
+    def bent(self, message: Message) -> Message:
+        """The message as it is said."""
+        if not isinstance(message, Hint):
+            return message
+        for fault in self._bent_hints:
+            if self._rng.random() < fault.probability:
+                field = self._rng.choice(("request", "stage", "ids"))
+                by = self._rng.randint(1, 3)
+                message = replace(message, **{field: getattr(message, field) + by})
+        return message
 
     def delay(self) -> float:
         """Seconds that a message takes longer, and those after it."""
@@ -112,12 +163,16 @@ class Dice:
 
     def lateness(self, message: Message) -> float:
         """Seconds that this message alone comes later than it should."""
-        late = self._late if isinstance(message, Retain) else ()
+        late: Sequence[LateRetain | LateHint] = ()
+        if isinstance(message, Retain):
+            late = self._late
+        elif isinstance(message, Hint):
+            late = self._late_hints
         return sum(self._strike(fault) for fault in late)
 
     def repeats(self, message: Message) -> list[float]:
         """Seconds after the first delivery at which the message comes again."""
-        if not self._duplicates or not isinstance(message, Segment | Retain | CloseRequest):
+        if not self._duplicates or not isinstance(message, Segment | Retain | Hint | CloseRequest):
             return []
         return [
             self._rng.random() * fault.seconds
@@ -131,6 +186,6 @@ class Dice:
             f.factor for f in self._slow if f.stage == stage and f.start <= now < f.end
         )
 
-    def _strike(self, fault: Delay | LateRetain) -> float:
+    def _strike(self, fault: Delay | LateRetain | LateHint) -> float:
         struck = self._rng.random() < fault.probability
         return self._rng.random() * fault.seconds if struck else 0.0

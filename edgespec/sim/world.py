@@ -17,7 +17,7 @@ from typing import Protocol
 from edgespec.backends.base import BlockBackend, Head
 from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.effects import AbortBlock, EncodePrompt, SendRing
+from edgespec.decoding.effects import AbortBlock, EncodePrompt, SendRing, TakeLenses
 from edgespec.decoding.events import SegmentArrived
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import DraftSource
@@ -372,6 +372,7 @@ class World:
             if isinstance(message, Retain):
                 self.lost[node, message.request] = message.keep.epoch
             return
+        message = self._dice.bent(message)
         frames = [bytes(frame) for frame in encode(message)]
         control = None if isinstance(message, Segment) else int(getattr(message, "request", -1))
         size = self._durations.message_bytes(message, sum(map(len, frames)))
@@ -391,6 +392,8 @@ def _requests_of(effect: Effect) -> list[int]:
     """Whose a stage's compute effect is."""
     if isinstance(effect, RunBlock):
         return [part.request for part in effect.parts]
+    if isinstance(effect, TakeLenses):
+        return []
     return [effect.request]  # type: ignore[attr-defined]
 
 

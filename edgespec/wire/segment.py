@@ -34,11 +34,13 @@ class Header:
     """What every stage hands on as it came.
 
     `seq` numbers the segments of a ring in sending order. `aux_layers`: layers of which a draft
-    source wants the rows that enter them (EAGLE-3).
+    source wants the rows that enter them (EAGLE-3). `hints`: the stages that are to say what they
+    expect behind the rows (see wire.hints).
     """
 
     seq: Whole
     aux_layers: Annotated[Layers, Meta(max_length=MOST_LAYERS)] = NO_LAYERS
+    hints: Annotated[Layers, Meta(max_length=MOST_LAYERS)] = NO_LAYERS
 
     def check(self) -> None:
         layers = (-1, *self.aux_layers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.wire import block_messages, client_messages, messages, segment, snapshots
+from edgespec.wire import block_messages, client_messages, hints, messages, segment, snapshots
 
 TAGS: dict[int, type[messages.Message]] = {
     1: segment.Segment,
@@ -14,6 +14,7 @@ TAGS: dict[int, type[messages.Message]] = {
     7: messages.Goodbye,
     8: messages.StandBy,
     9: snapshots.SubscribeActivity,
+    10: hints.Lenses,
     20: messages.Join,
     21: messages.Loading,
     22: messages.Ready,
@@ -23,6 +24,7 @@ TAGS: dict[int, type[messages.Message]] = {
     26: messages.Health,
     27: snapshots.StageActivity,
     28: messages.Connected,
+    29: hints.Hint,
     30: messages.Enrol,
     31: messages.Enrolled,
     32: messages.Leave,

@@ -22,6 +22,8 @@ from edgespec.decoding.effects import (
     OpenCache,
     OpenDraft,
     RunHead,
+    RunLens,
+    TakeLenses,
 )
 from edgespec.decoding.events import HeadDone
 from edgespec.machines.effects import Effect, RunBlock
@@ -30,6 +32,7 @@ from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import ring_costs
 from edgespec.planning.profile import Figure
 from edgespec.policy.base import Deepen, Expand, Grow
+from edgespec.sim.toy_model import toy_lenses
 from edgespec.tree.ledger import Rows
 from edgespec.tree.stems import Fork
 from edgespec.types.draft_pass import DraftPass, RankedRows
@@ -65,6 +68,8 @@ STAGE_EFFECTS: list[Effect] = [
     GatherRows(1, 10, np.array([3, 5, 6])),
     block(4, 100, 24),
     head(3),
+    TakeLenses(toy_lenses(2, 3)),
+    RunLens(1, 1, Tensor("float16", (5, 4), bytes(40))),
 ]
 COORDINATOR_EFFECTS: list[Effect] = [
     OpenDraft(1, Sampling()),
@@ -91,6 +96,8 @@ def test_a_stage_is_charged_for_rows_seen_rows_and_moved_rows() -> None:
         STAGE.gather_seconds(3),
         STAGE.block_seconds(4, 124),
         STAGE.head_seconds(3),
+        0.0,
+        STAGE.lens_seconds(5),
     ]
     assert durations.seconds(block(0, 100, 20)) == 0.0
 
@@ -108,7 +115,17 @@ def test_weights_are_read_once_for_all_requests_and_every_cache_for_itself() -> 
 
 def test_a_block_can_be_stopped_behind_each_of_its_layers() -> None:
     durations = StageDurations(STAGE)
-    assert [len(durations.parts(effect)) for effect in STAGE_EFFECTS] == [1, 1, 1, 1, 1, 10, 1]
+    assert [len(durations.parts(effect)) for effect in STAGE_EFFECTS] == [
+        1,
+        1,
+        1,
+        1,
+        1,
+        10,
+        1,
+        1,
+        1,
+    ]
     whole = durations.seconds(block(4, 100, 24))
     assert set(durations.parts(block(4, 100, 24))) == {1.0}, "layers are alike"
     assert whole / 10 == pytest.approx(STAGE.layer_seconds(4, 124))
