@@ -26,6 +26,7 @@ DECAY = 0.8
 _MOST_GRADIENT = 1.0
 _ALIKE = 32  # batches whose rows are sorted by length together
 _LEAST_FACTOR = 2.0**-8
+_KEPT_OF_MEAN = 0.98
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,9 @@ class Trainer(ABC):
         self.seconds = 0.0
         """Of all steps so far, those of earlier runs too."""
         self._student, self._optimizers = student, optimizers
+        self._mean: dict[str, torch.Tensor] = {}
+        """The weights' running mean over about fifty steps: what is written is of the quality that
+        the last, smallest steps give, wherever the run is."""
         self._course = LossCourse()
         self._file, self._log = out / "checkpoint.pt", out / "progress.jsonl"
 
@@ -116,6 +120,8 @@ class Trainer(ABC):
         try:
             state = torch.load(self._file, map_location=self.teacher.device, weights_only=True)
             self._student.load_state_dict(state["student"])
+            mean: dict[str, torch.Tensor] = state["mean"]
+            self._mean = {name: mean[name] for name, _ in self._student.named_parameters()}
             for optimizer, known in zip(self._optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(known)
             self.step, self.seconds = int(state["step"]), float(state["seconds"])
@@ -133,6 +139,7 @@ class Trainer(ABC):
         course = self._course
         state = {
             "student": self._student.state_dict(),
+            "mean": self._mean,
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "step": self.step,
             "seconds": self.seconds,
@@ -142,12 +149,33 @@ class Trainer(ABC):
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_state(state, self._file)
         if self.step:
-            self.write()
+            self._write_mean()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Count the weights of this step in their mean; the first steps count alike."""
+        share = max(1 - _KEPT_OF_MEAN, 1 / (self.step + 1))
+        for name, weight in self._student.named_parameters():
+            self._mean[name].lerp_(weight, share)
+
+    @torch.no_grad()
+    def _take_mean(self) -> None:
+        for name, weight in self._student.named_parameters():
+            weight.copy_(self._mean[name])
+
+    @torch.no_grad()
+    def _write_mean(self) -> None:
+        """Write the head with the mean weights."""
+        newest = {name: weight.clone() for name, weight in self._student.named_parameters()}
+        self._take_mean()
+        self.write()
+        for name, weight in self._student.named_parameters():
+            weight.copy_(newest[name])
 
     def run(self, rows: TextRows, say: Callable[[str], None]) -> None:
         """Train to the last step, from the checkpoint on if there is one. Saves now and then and at
-        the end, also when interrupted, and writes the head each time; if the last steps led away,
-        the student is that of the last checkpoint in the end.
+        the end, also when interrupted, and writes the head each time, with the weights' mean. That
+        is what the student has in the end; if the last steps led away, that of the last checkpoint.
 
         Raises ModelError for a checkpoint of another run, and for steps that lead away at every
         rate.
@@ -157,6 +185,8 @@ class Trainer(ABC):
             say(f"going on behind step {self.step}")
         else:
             self.begin(rows)
+            named = self._student.named_parameters()
+            self._mean = {name: weight.detach().clone() for name, weight in named}
             self._save()
             say("beginning")
         saved = began = time.monotonic()
@@ -186,7 +216,8 @@ class Trainer(ABC):
             self._save()
         if not self._course.is_good:
             self._resume()
-            self.write()
+            self._write_mean()
+        self._take_mean()
 
     def _lower(self, say: Callable[[str], None]) -> None:
         """Go back to the checkpoint, and on with half the rate."""
@@ -227,6 +258,7 @@ class Trainer(ABC):
             return math.inf, right
         for optimizer in self._optimizers:
             optimizer.step()
+        self._average()
         return loss, right
 
 
