@@ -16,7 +16,7 @@ from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import check_keys, needs_keys
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.extras import require
-from edgespec.daemon.process import Beside, end_with_parent, leave, start_logging
+from edgespec.daemon.process import Beside, end_with_parent, going_on, leave, start_logging
 from edgespec.daemon.stage import run_stage
 from edgespec.errors import ConfigError
 from edgespec.net.discovery_interfaces import listens_everywhere
@@ -88,7 +88,8 @@ def join(
     path = folder_of(cluster)
     introduction = given_token(token)
     if introduction is not None:
-        admitted(path, introduction, coordinator, wait, log.info)
+        with going_on("waiting for the coordinator, which answers once it has loaded its models"):
+            admitted(path, introduction, coordinator, wait, log.info)
     folder = ClusterFolder.open(path)
     accepts = None
     if served is not None:

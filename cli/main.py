@@ -16,22 +16,56 @@ from edgespec.cli import options
 from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_USAGE
 from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
 
-COMMANDS = (
-    *("demo", "models", "pull", "init", "serve", "join", "leave", "prompt", "chat", "status"),
-    *("top", "api", "token", "device", "key", "service", "train", "bench", "simulate", "shard"),
-    *("plan", "profile", "doctor"),
-)
-"""In the order of --help; each is a function or a group of that name in the module of that name."""
+GROUPS = {
+    "Try it": ("demo", "models", "pull"),
+    "A cluster": ("init", "serve", "join", "leave"),
+    "Ask": ("prompt", "chat", "api"),
+    "Look": ("status", "top", "doctor"),
+    "Plan and measure": ("plan", "profile", "simulate", "bench"),
+    "Prepare models": ("shard", "train"),
+    "Access, and starting at boot": ("token", "device", "key", "service"),
+}
+"""The commands as --help shows them; each is a function or a group of that name in the module of
+that name."""
+COMMANDS = tuple(word for words in GROUPS.values() for word in words)
 OF_RINGS = ("demo", "init", "serve", "bench", "simulate")
 """Those that take all options of a ring."""
 OTHERS_WORDS = {
     "run": "`edgespec init --model NAME`, `edgespec serve` and then `edgespec chat`",
+    "start": "`edgespec serve`",
+    "up": "`edgespec serve`",
     "list": "`edgespec models`",
+    "ls": "`edgespec models`",
+    "show": "`edgespec models`",
     "ps": "`edgespec status`",
     "stop": "Ctrl-C where `edgespec serve` runs, or `edgespec service uninstall`",
+    "down": "Ctrl-C where `edgespec serve` runs, or `edgespec service uninstall`",
     "rm": "`hf cache rm model/HUB_ID`, as models lie in the hub's own cache",
 }
-"""Commands of Ollama, which many know, and what does the same here."""
+"""Commands of Ollama and others, which many know, and what does the same here."""
+
+EXAMPLES = """Examples:
+
+edgespec demo   (a ring of processes on this machine answers a question)
+
+edgespec init --model qwen3-8b --draft qwen3-0.6b --stages 2   (then `edgespec serve`)
+
+edgespec join TOKEN   (on each other device; later `edgespec join`)
+
+edgespec chat
+
+Exit codes: 0 done, 1 failed, 2 wrong option, setting, model or prompt, 130 Ctrl-C."""
+EXAMPLES_OF = {
+    "init": "edgespec init --model qwen3-8b --draft qwen3-0.6b --stages 2",
+    "serve": "edgespec serve --http 0.0.0.0:8000   (after `edgespec key new NAME`)",
+    "join": "edgespec join edge-…   (the first time; then `edgespec join`)",
+    "prompt": 'git diff | edgespec prompt --system "Write a commit message."',
+    "chat": 'edgespec chat --system "Answer in one sentence."',
+    "plan": "edgespec plan --model llama-2-13b --draft tinyllama-1.1b "
+    '--devices "3*jetson-orin-nano-8gb"',
+    "simulate": "edgespec simulate --stages 4 --limit 4",
+}
+"""What --help of a command shows below its options."""
 
 
 class _Commands(TyperGroup):
@@ -51,21 +85,29 @@ def application(word: str = "") -> typer.Typer:
         name="edgespec",
         cls=_Commands,
         help="Run one large language model across a handful of small boards.",
-        epilog="Exit codes: 0 done, 1 failed, 2 wrong option, setting, model or prompt, "
-        "130 Ctrl-C.",
+        epilog=EXAMPLES,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_version)
-    for name in (word,) if word else COMMANDS:
-        command = getattr(importlib.import_module(f"edgespec.cli.{name}"), name)
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(cls=options.RingCommand if name in OF_RINGS else None)(command)
+    for group, names in GROUPS.items():
+        for name in names:
+            if word in ("", name):
+                _add(app, name, group)
     return app
+
+
+def _add(app: typer.Typer, name: str, group: str) -> None:
+    command = getattr(importlib.import_module(f"edgespec.cli.{name}"), name)
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name, rich_help_panel=group)
+        return
+    kind = options.RingCommand if name in OF_RINGS else None
+    example = EXAMPLES_OF.get(name)
+    below = f"Example: {example}" if example else None
+    app.command(cls=kind, rich_help_panel=group, epilog=below)(command)
 
 
 def _version(

@@ -21,6 +21,8 @@ UNKNOWN = "-"
 
 NAMES = ("node", "device", "address", "layers", "state")
 COLUMNS = (*NAMES, "GiB free", "°C", "busy", "link ms", "heard s", "losses")
+SPARE = ("address", "heard s", "link ms", "losses", "busy", "layers", "GiB free", "°C", "device")
+"""Columns that a narrow terminal does without, the first of them first."""
 
 
 def status(
@@ -45,9 +47,9 @@ def status(
 
 
 def print_status(state: Status) -> None:
-    """Print all columns, however narrow the terminal is."""
+    """Print all columns, or those that a narrow terminal has room for."""
     lines = (*remarks(state), *request_lines(state), *row_lines(state), ring_line(state))
-    show_table(COLUMNS, map(cells, state.nodes), *lines, left=NAMES)
+    show_table(COLUMNS, map(cells, state.nodes), *lines, left=NAMES, spare=SPARE)
 
 
 def cells(node: NodeStatus) -> Iterator[str]:

@@ -47,7 +47,7 @@ def run_api(config: ApiConfig, folder: ClusterFolder) -> int:
         http = Address(config.http.host, listener.getsockname()[1])
         client = AsyncClient(config.coordinator, folder.identity, CONNECT_S)
         print(f"API at http://{http}", flush=True)
-        log.info("HTTP API at http://%s, of the coordinator at %s", http, config.coordinator)
+        log.info("the page and the HTTP API at http://%s", http)
         server_of(Service(client, config.limits), accepts).run(sockets=[listener])
     return EXIT_OK
 

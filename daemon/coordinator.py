@@ -23,7 +23,7 @@ from edgespec.daemon.memory import yet_to_take
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.own_stage import OwnStage, address_beside, admitted, machine_needs
 from edgespec.daemon.precision import precision_text
-from edgespec.daemon.process import exit_code, take_file_descriptors
+from edgespec.daemon.process import exit_code, going_on, take_file_descriptors
 from edgespec.daemon.settings import context_of, look_at_models
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -35,7 +35,7 @@ from edgespec.planning.costs import RingCosts
 from edgespec.planning.memory import SPECULATIVE_ROWS
 from edgespec.ring.health import home_status
 from edgespec.ring.membership import MembershipMachine
-from edgespec.runtime.access_policy import admits
+from edgespec.runtime.access_policy import STAGE, admits
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.instrumentation import Instrumentation
 from edgespec.runtime.request_log import RequestLog
@@ -83,14 +83,17 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
         beside = address_beside(config, transport.control_port)
         own = admitted(cluster, access_policy, beside) if config.with_stage else None
         shared = SharedDevice(new_file(), COORDINATOR) if costs is not None and own else None
-        node, blocks = _build(
-            *(config, cluster, access_policy, transport, costs, trace, ends, own, shared)
-        )
+        with going_on("loading the models"):
+            node, blocks = _build(
+                *(config, cluster, access_policy, transport, costs, trace, ends, own, shared)
+            )
     except BaseException:
         ends.close()
         transport.close()
         raise
     log.info("cluster %s: waiting for %d stage(s)", cluster.cluster_id, config.stages)
+    if config.stages > bool(config.with_stage):
+        log.info("on each other device: %s", _join_words(config, cluster))
     blocks.start()
     advertising = Advertising(config, transport.control_port, cluster.cluster_id)
     advertising.start()
@@ -247,6 +250,17 @@ def _build(
         Instrumentation(transport, pace, trace),
     )
     return node, blocks
+
+
+def _join_words(config: CoordinatorConfig, cluster: ClusterFolder) -> str:
+    """What to enter on the other devices."""
+    known = sum(device.role == STAGE for device in AccessStore(cluster).devices())
+    if known >= config.stages:
+        return "edgespec join"
+    return (
+        "edgespec join TOKEN, with the token that `edgespec init` printed (`edgespec token new` "
+        "makes another), or without one if it is admitted already"
+    )
 
 
 def _here(sensors: SensorReader) -> NodeStatus:

@@ -8,6 +8,10 @@ import os
 import resource
 import signal
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -21,6 +25,9 @@ BESIDE = "EDGESPEC_BESIDE"
 
 ENOUGH_FILES = 65536
 
+STILL_S = 2.5
+"""Seconds of a step after which the log says that it goes on."""
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -29,11 +36,31 @@ EXIT_CANCELLED = 130
 
 _PR_SET_PDEATHSIG = 1
 
+log = logging.getLogger(__name__)
+
 
 def start_logging() -> None:
     """Log to standard error; of libraries only warnings."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("edgespec").setLevel(logging.INFO)
+
+
+@contextmanager
+def going_on(what: str, every: float = STILL_S) -> Iterator[None]:
+    """Log "still WHAT" every so many seconds until the step that is entered has ended."""
+    began, over = time.monotonic(), threading.Event()
+
+    def say() -> None:
+        while not over.wait(every):
+            log.info("still %s (%.0f s)", what, time.monotonic() - began)
+
+    teller = threading.Thread(target=say, name="edgespec-still", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +125,6 @@ def leave(code: int) -> NoReturn:
 
 def exit_code(stop: Stop) -> int:
     """Log why a node ended and turn it into the process's exit code."""
-    log = logging.getLogger("edgespec")
     if stop.failed:
         log.error("error: %s", stop.reason)
         return EXIT_FAILED

@@ -15,7 +15,7 @@ from edgespec.config import Address, Emulation, StageConfig
 from edgespec.daemon.emulation import check_profiles, emulated_costs, stage_pace
 from edgespec.daemon.health import SensorReader
 from edgespec.daemon.notify import Notifier
-from edgespec.daemon.process import exit_code, take_file_descriptors
+from edgespec.daemon.process import exit_code, going_on, take_file_descriptors
 from edgespec.errors import CapacityError
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.net.keys import Identity
@@ -51,12 +51,13 @@ def run_stage(
     host = own_address_towards(config.coordinator)
     # Imported before the node's loop runs: half a second inside a shared library's start-up with
     # Python's lock held would look like a dead stage.
-    import edgespec.backends.torch_backend
-    import edgespec.daemon.block_fetch  # noqa: F401
-    from edgespec.daemon.memory import available_memory
-    from edgespec.model.device import best_device
+    with going_on("importing torch"):
+        import edgespec.backends.torch_backend
+        import edgespec.daemon.block_fetch  # noqa: F401
+        from edgespec.daemon.memory import available_memory
+        from edgespec.model.device import best_device
 
-    device = best_device().type
+        device = best_device().type
     pace = None
     if config.emulation is not None:
         check_profiles(config.emulation)
@@ -137,10 +138,15 @@ def _load(
     stop: Callable[[], bool],
 ) -> StageCompute:
     from edgespec.backends.torch_backend import TorchBlock, TorchHead
+    from edgespec.kernels.compiled import load, unbuilt
     from edgespec.model.block import Block
     from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
 
+    if best_device().type == "cpu":
+        for name in unbuilt():
+            say(f"compiling {name} for this CPU, once")
+            load(name.removesuffix(".c"))
     source, ends = _fetch(config, identity, assign, say, stop)
     _require_memory(assign, source, ends, config.reserved)
 

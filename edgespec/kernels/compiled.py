@@ -48,6 +48,16 @@ def load(name: str) -> ctypes.CDLL | None:
     return _load(name)[0]
 
 
+def unbuilt() -> list[str]:
+    """The sources that `load` would compile first; none where there is no compiler."""
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        return []
+    folder = cache_folder() / "kernels"
+    sources = sorted(Path(__file__).parent.glob("*.c"))
+    return [one.name for one in sources if not (folder / _library(compiler, one)).is_file()]
+
+
 def complaint(name: str) -> str:
     """Why `load` gives None, and what to do about it; the empty string if it does not."""
     return _load(name)[1]
@@ -88,7 +98,7 @@ def _built(source: Path) -> ctypes.CDLL:
 
 def _kept(compiler: str, source: Path, folder: Path) -> ctypes.CDLL:
     """From the folder, which gets it if it is not there. Raises OSError if it cannot."""
-    wanted = folder / f"{source.stem}-{_digest(compiler, source)}.so"
+    wanted = folder / _library(compiler, source)
     if not wanted.is_file():
         place = os.open(folder, os.O_RDONLY)
         try:
@@ -103,6 +113,10 @@ def _kept(compiler: str, source: Path, folder: Path) -> ctypes.CDLL:
         finally:
             os.close(place)
     return _opened(wanted)
+
+
+def _library(compiler: str, source: Path) -> str:
+    return f"{source.stem}-{_digest(compiler, source)}.so"
 
 
 def _compile(compiler: str, source: Path, target: Path) -> Path:

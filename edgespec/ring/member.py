@@ -11,6 +11,8 @@ from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, SendCoordinator
 from edgespec.machines.events import Event, MessageArrived, Tick
 from edgespec.ring.effects import (
+    LONG_REPORT_S,
+    STILL_S,
     CloseRing,
     ConnectRing,
     FetchBlock,
@@ -47,12 +49,6 @@ from edgespec.wire.messages import (
 REPORT_S = 2.0
 """Seconds between two log lines about a long wait."""
 
-LONG_REPORT_S = 60.0
-"""The same once it has waited for longer than that."""
-
-STILL_S = 5.0
-"""Seconds of loading without any progress, after which it says that it goes on."""
-
 
 class MemberMachine:
     """A stage's or spare's part in the ring, without I/O."""
@@ -74,6 +70,7 @@ class MemberMachine:
         self._loading = 0  # blocks that are being loaded: all but the last are obsolete
         self._doing = ""  # how far that is
         self._began_at = 0.0
+        self._is_up = False
         self._started = False
 
     @property
@@ -104,7 +101,7 @@ class MemberMachine:
             case BlockLoading(text):
                 return self._on_loading(text, now)
             case BlockLoaded(seconds):
-                return self._on_loaded(seconds)
+                return self._on_loaded(seconds, now)
             case BlockFetched(seconds):
                 self._fetching = None
                 return [SendCoordinator(Ready(seconds, NO_RING))]
@@ -113,6 +110,7 @@ class MemberMachine:
             case RingReached():
                 assert self._place is not None, "a connection comes with a place"
                 connected = SendCoordinator(Connected(self._place.ring))
+                self._is_up = True
                 return [connected, Log("the ring is up")]
             case RingBroke(why):
                 lost = [SendCoordinator(Fault(ALL_REQUESTS, why))]
@@ -147,6 +145,7 @@ class MemberMachine:
     def _on_assign(self, assign: Assign, now: float) -> list[Effect]:
         self._asking_since, self._was_placed, self._next = None, True, now
         before, self._place = self._place, assign
+        self._is_up = self._is_up and before == assign
         if before == assign:  # the coordinator was missed for a while, and is back
             return [] if self._loading else [SendCoordinator(Ready(0.0, assign.ring))]
         place = f"stage {assign.stage} of {assign.stages}"
@@ -156,6 +155,7 @@ class MemberMachine:
             if self._loading:
                 return effects
             again = f"{text}: layers {assign.first} to {assign.end - 1} are loaded already"
+            self._wait_for_others(now)
             ready = SendCoordinator(Ready(0.0, assign.ring))
             return [*effects, ResetStage(assign), ready, Log(again)]
         self._block = assign.block
@@ -190,10 +190,15 @@ class MemberMachine:
             effects.append(Log(text))
         return effects
 
-    def _on_loaded(self, seconds: float) -> list[Effect]:
+    def _wait_for_others(self, now: float) -> None:
+        self._reported = self._began_at = now
+        self._doing = "waiting for the other stages"
+
+    def _on_loaded(self, seconds: float, now: float) -> list[Effect]:
         self._loading -= 1
         if self._loading:
             return []  # an obsolete block
+        self._wait_for_others(now)
         loaded = f"layers loaded in {seconds:.1f} s; waiting for the other stages"
         if self._place is None:
             return [Log(loaded)]  # it stands by
@@ -234,9 +239,12 @@ class MemberMachine:
             silence = f"the coordinator at {self._coordinator} has been silent for {silent:.1f} s"
             return self._ask_again(silence, now)
         effects: list[Effect] = [SendCoordinator(Heartbeat())]
-        if self._loading and now - self._reported >= STILL_S:
+        waited = now - self._began_at
+        pause = STILL_S if waited < LONG_REPORT_S else LONG_REPORT_S
+        is_due = self._loading or not (self._is_up or self._is_spare)
+        if is_due and now - self._reported >= pause:
             self._reported = now
-            effects.append(Log(f"still {self._doing} ({now - self._began_at:.0f} s)"))
+            effects.append(Log(f"still {self._doing} ({waited:.0f} s)"))
         return effects
 
     def _ask(self, now: float, waited: float) -> list[Effect]:

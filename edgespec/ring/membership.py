@@ -18,7 +18,7 @@ from edgespec.machines.effects import Effect, Forward, SendPeer
 from edgespec.machines.events import Event, MessageArrived, PeerGone, Tick
 from edgespec.ring.assembly import CacheRows, RingAssembly
 from edgespec.ring.assignment import MOST_SHOWN, SPARE, Assignment, Member, line_of, status_of
-from edgespec.ring.effects import Log
+from edgespec.ring.effects import LONG_REPORT_S, STILL_S, Log
 from edgespec.ring.events import KeyRemoved, RingBroke, RingReached
 from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.ring.repartition import Repartition, Replan
@@ -83,6 +83,8 @@ class MembershipMachine:
         self._clients: dict[bytes, float] = {}
         self._now = 0.0
         self._next_beat: float | None = None
+        self._loading_since: float | None = None
+        self._told_loading = 0.0
 
     @property
     def stage_peers(self) -> list[bytes]:
@@ -310,6 +312,7 @@ class MembershipMachine:
                 effects.append(SendPeer(member.peer, Goodbye(f"{member} {cause}")))
                 effects += self._lose(member, cause, now)
         effects += self._repartition.on_tick(now)
+        effects += self._still_loading(now)
         effects += [SendPeer(m.peer, ring.devices.trips.beat(m.peer, now)) for m in ring.members]
         for peer, heard in list(self._clients.items()):
             if now - heard > self._timing.client_silence:
@@ -319,6 +322,18 @@ class MembershipMachine:
                 # If the client is no longer connected, sending this fails, and the node learns it.
                 effects.append(SendPeer(peer, Heartbeat()))
         return effects
+
+    def _still_loading(self, now: float) -> list[Effect]:
+        """Say now and then how far the stages are that are not ready yet."""
+        loading = [m for _, m in sorted(self._ring.stages.items()) if not m.ready]
+        if not loading or self._loading_since is None:
+            self._loading_since, self._told_loading = (now if loading else None), now
+            return []
+        pause = STILL_S if now - self._loading_since < LONG_REPORT_S else LONG_REPORT_S
+        if now - self._told_loading < pause:
+            return []
+        self._told_loading = now
+        return [Log("; ".join(f"{member}: {member.state}" for member in loading))]
 
     def status(self) -> Status:
         """Every stage and every spare: as a line of text, and in figures."""

@@ -13,8 +13,10 @@ import pytest
 from support.commands import Done, run_here
 from support.nodes import NodeRing, until
 from support.rings import submit
+from support.terminals import Terminal
 
 from edgespec.cli import status as module
+from edgespec.cli.status import COLUMNS, print_status
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.runtime.access_policy import CLIENT
 from edgespec.wire.client_messages import LiveRequest, NodeStatus, Status
@@ -296,3 +298,16 @@ def test_the_help_says_what_the_exit_codes_mean(
     done = run_here(capfd, monkeypatch, "status", "--help")
     assert done.code == 0
     assert "exit code is 0 if the ring is up, and 1 if it is not" in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize(("columns", "titles"), [(160, list(COLUMNS)), (60, ["node", "state"])])
+def test_a_terminal_is_shown_the_columns_that_it_has_room_for(
+    columns: int, titles: list[str]
+) -> None:
+    with Terminal(30, columns) as terminal:
+        print_status(STATUS)
+        lines = terminal.text.splitlines()
+    table = lines[: next(n for n, line in enumerate(lines) if "V3" in line) + 1]
+    assert all(len(line.rstrip()) <= columns for line in table)
+    assert all(title in "".join(table) for title in titles)
+    assert "board-a" in "".join(table), "the device is left out last of all"

@@ -418,3 +418,22 @@ def test_a_first_client_long_after_the_last_beat_is_not_silent_at_once() -> None
 def test_it_handles_no_other_events() -> None:
     with pytest.raises(LocalProtocolError, match="RingUp"):
         Membership(1).machine.handle(RingUp(), 0.0)
+
+
+def test_how_far_stages_are_is_told_until_they_are_ready() -> None:
+    ring = Membership(2)
+    ring.join(1)
+    ring.join(2)
+    ring.say(address(1), Loading("receiving the block: 3 of 9 MB"))
+    ring.say(address(2), Ready(1.0, 1))
+    said = []
+    for _ in range(int(6.0 / TIMING.beat)):
+        said += [effect.text for effect in ring.tick() if isinstance(effect, Log)]
+        ring.say(address(1), Heartbeat())
+        ring.say(address(2), Heartbeat())
+    assert set(said) == {"stage 1 (board1, process 71): receiving the block: 3 of 9 MB"}
+    ring.say(address(1), Ready(1.0, 1))
+    for _ in range(int(6.0 / TIMING.beat)):
+        assert not [effect for effect in ring.tick() if isinstance(effect, Log)]
+        ring.say(address(1), Heartbeat())
+        ring.say(address(2), Heartbeat())
