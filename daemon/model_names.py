@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edgespec.config import check_path
+from edgespec.daemon.bundled_models import bundled_weights
 from edgespec.errors import ModelError
 from edgespec.model.hub import GGUF
 from edgespec.planning.catalogue import MODELS, KnownModel
@@ -71,10 +72,14 @@ def packaged(known: KnownModel) -> str:
 
 
 def weights_at_hand(model: str) -> Callable[[str], str]:
-    """For parse_draft: the weights that the catalogue names for a base, resolved; "" for none."""
+    """For parse_draft: the weights for a base that are bundled (edgespec/models/NAME-SOURCE), or
+    that the catalogue names, resolved; "" for none."""
     known = MODELS.get(known_name(model))
 
     def find(weights: str) -> str:
+        here = bundled_weights(f"{known_name(model)}-{weights}")
+        if here:
+            return here
         name = known.draft_of("independent" if weights == "draft" else weights) if known else ""
         small = MODELS.get(name)
         # Beside a GGUF file one too: their tokenizers are made in the same way.

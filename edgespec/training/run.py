@@ -180,11 +180,13 @@ def _figures(
         "own_rows": plan.own_rows,
         "rows": len(corpus.trained),
         "tokens": len(counted_tokens(corpus.trained)),
+        "steps": trainer.step,
         "rate_lowered_to": trainer.factor,
         **_shares(at_zero),
         "at_temperature_1": _shares(at_one),
     }
-    text = json.dumps(figures, indent=2) + "\n"
+    # What the clock says is in the file alone: the same run gives the same figures.
+    text = json.dumps({**figures, "seconds": round(trainer.seconds)}, indent=2) + "\n"
     (plan.out / "training.json").write_text(text, encoding="utf-8")
     return figures
 

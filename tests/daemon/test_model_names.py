@@ -91,3 +91,15 @@ def test_a_draft_is_found_by_its_name_and_by_that_of_its_base() -> None:
     ):
         chosen_draft("eagle3:qwen38b", QWEN)
     assert chosen_draft("", "").folders == (bundled("draft"),)
+
+
+def test_a_bundled_head_of_a_known_base_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folders = {"qwen3-8b-dspark": "/package/head"}
+    monkeypatch.setattr(
+        "edgespec.daemon.model_names.bundled_weights", lambda part: folders.get(part, "")
+    )
+    assert str(chosen_draft("dspark", QWEN)) == "dspark:/package/head"
+    assert str(chosen_draft("eagle3", QWEN)).startswith("eagle3:"), "the catalogue's"
+    assert str(chosen_draft("", QWEN)) == ""

@@ -1,0 +1,127 @@
+"""Put a head that `edgespec train dspark` made for SmolLM2 into the package, with its card.
+
+Usage::
+
+    python tools/bundle_head.py RUN
+
+RUN is the folder of a finished run (its ``--out``). The head goes to
+``edgespec/models/smollm2-135m-dspark``, with its figures, a plot of how it grew, and a card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+FOLDER = Path(__file__).parent.parent / "edgespec" / "models" / "smollm2-135m-dspark"
+MOST_BYTES = 12_000_000
+
+CARD = """\
+# A one-pass draft head for SmolLM2-135M-Instruct
+
+It guesses {block} tokens in one pass (DSpark, arXiv 2607.05147): {layers} layers that read the rows
+entering three of the base's layers, a Markov head of rank {rank}, and a confidence head. It scores
+the {vocab} tokens that are commonest in the base's answers, by the base's own output rows, and
+guesses for nothing but that base: `edgespec serve --model smollm2-135m --draft dspark`. What it
+guesses changes the speed of an answer, never its text.
+
+## Training
+
+`edgespec train dspark`: {steps} steps of {batch} answers with {anchors} blocks each, {hours:.1f}
+hours of a shared x86 core. It learnt from the base's own answers alone: {rows} of them, {tokens}
+tokens, half greedy, half drawn at temperature 1, to prompts of `tools/smollm2_prompts.py`.
+[docs/drafts.md](../../../docs/drafts.md#one-pass-heads) has the commands.
+
+The prompts are made of GSM8K's training split (MIT), pages of tldr-pages (CC BY 4.0, the
+tldr-pages project and its contributors), modules and language help of Python's standard library
+(PSF licence), and word lists of this project. None of them is among the prompts that this
+project's benchmarks report on.
+
+## Accuracy
+
+On {greedy} places of greedy answers, and {sampled} of answers drawn at temperature 1, to prompts
+that were held out: how often the base's token is among the head's first 1, 4 and 8 guesses, by
+level, the guesses above being right.
+
+{accuracy}
+
+![loss and right first guesses by hours of training](growth.png)
+
+## Licence
+
+Apache-2.0, as SmolLM2-135M-Instruct (Hugging Face), of whose answers it was made.
+"""
+
+
+def plot(run: Path, target: Path) -> None:
+    """Loss and first guesses of the steps, each the mean of fifty, by hours."""
+    lines = [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
+    last = {line["step"]: line for line in lines}
+    steps = [last[step] for step in sorted(last)]
+    wide = max(1, min(50, len(steps) // 4))
+    parts = [steps[at : at + wide] for at in range(0, len(steps) - wide + 1, wide)]
+    hours = [part[-1]["seconds"] / 3600 for part in parts]
+    figure, axis = plt.subplots(figsize=(6, 3.5))
+    other = axis.twinx()
+    for panel, key, colour, name in (
+        (axis, "loss", "tab:gray", "loss"),
+        (other, "first_guess", "tab:blue", "first guess right"),
+    ):
+        values = [sum(line[key] for line in part) / len(part) for part in parts]
+        panel.plot(hours, values, color=colour)
+        panel.set_ylabel(name, color=colour)
+    axis.set_xlabel("hours of training")
+    figure.tight_layout()
+    figure.savefig(target, dpi=90)
+
+
+def accuracy(figures: dict[str, Any]) -> str:
+    """The card's table."""
+    levels = [one for one in (1, 2, 4, 8, 12, figures["block"]) if one <= figures["block"]]
+    shown = ["temperature", "first", *(f"level {level}" for level in levels)]
+    rows = [shown, ["---"] * len(shown)]
+    for temperature, found in (("0", figures), ("1", figures["at_temperature_1"])):
+        for rank, shares in found["agreement_by_level"].items():
+            cells = [f"{shares[level - 1]:.3f}" for level in levels]
+            rows.append([temperature, rank.removeprefix("top"), *cells])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def main() -> None:
+    """Copy, plot and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("run", type=Path)
+    run = parser.parse_args().run
+    figures = json.loads((run / "training.json").read_text(encoding="utf-8"))
+    size = (run / "model.safetensors").stat().st_size
+    if size > MOST_BYTES:
+        raise SystemExit(f"the head has {size} bytes; at most {MOST_BYTES} are bundled")
+    FOLDER.mkdir(exist_ok=True)
+    for name in ("config.json", "model.safetensors", "training.json"):
+        shutil.copyfile(run / name, FOLDER / name)
+    plot(run, FOLDER / "growth.png")
+    settings = figures["settings"]
+    card = CARD.format(
+        **{key: figures[key] for key in ("block", "layers", "rank", "vocab", "rows", "tokens")},
+        anchors=figures["anchors"],
+        steps=figures["steps"],
+        batch=settings["batch"],
+        hours=figures["seconds"] / 3600,
+        greedy=figures["held_out_tokens"],
+        sampled=figures["at_temperature_1"]["held_out_tokens"],
+        accuracy=accuracy(figures),
+    )
+    (FOLDER / "MODEL_CARD.md").write_text(card, encoding="utf-8")
+    print(card)
+
+
+if __name__ == "__main__":
+    main()
