@@ -150,6 +150,7 @@ def _build(
     from edgespec.drafting.registry import BaseParts, build_draft
     from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
+    from edgespec.model.grammar_process import GrammarProcess
     from edgespec.model.template_process import TemplateProcess
     from edgespec.model.tokenizer import Tokenizer
 
@@ -199,6 +200,9 @@ def _build(
         ends.callback(templates.close)
         templates.start()
         codec.render = templates.render
+    grammars = GrammarProcess(lambda: codec.vocabulary)
+    ends.callback(grammars.close)
+    codec.try_grammar = grammars.check
     machine = CoordinatorMachine(ring, codec)
     planned: list[Assign] = []
     blocks = BlockServer(

@@ -13,6 +13,7 @@ from edgespec.tree.ledger import IntArray, Rows
 from edgespec.tree.stems import Fork
 from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
+from edgespec.verify.rules import RulesAt
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.hints import Lenses
@@ -66,13 +67,14 @@ class BlockBackend(Protocol):
 
 
 class Walk(NamedTuple):
-    """Rows whose target tokens are wanted, with their hidden rows [R, H] (see
-    decoding.effects.RunHead)."""
+    """Rows whose target tokens are wanted, with their hidden rows [R, H], and the rules by which
+    they are chosen (see decoding.effects.RunHead)."""
 
     hidden: Tensor
     rows: Rows
     sampling: Sampling
     top: int = -1
+    rules: RulesAt | None = None
 
 
 class Head(Protocol):

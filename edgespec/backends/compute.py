@@ -116,8 +116,8 @@ class CoordinatorCompute:
         if isinstance(effect, INTERRUPTIBLE):
             self._draft.let_in(stop)
         match effect:
-            case OpenDraft(request, sampling, base, rows, ends):
-                self._draft.open(request, sampling)
+            case OpenDraft(request, sampling, base, rows, ends, grammar, prompt):
+                self._draft.open(request, sampling, grammar, prompt)
                 if base:
                     self._draft.fork(request, base, rows, ends)
                 if ends:
@@ -172,5 +172,5 @@ def _chosen_alone(head: Head | None, effect: RunHead) -> Event:
 def _chosen(head: Head | None, effects: Sequence[RunHead]) -> list[HeadDone]:
     if head is None:
         raise RemoteProtocolError("the output head is not on this node; start the ring again")
-    chosen = head.choose([Walk(one.hidden, one.rows, one.sampling, one.top) for one in effects])
+    chosen = head.choose([Walk(e.hidden, e.rows, e.sampling, e.top, e.rules) for e in effects])
     return [HeadDone(e.job, e.request, *one) for e, one in zip(effects, chosen, strict=True)]

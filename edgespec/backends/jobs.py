@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from edgespec.decoding.admission import kind_of
 from edgespec.decoding.effects import Draft, RunHead
 from edgespec.errors import EdgespecError
 from edgespec.machines.effects import Effect
@@ -66,12 +67,14 @@ def events_of(event: Event | None) -> tuple[Event, ...]:
 def failure(effect: Effect, problem: Exception) -> ComputeFailed | JointDone:
     """What comes of a job that raised: its requests fail, and no other. What is no EdgespecError is
     a bug, or the device, and is logged."""
-    reason = str(problem)
-    if not isinstance(problem, EdgespecError):
+    reason, kind = str(problem), ""
+    if isinstance(problem, EdgespecError):
+        kind = kind_of(problem)
+    else:
         log.error("%s failed", type(effect).__name__, exc_info=problem)
         reason = f"{type(problem).__name__}: {problem}"
     failed = tuple(
-        ComputeFailed(getattr(one, "job", NO_JOB), getattr(one, "request", -1), reason)
+        ComputeFailed(getattr(one, "job", NO_JOB), getattr(one, "request", -1), reason, kind)
         for one in effects_of(effect)
     )
     return JointDone(failed) if isinstance(effect, JointJob) else failed[0]

@@ -186,13 +186,14 @@ def _along(walk: Walk, logits: torch.Tensor) -> tuple[Choice, TopLogprobs | None
         array: Logits = logits[number].cpu().numpy()
         return array
 
-    if walk.sampling.greedy and logits.device.type != "cpu":
+    wanted = walk.rules.along(row, walk.rows) if walk.rules else row
+    if not walk.rules and walk.sampling.greedy and logits.device.type != "cpu":
         choice = best_along(logits, walk.rows)
     else:
-        choice = choose_along(row, walk.rows, walk.sampling)
+        choice = choose_along(wanted, walk.rows, walk.sampling)
     if walk.top < 0:
         return choice, None
-    some = np.stack([row(number) for number in choice.rows.tolist()])
+    some = np.stack([wanted(number) for number in choice.rows.tolist()])
     return choice, top_logprobs(some, choice.tokens, walk.top)
 
 

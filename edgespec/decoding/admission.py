@@ -5,7 +5,7 @@ What costs no time is said at once; the prompt is encoded beside the I/O loop (E
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -21,6 +21,7 @@ from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost,
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
 from edgespec.types.features import NO_NEEDS, DraftNeeds
+from edgespec.verify.rules import Rules
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.top_logprobs import MOST
 from edgespec.wire.client_messages import Submit
@@ -64,6 +65,10 @@ class Ring:
         assert not self.head_last or self.needs == NO_NEEDS, "see DraftChoice.check_head"
 
 
+MOST_PENALTY, MOST_BIAS = 2.0, 100.0
+"""As in OpenAI's API."""
+
+
 def admit(
     ring: Ring, codec: TextCodec, shared: Shared, number: int, peer: bytes, submit: Submit
 ) -> Request:
@@ -82,9 +87,34 @@ def admit(
     if submit.prompt and not _is_chat(codec, submit):
         codec.check_length(submit.prompt, most_tokens(ring))
     answer = Answer(codec, submit.stop, submit.max_new_tokens)
+    rules = _rules_of(ring, submit)
     needs = ring.needs if policy.drafts else NO_NEEDS
     choosing = choosing_of(sampling, submit.top) if ring.head_last else None
-    return Request(number, peer, submit, sampling, policy, answer, shared, needs, choosing)
+    request = Request(number, peer, submit, sampling, policy, answer, shared, needs, choosing)
+    request.rules = rules
+    return request
+
+
+def _rules_of(ring: Ring, submit: Submit) -> Rules:
+    """What the request's logits are changed by, but for the grammar."""
+    presence, frequency = submit.presence_penalty, submit.frequency_penalty
+    for name, value, most in [
+        ("presence_penalty", presence, MOST_PENALTY),
+        ("frequency_penalty", frequency, MOST_PENALTY),
+        *((f"logit_bias of token {one.token}", one.bias, MOST_BIAS) for one in submit.logit_bias),
+    ]:
+        if not -most <= value <= most:
+            raise ConfigError(f"{name} is {value}; it must be from {-most:g} to {most:g}")
+    if any(one.token < 0 for one in submit.logit_bias):
+        raise ConfigError("logit_bias names a negative token")
+    bias = tuple((one.token, one.bias) for one in submit.logit_bias)
+    rules = Rules(None, presence, frequency, bias)
+    if ring.head_last and (rules or submit.grammar):
+        raise ConfigError(
+            "the output head of this ring is on the last stage, which knows no grammar, schema, "
+            "penalty or logit_bias; its owner can start the ring with --head coordinator for them"
+        )
+    return rules
 
 
 def most_tokens(ring: Ring) -> int:
@@ -99,9 +129,10 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
             tokens = codec.encode_chat(_conversation(effect.messages), effect.most)
         else:
             tokens = codec.encode(effect.prompt)
+        grammar = codec.grammar(effect.grammar) if effect.grammar else None
     except EdgespecError as problem:
         return PromptEncoded(effect.request, (), str(problem), kind_of(problem))
-    return PromptEncoded(effect.request, tuple(tokens))
+    return PromptEncoded(effect.request, tuple(tokens), grammar=grammar)
 
 
 def _is_chat(codec: TextCodec, asked: Submit | EncodePrompt) -> bool:
@@ -167,6 +198,7 @@ def take_prompt(ring: Ring, request: Request, event: PromptEncoded) -> tuple[str
         fits = _fitting(ring, len(event.tokens), request.asked.max_new_tokens)
     except EdgespecError as problem:
         return str(problem), kind_of(problem)
+    request.rules = replace(request.rules, grammar=event.grammar)
     request.encoded(event.tokens, fits)
     return "", ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from edgespec.verify.rules import Grammar
 from edgespec.verify.stops import StopScanner
 
 
@@ -43,6 +44,12 @@ class TextCodec(Protocol):
 
         Raises ConfigError if the model has none, or does not take this conversation, CapacityError
         if what the template wrote is too long for `most` tokens (see check_length).
+        """
+
+    def grammar(self, text: str) -> Grammar:
+        """What an answer may be by that text, which is as the message Submit has it.
+
+        Raises ConfigError for one that cannot be used.
         """
 
     def stream(self) -> TextDecoder:

@@ -108,10 +108,10 @@ class CoordinatorMachine:
                 return []
             case PromptEncoded():
                 return self._on_encoded(event, now)
-            case ComputeFailed(_, request, reason):
+            case ComputeFailed(_, request, reason, kind):
                 if self._waiting.is_encoding(request):
-                    return self._on_encoded(PromptEncoded(request, (), reason), now)
-                return self._on_fault(request, reason, now)
+                    return self._on_encoded(PromptEncoded(request, (), reason, kind), now)
+                return self._on_fault(request, reason, now, kind)
             case RingUp():
                 return self._on_ring_up(event, now)
             case RingDown(reason, lost):
@@ -268,9 +268,9 @@ class CoordinatorMachine:
         theirs.sort(key=lambda r: r.number in self._scheduler)
         return [effect for r in theirs for effect in self._forget(r, now)]
 
-    def _on_fault(self, number: int, reason: str, now: float) -> list[Effect]:
+    def _on_fault(self, number: int, reason: str, now: float, kind: str = "") -> list[Effect]:
         request = self._requests.get(number)
-        return [] if request is None else self._fail(request, reason, now)
+        return [] if request is None else self._fail(request, reason, now, kind)
 
     def _on_refused(self, number: int, reason: str, now: float) -> list[Effect]:
         """A stage could not go on with a request, and dropped its rows: those that were to begin

@@ -35,7 +35,8 @@ def opening(request: Request) -> OpenDraft:
     """Start the request on the draft source, from what that has read of the reused rows."""
     reused = request.prefix.reused
     known = (reused.request, len(reused.ids), reused.ends) if reused else (0, 0, False)
-    return OpenDraft(request.number, request.sampling, *known)
+    grammar, prompt = request.rules.grammar, len(request.prompt)
+    return OpenDraft(request.number, request.sampling, *known, grammar, prompt)
 
 
 def ask(request: Request, plan: Plan, now: float) -> Draft:
@@ -89,7 +90,11 @@ def merge(request: Request, guesses: DraftedTree | Children, now: float) -> None
         scores = guesses.scores.tolist()
         if request.policy.calibrates:
             calibration = request.estimates.calibration(request.sampling.without_seed)
-            scores = [calibration.score(score) for score in scores]
+            certain = guesses.certain.tolist()
+            pairs = zip(scores, certain, strict=True)
+            scores = [0.0 if sure else calibration.score(score) for score, sure in pairs]
+        if not request.policy.takes_chains:
+            guesses = replace(guesses, chains=())
         tree.attach(plan.ids, guesses, plan.keep, last, scores)
         for node in plan.ids:
             request.hints.score(request, node)

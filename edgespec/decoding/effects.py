@@ -10,6 +10,7 @@ from edgespec.tree.ledger import IntArray, Rows
 from edgespec.tree.stems import Fork
 from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.tensor import Tensor
+from edgespec.verify.rules import Grammar, RulesAt
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.hints import Lenses
 from edgespec.wire.segment import Segment
@@ -85,8 +86,9 @@ class EncodePrompt(Effect):
     """Turn what a client asked into tokens; comes back as PromptEncoded.
 
     `prompt`: the text to continue; `messages`: a conversation as JSON, which comes first if the
-    model has a chat template, or if there is no prompt. `most`: how many tokens may fit. It takes
-    long if the text is long, and it is for the model's chat template to say what is done: not in
+    model has a chat template, or if there is no prompt. `most`: how many tokens may fit. `grammar`:
+    as the message Submit has it; it is compiled with the prompt. It takes long if the text is long,
+    and it is for the model's chat template, and the grammar's author, to say what is done: not in
     the thread of the I/O loop, nor in front of the head's work.
     """
 
@@ -94,18 +96,22 @@ class EncodePrompt(Effect):
     prompt: str
     messages: str
     most: int
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDraft(Effect):
     """Start a request on the draft source; with a `base`, a request whose first `rows` tokens are
-    its own too. `ends`: the base is answered, and ends with this."""
+    its own too. `ends`: the base is answered, and ends with this. `grammar`: of its answer, which
+    begins after the first `prompt` tokens of what it reads."""
 
     request: int
     sampling: Sampling
     base: int = 0
     rows: int = 0
     ends: bool = False
+    grammar: Grammar | None = None
+    prompt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +162,7 @@ class RunHead(Effect):
     stands for that token, and so on; comes back as HeadDone.
 
     `hidden`: their hidden rows [R, H]. `top`: how many of the likeliest tokens are wanted beside
-    those sampled, -1 for none and no log-probabilities either.
+    those sampled, -1 for none and no log-probabilities either. `rules`: what changes the logits.
     """
 
     job: int
@@ -165,3 +171,4 @@ class RunHead(Effect):
     rows: Rows
     sampling: Sampling
     top: int = -1
+    rules: RulesAt | None = None

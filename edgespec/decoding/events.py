@@ -10,6 +10,7 @@ import numpy.typing as npt
 from edgespec.machines.events import Event
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.types.tensor import IntArray
+from edgespec.verify.rules import Grammar
 from edgespec.verify.sampling import Choice
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.hints import Hint
@@ -26,12 +27,13 @@ class SegmentArrived(Event):
 @dataclass(frozen=True, slots=True)
 class PromptEncoded(Event):
     """EncodePrompt ended: the prompt's tokens; or none and the `problem`, fit for a user, of a
-    `kind` that the message Failed knows."""
+    `kind` that the message Failed knows. `grammar`: the compiled one, if one was asked for."""
 
     request: int
     tokens: tuple[int, ...]
     problem: str = ""
     kind: str = ""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

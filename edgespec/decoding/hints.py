@@ -64,8 +64,10 @@ class HintingStages:
         return [SendStages(self._lenses)] if able else []
 
     def asked(self, request: Request) -> Layers:
-        """Those that shall give hints about rows of this request that leave now."""
-        if not self._stages or not request.policy.calibrates or not request.estimates.step.known:
+        """Those that shall give hints about rows of this request that leave now: of what rules its
+        answer has to follow they know nothing."""
+        hints_count = request.policy.calibrates and not request.rules
+        if not self._stages or not hints_count or not request.estimates.step.known:
             return NO_LAYERS
         step, sampling = request.estimates.step.seconds(1), request.sampling.without_seed
         return Layers(

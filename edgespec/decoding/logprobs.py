@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,9 @@ class HeadLog:
         """The log-probabilities of these rows' tokens, as the message Tokens has them."""
         found = []
         for token, log_prob, top, top_log_probs in (self._logprobs[i] for i in ids):
-            rivals = [_entry(codec, *rival) for rival in zip(top, top_log_probs, strict=True)]
+            pairs = zip(top, top_log_probs, strict=True)
+            # A grammar may leave fewer tokens than are asked for.
+            rivals = [_entry(codec, *rival) for rival in pairs if rival[1] > -math.inf]
             found.append({**_entry(codec, token, log_prob), "top_logprobs": rivals})
         return json.dumps(found, ensure_ascii=False)
 

@@ -133,7 +133,8 @@ class WaitingRoom:
             return []
         self._encoding = request.number
         asked, most = request.asked, self._longest_prompt
-        return [EncodePrompt(request.number, asked.prompt, asked.messages, most)]
+        told = asked.prompt, asked.messages, most, asked.grammar
+        return [EncodePrompt(request.number, *told)]
 
     def tell(self, missing: str, running: int, most: int) -> list[Effect]:
         """Say to each request why it waits, if that has changed: for what is `missing`, or for

@@ -40,6 +40,7 @@ from edgespec.policy.estimates import RingEstimates
 from edgespec.tree.draft_tree import Advance, DraftTree
 from edgespec.tree.ledger import Rows
 from edgespec.types.features import NO_NEEDS, DraftNeeds
+from edgespec.verify.rules import NO_RULES, RulesAt
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Submit, Tokens
@@ -74,6 +75,7 @@ class Request:
         self.asker = submit.scope
         self.top = submit.top
         self.sampling = sampling
+        self.rules = NO_RULES  # until admission says more
         self.choosing = choosing
         self.policy = policy
         self.prompt: tuple[int, ...] = ()
@@ -197,7 +199,7 @@ class Request:
 
     def _take_hint(self, hint: Hint) -> None:
         """A stage says what it expects behind rows that are on their way."""
-        if self.policy.calibrates and self.hints.take(self, hint):
+        if self.policy.calibrates and not self.rules and self.hints.take(self, hint):
             self.asks = True
 
     def _walk(self, now: float) -> list[Effect]:
@@ -267,13 +269,14 @@ class Request:
     # --- what a step leaves -------------------------------------------------------------------
 
     def _sample(self, landed: Landed, rows: Rows, now: float) -> RunHead:
-        """Have the tokens after these rows of a result sampled, along the path that they lead down
-        from the first."""
+        """Have the tokens sampled after these rows of a result, down the path from the first."""
         assert landed.hidden is not None
+        assert self.tree is not None
         wanted, job = set(rows.ids.tolist()), self.next_job()
         index = [n for n, i in enumerate(landed.part.ids.tolist()) if i in wanted]
         hidden = landed.hidden.take(np.array(index))
-        self.head_job = RunHead(job, self.number, hidden, rows, self.sampling, self.top)
+        at = RulesAt(self.rules, (*self.answer.token_ids, *self.tree.path(int(rows.ids[0]))))
+        self.head_job = RunHead(job, self.number, hidden, rows, self.sampling, self.top, at)
         self.d0.head_asked((self.number, job), len(rows), self.estimates, now)
         return self.head_job
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from edgespec.drafting.steps import Steps, alone
 from edgespec.tree.drafted import Children
 from edgespec.tree.ledger import IntArray
 from edgespec.types.draft_pass import DraftPass, DraftWork, RankedRows
 from edgespec.types.features import NO_NEEDS, DraftNeeds, Features
+from edgespec.verify.rules import Mask
 from edgespec.verify.sampling import Sampling
 
 PASS_ROWS = 256
@@ -34,6 +35,7 @@ class Guesser(ABC):
         self.name, self.needs, self.sources = name, needs, sources or (name,)
         self._work: list[DraftWork] = []
         self._let_in: Callable[[], object] = lambda: None
+        self.allowed: dict[int, Mapping[TokenPath, Mask]] = {}
 
     @abstractmethod
     def open(self, request: int, sampling: Sampling) -> None:
@@ -70,6 +72,12 @@ class Guesser(ABC):
     def guess(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
         """`guessing` of one request alone."""
         return alone(self.guessing(request, paths, width))
+
+    def allow(self, request: int, masks: Mapping[TokenPath, Mask]) -> None:
+        """After these paths, which `guessing` is asked about next, no tokens may come but those of
+        the masks [V]. What can, ranks no others: they would take the place of ones that may come.
+        """
+        self.allowed[request] = masks
 
     @abstractmethod
     def close(self, request: int) -> None:

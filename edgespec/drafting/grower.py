@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,7 +14,11 @@ from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, Floats
 from edgespec.tree.ledger import IntArray
 from edgespec.types.draft_pass import DraftWork
 from edgespec.types.features import NO_FEATURES, Features
+from edgespec.verify.rules import Grammar, Mask, chain, forced
 from edgespec.verify.sampling import Sampling
+
+MOST_CERTAIN = 64
+"""Tokens of a chain that are looked for at once, if nothing else may come."""
 
 
 @dataclass(slots=True)
@@ -71,6 +75,8 @@ class _Drafting:
 
     context: tuple[int, ...] = ()
     tree: _Tree | None = None
+    grammar: Grammar | None = None
+    prompt: int = 0  # tokens before the answer that the grammar is of
 
 
 class DraftSource:
@@ -86,8 +92,12 @@ class DraftSource:
         self._guesser = guesser
         self._requests: dict[int, _Drafting] = {}
 
-    def open(self, request: int, sampling: Sampling) -> None:
-        self._requests[request] = _Drafting()
+    def open(
+        self, request: int, sampling: Sampling, grammar: Grammar | None = None, prompt: int = 0
+    ) -> None:
+        """Start a request; with a `grammar` for what comes after the first `prompt` tokens, nothing
+        else is guessed, and what is certain by it is so without asking the guesser."""
+        self._requests[request] = _Drafting(grammar=grammar, prompt=prompt)
         self._guesser.open(request, sampling)
 
     def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
@@ -149,9 +159,19 @@ class DraftSource:
         """
         state = self._state(request)
         able = yield from self._reading(request, state, context, features)
-        if not able or width < 1 or not paths:
+        if width < 1 or not paths:
             return Children.none()
-        return (yield from self._guesser.guessing(request, paths, width))
+        found = yield from self._guessing(request, state, context, paths, width if able else 0)
+        if state.grammar is None:
+            return found
+        answer = tuple(context[state.prompt :])
+        columns = found.parents[found.certain].tolist(), found.tokens[found.certain].tolist()
+        sure = zip(*columns, strict=True)
+        chains = [
+            (at, (token, *chain(state.grammar, (*answer, *paths[at], token), MOST_CERTAIN)))
+            for at, token in sure
+        ]
+        return replace(found, chains=tuple(chains))
 
     def refresh(
         self,
@@ -208,6 +228,34 @@ class DraftSource:
         state.context = committed
         return True
 
+    def _guessing(
+        self,
+        request: int,
+        state: _Drafting,
+        context: Sequence[int],
+        paths: Sequence[TokenPath],
+        width: int,
+    ) -> Steps[Children]:
+        """The `width` best children of each path after `context` that may come after it; with 0
+        those that are certain alone."""
+        if state.grammar is None:
+            if not width:
+                return Children.none()
+            return (yield from self._guesser.guessing(request, paths, width))
+        answer = tuple(context[state.prompt :])
+        masks = [state.grammar.allowed((*answer, *path)) for path in paths]
+        known = {at: token for at, mask in enumerate(masks) if (token := forced(mask)) is not None}
+        open_ones = [at for at, mask in enumerate(masks) if at not in known and mask.any()]
+        found = Children.none()
+        if open_ones and width:
+            asked = [tuple(paths[at]) for at in open_ones]
+            self._guesser.allow(
+                request, {path: masks[at] for path, at in zip(asked, open_ones, strict=True)}
+            )
+            found = yield from self._guesser.guessing(request, asked, width)
+            found = replace(found, parents=np.array(open_ones)[found.parents])
+        return _merged(found, masks, known)
+
     def _growing(
         self, request: int, state: _Drafting, tree: _Tree, levels: int, width: int
     ) -> Steps[DraftedTree]:
@@ -216,8 +264,21 @@ class DraftSource:
             return tree.drafted()
         for _ in range(levels if width > 0 else 0):
             paths, indices, above = tree.frontier(width)
-            children = yield from self._guesser.guessing(request, paths, width)
+            children = yield from self._guessing(request, state, state.context, paths, width)
             if not len(children):
                 break
             tree.add(paths, indices, above, children)
         return tree.drafted()
+
+
+def _merged(found: Children, masks: Sequence[Mask], known: Mapping[int, int]) -> Children:
+    """The guesses that may come after their paths, with those that are certain, in order."""
+    rows = zip(found.parents.tolist(), found.tokens.tolist(), strict=True)
+    may = np.array([token < len(masks[at]) and masks[at][token] for at, token in rows], np.bool_)
+    sure = np.array([*known], np.int64)
+    parents = np.concatenate([found.parents[may], sure])
+    order = np.argsort(parents, kind="stable")
+    tokens = np.concatenate([found.tokens[may], np.array([*known.values()], np.int64)])
+    scores = np.concatenate([found.scores[may], np.zeros(len(sure))])
+    made_by = np.concatenate([found.made_by[may], np.zeros(len(sure), np.int64)])
+    return Children(parents[order], tokens[order], scores[order], made_by[order])

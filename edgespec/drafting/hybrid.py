@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import or_
@@ -19,6 +19,7 @@ from edgespec.policy.estimates import Calibration
 from edgespec.tree.drafted import Children
 from edgespec.types.draft_pass import DraftWork
 from edgespec.types.features import NO_NEEDS, Features, joined
+from edgespec.verify.rules import Mask
 from edgespec.verify.sampling import Sampling
 
 LEAST = 128
@@ -135,6 +136,10 @@ class HybridGuesser(Guesser):
         self._requests[request] = _HybridRequest(sampling)
         for member in self._members:
             member.guesser.open(request, sampling)
+
+    def allow(self, request: int, masks: Mapping[TokenPath, Mask]) -> None:
+        for member in self._members:
+            member.guesser.allow(request, masks)
 
     def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
         old = self._requests.get(base)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from edgespec.drafting.feedback import Feedback
 from edgespec.drafting.guess_scores import DEFAULT_DRAFT_TEMPERATURE, best_guesses
 from edgespec.tree.drafted import Children, Floats
 from edgespec.tree.ledger import IntArray
+from edgespec.verify.rules import Mask
 from edgespec.verify.sampling import Sampling
 
 DRAFT_TEMPERATURES: Floats = DEFAULT_DRAFT_TEMPERATURE * 2.0 ** (np.arange(-8, 9) / 4)
@@ -89,8 +90,12 @@ class Ranking:
     A request keeps the draft temperature that it began with: all scores of its tree compare.
     """
 
-    def __init__(self, note: Note) -> None:
+    def __init__(
+        self, note: Note, allowed: dict[int, Mapping[TokenPath, Mask]] | None = None
+    ) -> None:
+        """`allowed`: what may be guessed for some requests (see Guesser.allow)."""
         self._note = note
+        self._allowed = {} if allowed is None else allowed
         self._learnt: defaultdict[Sampling, DraftTemperature] = defaultdict(DraftTemperature)
         self._requests: dict[int, _RankedRequest] = {}
 
@@ -149,11 +154,41 @@ class Ranking:
         RankedRows.
         """
         state = self._requests[request]
+        if request in self._allowed:
+            ids = np.arange(logits.shape[1]) if token_ids is None else token_ids
+            best = self._best_allowed(request, paths, logits, positions, width, ids)
+            return self.ranked(request, paths, positions, *best, product)
         rows, columns, scores = best_guesses(
             logits, positions, state.sampling, width, state.draft_temperature, token_ids
         )
         tokens = columns if token_ids is None else token_ids[columns]
         return self.ranked(request, paths, positions, rows, tokens, scores, product)
+
+    def _best_allowed(
+        self,
+        request: int,
+        paths: Sequence[TokenPath],
+        logits: torch.Tensor,
+        positions: IntArray,
+        width: int,
+        token_ids: IntArray,
+    ) -> tuple[IntArray, IntArray, Floats]:
+        """Row, token and score of the best children of each path that may come after it."""
+        state, masks = self._requests[request], self._allowed[request]
+        found = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
+        for row, path in enumerate(paths):
+            mask = masks[tuple(path)]
+            may = np.flatnonzero(token_ids < len(mask))
+            may = may[mask[token_ids[may]]]
+            if not len(may):
+                continue
+            some = logits[row : row + 1, torch.from_numpy(may).to(logits.device)]
+            where = positions[row : row + 1]
+            heat, ids = state.draft_temperature, token_ids[may]
+            rows, columns, scores = best_guesses(some, where, state.sampling, width, heat, ids)
+            found.append((rows + row, ids[columns], scores))
+        rows, tokens, scores = (np.concatenate(part) for part in zip(*found, strict=True))
+        return rows, tokens, scores
 
     def ranked(
         self,
@@ -178,3 +213,4 @@ class Ranking:
     def close(self, request: int) -> None:
         """Forget a request; unknown ones are ignored."""
         self._requests.pop(request, None)
+        self._allowed.pop(request, None)

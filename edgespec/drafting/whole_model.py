@@ -62,7 +62,7 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
         self._known, self._max_rows = known, most_rows
         self._vocab_size = min(vocab_size or head.vocab_size, head.vocab_size)
         self._launches = Launches(head.device)
-        self._ranking = Ranking(self.ranked)
+        self._ranking = Ranking(self.ranked, self.allowed)
         self._rows: dict[int, RowsT] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:

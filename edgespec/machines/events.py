@@ -44,11 +44,13 @@ NO_JOB = -1
 
 @dataclass(frozen=True, slots=True)
 class ComputeFailed(Event):
-    """A compute effect raised; the reason is fit for a user."""
+    """A compute effect raised; the reason is fit for a user, of a `kind` that the message Failed
+    knows."""
 
     job: int
     request: int
     reason: str
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

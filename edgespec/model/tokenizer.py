@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.model.chat_text import ChatText
+from edgespec.model.grammar import CompiledGrammar, GrammarCompiler, Vocabulary
 from edgespec.model.text_bound import BYTES, TextBound, bound_of
 
 _REPLACEMENT = "\ufffd"
@@ -55,6 +56,8 @@ class Tokenizer:
         self._anchor = (self.encode("a") or [0])[-1]
         self.render: Callable[[list[dict[str, str]]], str] = self._render
         """Writes a conversation by the chat template: in this process, unless told otherwise."""
+        self.try_grammar: Callable[[str], None] = lambda text: None
+        """Raises ConfigError for a grammar that may take too much to compile, before it is."""
 
     @property
     def chat_template(self) -> str:
@@ -124,6 +127,23 @@ class Tokenizer:
             )
         except Exception as error:  # templates raise what they like for what they do not take
             raise ConfigError(f"the model's chat template refuses this: {error}") from error
+
+    def grammar(self, text: str) -> CompiledGrammar:
+        """What an answer may be, by the `grammar` of a message Submit. Raises ConfigError."""
+        self.try_grammar(text)
+        return self._grammars.compile(text)
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self.vocabulary)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What grammars are for. Raises ConfigError for a tokenizer without a fast form."""
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        if backend is None:
+            raise ConfigError("no grammar can be used with this tokenizer, which has no fast form")
+        return Vocabulary(backend.to_str(), tuple(sorted(self.eos_ids)))
 
     def stream(self) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self)

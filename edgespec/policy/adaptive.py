@@ -35,6 +35,7 @@ class Adaptive(Policy):
     waits_for_credit = True
     starts_with_prompt = True
     pools = True
+    takes_chains = True
 
     def window(self, stages: int) -> int:
         """Two rings full: after a miss one of them is worthless, and on its way home."""

@@ -89,6 +89,8 @@ class Policy(ABC):
     prompt is on its way: the root is then the prompt's last token. `prompts_first`: of several live
     requests, those whose prompts wait to be sent go before all that decode. `pools`: of several
     live requests, their rows and guesses compete: `best_rows` and `best_nodes` decide for all.
+    `takes_chains`: expanded nodes get all that is certain below them at once; for policies that do
+    not go by levels.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Policy(ABC):
     starts_with_prompt: ClassVar[bool] = False
     prompts_first: ClassVar[bool] = False
     pools: ClassVar[bool] = False
+    takes_chains: ClassVar[bool] = False
 
     @abstractmethod
     def window(self, stages: int) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from edgespec.errors import ConfigError
 from edgespec.sim.toy_model import toy_next
+from edgespec.verify.rules import Grammar
 from edgespec.wire.client_messages import Submit
 
 VOCABULARY = 40
@@ -45,6 +47,9 @@ class ToyCodec:
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
         return self.encode("".join(one["content"] for one in messages))
+
+    def grammar(self, text: str) -> Grammar:
+        raise ConfigError("the toy model knows no grammar")
 
     def token(self, token: int) -> tuple[str, bytes | None]:
         text = text_of(token)

@@ -204,7 +204,7 @@ class FakeHead:
 
     def choose(self, walks: Sequence[Walk]) -> list[tuple[Choice, TopLogprobs | None]]:
         """The tokens along the paths; a seed changes all of them. Each is certain."""
-        return [self._along(*walk) for walk in walks]
+        return [self._along(walk.hidden, walk.rows, walk.sampling, walk.top) for walk in walks]
 
     def _along(
         self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int

@@ -233,15 +233,21 @@ class DraftTree:
                 found.append((-(parent.score + calibrated[index]), index, parent))
         found.sort(key=lambda entry: entry[:2])
         tokens, drafted = children.tokens.tolist(), children.scores.tolist()
-        sources = children.made_by.tolist()
-        added = 0
+        sources, before = children.made_by.tolist(), self.newest
         for rank, (score, index, parent) in enumerate(found[:keep]):
             if tokens[index] not in parent.children:
                 child = self._nodes[self._add(parent, tokens[index], -score)]
-                child.drafted, child.rank = drafted[index], rank
-                added += 1
+                if sources[index]:
+                    child.drafted, child.rank = drafted[index], rank
             self._nodes[parent.children[tokens[index]]].sources |= sources[index]
-        return added
+        for at, certain in children.chains:  # nobody need be asked in between
+            node = self._nodes.get(ids[at])
+            for token in certain:
+                if node is not None and node.position < last_position:
+                    node.expanded = True
+                    known = node.children.get(token) or self._add(node, token, node.score)
+                    node = self._nodes[known]
+        return self.newest - before
 
     def rescore(self, node_id: int, own: Mapping[int, float], add_from: float) -> int:
         """Children of a node get these own natural-log scores, by token; what hangs below them
@@ -353,7 +359,7 @@ class DraftTree:
             passed.append(node.id)
             outcomes += self._outcomes(node)
             child = node.children.get(node.target_token)
-            if node.expanded:
+            if node.expanded and (child is None or self._nodes[child].drafted is not None):
                 ranks.append(None if child is None else self._nodes[child].rank)
             sources.append(0 if child is None else self._nodes[child].sources)
             if child is None:

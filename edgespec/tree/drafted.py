@@ -26,6 +26,12 @@ class _Guesses:
         return len(self.tokens)
 
     @property
+    def certain(self) -> npt.NDArray[np.bool_]:
+        """bool [G]: which of them no source made."""
+        found: npt.NDArray[np.bool_] = self.made_by == 0
+        return found
+
+    @property
     def made_by(self) -> npt.NDArray[np.int64]:
         """`sources`, if it is None written out."""
         return np.ones(len(self), np.int64) if self.sources is None else self.sources
@@ -37,8 +43,12 @@ class Children(_Guesses):
 
     `parents` int64 [G]: index of the path, in ascending order. `tokens` int64 [G], the best first
     within a path. `scores` float64 [G]: each guess's own natural-log score given its path, not
-    above 0. `sources` int64 [G]: bit n is set if the draft source's n-th member made the guess.
+    above 0. `sources` int64 [G]: bit n is set if the draft source's n-th member made the guess; of
+    none, as nothing else may come by the request's grammar: it is certain. `chains`: with the index
+    of a path that has such a guess, it and what is certain after it.
     """
+
+    chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @staticmethod
     def none() -> Children:

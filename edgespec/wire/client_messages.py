@@ -8,6 +8,14 @@ from edgespec.wire.messages import Message
 
 
 @dataclass(frozen=True, slots=True)
+class TokenBias:
+    """What is added to a token's logit; a part of Submit."""
+
+    token: int
+    bias: float
+
+
+@dataclass(frozen=True, slots=True)
 class Submit(Message):
     """A client's prompt. `tag` is the client's own name for it; answers carry it back.
 
@@ -16,7 +24,9 @@ class Submit(Message):
     continues `prompt`, and refuses if that is empty. `top`: how many of the likeliest tokens are
     wanted for each token, from 0 to 20, with log-probabilities; -1: not even the token's own.
     `scope`: the user on whose behalf a client with many users asks, by the client's own name; the
-    coordinator's node replaces it by its own name for that user of that client.
+    coordinator's node replaces it by its own name for that user of that client. `grammar`: what the
+    answer may be, as JSON: {"kind": "json_schema", "regex" or "lark", "text": ...}. The penalties
+    and `logit_bias`: see verify.rules.Rules.
     """
 
     tag: int
@@ -32,6 +42,10 @@ class Submit(Message):
     messages: str = ""
     top: int = -1
     scope: str = ""
+    grammar: str = ""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[TokenBias, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

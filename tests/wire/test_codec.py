@@ -29,6 +29,7 @@ from edgespec.wire.client_messages import (
     SourceFigures,
     Status,
     Submit,
+    TokenBias,
 )
 from edgespec.wire.codec import MAGIC, VERSION, Frame, Limits, decode, encode
 from edgespec.wire.hints import Hint, Lenses
@@ -89,6 +90,7 @@ VALUES[RetainSet] = made_of_values(RetainSet)
 VALUES[NodeStatus] = made_of_values(NodeStatus)
 VALUES[tuple[NodeStatus, ...]] = st.lists(VALUES[NodeStatus], max_size=3).map(tuple)
 VALUES[tuple[LiveRequest, ...]] = st.lists(made_of_values(LiveRequest), max_size=3).map(tuple)
+VALUES[tuple[TokenBias, ...]] = st.lists(made_of_values(TokenBias), max_size=3).map(tuple)
 VALUES[tuple[SourceFigures, ...]] = st.lists(made_of_values(SourceFigures), max_size=3).map(tuple)
 VALUES[tuple[SnapshotNode, ...]] = st.lists(made_of_values(SnapshotNode), max_size=3).map(tuple)
 VALUES[tuple[SnapshotSegment, ...]] = st.lists(made_of_values(SnapshotSegment), max_size=3).map(

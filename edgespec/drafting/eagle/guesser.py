@@ -92,7 +92,7 @@ class EagleGuesser(Guesser):
         self._passes = HeadPasses(
             self._head, self._embed, self._dtype, self._device, self.ran, self.between_layers
         )
-        self._ranking = Ranking(self.ranked)
+        self._ranking = Ranking(self.ranked, self.allowed)
         self._requests: dict[int, _PairedRequest] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:

@@ -48,7 +48,7 @@ class PPDGuesser(Guesser):
         super().__init__("ppd", needs)
         self._copies = trained.copies
         self._head = head
-        self._ranking = Ranking(self.ranked)
+        self._ranking = Ranking(self.ranked, self.allowed)
         self._requests: dict[int, _ChainLogits] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:

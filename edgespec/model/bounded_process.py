@@ -1,0 +1,123 @@
+"""Bounded process: a child that does one kind of work, is stopped if it takes too long, and starts
+again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from edgespec.errors import ModelError
+
+START_S = 120.0
+"""Seconds until the process must be ready: it imports packages, on a board that is loading."""
+
+
+class BoundedProcess:
+    """A process that answers JSON with JSON (see model/bounded_child.py).
+
+    It ends with this one, and with the thread that started it.
+    """
+
+    def __init__(
+        self, module: str, what: str, first: Callable[[], dict[str, object]], seconds: float
+    ) -> None:
+        """`module`: what it runs. `what` it is of, for messages. `first`: what it is told as it
+        starts. `seconds`: its limit for each answer."""
+        self._module = module
+        self._what = what
+        self._first = first
+        self._seconds = seconds
+        self._child: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the process, if it does not run; do not wait until it is ready.
+
+        Raises ModelError if it cannot be started.
+        """
+        if self._child is not None and self._child.poll() is None:
+            return
+        self._stop()
+        quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "OMP_NUM_THREADS": "1"}
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", self._module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **quiet, "OPENBLAS_NUM_THREADS": "1"},
+            )
+        except OSError as problem:
+            raise ModelError(
+                f"cannot start the process of {self._what}: {problem.strerror}"
+            ) from None
+        # It gets ready meanwhile: what is asked first need not wait for it.
+        self._tell({"parent": os.getpid(), "seconds": self._seconds, **self._first()})
+
+    def ask(self, what: object) -> dict[str, str] | None:
+        """Its answer; None if it took too much time or memory, or died.
+
+        Raises ModelError if it cannot be started.
+        """
+        with self._lock:
+            self.start()
+            if not self._is_ready:
+                if self._answer(START_S) is None:
+                    raise ModelError(f"the process of {self._what} does not start")
+                self._is_ready = True
+            return self._answer(self._seconds, what)
+
+    def close(self) -> None:
+        child = self._child
+        if child is not None:
+            child.kill()  # the thread that waits for it gets an answer
+        with self._lock:
+            self._stop()
+
+    def _tell(self, what: object) -> None:
+        child = self._child
+        assert child is not None
+        assert child.stdin is not None
+        with contextlib.suppress(OSError):  # it has died: there will be no answer
+            child.stdin.write(json.dumps(what).encode() + b"\n")
+            child.stdin.flush()
+
+    def _answer(self, seconds: float, asked: object = None) -> dict[str, str] | None:
+        """Its answer to what is asked now, or was told before; None, and the process is over, if
+        there is none in time."""
+        child = self._child
+        assert child is not None
+        assert child.stdout is not None
+        late = threading.Timer(seconds, child.kill)
+        late.daemon = True
+        late.start()
+        try:
+            if asked is not None:
+                self._tell(asked)
+            line = child.stdout.readline()
+        except OSError:
+            line = b""
+        finally:
+            late.cancel()
+        if line.endswith(b"\n"):
+            answer: dict[str, str] = json.loads(line)
+            return answer
+        self._stop()
+        return None
+
+    def _stop(self) -> None:
+        child, self._child, self._is_ready = self._child, None, False
+        if child is None:
+            return
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # what was not written when it died
+                pipe.close()

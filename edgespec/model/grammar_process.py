@@ -1,0 +1,56 @@
+"""Grammar process: tries grammars in a process that can be stopped, before they are used."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from edgespec.errors import ConfigError
+from edgespec.model.bounded_process import BoundedProcess
+from edgespec.model.grammar import Vocabulary
+
+COMPILE_S = 3.0
+"""Seconds that a grammar may take; most take milliseconds."""
+
+MOST_CHARS = 512 << 10
+"""Characters of a grammar."""
+
+KEPT = 64
+"""Grammars that are known to compile."""
+
+
+class GrammarProcess(BoundedProcess):
+    """Tries grammars for one vocabulary in a process of its own (model/grammar_child.py), which
+    starts with the first one. Its calls come from one thread."""
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], seconds: float = COMPILE_S) -> None:
+        """`vocabulary`: see model.grammar; it is asked as the process starts. `seconds`: its
+        limit."""
+
+        def first() -> dict[str, object]:
+            known = vocabulary()
+            return {"tokenizer": known.tokenizer, "ends": known.ends}
+
+        super().__init__("edgespec.model.grammar_child", "grammars", first, seconds)
+        self._good: OrderedDict[str, None] = OrderedDict()
+
+    def check(self, text: str) -> None:
+        """Raise ConfigError for a grammar, as the message Submit has it, that cannot be used or
+        needs too much time or memory; ModelError if the process cannot be started."""
+        if len(text) > MOST_CHARS:
+            words = f"the grammar has {len(text)} characters; it may have {MOST_CHARS}"
+            raise ConfigError(words)
+        if text in self._good:
+            return
+        answer = self.ask(text)
+        if answer is None:
+            raise ConfigError(
+                "the schema or grammar was given up: it took all the time or memory that it may "
+                f"take to be compiled ({self._seconds:g} s); use fewer alternatives, less nesting "
+                "or simpler patterns"
+            )
+        if "problem" in answer:
+            raise ConfigError(answer["problem"])
+        self._good[text] = None
+        if len(self._good) > KEPT:
+            self._good.popitem(last=False)

@@ -1,0 +1,287 @@
+"""Promise 1 under rules: with a grammar, penalties and biases the text is plain decoding's too."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jsonschema_rs
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+from support.local_ring import LocalRing
+from support.schemas import schema_of
+from support.smollm2 import smollm2_ring
+from support.smollm2 import tokenizer as smollm2_tokenizer
+from support.tiers import examples, thorough, tiered
+from support.torch_rings import request, tokenizer, torch_ring, transformers_model
+
+from edgespec.errors import RequestFailed
+from edgespec.model.grammar import LAYOUT, json_spec, spec
+from edgespec.policy.registry import POLICIES
+from edgespec.wire.client_messages import Finished, Submit, TokenBias
+
+NEW_TOKENS = 120
+PROMPT = "Describe one thing as JSON, in one line. Answer:"
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "city": {"enum": ["Paris", "London", "Rome"]},
+    },
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+PENALTIES: dict[str, Any] = {
+    "presence_penalty": 1.5,
+    "frequency_penalty": 0.7,
+    "logit_bias": (TokenBias(5, 3.0), TokenBias(17, -100.0)),
+}
+
+
+def asked(policy: str, seed: int = 0, temperature: float = 0.0, **rules: Any) -> Submit:
+    """That prompt under some rules."""
+    ask = request(PROMPT, policy, NEW_TOKENS, temperature=temperature, seed=seed)
+    return replace(ask, **rules)
+
+
+def answer(ring: LocalRing, ask: Submit) -> Finished:
+    """The ring's, alone on it."""
+    ring.replies.clear()
+    return ring.ask(ask)
+
+
+def valid(schema: object, text: str) -> bool:
+    """Whether a text is JSON by that schema, as another program sees it."""
+    return bool(jsonschema_rs.validator_for(schema).is_valid(json.loads(text)))
+
+
+# --- against plain decoding that shares no code -----------------------------------------------
+
+
+def plainly(
+    change: Callable[[Sequence[int], np.ndarray], np.ndarray], most: int
+) -> tuple[int, ...]:
+    """Greedy decoding by transformers' model, the whole text anew for each token."""
+    text, found = tokenizer().encode(PROMPT), []
+    with torch.inference_mode():
+        while len(found) < most:
+            logits = transformers_model()(torch.tensor([text + found])).logits[0, -1].numpy()
+            found.append(int(change(found, np.array(logits)).argmax()))
+            if found[-1] in tokenizer().eos_ids:
+                break
+    return tuple(found)
+
+
+def by_schema(schema: object) -> Callable[[Sequence[int], np.ndarray], np.ndarray]:
+    """The logits by a fresh matcher for every token."""
+    backend = tokenizer()._inner.backend_tokenizer
+    known = LLTokenizer(backend.to_str(), eos_token=sorted(tokenizer().eos_ids))
+    source = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=LAYOUT)
+
+    def change(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
+        matcher = LLMatcher(known, source)
+        assert matcher.try_consume_tokens(list(tokens)) == len(tokens)
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        may = np.unpackbits(bits, bitorder="little")[: len(logits)].astype(bool)
+        return np.where(may, logits, -np.inf)
+
+    return change
+
+
+def with_penalties(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
+    """The logits by PENALTIES, written down one by one."""
+    for one in PENALTIES["logit_bias"]:
+        logits[one.token] += one.bias
+    for token in set(tokens):
+        logits[token] -= PENALTIES["presence_penalty"]
+        logits[token] -= PENALTIES["frequency_penalty"] * list(tokens).count(token)
+    return logits
+
+
+def test_three_stages_give_what_transformers_gives_under_a_schema() -> None:
+    found = answer(torch_ring(3), asked("adaptive", grammar=json_spec(PERSON)))
+    assert found.token_ids == plainly(by_schema(PERSON), NEW_TOKENS)
+    assert found.finish_reason == "stop"
+    assert valid(PERSON, found.text)
+
+
+def test_three_stages_give_what_transformers_gives_with_penalties() -> None:
+    ask = replace(asked("flowspec", **PENALTIES), max_new_tokens=24)
+    assert answer(torch_ring(3), ask).token_ids == plainly(with_penalties, 24)
+
+
+# --- every policy, draft and timing -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", tiered([0.0, 0.8], [0.8]))
+@pytest.mark.parametrize("policy", tiered(sorted(POLICIES), ["adaptive", "pipedec"]))
+def test_every_policy_gives_the_same_tokens(policy: str, temperature: float) -> None:
+    for rules, most in (({"grammar": json_spec(PERSON)}, 40), (PENALTIES, 12)):
+        ask = replace(asked(policy, 3, temperature, **rules), max_new_tokens=most)
+        plain = answer(torch_ring(3), replace(ask, policy="autoregressive"))
+        found = answer(torch_ring(3), ask)
+        assert found.token_ids == plain.token_ids
+        assert found.text == plain.text
+
+
+@pytest.mark.parametrize(
+    "draft", tiered(["ngram", "eagle", "eagle3", "ppd", "hybrid:ngram+independent"], ["ngram"])
+)
+def test_every_draft_source_gives_the_same_tokens(draft: str) -> None:
+    for seed, temperature in enumerate((0.0, 0.8)):
+        ask = asked("adaptive", seed, temperature, grammar=json_spec(PERSON))
+        plain = answer(torch_ring(3), replace(ask, policy="autoregressive"))
+        found = answer(torch_ring(3, draft_name=draft), ask)
+        assert found.token_ids == plain.token_ids
+
+
+@given(data=st.data())
+@examples(4)
+def test_several_live_requests_and_a_lost_ring_change_no_token(data: st.DataObject) -> None:
+    ring = torch_ring(3, kept_rows=4096, draft_name="ngram")
+    ring.replies.clear()
+    seeds = data.draw(st.lists(st.integers(0, 20), min_size=2, max_size=3), "schemas")
+    asks = [
+        replace(
+            asked("adaptive", seed, data.draw(st.sampled_from([0.0, 0.8]), "temperature")),
+            tag=tag,
+            grammar=json_spec(schema_of(seed)) if tag % 2 else "",
+            presence_penalty=0.5,
+            max_new_tokens=30,
+        )
+        for tag, seed in enumerate(seeds, 1)
+    ]
+    for ask in asks:
+        ring.submit(ask)
+    for _ in range(data.draw(st.integers(0, 60), "steps before the loss")):
+        steps = list(ring.steps())
+        if not steps:
+            break
+        ring.take(data.draw(st.sampled_from(steps), "step"))
+    ring.lose("a stage is lost")
+    ring.mend()
+    ring.run()
+    ends = {m.tag: m for m in ring.replies if isinstance(m, Finished)}
+    for ask in asks:
+        plain = answer(torch_ring(3), replace(ask, policy="autoregressive"))
+        assert ends[ask.tag].token_ids == plain.token_ids
+
+
+# --- many schemas -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 4), thorough(4, 96), thorough(100, 100)])
+def test_answers_to_generated_schemas_are_valid_and_the_same(first: int, count: int) -> None:
+    for seed in range(first, first + count):
+        schema = schema_of(seed)
+        ask = asked("adaptive", seed, seed % 2 * 0.8, grammar=json_spec(schema))
+        found = answer(torch_ring(3), ask)
+        assert found.finish_reason == "stop", (seed, schema, found.text)
+        assert valid(schema, found.text), (seed, schema, found.text)
+        plain = answer(torch_ring(3), replace(ask, policy="autoregressive"))
+        assert found.token_ids == plain.token_ids, (seed, schema)
+        if seed % 10 == 0:
+            flow = answer(torch_ring(3), replace(ask, policy="flowspec"))
+            assert flow.token_ids == plain.token_ids, (seed, schema)
+
+
+@pytest.mark.parametrize("count", [thorough(4), pytest.param(200, marks=pytest.mark.slow)])
+def test_the_real_model_answers_schemas_validly_and_in_fewer_trips(count: int) -> None:
+    ring = smollm2_ring(3, draft_name="ngram")
+    tokens, trips = {"schema": 0, "free": 0}, {"schema": 0.0, "free": 0.0}
+    for seed in range(count):
+        schema = schema_of(seed)
+        free = replace(asked("adaptive", seed, seed % 2 * 0.8), max_new_tokens=60)
+        ask = replace(free, grammar=json_spec(schema), max_new_tokens=200)
+        found = answer(ring, ask)
+        assert found.finish_reason == "stop", (seed, schema, found.text)
+        assert valid(schema, found.text), (seed, schema, found.text)
+        plain = answer(ring, replace(ask, policy="autoregressive"))
+        assert found.token_ids == plain.token_ids, (seed, schema)
+        for name, end in (("schema", found), ("free", answer(ring, free))):
+            tokens[name] += end.new_tokens
+            trips[name] += end.trips
+    ratio = tokens["schema"] / trips["schema"] / (tokens["free"] / trips["free"])
+    print(f"tokens a trip under schemas are {ratio:.2f} times those of free text")
+    assert ratio >= 1.2
+
+
+# --- what a grammar is ------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10_000))
+@examples(20)
+def test_a_grammar_says_the_same_however_it_came_to_an_answer(seed: int) -> None:
+    chance, schema = random.Random(seed), schema_of(seed % 200)
+    moved = tokenizer().grammar(json_spec(schema))
+    answers: list[tuple[int, ...]] = [()]
+    for _ in range(30):
+        begin = chance.choice(answers)
+        may = np.flatnonzero(moved.allowed(begin))
+        if len(may):
+            answers.append((*begin, int(chance.choice(may.tolist()))))
+    for one in chance.sample(answers, min(6, len(answers))):
+        fresh = tokenizer().grammar(json_spec(schema))
+        assert np.array_equal(moved.allowed(one), fresh.allowed(one)), one
+
+
+def test_what_a_grammar_forbids_and_what_ends_an_answer_have_nothing_after_them() -> None:
+    grammar = tokenizer().grammar(spec("regex", "[ab]"))
+    (end,) = tokenizer().eos_ids
+    first = int(np.flatnonzero(grammar.allowed(()))[0])
+    assert not grammar.allowed((first, first)).any()
+    assert np.flatnonzero(grammar.allowed((first,))).tolist() == [end]
+    assert not grammar.allowed((first, end)).any()
+    assert grammar.allowed(()).any()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (spec("json_schema", '{"type": "thing"}'), "thing"),
+        (spec("json_schema", "[1, 2"), "cannot be read: EOF"),
+        (spec("json_schema", '{"type": "array", "uniqueItems": true}'), "uniqueItems"),
+        (spec("regex", "(a"), "grammar cannot be used"),
+        (spec("lark", "begin: x"), "grammar cannot be used"),
+        ('{"kind": "poem", "text": ""}', "grammar cannot be read"),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_refused(grammar: str, words: str) -> None:
+    with pytest.raises(RequestFailed, match=words):
+        answer(torch_ring(3), asked("adaptive", grammar=grammar))
+
+
+def test_rings_whose_head_is_on_the_last_stage_refuse_rules() -> None:
+    ring = torch_ring(2, head_last=True, draft_name="ngram")
+    for rules in ({"grammar": json_spec(PERSON)}, {"presence_penalty": 1.0}):
+        with pytest.raises(RequestFailed, match="--head coordinator"):
+            answer(ring, asked("adaptive", **rules))
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"presence_penalty": 2.5}, "presence_penalty is 2.5"),
+        ({"frequency_penalty": float("inf")}, "frequency_penalty"),
+        ({"logit_bias": (TokenBias(3, 101.0),)}, "logit_bias of token 3"),
+        ({"logit_bias": (TokenBias(-1, 1.0),)}, "negative"),
+        ({"logit_bias": (TokenBias(999_999, 1.0),)}, "token 999999"),
+    ],
+)
+def test_penalties_out_of_range_are_refused(rules: dict[str, Any], words: str) -> None:
+    with pytest.raises((RequestFailed, Exception), match=words):
+        answer(torch_ring(3), asked("adaptive", **rules))
+
+
+def test_the_real_models_vocabulary_is_read() -> None:
+    mask = smollm2_tokenizer().grammar(json_spec(PERSON)).allowed(())
+    assert len(mask) >= 49152
+    assert smollm2_tokenizer().decode(np.flatnonzero(mask)[:1].tolist()).startswith("{")
