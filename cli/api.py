@@ -17,6 +17,7 @@ from edgespec.errors import ConfigError
 def api(
     coordinator: str | None = options.COORDINATOR,
     http: str = options.HTTP,
+    alias: list[str] | None = options.ALIAS,
     wait: float = typer.Option(
         10.0, help="Seconds to look for the coordinator on the local network."
     ),
@@ -38,4 +39,4 @@ def api(
         raise ConfigError("--http none leaves nothing to serve; give HOST:PORT")
     folder = ClusterFolder.open(folder_of(cluster))
     reached = address_of(folder, coordinator, wait, Notes().say)
-    leave(run_api(ApiConfig(address, reached), folder))
+    leave(run_api(ApiConfig(address, reached, aliases=frozenset(alias or ())), folder))

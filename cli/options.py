@@ -196,6 +196,13 @@ HTTP = typer.Option(
     help="Where the HTTP API listens. Any address but loopback needs API keys (`edgespec key "
     "new`).",
 )
+ALIAS = typer.Option(
+    None,
+    metavar="NAME",
+    help="Another name by which clients of the HTTP API may ask for the model, such as gpt-4o; may "
+    "be given several times.",
+    show_default=False,
+)
 EMULATE = typer.Option(
     "",
     metavar="PROFILE[,PROFILE...]",

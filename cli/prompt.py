@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -14,6 +16,7 @@ from edgespec.cli.reach import given_token, introduced, reach
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import ConfigError
 from edgespec.runtime.client import Client
+from edgespec.types.grammar_spec import json_spec
 from edgespec.wire.client_messages import Submit
 from edgespec.wire.codec import DEFAULT_LIMITS
 
@@ -41,6 +44,12 @@ def prompt(
         help="The system message of the conversation that the model's chat template writes.",
         show_default=False,
     ),
+    schema: str | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="A JSON schema that the answer is held to; tell the model of it in the prompt.",
+        show_default=False,
+    ),
     raw: bool = options.RAW,
     show_speculation: bool = typer.Option(
         False,
@@ -59,6 +68,8 @@ def prompt(
     """Send a prompt to the running coordinator and stream the answer; Ctrl-C cancels it."""
     introduction = given_token(token)  # on standard input it comes before the prompt
     submit = _submit(settings, gather(text, file or []), system, raw)
+    if schema is not None:
+        submit = replace(submit, grammar=_grammar(schema))
     notes = Notes(verbose)
     introduced(introduction, coordinator, cluster, wait, notes.say)
     address, identity = reach(coordinator, cluster, wait, notes.say)
@@ -76,6 +87,15 @@ def _submit(settings: RequestSettings, question: str, system: str | None, raw: b
         return submit
     opening = [{"role": "system", "content": system}] if system else []
     return settings.answer([*opening, {"role": "user", "content": question}])
+
+
+def _grammar(name: str) -> str:
+    """What holds an answer to the schema in that file. Raises ConfigError if it is no JSON."""
+    text = _read_file(name)
+    try:
+        return json_spec(json.loads(text))
+    except (ValueError, RecursionError) as problem:
+        raise ConfigError(f"{name!r} is no JSON schema: {problem}") from None
 
 
 def gather(text: str | None, files: list[str]) -> str:

@@ -52,6 +52,7 @@ def serve(
         help="File to write every request and its answer into, for `edgespec simulate --replay`.",
     ),
     http: str = options.HTTP,
+    alias: list[str] | None = options.ALIAS,
     recovery: float = typer.Option(
         60.0, help="Seconds that a request waits for a stage that was lost; 0: not at all."
     ),
@@ -89,4 +90,4 @@ def serve(
     )
     config = replace(config, hints=chosen_hints(hints, config.model))
     with folder.served():
-        leave(run_coordinator(config, folder, served_http(http, folder)))
+        leave(run_coordinator(config, folder, served_http(http, folder), tuple(alias or ())))

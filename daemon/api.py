@@ -26,11 +26,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    """What `edgespec api` runs: where it listens, and which coordinator it asks."""
+    """What `edgespec api` runs: where it listens, and which coordinator it asks. `aliases`: see
+    serving.app.Service."""
 
     http: Address
     coordinator: Address
     limits: HttpLimits = field(default_factory=HttpLimits)
+    aliases: frozenset[str] = frozenset()
 
 
 def run_api(config: ApiConfig, folder: ClusterFolder) -> int:
@@ -48,7 +50,7 @@ def run_api(config: ApiConfig, folder: ClusterFolder) -> int:
         client = AsyncClient(config.coordinator, folder.identity, CONNECT_S)
         print(f"API at http://{http}", flush=True)
         log.info("the page and the HTTP API at http://%s", http)
-        server_of(Service(client, config.limits), accepts).run(sockets=[listener])
+        server_of(Service(client, config.limits, config.aliases), accepts).run(sockets=[listener])
     return EXIT_OK
 
 

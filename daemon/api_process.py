@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 
 from edgespec.config import LOOPBACK, Address
 from edgespec.daemon.api_keys import ApiKeys
@@ -70,11 +71,18 @@ class ApiProcess(ChildProcess):
     without it.
     """
 
-    def __init__(self, http: Address, coordinator: Address, folder: ClusterFolder) -> None:
-        """`coordinator`: its address."""
+    def __init__(
+        self,
+        http: Address,
+        coordinator: Address,
+        folder: ClusterFolder,
+        aliases: Sequence[str] = (),
+    ) -> None:
+        """`coordinator`: its address. `aliases`: further names of the model."""
         host = LOOPBACK if listens_everywhere(coordinator.host) else coordinator.host
         command = [sys.executable, "-m", "edgespec.cli.main", "api"]
         command += ["--coordinator", str(Address(host, coordinator.port)), "--http", str(http)]
+        command += [part for name in aliases for part in ("--alias", name)]
         super().__init__("the HTTP API", command, {VARIABLE: str(folder.path)})
 
     def again_after(self, code: int, lived: float) -> float | None:

@@ -51,10 +51,16 @@ SECRET_BYTES = 32
 log = logging.getLogger(__name__)
 
 
-def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Address | None) -> int:
+def run_coordinator(
+    config: CoordinatorConfig,
+    cluster: ClusterFolder,
+    http: Address | None,
+    aliases: tuple[str, ...] = (),
+) -> int:
     """Serve the devices and clients of a cluster until a signal ends it; returns the exit code.
 
-    `http`: address of the HTTP API, served by a child process; None: no API.
+    `http`: address of the HTTP API, served by a child process; None: no API. `aliases`:
+    further names of the model there.
     The address is bound, and printed as the only line on standard output, before the models are
     loaded, so that stages can start meanwhile. Raises ConfigError for settings, models or an
     address that cannot be used.
@@ -99,7 +105,7 @@ def run_coordinator(config: CoordinatorConfig, cluster: ClusterFolder, http: Add
     advertising.start()
     node.supervisor = Notifier()
     node.requests = requests
-    api = ApiProcess(http, address, cluster) if http is not None else nullcontext()
+    api = ApiProcess(http, address, cluster, aliases) if http is not None else nullcontext()
     stage = _own_stage(config, own, beside, shared) if own is not None else nullcontext()
     try:
         with ends, api, stage:

@@ -6,17 +6,15 @@ that can be stopped. What compiled takes bounded work for each token.
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
 
-import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from edgespec.errors import ConfigError
+from edgespec.types.grammar_spec import GrammarSpec
 from edgespec.verify.rules import Answer, Mask
 
 LIMITS = LLParserLimits(
@@ -41,30 +39,17 @@ KEPT_GRAMMARS = 8
 _MOST_WORDS = 300
 
 
-class Spec(msgspec.Struct, forbid_unknown_fields=True):
-    """What a message Submit says in `grammar`, as JSON."""
-
-    kind: Literal["json_schema", "regex", "lark"]
-    text: str
-
-    def source(self) -> str:
-        """The same as llguidance reads it. Raises ConfigError for a schema that is no JSON."""
-        if self.kind == "regex":
-            return str(LLMatcher.grammar_from_regex(self.text))
-        if self.kind == "lark":
-            return str(LLMatcher.grammar_from_lark(self.text))
-        try:
-            return str(LLMatcher.grammar_from_json_schema(self.text, overrides=LAYOUT))  # type: ignore[arg-type]
-        except ValueError as problem:
-            raise ConfigError(f"the JSON schema cannot be read: {problem}") from None
-
-
-def spec_of(text: str) -> Spec:
-    """Raises ConfigError."""
+def _source(text: str) -> str:
+    """A GrammarSpec as llguidance reads it. Raises ConfigError for one that cannot be read."""
+    spec = GrammarSpec.read(text)
+    if spec.kind == "regex":
+        return str(LLMatcher.grammar_from_regex(spec.text))
+    if spec.kind == "lark":
+        return str(LLMatcher.grammar_from_lark(spec.text))
     try:
-        return msgspec.json.decode(text, type=Spec)
-    except (msgspec.MsgspecError, RecursionError) as problem:
-        raise ConfigError(f"the grammar cannot be read: {problem}") from None
+        return str(LLMatcher.grammar_from_json_schema(spec.text, overrides=LAYOUT))  # type: ignore[arg-type]
+    except ValueError as problem:
+        raise ConfigError(f"the JSON schema cannot be read: {problem}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +76,10 @@ class GrammarCompiler:
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def compile(self, text: str) -> CompiledGrammar:
-        """The grammar that a Spec in JSON says. Raises ConfigError for one that cannot be used."""
+        """The grammar that a GrammarSpec says. Raises ConfigError for one that cannot be used."""
         matcher = self._known.pop(text, None)
         if matcher is None:
-            matcher = LLMatcher(self._tokenizer, spec_of(text).source(), log_level=0, limits=LIMITS)
+            matcher = LLMatcher(self._tokenizer, _source(text), log_level=0, limits=LIMITS)
             check(matcher)
         self._known[text] = matcher
         if len(self._known) > KEPT_GRAMMARS:
@@ -152,13 +137,3 @@ def check(matcher: LLMatcher) -> None:
     if matcher.is_error():
         words = " ".join(matcher.get_error().split())[:_MOST_WORDS]
         raise ConfigError(f"the grammar cannot be used: {words}")
-
-
-def json_spec(schema: object) -> str:
-    """The Spec of a JSON schema."""
-    return spec("json_schema", json.dumps(schema))
-
-
-def spec(kind: str, text: str) -> str:
-    """A Spec as the message Submit has it."""
-    return json.dumps({"kind": kind, "text": text})

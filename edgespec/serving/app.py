@@ -44,9 +44,16 @@ SMALL_BODY = 64 << 10
 class Service:
     """The API over one connection to a coordinator."""
 
-    def __init__(self, client: AsyncClient, limits: HttpLimits | None = None) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        limits: HttpLimits | None = None,
+        aliases: frozenset[str] = frozenset(),
+    ) -> None:
+        """`aliases`: further names by which the model may be asked for."""
         self.client = client
         self.limits = limits or HttpLimits()
+        self._aliases = aliases
         self.answers = 0
         """Answers that clients wait for or read."""
         self._bodies = 0  # bytes of bodies that are being read, without SMALL_BODY of each
@@ -60,6 +67,7 @@ class Service:
             Route("/v1/models/{model:path}", self.model, methods=["GET"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completion, methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/metrics", self.figures, methods=["GET"]),
             Route("/openapi.json", self.document, methods=["GET"]),
             Route("/healthz", self.health, methods=["GET"]),
@@ -73,7 +81,7 @@ class Service:
     async def model(self, request: Request) -> Response:
         """Describe one model."""
         status = await self.status()
-        _check_model(request.path_params["model"], status)
+        self._check_model(request.path_params["model"], status)
         return _json(self._model(status))
 
     async def chat(self, request: Request) -> AnswerResponse:
@@ -83,6 +91,16 @@ class Service:
     async def completion(self, request: Request) -> AnswerResponse:
         """Continue a text."""
         return await self._reply(request, checked(TextRequest, await self._object(request)))
+
+    async def embeddings(self, request: Request) -> Response:
+        """Say what to use."""
+        raise ApiProblem(
+            404,
+            "the model of a ring writes text and makes no embeddings; run a small embedding model "
+            "beside it (`llama-server --embedding`, or the package sentence-transformers), on any "
+            "one device",
+            code="unknown_url",
+        )
 
     async def health(self, request: Request) -> Response:
         """Say whether this process works and reaches its coordinator."""
@@ -119,6 +137,15 @@ class Service:
 
     def _model(self, status: Status) -> Model:
         return Model(status.model, self._started, "edgespec", status.context_length)
+
+    def _check_model(self, name: str, status: Status) -> None:
+        if name != status.model and name not in self._aliases:
+            asked = ascii(name)[:200]
+            words = (
+                f"there is no model {asked} here; the one that is served is {status.model!r}. "
+                f"Where a client has a fixed name, start the API with --alias {asked}"
+            )
+            raise ApiProblem(404, words, param="model", code="model_not_found")
 
     async def _object(self, request: Request) -> dict[str, object]:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -161,7 +188,7 @@ class Service:
     async def _reply(self, request: Request, asked: ChatRequest | TextRequest) -> AnswerResponse:
         status = await self.status(STATUS_AGE_S if asked.wait else 0.0)
         if asked.model:
-            _check_model(asked.model, status)
+            self._check_model(asked.model, status)
         if not status.ready and not asked.wait:
             raise _not_ready(status)
         if self.answers + asked.choices > self.limits.answers:
@@ -242,13 +269,6 @@ async def _on_left(request: Request, _: Exception) -> Response:
 async def _on_bug(request: Request, _: Exception) -> Response:
     words = "this server has a bug; its log says more"
     return ApiProblem(500, words, code="internal_error").response()
-
-
-def _check_model(name: str, status: Status) -> None:
-    if name != status.model:
-        asked = ascii(name)[:200]
-        words = f"there is no model {asked} here; the one that is served is {status.model!r}"
-        raise ApiProblem(404, words, param="model", code="model_not_found")
 
 
 def _not_ready(status: Status) -> ApiProblem:

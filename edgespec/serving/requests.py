@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from msgspec import ValidationError, convert
 
+from edgespec.errors import ConfigError
 from edgespec.serving.problems import ApiProblem, not_supported, refused
 from edgespec.serving.schema import ChatRequest, FieldError, RequestMessage, TextRequest
-from edgespec.wire.client_messages import Submit
+from edgespec.wire.client_messages import Submit, TokenBias
 
 Body = Mapping[str, Any]
 Kind = TypeVar("Kind", ChatRequest, TextRequest)
@@ -98,6 +99,10 @@ def submits_of(request: ChatRequest | TextRequest, context_length: int) -> list[
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop),
         policy=request.policy or "",
         top=request.top,
+        grammar=_spec_of(request),
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=tuple(TokenBias(int(token), bias) for token, bias in request.logit_bias.items()),
     )
     if isinstance(request, ChatRequest):
         messages = [_as_template_reads(message) for message in request.messages]
@@ -106,6 +111,13 @@ def submits_of(request: ChatRequest | TextRequest, context_length: int) -> list[
         asked = [replace(submit, prompt=prompt) for prompt in request.prompts]
     seeds = [(submit.seed + choice) % (1 << 64) for choice in range(request.n)]
     return [replace(one, seed=seed) for one in asked for seed in seeds]
+
+
+def _spec_of(request: ChatRequest | TextRequest) -> str:
+    try:
+        return request.spec
+    except ConfigError as problem:
+        raise refused(str(problem), "response_format") from None
 
 
 def _as_template_reads(message: RequestMessage) -> dict[str, str]:

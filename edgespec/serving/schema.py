@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from edgespec.config import MAX_TEMPERATURE
+from edgespec.decoding.admission import MOST_BIAS, MOST_PENALTY
 from edgespec.policy.registry import POLICIES
+from edgespec.types.grammar_spec import json_spec, spec
 from edgespec.verify.top_logprobs import MOST
 
 MOST_INT = (1 << 31) - 1
@@ -32,6 +34,8 @@ TopLimit = Annotated[
     Annotated[int, Meta(ge=0, le=MOST)] | None,
     Meta(description="So many of the likeliest tokens beside each token."),
 ]
+Penalty = Annotated[float, Meta(ge=-MOST_PENALTY, le=MOST_PENALTY)]
+Bias = Annotated[float, Meta(ge=-MOST_BIAS, le=MOST_BIAS)]
 Unread = Annotated[Any, Meta(description="Ignored.", extra={"values": None})]
 
 
@@ -88,7 +92,6 @@ def _is_same(value: object, other: object) -> bool:
 # --- requests -----------------------------------------------------------------------------------
 
 _NO_TOOLS = "the model calls no tools"
-_PENALTY = "it would change the model's distribution"
 _TEXT_ONLY = "answers are text"
 _POLICY = Meta(
     description="Extension: what the ring sends when.",
@@ -163,9 +166,17 @@ class AnswerRequest(RequestPart):
         int,
         Meta(ge=1, le=MOST_CHOICES, description="Answers to each prompt, the next seed for each."),
     ] = 1
-    presence_penalty: Annotated[Any, only(_PENALTY, 0)] = None
-    frequency_penalty: Annotated[Any, only(_PENALTY, 0)] = None
-    logit_bias: Annotated[Any, only(_PENALTY, {})] = None
+    presence_penalty: Annotated[Penalty, Meta(description="For tokens that the answer has.")] = 0.0
+    frequency_penalty: Annotated[Penalty, Meta(description="For each time that it has them.")] = 0.0
+    logit_bias: Annotated[
+        dict[str, Bias], Meta(max_length=1024, description="By token id: what its logit gets.")
+    ] = {}
+    grammar: Annotated[
+        FilledText | None, Meta(description="Extension: a Lark grammar for the answer.")
+    ] = None
+    regex: Annotated[
+        FilledText | None, Meta(description="Extension: a regular expression for the answer.")
+    ] = None
     user: Unread = None
     metadata: Unread = None
 
@@ -176,6 +187,19 @@ class AnswerRequest(RequestPart):
         if self.policy is not None and self.policy not in POLICIES:
             choices = ", ".join(sorted(POLICIES))
             raise FieldError("policy", f"is {self.policy!a:.80}; choose one of: {choices}")
+
+        for token in self.logit_bias:
+            if not (token.isascii() and token.isdecimal() and len(token) < 10):
+                raise FieldError("logit_bias", f"names {token!a:.40}; the names are token ids")
+        if self.grammar is not None and self.regex is not None:
+            raise FieldError("regex", "cannot be given beside grammar")
+
+    @property
+    def spec(self) -> str:
+        """What the answer may be (see types.grammar_spec); "" for anything."""
+        if self.regex is not None:
+            return spec("regex", self.regex)
+        return "" if self.grammar is None else spec("lark", self.grammar)
 
     @property
     def choices(self) -> int:
@@ -188,6 +212,26 @@ class AnswerRequest(RequestPart):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
+class AnswerFormat(RequestPart, tag_field="type"): ...
+
+
+class TextFormat(AnswerFormat, tag="text"): ...
+
+
+class JsonFormat(AnswerFormat, tag="json_object"): ...
+
+
+class NamedSchema(RequestPart):
+    name: str
+    schema: Annotated[dict[str, Any], Meta(description="A JSON schema.")] = {}
+    description: Unread = None
+    strict: Annotated[bool | None, Meta(description="The answer is valid by it either way.")] = None
+
+
+class SchemaFormat(AnswerFormat, tag="json_schema"):
+    json_schema: NamedSchema
+
+
 class ChatRequest(AnswerRequest, kw_only=True):
     messages: Annotated[
         list[SystemMessage | DeveloperMessage | UserMessage | AssistantMessage],
@@ -197,7 +241,9 @@ class ChatRequest(AnswerRequest, kw_only=True):
     max_tokens: TokenLimit = None
     logprobs: Annotated[bool, Meta(description="Tell how likely each token was.")] = False
     top_logprobs: TopLimit = None
-    response_format: Annotated[Any, only("answers are plain text", {"type": "text"})] = None
+    response_format: Annotated[
+        TextFormat | JsonFormat | SchemaFormat | None, Meta(description="What the answer is.")
+    ] = None
     tools: Annotated[Any, only(_NO_TOOLS, [])] = None
     tool_choice: Annotated[Any, only(_NO_TOOLS, "none", "auto")] = None
     parallel_tool_calls: Annotated[Any, only(_NO_TOOLS, True, False)] = None
@@ -219,6 +265,17 @@ class ChatRequest(AnswerRequest, kw_only=True):
         super().__post_init__()
         if self.top_logprobs is not None and not self.logprobs:
             raise FieldError("top_logprobs", "needs logprobs to be true")
+        if super().spec and isinstance(self.response_format, JsonFormat | SchemaFormat):
+            raise FieldError("response_format", "cannot be given beside grammar or regex")
+
+    @property
+    def spec(self) -> str:
+        match self.response_format:
+            case JsonFormat():
+                return json_spec({"type": "object"})
+            case SchemaFormat(json_schema=given):
+                return json_spec(given.schema)
+        return super().spec
 
     @property
     def limit(self) -> int:

@@ -25,8 +25,8 @@ class Submit(Message):
     wanted for each token, from 0 to 20, with log-probabilities; -1: not even the token's own.
     `scope`: the user on whose behalf a client with many users asks, by the client's own name; the
     coordinator's node replaces it by its own name for that user of that client. `grammar`: what the
-    answer may be, as JSON: {"kind": "json_schema", "regex" or "lark", "text": ...}. The penalties
-    and `logit_bias`: see verify.rules.Rules.
+    answer may be, as types.grammar_spec writes it. The penalties and `logit_bias`: see
+    verify.rules.Rules.
     """
 
     tag: int

@@ -23,8 +23,9 @@ from support.tiers import examples, thorough, tiered
 from support.torch_rings import request, tokenizer, torch_ring, transformers_model
 
 from edgespec.errors import RequestFailed
-from edgespec.model.grammar import LAYOUT, json_spec, spec
+from edgespec.model.grammar import LAYOUT
 from edgespec.policy.registry import POLICIES
+from edgespec.types.grammar_spec import json_spec, spec
 from edgespec.wire.client_messages import Finished, Submit, TokenBias
 
 NEW_TOKENS = 120

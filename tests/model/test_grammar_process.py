@@ -9,8 +9,8 @@ import pytest
 from support.torch_rings import tokenizer
 
 from edgespec.errors import ConfigError
-from edgespec.model.grammar import json_spec, spec
 from edgespec.model.grammar_process import MOST_CHARS, GrammarProcess
+from edgespec.types.grammar_spec import json_spec, spec
 
 GOOD = json_spec({"type": "object", "properties": {"a": {"type": "integer"}}})
 

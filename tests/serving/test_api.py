@@ -41,6 +41,17 @@ def ask(prompt: str = "hello", **more: Any) -> dict[str, Any]:
     return {"prompt": prompt, **GREEDY, **more}
 
 
+def test_the_model_has_the_names_that_it_is_given(toy_ring: NodeRing) -> None:
+    identity = toy_ring.keys.add("an API with aliases", CLIENT)
+    with api(toy_ring.address, identity, aliases=frozenset({"gpt-4o"})) as url:
+        told = httpx.post(f"{url}/v1/completions", json={**ask(), "model": "gpt-4o"}).json()
+        assert told["model"] == "toy"
+        assert httpx.get(f"{url}/v1/models/gpt-4o").json()["id"] == "toy"
+        other = httpx.post(f"{url}/v1/completions", json={**ask(), "model": "gpt-5"})
+    assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+    assert "--alias 'gpt-5'" in other.json()["error"]["message"]
+
+
 def test_a_completion_is_the_rings_answer(http: httpx.Client, toy_ring: NodeRing) -> None:
     told = http.post("/v1/completions", json=ask()).json()
     assert told["object"] == "text_completion"

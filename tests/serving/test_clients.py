@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import httpx
 import psutil
@@ -171,6 +171,12 @@ def test_log_probs_are_those_of_transformers(client: openai.OpenAI) -> None:
         ids = [*ids, taken]
 
 
+def schema_asked(schema: object) -> dict[str, Any]:
+    """A chat whose answer is to be valid by that schema."""
+    given = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    return {"model": "base", "messages": MESSAGES, "response_format": given}
+
+
 @pytest.mark.thorough
 def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     import openai
@@ -182,12 +188,61 @@ def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     assert (caught.value.param, caught.value.code) == ("best_of", "unsupported_parameter")
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(model="base", prompt="x " * 4 * CONTEXT)
+    with pytest.raises(openai.NotFoundError, match="sentence-transformers"):
+        client.embeddings.create(model="base", input="x")
+    asked = schema_asked({"type": "array", "uniqueItems": True})
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        client.chat.completions.create(**asked)
     with pytest.raises(openai.BadRequestError, match="tools"):
         client.chat.completions.create(
             model="base",
             messages=MESSAGES,  # type: ignore[arg-type]
             tools=[{"type": "function", "function": {"name": "f"}}],
         )
+
+
+@pytest.mark.thorough
+def test_the_openai_client_parses_answers_by_its_own_types(client: openai.OpenAI) -> None:
+    import pydantic
+
+    class City(pydantic.BaseModel):
+        name: Annotated[str, pydantic.Field(max_length=8)]
+        capital: bool
+
+    told = client.chat.completions.parse(
+        model="base",
+        messages=MESSAGES,  # type: ignore[arg-type]
+        response_format=City,
+        temperature=0.8,
+        seed=1,
+        max_tokens=60,
+        presence_penalty=0.2,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    found = told.choices[0].message
+    assert isinstance(found.parsed, City)
+    assert json.loads(found.content or "") == found.parsed.model_dump()
+    assert told.choices[0].logprobs is not None
+    some = client.completions.create(
+        model="base", prompt="Yes or no?", max_tokens=5, extra_body={"regex": " (yes|no)"}
+    )
+    assert some.choices[0].text in (" yes", " no")
+
+
+@pytest.mark.thorough
+def test_a_schema_without_end_is_refused_while_others_are_answered(client: openai.OpenAI) -> None:
+    """It is given up in its process; the text of the other answer is as without it."""
+    import openai
+
+    stream = client.completions.create(
+        model="base", prompt=PROMPT, max_tokens=NEW, temperature=0, stream=True
+    )
+    parts = [{"type": "string", "pattern": f".*a{{{n}}}.*"} for n in range(1, 60)]
+    asked = schema_asked({"allOf": parts})
+    with pytest.raises(openai.BadRequestError, match="given up"):
+        client.chat.completions.create(**asked)
+    assert "".join(piece.choices[0].text for piece in stream) == direct()
 
 
 def running(url: str) -> float:

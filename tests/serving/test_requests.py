@@ -10,7 +10,8 @@ import pytest
 from edgespec.serving.problems import ApiProblem
 from edgespec.serving.requests import checked, parsed, submits_of
 from edgespec.serving.schema import COMPLETION_TOKENS, ChatRequest, TextRequest
-from edgespec.wire.client_messages import Submit
+from edgespec.types.grammar_spec import json_spec, spec
+from edgespec.wire.client_messages import Submit, TokenBias
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -72,6 +73,17 @@ def test_all_that_the_ring_takes_arrives() -> None:
     assert (submit.top, submit.policy) == (4, "flowspec")
     assert (asked.model, asked.stream, asked.with_usage, asked.wait) == ("m", True, True, False)
     assert json.loads(submit.messages) == MESSAGES
+    rules = submitted(chat(presence_penalty=1, frequency_penalty=-0.5, logit_bias={"7": -3}))
+    assert (rules.presence_penalty, rules.frequency_penalty) == (1.0, -0.5)
+    assert rules.logit_bias == (TokenBias(7, -3.0),)
+    assert submitted(text(regex="a+")).grammar == spec("regex", "a+")
+    assert submitted(text(grammar="start: /a/")).grammar == spec("lark", "start: /a/")
+    schema = {"type": "integer"}
+    named = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    assert submitted(chat(response_format=named)).grammar == json_spec(schema)
+    any_object = submitted(chat(response_format={"type": "json_object"})).grammar
+    assert any_object == json_spec({"type": "object"})
+    assert submitted(chat(response_format={"type": "text"})).grammar == ""
     assert submitted(text(logprobs=0)).top == 0
     assert submitted(text(prompt=["only one"])).prompt == "only one"
     assert submitted(text(stop="x")).stop == ("x",)
@@ -140,10 +152,18 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"n": True}, "n"),
-        ({"presence_penalty": 0.1}, "presence_penalty"),
-        ({"frequency_penalty": -1}, "frequency_penalty"),
-        ({"logit_bias": {"1": 5}}, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": "much"}, "frequency_penalty"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"one": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_object"}, "regex": "a"}, "response_format"),
+        ({"grammar": "start: /a/", "regex": "a"}, "regex"),
+        ({"regex": ""}, "regex"),
+        ({"grammar": "\udfff"}, "grammar"),
         ({"tools": [{}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{}]}, "functions"),

@@ -25,6 +25,7 @@ def api(
     identity: Identity,
     *,
     limits: HttpLimits | None = None,
+    aliases: frozenset[str] = frozenset(),
     accepts: Callable[[str], bool] | None = None,
     timing: Timing | None = None,
     wait: float = 2.0,
@@ -32,7 +33,7 @@ def api(
     """Serve it, and give its base URL."""
     listener = listening(Address(HOST, 0))
     client = AsyncClient(coordinator, identity, wait, timing)
-    server = server_of(Service(client, limits), accepts)
+    server = server_of(Service(client, limits, aliases), accepts)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
