@@ -27,6 +27,7 @@ to the base's: four levels teach it all twelve. An EAGLE-3 head's are its own: h
 levels, the demo's named the right token first in 0.81 of the places at level 1 and 0.33 at 12."""
 
 _FIRST_ROWS = 128  # from which a head begins
+_AT_ONCE = 256  # rows whose logits are there at one time
 
 
 class Student(nn.Module):
@@ -63,9 +64,7 @@ class EagleTrainer(Trainer):
                 self.student.lm_head.weight.copy_(matrix if kept is None else matrix[kept])
 
     def learn(self, batch: TextRows) -> tuple[float, float]:
-        loss, right = losses(self.student, self.teacher, batch, self.settings.unroll)
-        loss.backward()
-        return float(loss.detach()), right
+        return learn(self.student, self.teacher, batch, self.settings.unroll)
 
     def write(self) -> None:
         student, config = self.student, self.teacher.config
@@ -84,35 +83,42 @@ def optimizers(student: Student, rate: float) -> list[torch.optim.Optimizer]:
     return [Muon(inner, rate), torch.optim.AdamW(outer, rate, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
-def losses(
-    student: Student, teacher: Teacher, rows: TextRows, unroll: int
-) -> tuple[torch.Tensor, float]:
-    """The loss over all levels, and the share of the first level's best guesses that are right."""
+def learn(student: Student, teacher: Teacher, rows: TextRows, unroll: int) -> tuple[float, float]:
+    """Add the gradients over all levels; the loss, and the share of the first level's best guesses
+    that are right.
+
+    Logits of a few rows are there at a time, those of all levels one after the other: all of them
+    would be most of the memory.
+    """
     device, shape = teacher.device, student.head.shape
     tokens = rows.tokens.to(device, torch.int64)
     lesson = teacher.read(tokens, shape.aux_hidden)
     given = lesson.hidden if lesson.aux_hidden is None else lesson.aux_hidden
-    wanted = lesson.hidden[:, 1:]
-    with torch.no_grad():
-        truth = teacher.logits(wanted).float()
-        truth = truth if student.kept is None else truth[..., student.kept]
-        likely = torch.softmax(truth, -1)
-    total = torch.zeros((), device=device)
-    right = 0.0
-    steps = unrolled(student.head, given[:, :-1], teacher.embedded(tokens[:, 1:]), unroll)
-    for level, features in enumerate(steps):
-        counts = counted(rows, level).to(device)
-        logits = student.logits(features, teacher).float()
-        surprise = -(likely * torch.log_softmax(logits, -1)).sum(-1)
-        loss = (surprise * counts).sum() / counts.sum()
-        if shape.kind == "eagle":
-            apart = smooth_l1_loss(features.float(), wanted.float(), reduction="none").mean(-1)
-            loss = loss + FEATURE_SHARE * (apart * counts).sum() / counts.sum()
-        total = total + DECAY**level * loss
-        if level == 0:
-            hits = logits.argmax(-1) == truth.argmax(-1)
-            right = float((hits * counts).sum() / counts.sum())
-    return total, right
+    wanted = lesson.hidden[:, 1:].flatten(0, 1)
+    embedded = teacher.embedded(tokens[:, 1:])
+    steps = list(unrolled(student.head, given[:, :-1], embedded, unroll))
+    levels = [features.detach().requires_grad_() for features in steps]
+    counts = [counted(rows, level).to(device).flatten() for level in range(unroll)]
+    total, hits = 0.0, 0
+    for part in torch.arange(len(wanted), device=device).split(_AT_ONCE):
+        with torch.no_grad():
+            truth = teacher.logits(wanted[part]).float()
+            truth = truth if student.kept is None else truth[..., student.kept]
+            likely = torch.softmax(truth, -1)
+        for level, features in enumerate(levels):
+            here, counts_here = features.flatten(0, 1)[part], counts[level][part]
+            logits = student.logits(here, teacher).float()
+            loss = -(likely * torch.log_softmax(logits, -1)).sum(-1)
+            if shape.kind == "eagle":
+                apart = smooth_l1_loss(here.float(), wanted[part].float(), reduction="none")
+                loss = loss + FEATURE_SHARE * apart.mean(-1)
+            loss = DECAY**level * (loss * counts_here).sum() / counts[level].sum()
+            loss.backward()
+            total += float(loss.detach())
+            if level == 0:
+                hits += int(((logits.argmax(-1) == truth.argmax(-1)) & counts_here).sum())
+    torch.autograd.backward(steps, [features.grad for features in levels])
+    return total, hits / max(1, int(counts[0].sum()))
 
 
 def counted(rows: TextRows, level: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.checkpoints import CORPUS, write_checkpoint, write_tokenizer
+from torch.nn.functional import smooth_l1_loss
 
 from edgespec.drafting.eagle.format import read_head
 from edgespec.drafting.eagle.guesser import load_eagle
@@ -21,12 +22,13 @@ from edgespec.model.aux_hidden import packed as taps_of
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tensors import from_torch
-from edgespec.training.loop import TrainingSettings
+from edgespec.training.eagle import FEATURE_SHARE, Student, counted, learn
+from edgespec.training.loop import DECAY, TrainingSettings
 from edgespec.training.muon import orthogonal
 from edgespec.training.run import EaglePlan, train_eagle
 from edgespec.training.start import shape_for
 from edgespec.training.teacher import Teacher
-from edgespec.training.texts import documents, packed
+from edgespec.training.texts import TextRows, documents, packed
 from edgespec.training.unrolled import unrolled
 from edgespec.types.features import Features, Layers
 from edgespec.verify.sampling import Sampling
@@ -77,6 +79,50 @@ def test_unrolled_steps_are_what_a_guesser_runs() -> None:
                 alone(rows.add(given[0, :committed], tokens[:committed]))
                 out = alone(rows.behind([tokens[committed : row + 1]]))
                 np.testing.assert_allclose(out[0], steps[step][0, row], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "vocab"), [("eagle", 0), ("eagle3", 100)])
+def test_gradients_of_a_few_rows_at_a_time_are_those_of_all(
+    kind: Kind, vocab: int, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(5)
+    teacher = Teacher(base, CPU, torch.float64)
+    kept = torch.arange(0, 400, 4) if vocab else None
+    student = Student(shape_for(kind, teacher.config, vocab or 420), kept).double()
+    tokens = torch.randint(0, 420, (2, 12), dtype=torch.int32)
+    rows = TextRows(tokens, torch.tensor([3, 0]), torch.tensor([12, 9]))
+    found = []
+    for at_once in (256, 5):
+        monkeypatch.setattr("edgespec.training.eagle._AT_ONCE", at_once)
+        student.zero_grad()
+        found.append(learn(student, teacher, rows, 3))
+        found.append(tuple(w.grad for w in student.parameters() if w.grad is not None))
+    assert found[0] == pytest.approx(found[2])
+    assert len(found[1]) == len(found[3]) > 5
+    for one, two in zip(found[1], found[3], strict=True):
+        assert (one - two).abs().max() < 1e-6
+
+    # And those of the plain sum over levels.
+    student.zero_grad()
+    lesson = teacher.read(tokens.long(), student.head.shape.aux_hidden)
+    given = lesson.hidden if lesson.aux_hidden is None else lesson.aux_hidden
+    truth = teacher.logits(lesson.hidden[:, 1:])
+    likely = torch.softmax(truth if kept is None else truth[..., kept], -1)
+    total = torch.zeros(())
+    words = teacher.embedded(tokens[:, 1:].long())
+    for level, features in enumerate(unrolled(student.head, given[:, :-1], words, 3)):
+        counts = counted(rows, level)
+        said = torch.log_softmax(student.logits(features, teacher), -1)
+        loss = -(likely * said).sum(-1)
+        if kind == "eagle":
+            apart = smooth_l1_loss(features, lesson.hidden[:, 1:], reduction="none").mean(-1)
+            loss = loss + FEATURE_SHARE * apart
+        total = total + DECAY**level * loss[counts].mean()
+    total.backward()
+    assert found[0][0] == pytest.approx(float(total.detach()), rel=1e-4)
+    grads = [w.grad for w in student.parameters() if w.grad is not None]
+    for one, two in zip(found[1], grads, strict=True):
+        assert (one - two).abs().max() < 1e-4 * max(1.0, float(two.abs().max()))
 
 
 @pytest.mark.thorough
