@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from edgespec.kernels.gpu.places import Places
+from edgespec.kernels.gpu.whole import cdiv, next_power_of_2
 
 _BLOCK, _BLOCK_BYTES = 64, 1 << 15
 """Positions of a block, and what its keys may take at most: then they fit twice, with the values,
@@ -57,21 +58,21 @@ def attention(
     for piece in (*keys, *values):
         assert piece.stride()[1:] == (head_dim, 1)
     width = places.slots.shape[1]
-    sections = triton.cdiv(width, _SECTION)
-    lanes = max(_LANES, triton.next_power_of_2(group))
-    wide = max(16, triton.next_power_of_2(head_dim))
+    sections = cdiv(width, _SECTION)
+    lanes = max(_LANES, next_power_of_2(group))
+    wide = max(16, next_power_of_2(head_dim))
     block = _BLOCK if _BLOCK * wide * query.element_size() <= _BLOCK_BYTES else _BLOCK // 2
     sums = query.new_empty((sections, count, heads, wide), dtype=torch.float32)
     scales = query.new_empty((sections, count, heads, 2), dtype=torch.float32)
     pieces = places.rows if len(keys) == 1 else _addresses(keys, values)
-    tile = lanes // triton.next_power_of_2(group)
-    _sections[(triton.cdiv(count, tile), kv_heads, sections)](
+    tile = lanes // next_power_of_2(group)
+    _sections[(cdiv(count, tile), kv_heads, sections)](
         *(query, keys[0], values[0], pieces, places.slots, places.common, places.shared),
         *(places.rows, sums, scales, count, query.stride(0), keys[0].stride(0)),
         *(values[0].stride(0), width, len(keys), scaling, softcap or 0.0, window or 0),
         HEADS=heads,
         GROUP=group,
-        PADDED=triton.next_power_of_2(group),
+        PADDED=next_power_of_2(group),
         LANES=lanes,
         DIM=head_dim,
         WIDE=wide,

@@ -20,6 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
+from edgespec.kernels.gpu.whole import cdiv
+
 TILE = 64
 """Rows of a matrix that a program multiplies by."""
 
@@ -99,7 +101,7 @@ def codes_product(
     planes, tiles, steps, chunk, _ = matrix.words.shape
     out = rows.new_empty(count, matrix.out)
     if count:
-        _codes_product[(triton.cdiv(count, _BLOCK), tiles)](
+        _codes_product[(cdiv(count, _BLOCK), tiles)](
             *(rows, matrix.words, matrix.scales, _or(matrix.zeros, rows)),
             *(_or(matrix.blocks, rows), _or(matrix.zero_blocks, rows), _or(matrix.levels, rows)),
             *(_or(bias, rows), out, count, matrix.out),
@@ -131,7 +133,7 @@ def plain_product(
     out_features = weight.shape[0]
     out = rows.new_empty(count, out_features)
     if count:
-        _plain_product[(triton.cdiv(count, _BLOCK), triton.cdiv(out_features, _PLAIN_TILE))](
+        _plain_product[(cdiv(count, _BLOCK), cdiv(out_features, _PLAIN_TILE))](
             *(rows, weight, _or(bias, rows), out, count, out_features, weight.stride(0)),
             COLUMNS=columns,
             DEPTH=_PLAIN_DEPTH * 2 // rows.element_size(),

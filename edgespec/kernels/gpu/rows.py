@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from edgespec.kernels.gpu.whole import cdiv, next_power_of_2
+
 _PART = 1024
 """Numbers of a row that a program of `gated` has."""
 
@@ -52,7 +54,7 @@ def _launch_norm(
     count, width = rows.shape
     if not count:
         return
-    wide = triton.next_power_of_2(width)
+    wide = next_power_of_2(width)
     _norm[(count,)](
         rows,
         *(rows if one is None else one for one in (more, more_gain, gain, out)),
@@ -89,9 +91,9 @@ def turn(
         *(gains or (qkv, qkv)),
         *(heads, qkv.stride(0), eps),
         HALF=turned // 2,
-        WIDE=triton.next_power_of_2(turned // 2),
+        WIDE=next_power_of_2(turned // 2),
         REST=dim - turned,
-        WIDE_REST=triton.next_power_of_2(max(1, dim - turned)),
+        WIDE_REST=next_power_of_2(max(1, dim - turned)),
         TURNED=angles is not None,
         NORMED=gains is not None,
         num_warps=1,
@@ -107,7 +109,7 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     width = both // 2
     out = gate_up.new_empty((count, width))
     if count:
-        _gated[(count, triton.cdiv(width, _PART))](
+        _gated[(count, cdiv(width, _PART))](
             *(gate_up, out, width),
             ACTIVATION=activation,
             PART=_PART,
