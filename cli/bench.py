@@ -231,13 +231,13 @@ def _write(
 
 
 def _judge(answers: Sequence[BenchAnswer], notes: Notes) -> None:
-    """Report answers that differ from the reference's; exit code 1 for more than rounding."""
+    """Report answers that differ from the reference's; exit code 1 if there is one."""
     found = differences(answers)
     for one in found:
-        cause = "a near-tie" if one.is_near_tie else "no near-tie: this is a fault"
         notes.say(
             f"prompt {one.prompt!r}, turn {one.turn}: {one.policy} differs from {REFERENCE} at "
-            f"token {one.position}, smallest margin {one.margin:.2g}, {cause}"
+            f"token {one.position}, smallest margin {one.margin:.2g}: a fault, or a GPU on which "
+            "edgespec's kernels are not used, as its log says"
         )
-    if not all(one.is_near_tie for one in found):
+    if found:
         raise typer.Exit(EXIT_FAILED)

@@ -205,7 +205,7 @@ def simulate(
     else:
         _show(runs, setup, names)
     if not all(run.exact for run in runs):
-        notes.say(f"some answers are not those of {REFERENCE}: below float64, rounding may do that")
+        notes.say(f"some answers are not those of {REFERENCE}: a fault, whatever the dtype")
 
 
 # --- settings -----------------------------------------------------------------------------------

@@ -17,10 +17,6 @@ from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
 
 WARM_UP_TOKENS = 8
 
-NEAR_TIE = 1e-3
-"""Below this distance between the best token and the runner-up (logits), a batch of another shape
-may round to the other token; above it, a difference between two policies is a fault."""
-
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
@@ -62,8 +58,7 @@ class BenchAnswer:
 class Difference:
     """An answer whose tokens differ from the reference's from `position` on.
 
-    `margin`: the larger of both answers' smallest margins. A difference at a near-tie has one below
-    NEAR_TIE in both.
+    `margin`: the larger of both answers' smallest margins.
     """
 
     prompt: str
@@ -71,10 +66,6 @@ class Difference:
     policy: str
     position: int
     margin: float
-
-    @property
-    def is_near_tie(self) -> bool:
-        return self.margin < NEAR_TIE
 
 
 def play(
@@ -246,9 +237,7 @@ def results(
     return {
         "emulated": ring.is_emulated,
         "runs": runs,
-        "differences": [
-            {**asdict(found), "near_tie": found.is_near_tie} for found in differences(answers)
-        ],
+        "differences": [asdict(found) for found in differences(answers)],
         "settings": dict(settings),
     }
 
