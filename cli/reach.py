@@ -112,7 +112,7 @@ def admitted(path: Path, token: Token, coordinator: str | None, wait: float, say
         )
     say(f"asking the coordinator at {address} to admit this machine")
     try:
-        name = enrol(address, token, own, socket.gethostname(), wait)
+        name = enrol(address, token, own, socket.gethostname(), wait, say)
     except AccessRefused:
         if not is_member:
             raise

@@ -104,7 +104,7 @@ def _kept(compiler: str, source: Path, folder: Path) -> ctypes.CDLL:
         try:
             fcntl.flock(place, fcntl.LOCK_EX)  # one process compiles, and those beside it wait
             if not wanted.is_file():
-                _log.info("compiling %s for this CPU, once", source.name)
+                _log.info("compiling %s for this CPU, once; it may take a minute", source.name)
                 made = folder / f"{wanted.name}.{os.getpid()}"
                 try:
                     os.replace(_compile(compiler, source, made), wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from edgespec.config import Address
@@ -13,33 +14,53 @@ from edgespec.wire.messages import Enrol, Enrolled, Goodbye, Leave, Message, Ref
 
 LOOK_S = 0.2
 
+SAY_S = 5.0
+"""Seconds between two lines about a coordinator that has not answered."""
+
 M = TypeVar("M", bound=Message)
 
 
-def enrol(coordinator: Address, token: Token, own: KeyPair, name: str, wait: float) -> str:
-    """Have the public key of `own` admitted; returns its name in the cluster.
+def enrol(
+    coordinator: Address,
+    token: Token,
+    own: KeyPair,
+    name: str,
+    wait: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> str:
+    """Have the public key of `own` admitted; returns its name in the cluster. `say` is told every
+    SAY_S that there is no answer yet.
 
     Raises AccessRefused if the token is not valid there, PeerLost after `wait` seconds without an
     answer.
     """
     identity = Identity(token.pair, token.coordinator)
-    return _ask(coordinator, identity, Enrol(own.public, name), Enrolled, wait).name
+    return _ask(coordinator, identity, Enrol(own.public, name), Enrolled, wait, say).name
 
 
 def leave(coordinator: Address, identity: Identity, wait: float) -> None:
     """Have this node's own key forgotten. Raises like `enrol`."""
-    _ask(coordinator, identity, Leave(), Goodbye, wait)
+    _ask(coordinator, identity, Leave(), Goodbye, wait, lambda text: None)
 
 
 def _ask(
-    coordinator: Address, identity: Identity, question: Message, wanted: type[M], wait: float
+    coordinator: Address,
+    identity: Identity,
+    question: Message,
+    wanted: type[M],
+    wait: float,
+    say: Callable[[str], None],
 ) -> M:
     """Ask once and return the first answer; ZeroMQ holds the question until it connects."""
     transport = ZmqTransport.client(coordinator, identity)
-    deadline = time.monotonic() + wait
+    began = said = time.monotonic()
+    deadline = began + wait
     try:
         transport.send_control(b"", question)
-        while time.monotonic() < deadline:
+        while (now := time.monotonic()) < deadline:
+            if now - said >= SAY_S:
+                said = now
+                say(f"no answer yet from {coordinator} ({now - began:.0f} s); it may be loading")
             for incoming in transport.poll(LOOK_S):
                 answer = incoming.message
                 if isinstance(answer, wanted):
