@@ -54,6 +54,7 @@ from edgespec.daemon.profile_figures import (
 from edgespec.daemon.timing import round_trips
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.device import best_device
+from edgespec.model.row_math import row_math
 from edgespec.model.sources import open_source
 from edgespec.model.tensors import compute_dtype
 from edgespec.net.keys import Identity
@@ -232,6 +233,7 @@ def measure(
         link_latency=latency,
         link_bandwidth=bandwidth,
         quantisation=chosen,
+        kernels=row_math(session.device, compute_dtype(session.dtype), False).kernels,
         quantisations={name: figures.table(name) for name in times if name != SIXTEEN_BIT},
         unusable=dict(unusable),
         disk_bandwidth=disk,

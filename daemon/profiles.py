@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from edgespec.errors import ConfigError
-from edgespec.planning.profile import Profile
+from edgespec.planning.profile import KERNELS, Profile
 from edgespec.schema import parse_json
 
 _PACKAGE = "edgespec.profiles"
@@ -27,6 +27,12 @@ def unproven(profiles: Iterable[Profile]) -> Iterator[str]:
             yield (
                 f"{profile.name}: no 4-bit kernel was timed on it, so what a further row costs is "
                 "an estimate; see what it decides: edgespec simulate --row-price 0.24"
+            )
+        elif profile.kernels != (runs := "triton" if profile.launches_ahead else "compiled"):
+            timed = KERNELS.get(profile.kernels, "kernels that its file does not name")
+            yield (
+                f"{profile.name}: its rows were timed with {timed}; if {KERNELS[runs]} run there "
+                "now (its log would say if not), measure it again: edgespec profile"
             )
 
 

@@ -86,7 +86,12 @@ class HeadNorm:
 
 
 class RowMath(Protocol):
-    """What a layer asks for. Rows are [R, n] in the layers' dtype, results in new memory."""
+    """What a layer asks for. Rows are [R, n] in the layers' dtype, results in new memory.
+
+    `kernels`: what does it, as profiles name it (planning.profile.KERNELS).
+    """
+
+    kernels: str
 
     def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
         """RMSNorm of rows."""
@@ -129,6 +134,8 @@ class RowMath(Protocol):
 
 class BatchedRows:
     """A RowMath of torch's operations over all rows: their bits depend on the shape of the pass."""
+
+    kernels = "torch"
 
     def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
         return norm(rows)
@@ -220,6 +227,8 @@ class SingleRows(BatchedRows):
 
 class CompiledRows(SingleRows):
     """A RowMath of compiled functions."""
+
+    kernels = "compiled"
 
     def __init__(self, kernels: RowKernels) -> None:
         self._kernels = kernels

@@ -17,6 +17,8 @@ class TritonRows(BatchedRows):
     """A RowMath of Triton's kernels, for all dtypes but float64. Angles are torch's own: there each
     number stands for itself."""
 
+    kernels = "triton"
+
     def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
         assert norm.gain is not None
         return kernels.norm(rows, norm.gain, norm.eps)

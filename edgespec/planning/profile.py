@@ -73,6 +73,14 @@ class RowTable(FileStruct, frozen=True):
         return left + (right - left) * (rows - ROWS[end - 1]) / (ROWS[end] - ROWS[end - 1])
 
 
+KERNELS = {
+    "triton": "edgespec's kernels for GPUs",
+    "compiled": "edgespec's kernels in C",
+    "torch": "torch's own operations",
+}
+"""What the rows of a measured device may have been multiplied by."""
+
+
 class LogitTime(FileStruct, frozen=True):
     """Seconds of a piece of work on logits: `call`, and `million` for each 10^6 of them."""
 
@@ -116,8 +124,8 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     `quantisations`: a table for each quantisation that runs here, by name, for 10^9 bytes as
     packed by it ("file": in the file of the model that was measured); `unusable`: why the others
     do not. `quantisation`: the one that `four_bit` was taken from. `disk_bandwidth`: at which a
-    block file is read. `draft_seconds`: one forward pass of the draft model that its origin names,
-    head included. `board`: facts for users.
+    block file is read. `kernels`: what multiplied the rows, one of KERNELS. `draft_seconds`: one
+    forward pass of the draft model that its origin names, head included. `board`: facts for users.
     """
 
     name: Text
@@ -138,6 +146,7 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     four_bit: RowTable
     sixteen_bit: RowTable
     quantisation: str = ""
+    kernels: str = ""
     quantisations: dict[str, RowTable] = field(default_factory=dict)
     unusable: dict[str, Text] = field(default_factory=dict)
     disk_bandwidth: Figure | None = None
@@ -158,6 +167,8 @@ class Profile(FileStruct, frozen=True, kw_only=True):
                     f"{where} has unknown keys: {', '.join(map(repr, unknown))}; known ones: "
                     f"{', '.join(known)}"
                 )
+        if self.kernels not in ("", *KERNELS):
+            raise ValueError(f"kernels is {self.kernels!r}; known ones: {', '.join(KERNELS)}")
         if self.quantisation and self.quantisation not in self.quantisations:
             raise ValueError(
                 f"quantisation is {self.quantisation!r}, which has no table of its own"

@@ -45,6 +45,7 @@ from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.model.block import Block
 from edgespec.model.loader import open_config
 from edgespec.model.model_config import ModelConfig
+from edgespec.model.row_math import row_math
 from edgespec.planning.profile import ROWS, Profile
 
 CPU = torch.device("cpu")
@@ -453,6 +454,7 @@ def test_a_measured_profile_can_be_read_and_says_how(
     assert Profile.from_dict(again, "mine.json") == profile
     assert (profile.name, profile.quantisation) == ("mine", "int4")
     assert set(profile.quantisations) == {"int4", "int8"}
+    assert profile.kernels == row_math(torch.device("cpu"), torch.bfloat16, False).kernels
     assert profile.unusable == reasons
     assert list(found.layer) == ["none", "int4", "int8"]
     assert profile.draft_seconds is not None

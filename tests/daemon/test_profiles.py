@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from edgespec.daemon.profiles import profile_named, profile_names
+from edgespec.daemon.profiles import profile_named, profile_names, unproven
 from edgespec.errors import ConfigError
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import ring_costs
+from edgespec.planning.profile import KERNELS, Profile
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 SHIPPED = [
@@ -104,3 +106,17 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         profile_named(str(tmp_path / "none.json"))
     with pytest.raises(ConfigError, match=r"cannot read the profile .*: Is a directory"):
         profile_named(f"{tmp_path}/")
+
+
+def test_a_profile_of_other_kernels_than_run_there_now_is_named() -> None:
+    estimate = profile_named("jetson-orin-nano-8gb")
+    timed = {"quantisation": "int4", "quantisations": {"int4": estimate.four_bit}}
+    mine = structs.replace(estimate, name="mine", **timed)
+    for overlaps, runs in ((True, "triton"), (False, "compiled")):
+        for kernels, said in (("", "does not name"), *KERNELS.items()):
+            made = structs.replace(mine, launches_ahead=overlaps, kernels=kernels)
+            told = list(unproven([made]))
+            assert len(told) == (kernels != runs)
+            assert all(said in line and KERNELS[runs] in line for line in told)
+    with pytest.raises(ConfigError, match="kernels is 'mine'; known ones: triton, compiled, torch"):
+        Profile.from_dict({**estimate.to_dict(), "kernels": "mine"}, "mine.json")
