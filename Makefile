@@ -11,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo stage test test-all lint docs hooks clean
+.PHONY: help demo stage test test-all lint docs docs-site hooks clean
 
 PYTHON ?=
 TORCH ?= auto
@@ -39,6 +39,7 @@ help:
 	@echo "make lint      set up, then check style and types"
 	@echo "make hooks     let git check commit messages by the rules of CONTRIBUTING.md"
 	@echo "make docs      set up, then write the generated parts of docs/commands.md"
+	@echo "make docs-site set up, then make the documentation a site, in build/site"
 	@echo "make clean     remove everything that these made"
 
 # What `make demo` installs is enough for a user; the other targets add the tools for tests.
@@ -95,6 +96,13 @@ hooks:
 # What docs/commands.md takes from the command line; a test compares the two.
 docs: $(STAMP)
 	@$(BIN)/python tools/commands_page.py
+
+# The pages as a site, in build/site; every link and anchor has to lead somewhere.
+docs-site: $(STAMP)
+	@$(BIN)/python -c 'import mkdocs' 2>/dev/null || $(BIN)/python -m pip install --quiet \
+	  --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS) mkdocs
+	@$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "The documentation is in build/site/index.html"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
