@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from edgespec.errors import ConfigError
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.answers import OwnAnswers, rows_of
 from edgespec.training.loop import TrainingSettings
+from edgespec.training.remaining import Remaining
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import Document, TextRows, documents, encoded, is_held_out, packed
 
@@ -63,9 +64,9 @@ def prepared(
     kept = [document for document in texts if not is_held_out(document.text)]
     plain = [document.text for document in kept if not document.messages]
     rows = packed(encoded(plain, tokenizer, end), length, plan.text_rows)
-    prompts = _openings(kept, tokenizer, length, plan.own_rows)
-    held_out = (document for document in texts if is_held_out(document.text))
-    checks = _openings(held_out, tokenizer, length, _CHECKED_ROWS)
+    prompts = _openings(kept, tokenizer, length, plan.own_rows, say)
+    held_out = [document for document in texts if is_held_out(document.text)]
+    checks = _openings(held_out, tokenizer, length, _CHECKED_ROWS, say)
     if not len(rows) + len(prompts) or len(checks) < 2:
         raise ConfigError(
             f"{plan.text} is too short: it has {len(rows)} rows of {length} tokens and "
@@ -81,20 +82,27 @@ def prepared(
 
 
 def _openings(
-    texts: Iterable[Document], tokenizer: Tokenizer, length: int, most: int
+    texts: Sequence[Document],
+    tokenizer: Tokenizer,
+    length: int,
+    most: int,
+    say: Callable[[str], None],
 ) -> list[list[int]]:
     """What the base answers: conversations up to there, and the first tokens of texts that are
     long enough; none twice."""
     found: dict[tuple[int, ...], None] = {}
+    left = Remaining(min(most, len(texts)))
     for document in texts:
         if len(found) == most:
             break
+        say(f"reading prompts: {left}")
         if document.messages:
             ids = tokenizer.encode_chat(document.messages)
             fits = len(ids) <= length - _LEAST_ANSWER
         else:
             ids = tokenizer.encode(document.text)[:_PROMPT]
             fits = len(ids) == _PROMPT
-        if fits:
+        if fits and tuple(ids) not in found:
             found[tuple(ids)] = None
+            left.done(1)
     return [list(ids) for ids in found]

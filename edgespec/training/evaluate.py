@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from edgespec.training.blocks import blocks_at
 from edgespec.training.dspark import DSparkStudent
 from edgespec.training.eagle import Student
 from edgespec.training.ppd import PPDVectors
+from edgespec.training.remaining import Remaining
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows
 from edgespec.training.unrolled import unrolled
@@ -33,16 +34,30 @@ class Agreement:
     trip: dict[int, float]
 
 
-def eagle_agreement(student: Student, teacher: Teacher, rows: TextRows, levels: int) -> Agreement:
+def eagle_agreement(
+    student: Student, teacher: Teacher, rows: TextRows, levels: int, say: Callable[[str], None]
+) -> Agreement:
     """Measure on rows of the base's own text (see Teacher.continued)."""
-    parts = map(rows.take, torch.arange(len(rows)).split(_BATCH))
+    parts = _batches(rows, _BATCH, say)
     return _agreement((_eagle_hits(student, teacher, part, levels) for part in parts), levels)
 
 
-def ppd_agreement(vectors: PPDVectors, teacher: Teacher, rows: TextRows) -> Agreement:
+def ppd_agreement(
+    vectors: PPDVectors, teacher: Teacher, rows: TextRows, say: Callable[[str], None]
+) -> Agreement:
     """Measure on rows of the base's own text: at every position, how good the guesses are
     that a chain there makes of the tokens after the next one."""
-    return _agreement(_ppd_hits(vectors, teacher, rows), vectors.depth)
+    parts = _batches(rows, 1, say)
+    found = (hits for part in parts for hits in _ppd_hits(vectors, teacher, part))
+    return _agreement(found, vectors.depth)
+
+
+def _batches(rows: TextRows, size: int, say: Callable[[str], None]) -> Iterator[TextRows]:
+    left = Remaining(len(rows))
+    for index in torch.arange(len(rows)).split(size):
+        say(f"measuring on held-out text: {left}")
+        yield rows.take(index)
+        left.done(len(index))
 
 
 @torch.no_grad()
@@ -66,11 +81,15 @@ def _agreement(parts: Iterable[torch.Tensor], levels: int) -> Agreement:
 
 
 def dspark_agreement(
-    student: DSparkStudent, teacher: Teacher, rows: TextRows, levels: int
+    student: DSparkStudent,
+    teacher: Teacher,
+    rows: TextRows,
+    levels: int,
+    say: Callable[[str], None],
 ) -> Agreement:
     """Measure on rows of the base's own text: behind every third of its tokens, how good the
     guesses of a block there are."""
-    parts = map(rows.take, torch.arange(len(rows)).split(_BATCH))
+    parts = _batches(rows, _BATCH, say)
     return _agreement((_dspark_hits(student, teacher, part, levels) for part in parts), levels)
 
 

@@ -85,9 +85,9 @@ def train_eagle(plan: EaglePlan, say: Callable[[str], None], dtype: torch.dtype)
     trainer.run(corpus.trained, say)
 
     def measured(rows: TextRows) -> Agreement:
-        return eagle_agreement(student, teacher, rows, _LEVELS_MEASURED)
+        return eagle_agreement(student, teacher, rows, _LEVELS_MEASURED, say)
 
-    return _figures(plan, trainer, corpus, plan.kind, {}, measured, say)
+    return _figures(plan, trainer, corpus, plan.kind, {}, measured)
 
 
 def train_dspark(
@@ -103,11 +103,11 @@ def train_dspark(
 
     def measured(rows: TextRows) -> Agreement:
         with torch.autocast(teacher.device.type, torch.bfloat16, enabled=plan.settings.low):
-            return dspark_agreement(student, teacher, rows, student.head.shape.depths)
+            return dspark_agreement(student, teacher, rows, student.head.shape.depths, say)
 
     shape = {"layers": plan.layers, "block": plan.block, "rank": plan.rank}
     shape |= {"vocab": len(student.kept), "anchors": plan.anchors}
-    return _figures(plan, trainer, corpus, "dspark", shape, measured, say)
+    return _figures(plan, trainer, corpus, "dspark", shape, measured)
 
 
 def _one_pass(plan: DSparkPlan, teacher: Teacher, corpus: Corpus) -> DSparkStudent:
@@ -145,10 +145,10 @@ def train_ppd(plan: PPDPlan, say: Callable[[str], None], dtype: torch.dtype) -> 
     trainer.run(corpus.trained, say)
 
     def measured(rows: TextRows) -> Agreement:
-        return ppd_agreement(vectors, teacher, rows)
+        return ppd_agreement(vectors, teacher, rows, say)
 
     shape = {"depth": plan.depth, "copies": plan.copies, "chains": plan.chains}
-    return _figures(plan, trainer, corpus, "ppd", shape, measured, say)
+    return _figures(plan, trainer, corpus, "ppd", shape, measured)
 
 
 def _loaded(
@@ -166,10 +166,8 @@ def _figures(
     kind: str,
     shape: dict[str, int],
     measured: Callable[[TextRows], Agreement],
-    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """The figures of a run, as training.json, which is written, and --json have them."""
-    say("measuring on held-out text")
     at_zero, at_one = measured(corpus.greedy), measured(corpus.sampled)
     figures = {
         "kind": kind,
