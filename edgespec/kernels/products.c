@@ -36,6 +36,7 @@
 #define LANES 16 /* columns of an output that are summed side by side: part of the order of sums */
 #define TILE 64  /* outputs of a tile; a column of it is 32 bytes */
 #define AHEAD 6  /* groups of a tile whose scales are on their way */
+#define MANY (NATIVE > 32 ? 12 : 8) /* rows for which it pays to unpack weights once */
 #define CHUNK 32 /* rows that are multiplied by a tile at a time */
 #define MOST (REGISTERS / 2) /* vectors of sums at a time: the others hold what is added */
 #define INLINE static inline __attribute__((always_inline))
@@ -94,23 +95,18 @@ INLINE float brain_to_float(uint16_t brain)
 /* To the nearest, ties to even. */
 INLINE uint16_t float_to_brain(float value)
 {
-    uint32_t bits = bits_of(value);
-    if (value != value)
-        return 0x7fc0;
-    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    uint32_t bits = bits_of(value), rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return value != value ? 0x7fc0 : rounded;
 }
 
 INLINE uint16_t float_to_half(float value)
 {
     uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000;
     bits &= 0x7fffffff;
-    if (bits > 0x7f800000)
-        return sign | 0x7e00;
-    if (bits >= 0x47800000) /* 65536 and more; what is between it and the greatest carries below */
-        return sign | 0x7c00;
-    if (bits < 0x38800000) /* subnormal: adding 0.5 leaves the rounded bits at the end */
-        return sign | (bits_of(float_of(bits) + 0.5f) - 0x3f000000);
-    return sign | ((bits + 0xc8000fff + (bits >> 13 & 1)) >> 13);
+    uint32_t usual = (bits + 0xc8000fff + (bits >> 13 & 1)) >> 13;
+    uint32_t small = bits_of(float_of(bits) + 0.5f) - 0x3f000000; /* rounds at the last place */
+    uint32_t large = bits > 0x7f800000 ? 0x7e00 : 0x7c00; /* from 65536 on; 65520 carries */
+    return sign | (bits < 0x38800000 ? small : bits >= 0x47800000 ? large : usual);
 }
 
 #define REAL float

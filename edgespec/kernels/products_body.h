@@ -64,22 +64,22 @@ INLINE FLOATS FN(widened_brain)(WORDS low)
     return (FLOATS)(low << 16);
 }
 
-/* half_to_float of the low half of each word. */
+/* half_to_float of words whose high half is 0. */
 INLINE FLOATS FN(widened_half)(WORDS low)
 {
+#if WIDTH == 16
+    return (FLOATS)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)low));
+#elif WIDTH == 8 && defined(__F16C__)
+    __m128i few = _mm256_castsi256_si128((__m256i)low);
+    return (FLOATS)_mm256_cvtph_ps(
+        _mm_packus_epi32(few, _mm256_extracti128_si256((__m256i)low, 1)));
+#else
     WORDS magnitude = (low & 0x7fff) << 13;
     FLOATS value = (FLOATS)magnitude * 0x1p112f;
     WORDS infinite = (WORDS)(magnitude >= 0x0f800000);
     WORDS bits = ((WORDS)value & ~infinite) | ((magnitude | 0x7f800000) & infinite);
     return (FLOATS)(bits | (low & 0x8000) << 16);
-}
-
-/* float_to_brain of each. */
-INLINE HALVES FN(floats_to_brains)(FLOATS values)
-{
-    WORDS bits = (WORDS)values, strange = (WORDS)(values != values);
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return __builtin_convertvector((bits & ~strange) | (strange & 0x7fc0), HALVES);
+#endif
 }
 
 INLINE REAL FN(number)(const void *from, int64_t at, int kind)
@@ -114,14 +114,30 @@ INLINE VECTOR FN(all)(REAL value)
     return value - (VECTOR){0};
 }
 
-INLINE void FN(put)(void *y, int64_t at, int kind, REAL value)
+/* Sums of outputs from `first` on, with the bias, rounded to row `row` of y. */
+INLINE void FN(store)(
+    const Matrix *m, void *y, int64_t row, int64_t first, int count, int kind, const REAL *sums)
 {
-    switch (kind) {
-    case FLOAT64: ((double *)y)[at] = value; break;
-    case FLOAT16: ((uint16_t *)y)[at] = float_to_half(value); break;
-    case BFLOAT16: ((uint16_t *)y)[at] = float_to_brain(value); break;
-    default: ((float *)y)[at] = value;
+    REAL with[TILE];
+    const REAL *bias = (const REAL *)m->bias;
+    int64_t at = row * m->out + first;
+    if (bias) {
+        for (int i = 0; i < count; i++)
+            with[i] = sums[i] + bias[first + i];
+        sums = with;
     }
+#ifdef DOUBLE
+    memcpy((double *)y + at, sums, count * sizeof *sums);
+#else
+    if (kind == FLOAT16)
+        for (int i = 0; i < count; i++)
+            ((uint16_t *)y)[at + i] = float_to_half(sums[i]);
+    else if (kind == BFLOAT16)
+        for (int i = 0; i < count; i++)
+            ((uint16_t *)y)[at + i] = float_to_brain(sums[i]);
+    else
+        memcpy((float *)y + at, sums, count * sizeof *sums);
+#endif
 }
 
 /* Row r of x as REAL, in the order of the matrix' columns. */
@@ -320,23 +336,8 @@ static void FN(tile)(
                           totals + r * TILE);
     }
     int64_t left = m->out - tile * TILE, width = left < TILE ? left : TILE;
-    const REAL *bias = (const REAL *)m->bias;
-    for (int r = 0; r < rows; r++) {
-        int64_t at = (first + r) * m->out + tile * TILE, j = 0;
-#ifndef DOUBLE
-        for (; kind == BFLOAT16 && j + WIDTH <= width; j += WIDTH) {
-            FLOATS value = LOAD(FLOATS, totals + r * TILE + j);
-            if (bias)
-                value += LOAD(FLOATS, bias + tile * TILE + j);
-            HALVES brains = FN(floats_to_brains)(value);
-            memcpy((uint16_t *)y + at + j, &brains, sizeof brains);
-        }
-#endif
-        for (; j < width; j++) {
-            REAL value = totals[r * TILE + j];
-            FN(put)(y, at + j, kind, bias ? value + bias[tile * TILE + j] : value);
-        }
-    }
+    for (int r = 0; r < rows; r++)
+        FN(store)(m, y, first + r, tile * TILE, width, kind, totals + r * TILE);
 }
 
 static int FN(by_tiles)(
@@ -428,6 +429,17 @@ INLINE REAL FN(sum)(VECTOR *lanes)
 #endif
 }
 
+/* The sums of the lanes of outputs [outs, rows] to the rows of `result`. */
+INLINE void FN(results)(
+    const int outs, const int rows, VECTOR (*lanes)[PARTS], REAL *result, int64_t step)
+{
+    UNROLL
+    for (int o = 0; o < outs; o++)
+        UNROLL
+        for (int r = 0; r < rows; r++)
+            result[r * step + o] = FN(sum)(lanes[o * rows + r]);
+}
+
 /* Some outputs by some rows: the sums over all columns, LANES of them for each.
  *
  * `kind`, `outs` and `rows` are constants where this is called. Scales and zeros [outs, blocks]: of
@@ -515,11 +527,7 @@ INLINE void FN(dots)(
             for (int j = 0; j < together; j++)
                 lanes[i][part + j] = sum[i * together + j];
     }
-    UNROLL
-    for (int o = 0; o < outs; o++)
-        UNROLL
-        for (int r = 0; r < rows; r++)
-            result[r * result_step + o] = FN(sum)(lanes[o * rows + r]);
+    FN(results)(outs, rows, lanes, result, result_step);
 }
 
 #define DOTS(kind, outs, rows, scaled, blocked, with_zero) \
@@ -590,12 +598,117 @@ static void FN(spread)(
                 ? FN(number)(from, (first + o) * groups + k / m->group, m->scale_kind) : 0;
 }
 
+/* The weights of `outs` outputs as REAL, [outs, padded], in the order in which columns are summed. */
+INLINE void FN(unpack)(
+    const int kind, const Matrix *m, int64_t first, int outs, const REAL *scale, const REAL *zero,
+    REAL *to)
+{
+    const int pairs = kind == NF4 ? 2 : 1, width = pairs * LANES;
+    const int64_t pitch = FN(bytes)(kind, m->columns), groups = m->columns / m->group;
+    for (int64_t block = 0; block < outs * groups; block++) {
+        const int64_t o = block / groups, group = block % groups;
+        const VECTOR by = FN(all)(scale ? scale[block] : 1), more = FN(all)(zero ? zero[block] : 0);
+        for (int64_t k = group * m->group; k < (group + 1) * m->group; k += width, to += width) {
+            const char *from = (const char *)m->weight + (first + o) * pitch + FN(bytes)(kind, k);
+            double rest[LANES]; /* nothing behind the last columns is read */
+            if (FN(bytes)(kind, k) % 64 == 0)
+                __builtin_prefetch(from + outs * pitch);
+            if (k + width > m->columns) {
+                memset(rest, 0, sizeof rest);
+                from = memcpy(rest, from, FN(bytes)(kind, m->columns - k));
+            }
+            UNROLL
+            for (int part = 0; part < PARTS; part++) {
+                VECTOR w[2];
+                FN(weights)(from, part * WIDTH, kind, m->levels, w);
+                UNROLL
+                for (int i = 0; i < pairs; i++) {
+                    if (scale)
+                        w[i] *= by;
+                    if (kind == NF4)
+                        w[i] = FN(wide)(__builtin_convertvector(w[i], FLOATS));
+                    if (zero)
+                        w[i] += more;
+                    memcpy(to + i * LANES + part * WIDTH, w + i, sizeof w[i]);
+                }
+            }
+        }
+    }
+}
+
+static void FN(unpacked)(
+    const Matrix *m, int64_t first, int outs, const REAL *scale, const REAL *zero, REAL *to)
+{
+#define UNPACK(kind, scale, zero) FN(unpack)(kind, m, first, outs, scale, zero, to)
+    if (m->kind == FLOAT16)
+        UNPACK(FLOAT16, NULL, NULL);
+    else if (m->kind == BFLOAT16)
+        UNPACK(BFLOAT16, NULL, NULL);
+    else if (m->kind == NF4)
+        UNPACK(NF4, scale, NULL);
+    else if (zero)
+        UNPACK(INT8, scale, zero);
+    else
+        UNPACK(INT8, scale, NULL);
+#undef UNPACK
+}
+
+/* dots of unpacked weights: [outs, padded]. */
+INLINE void FN(crossed)(
+    const int outs, const int rows, const REAL *weight, const REAL *x, int64_t padded, REAL *result,
+    int64_t step)
+{
+    const int some = MOST / (outs * rows), together = some < PARTS ? some : PARTS;
+    VECTOR lanes[MOST][PARTS];
+    for (int part = 0; part < PARTS; part += together) {
+        VECTOR sum[MOST];
+        UNROLL
+        for (int i = 0; i < outs * rows * together; i++)
+            sum[i] = FN(all)(0);
+        for (int64_t k = part * WIDTH; k < padded; k += LANES) {
+            UNROLL
+            for (int j = 0; j < together; j++) {
+                VECTOR of[4];
+                UNROLL
+                for (int r = 0; r < rows; r++)
+                    of[r] = LOAD(VECTOR, x + r * padded + k + j * WIDTH);
+                UNROLL
+                for (int o = 0; o < outs; o++) {
+                    VECTOR w = LOAD(VECTOR, weight + o * padded + k + j * WIDTH);
+                    UNROLL
+                    for (int r = 0; r < rows; r++)
+                        sum[(o * rows + r) * together + j] += w * of[r];
+                }
+            }
+        }
+        UNROLL
+        for (int i = 0; i < outs * rows * together; i++)
+            lanes[i / together][part + i % together] = sum[i];
+    }
+    FN(results)(outs, rows, lanes, result, step);
+}
+
+static void FN(crossing)(
+    int rows, const REAL *weight, const REAL *x, int64_t padded, REAL *result, int64_t step)
+{
+    if (rows == 4)
+        FN(crossed)(OUTPUTS_OF(4), 4, weight, x, padded, result, step);
+    else if (rows == 2)
+        FN(crossed)(OUTPUTS_OF(2), 2, weight, x, padded, result, step);
+    else
+        FN(crossed)(OUTPUTS_OF(1), 1, weight, x, padded, result, step);
+}
+
 /* 8 outputs, or 1, by some rows. `at`: how many scales an output has. */
 static void FN(outputs)(
     const Matrix *m, int64_t first, int outs, const void *x, int64_t padded, const REAL *scale,
-    const REAL *zero, int64_t at, int blocked, void *y, int64_t first_row, int rows, int kind)
+    const REAL *zero, int64_t at, int blocked, REAL *unpacked, void *y, int64_t first_row, int rows,
+    int kind)
 {
-    const REAL *bias = (const REAL *)m->bias;
+    /* Of many rows the weights are unpacked once, to the same numbers. */
+    const int once = unpacked && outs == 8;
+    if (once)
+        FN(unpacked)(m, first, outs, scale, zero, unpacked);
     for (int r = 0; r < rows;) {
         REAL result[4 * 8];
         const REAL *from = (const REAL *)x + r * padded;
@@ -609,14 +722,14 @@ static void FN(outputs)(
         else
 #endif
         for (int o = 0; o < outs; o += wide)
-            FN(shaped)(m, wide, count, blocked, first + o, from, padded, scale ? scale + o * at : NULL,
-                       zero ? zero + o * at : NULL, result + o, outs);
+            if (once)
+                FN(crossing)(count, unpacked + o * padded, from, padded, result + o, outs);
+            else
+                FN(shaped)(m, wide, count, blocked, first + o, from, padded,
+                           scale ? scale + o * at : NULL, zero ? zero + o * at : NULL, result + o,
+                           outs);
         for (int i = 0; i < count; i++)
-            for (int o = 0; o < outs; o++) {
-                REAL value = result[i * outs + o];
-                FN(put)(y, (first_row + r + i) * m->out + first + o, kind,
-                        bias ? value + bias[first + o] : value);
-            }
+            FN(store)(m, y, first_row + r + i, first, outs, kind, result + i * outs);
         r += count;
     }
 }
@@ -635,6 +748,7 @@ static int FN(by_rows)(
     const int64_t strips = (m->out + TILE - 1) / TILE;
     const int blocked = !m->scales || m->group % width == 0 || m->group == m->columns;
     const int64_t scales = blocked ? m->columns / m->group : padded;
+    const int once = rows >= MANY && !paired && m->kind != FLOAT32 && m->kind != FLOAT64;
     REAL *all = room(rows * padded * sizeof(REAL));
     int failed = 0;
     if (!all)
@@ -664,15 +778,13 @@ static int FN(by_rows)(
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t strip = 0; strip < strips; strip++) {
         int64_t first = strip * TILE, left = m->out - first, end = left < TILE ? m->out : first + TILE;
-        REAL *scale = NULL, *zero = NULL;
-        if (m->scales) {
-            scale = room(2 * 8 * scales * sizeof(REAL));
-            if (!scale) {
-                failed = 1;
-                continue;
-            }
-            zero = m->zeros ? scale + 8 * scales : NULL;
+        REAL *memory = room(8 * (2 * scales + padded) * sizeof(REAL));
+        if (!memory) {
+            failed = 1;
+            continue;
         }
+        REAL *scale = m->scales ? memory : NULL, *zero = m->zeros ? memory + 8 * scales : NULL;
+        REAL *unpacked = once ? memory + 16 * scales : NULL;
         for (int64_t row = 0; row < rows; row += CHUNK) {
             int count = rows - row < CHUNK ? rows - row : CHUNK;
             for (int64_t o = first; o < end;) {
@@ -681,12 +793,12 @@ static int FN(by_rows)(
                     FN(spread)(scale, m, m->scales, o, outs, blocked, padded);
                 if (zero)
                     FN(spread)(zero, m, m->zeros, o, outs, blocked, padded);
-                FN(outputs)(m, o, outs, (char *)all + row * padded * item, padded, scale, zero, scales, blocked, y,
-                            row, count, kind);
+                FN(outputs)(m, o, outs, (char *)all + row * padded * item, padded, scale, zero,
+                            scales, blocked, unpacked, y, row, count, kind);
                 o += outs;
             }
         }
-        free(scale);
+        free(memory);
     }
     free(all);
     return failed;

@@ -4,8 +4,10 @@
  * float.
  */
 
-/* Decided by the matrix and the type of the rows alone: for all rows or none. */
-#define PAIRED(m, kind) ((kind) == BFLOAT16 && (m)->kind == INT4 && (m)->group % 2 == 0)
+/* Decided by the processor, the matrix and the type of the rows alone: for all rows or none. Those
+ * of Intel have one such unit for two of float: codes took half as long again. */
+#define PAIRED(m, kind) \
+    ((kind) == BFLOAT16 && (m)->kind == INT4 && (m)->group % 2 == 0 && !__builtin_cpu_is("intel"))
 
 /* Pairs of columns of some rows, [columns / 2, rows], and the sums of each group, [groups, rows]. */
 static void pairs_of(const Matrix *m, const uint16_t *x, int64_t rows, uint32_t *to, float *sums)
@@ -102,7 +104,8 @@ static int pairs_by_rows(const Matrix *m, int kind)
     if (kind != BFLOAT16)
         return 0;
     return m->kind == BFLOAT16
-        || (m->kind == INT8 && !m->zeros && (m->group % 32 == 0 || m->group == m->columns));
+        || (m->kind == INT8 && !m->zeros && (m->group % 32 == 0 || m->group == m->columns)
+            && !__builtin_cpu_is("intel"));
 }
 
 /* dots_float for pairs: x [rows, padded] are bfloat16 numbers, a group's sum is scaled. */
