@@ -126,10 +126,12 @@ class AnswerResponse:
                         waiting = WAITING
                         self._listener.tokens(len(ids))
                         if text or log_probs:
-                            yield event(self._form.piece(index, text, log_probs_of(log_probs)))
+                            pieces = self._form.pieces(index, text, log_probs_of(log_probs))
+                            if pieces:
+                                yield b"".join(map(event, pieces))
                     case Finished():
                         self._ends[index] = message
-                        yield event(self._form.ending(index, message))
+                        yield b"".join(map(event, self._form.endings(index, message)))
         yield b"".join(map(event, self._form.closing(self._in_order))) + DONE
 
     @property

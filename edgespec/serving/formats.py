@@ -19,12 +19,15 @@ from edgespec.serving.schema import (
     ChatChunkChoice,
     ChatMessage,
     ChatRequest,
+    MadeCall,
+    MadeFunction,
     RingUsage,
     TextChoice,
     TextCompletion,
     TextRequest,
     Usage,
 )
+from edgespec.serving.tools import CallReader, Said
 from edgespec.wire.client_messages import Finished
 
 Object = dict[str, Any]
@@ -59,13 +62,13 @@ class Format:
         """What comes before the first piece."""
         return []
 
-    def piece(self, index: int, text: str, log_probs: list[Object]) -> AnswerReply:
+    def pieces(self, index: int, text: str, log_probs: list[Object]) -> list[AnswerReply]:
         """Newly committed text of a choice."""
-        return self._piece(self.piece_choice(index, text, log_probs, None))
+        return [self._piece(self.piece_choice(index, text, log_probs, None))]
 
-    def ending(self, index: int, finished: Finished) -> AnswerReply:
+    def endings(self, index: int, finished: Finished) -> list[AnswerReply]:
         """What comes after the last piece of a choice."""
-        return self._piece(self.piece_choice(index, "", [], finished.finish_reason))
+        return [self._piece(self.piece_choice(index, "", [], finished.finish_reason))]
 
     def closing(self, ends: Sequence[Finished]) -> list[AnswerReply]:
         """What comes after the ends of all choices."""
@@ -99,8 +102,47 @@ class ChatFormat(Format):
         choices = range(self._request.choices)
         return [self._piece(ChatChunkChoice(index, None, None, delta)) for index in choices]
 
+    def __init__(self, request: ChatRequest | TextRequest, model: str, created: int) -> None:
+        super().__init__(request, model, created)
+        assert isinstance(request, ChatRequest)
+        names = [tool.name for tool in request.callable_tools]
+        self._readers = [CallReader(names) for _ in range(request.choices if names else 0)]
+
     def choice(self, index: int, text: str, log_probs: list[Object], reason: str) -> AnswerChoice:
-        return ChatChoice(index, self._listed(log_probs), reason, ChatMessage(text))
+        listed = self._listed(log_probs)
+        if not self._readers:
+            return ChatChoice(index, listed, reason, ChatMessage(text))
+        reader = self._readers[index]
+        said = [*reader.push(text), *reader.flush()]
+        calls = [
+            MadeCall(one.id, MadeFunction(one.name, "".join(s.text for s in said if s.call == n)))
+            for n, one in enumerate(one for one in said if one.name)
+        ]
+        content = "".join(one.text for one in said if one.call < 0)
+        message = ChatMessage(content if content or not calls else None)
+        if calls:
+            message.tool_calls = calls
+        return ChatChoice(index, listed, _reason(reason, reader), message)
+
+    def pieces(self, index: int, text: str, log_probs: list[Object]) -> list[AnswerReply]:
+        if not self._readers:
+            return super().pieces(index, text, log_probs)
+        listed = self._listed(log_probs) if log_probs else None
+        deltas = [_delta(one) for one in self._readers[index].push(text)]
+        choices = [ChatChunkChoice(index, None, None, delta) for delta in deltas]
+        if listed and not choices:
+            choices = [ChatChunkChoice(index, None, None, {"content": ""})]
+        if choices:
+            choices[0].logprobs = listed
+        return [self._piece(choice) for choice in choices]
+
+    def endings(self, index: int, finished: Finished) -> list[AnswerReply]:
+        if not self._readers:
+            return super().endings(index, finished)
+        reader = self._readers[index]
+        last = [ChatChunkChoice(index, None, None, _delta(one)) for one in reader.flush()]
+        reason = _reason(finished.finish_reason, reader)
+        return [self._piece(one) for one in (*last, ChatChunkChoice(index, None, reason, {}))]
 
     def piece_choice(
         self, index: int, text: str, log_probs: list[Object], reason: str | None
@@ -195,6 +237,22 @@ def event(value: Struct | Object) -> bytes:
 def comment(text: str) -> bytes:
     """As a comment, which readers of server-sent events skip."""
     return f": {' '.join(text.split())}\n\n".encode()
+
+
+def _delta(said: Said) -> Object:
+    """A piece of an answer with calls."""
+    if said.call < 0:
+        return {"content": said.text}
+    call: Object = {"index": said.call, "function": {"arguments": said.text}}
+    if said.name:
+        call |= {"id": said.id, "type": "function"}
+        call["function"]["name"] = said.name
+    return {"tool_calls": [call]}
+
+
+def _reason(reason: str, reader: CallReader) -> str:
+    """Why an answer ended, if it has calls."""
+    return "tool_calls" if reason == "stop" and reader.calls else reason
 
 
 def _with_rivals(one: Object) -> Object:

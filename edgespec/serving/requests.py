@@ -13,7 +13,15 @@ from msgspec import ValidationError, convert
 
 from edgespec.errors import ConfigError
 from edgespec.serving.problems import ApiProblem, not_supported, refused
-from edgespec.serving.schema import ChatRequest, FieldError, RequestMessage, TextRequest
+from edgespec.serving.schema import (
+    AssistantMessage,
+    ChatRequest,
+    FieldError,
+    RequestMessage,
+    TextRequest,
+    ToolMessage,
+)
+from edgespec.serving.tools import called, result, told
 from edgespec.wire.client_messages import Submit, TokenBias
 
 Body = Mapping[str, Any]
@@ -22,7 +30,7 @@ Kind = TypeVar("Kind", ChatRequest, TextRequest)
 _PROBLEM = re.compile(r"(.*?)(?: - at `\$\.?([\w.\[\]]*)`)?", re.DOTALL)
 _STEP = re.compile(r"(\w+)|\[(\d+)\]")
 _CONTENT_PART = re.compile(r"messages\[\d+\]\.content\[\d+\]")
-_ROLES = ("system", "developer", "user", "assistant")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _WORDS = {
     "`str | array`": "a string or a list",
     "`str`": "a string",
@@ -105,7 +113,7 @@ def submits_of(request: ChatRequest | TextRequest, context_length: int) -> list[
         logit_bias=tuple(TokenBias(int(token), bias) for token, bias in request.logit_bias.items()),
     )
     if isinstance(request, ChatRequest):
-        messages = [_as_template_reads(message) for message in request.messages]
+        messages = _conversation(request)
         asked = [replace(submit, messages=json.dumps(messages, ensure_ascii=False))]
     else:
         asked = [replace(submit, prompt=prompt) for prompt in request.prompts]
@@ -120,11 +128,30 @@ def _spec_of(request: ChatRequest | TextRequest) -> str:
         raise refused(str(problem), "response_format") from None
 
 
+def _conversation(request: ChatRequest) -> list[dict[str, str]]:
+    """The messages as a chat template reads them, with what is said of tools."""
+    messages = [_as_template_reads(message) for message in request.messages]
+    if not request.callable_tools:
+        return messages
+    words = told(request.callable_tools)
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": words}, *messages]
+    first = {"role": "system", "content": f"{messages[0]['content']}\n\n{words}"}
+    return [first, *messages[1:]]
+
+
 def _as_template_reads(message: RequestMessage) -> dict[str, str]:
     role = str(message.__struct_config__.tag)
     # A message without content called a tool or refused; templates can add an empty text.
     content = message.content or ""
     text = content if isinstance(content, str) else "".join(part.text for part in content)
+    if isinstance(message, ToolMessage):
+        return {"role": "user", "content": result(text)}
+    if isinstance(message, AssistantMessage):
+        made = [
+            called(one.function.name, one.function.arguments) for one in message.tool_calls or ()
+        ]
+        text = "\n".join([text, *made] if text else made)
     return {"role": "system" if role == "developer" else role, "content": text}
 
 
@@ -155,7 +182,7 @@ def _problem_of(error: ValidationError, body: Body) -> ApiProblem:
         expected = expected.replace(word, plain)
     expected = expected.replace("Expected ", "it must be ")
     # Of a parameter that is a list of texts, `param` names the whole.
-    param = path if path.startswith("messages") else path.partition("[")[0]
+    param = path if path.startswith(("messages", "tools")) else path.partition("[")[0]
     code = "invalid_type" if ", got " in problem else "invalid_value"
     is_length = " of length " in problem
     found = f"has a length of {len(value)}" if is_length else f"is {_SHOWN.repr(value)}"
@@ -165,8 +192,8 @@ def _problem_of(error: ValidationError, body: Body) -> ApiProblem:
 def _unsupported(path: str, body: Body) -> ApiProblem | None:
     """For a feature of OpenAI's API that the model of a ring does not have."""
     value = _at(body, path)
-    if path.endswith(".role") and value in ("tool", "function"):
-        return not_supported(f"{path} is {value!r}, and the model calls no tools", path)
+    if path.endswith(".role") and value == "function":
+        return not_supported(f"{path} is {value!r}; tools have taken its place", path)
     part = _at(body, place[0]) if (place := _CONTENT_PART.match(path)) else None
     if place and isinstance(part, dict) and part.get("type") != "text":
         words = f"{place[0]}.type must be text: the model reads nothing else"

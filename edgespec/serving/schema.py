@@ -13,6 +13,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from edgespec.config import MAX_TEMPERATURE
 from edgespec.decoding.admission import MOST_BIAS, MOST_PENALTY
 from edgespec.policy.registry import POLICIES
+from edgespec.serving.tools import Tool
+from edgespec.serving.tools import grammar as grammar_of
 from edgespec.types.grammar_spec import json_spec, spec
 from edgespec.verify.top_logprobs import MOST
 
@@ -23,6 +25,7 @@ COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat may use the rest of the context."""
 
 Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
+ToolName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
 FilledText = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
@@ -91,7 +94,7 @@ def _is_same(value: object, other: object) -> bool:
 
 # --- requests -----------------------------------------------------------------------------------
 
-_NO_TOOLS = "the model calls no tools"
+_NO_FUNCTIONS = "tools have taken their place"
 _TEXT_ONLY = "answers are text"
 _POLICY = Meta(
     description="Extension: what the ring sends when.",
@@ -119,13 +122,31 @@ class DeveloperMessage(RequestMessage, tag="developer"): ...
 class UserMessage(RequestMessage, tag="user"): ...
 
 
+class ToolMessage(RequestMessage, tag="tool"):
+    """What a call gave."""
+
+    tool_call_id: Unread = None
+
+
+class CalledFunction(RequestPart):
+    name: ToolName
+    arguments: str
+
+
+class ToolCall(RequestPart):
+    function: CalledFunction
+    id: Unread = None
+    type: Literal["function"] = "function"
+    index: Unread = None
+
+
 class AssistantMessage(RequestMessage, tag="assistant"):
     """What it said before; a null content, as of a call of a tool, is empty."""
 
     content: str | list[TextPart] | None  # type: ignore[assignment]
     refusal: Empty = None
     audio: Empty = None
-    tool_calls: Empty = None
+    tool_calls: list[ToolCall] | None = None
     function_call: Empty = None
     annotations: Empty = None
 
@@ -221,6 +242,29 @@ class TextFormat(AnswerFormat, tag="text"): ...
 class JsonFormat(AnswerFormat, tag="json_object"): ...
 
 
+class Function(RequestPart):
+    name: ToolName
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, Meta(description="A JSON schema.")] = None
+    strict: Annotated[
+        bool | None, Meta(description="Its arguments are valid, whenever it is called.")
+    ] = None
+
+
+class FunctionTool(RequestPart):
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class ToolByName(RequestPart):
+    name: ToolName
+
+
+class NamedTool(RequestPart):
+    function: ToolByName
+    type: Literal["function"] = "function"
+
+
 class NamedSchema(RequestPart):
     name: str
     schema: Annotated[dict[str, Any], Meta(description="A JSON schema.")] = {}
@@ -234,7 +278,7 @@ class SchemaFormat(AnswerFormat, tag="json_schema"):
 
 class ChatRequest(AnswerRequest, kw_only=True):
     messages: Annotated[
-        list[SystemMessage | DeveloperMessage | UserMessage | AssistantMessage],
+        list[SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage],
         Meta(min_length=1, max_length=4096, description="A content that is a list is one text."),
     ]
     max_completion_tokens: TokenLimit = None
@@ -244,11 +288,16 @@ class ChatRequest(AnswerRequest, kw_only=True):
     response_format: Annotated[
         TextFormat | JsonFormat | SchemaFormat | None, Meta(description="What the answer is.")
     ] = None
-    tools: Annotated[Any, only(_NO_TOOLS, [])] = None
-    tool_choice: Annotated[Any, only(_NO_TOOLS, "none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, only(_NO_TOOLS, True, False)] = None
-    functions: Annotated[Any, only(_NO_TOOLS, [])] = None
-    function_call: Annotated[Any, only(_NO_TOOLS, "none", "auto")] = None
+    tools: Annotated[
+        list[FunctionTool], Meta(max_length=128, description="Functions that the model may call.")
+    ] = []
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | NamedTool | None,
+        Meta(description="Whether it must call one, or which."),
+    ] = None
+    parallel_tool_calls: Annotated[bool, Meta(description="It may call several at once.")] = True
+    functions: Annotated[Any, only(_NO_FUNCTIONS, [])] = None
+    function_call: Annotated[Any, only(_NO_FUNCTIONS, "none", "auto")] = None
     modalities: Annotated[Any, only(_TEXT_ONLY, ["text"])] = None
     audio: Annotated[Any, only(_TEXT_ONLY)] = None
     prediction: Annotated[Any, only("the ring guesses by itself")] = None
@@ -267,9 +316,51 @@ class ChatRequest(AnswerRequest, kw_only=True):
             raise FieldError("top_logprobs", "needs logprobs to be true")
         if super().spec and isinstance(self.response_format, JsonFormat | SchemaFormat):
             raise FieldError("response_format", "cannot be given beside grammar or regex")
+        names = [tool.function.name for tool in self.tools]
+        if len({*names}) < len(names):
+            raise FieldError("tools", "has two of one name")
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise FieldError(
+                "tool_choice", f"names {choice.function.name!a}, which is no tool here"
+            )
+        if choice == "required" and not names:
+            raise FieldError("tool_choice", "is required, and there are no tools")
+        if self._tool_grammar and (self.spec_without_tools or self.stop):
+            words = "cannot be given beside response_format, grammar, regex or stop"
+            raise FieldError("tools", f"with a call that has to be valid {words}")
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that the model may call."""
+        if self.tool_choice == "none":
+            return []
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else ""
+        functions = [tool.function for tool in self.tools]
+        return [
+            Tool(one.name, one.description or "", one.parameters or {})
+            for one in functions
+            if named in ("", one.name)
+        ]
+
+    @property
+    def _tool_grammar(self) -> bool:
+        """Whether calls are held to their schemas."""
+        must = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        strict = any(tool.function.strict for tool in self.tools)
+        return bool(self.callable_tools) and (must or strict)
 
     @property
     def spec(self) -> str:
+        if not self._tool_grammar:
+            return self.spec_without_tools
+        must = self.tool_choice not in (None, "auto")
+        several = self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
+        return grammar_of(self.callable_tools, must=must, several=several)
+
+    @property
+    def spec_without_tools(self) -> str:
+        """What the answer may be by its format."""
         match self.response_format:
             case JsonFormat():
                 return json_spec({"type": "object"})
@@ -352,12 +443,25 @@ class Usage(Struct):
 class AnswerChoice(Struct):
     index: Count
     logprobs: dict[str, Any] | None
-    finish_reason: Annotated[str | None, Meta(extra_json_schema={"enum": ["stop", "length", None]})]
+    finish_reason: Annotated[
+        str | None, Meta(extra_json_schema={"enum": ["stop", "length", "tool_calls", None]})
+    ]
+
+
+class MadeFunction(Struct):
+    name: str
+    arguments: str
+
+
+class MadeCall(Struct, tag_field="type", tag="function"):
+    id: str
+    function: MadeFunction
 
 
 class ChatMessage(Struct, tag_field="role", tag="assistant"):
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[MadeCall] | UnsetType = UNSET
 
 
 class ChatChoice(AnswerChoice):
@@ -365,7 +469,7 @@ class ChatChoice(AnswerChoice):
 
 
 class ChatChunkChoice(AnswerChoice):
-    delta: dict[str, str]
+    delta: dict[str, Any]
 
 
 class TextChoice(AnswerChoice):

@@ -193,11 +193,11 @@ def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     asked = schema_asked({"type": "array", "uniqueItems": True})
     with pytest.raises(openai.BadRequestError, match="uniqueItems"):
         client.chat.completions.create(**asked)
-    with pytest.raises(openai.BadRequestError, match="tools"):
+    with pytest.raises(openai.BadRequestError, match="functions"):
         client.chat.completions.create(
             model="base",
             messages=MESSAGES,  # type: ignore[arg-type]
-            tools=[{"type": "function", "function": {"name": "f"}}],
+            functions=[{"name": "f"}],
         )
 
 
@@ -243,6 +243,53 @@ def test_a_schema_without_end_is_refused_while_others_are_answered(client: opena
     with pytest.raises(openai.BadRequestError, match="given up"):
         client.chat.completions.create(**asked)
     assert "".join(piece.choices[0].text for piece in stream) == direct()
+
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.thorough
+def test_the_openai_client_calls_a_tool_and_goes_on(client: openai.OpenAI) -> None:
+    """Whole and streamed: the same call, and an answer that read its result."""
+    asked: dict[str, Any] = {
+        **{"model": "base", "temperature": 0.8, "seed": 4, "max_tokens": 80},
+        **{"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False},
+    }
+    told = client.chat.completions.create(messages=MESSAGES, **asked).choices[0]
+    assert told.finish_reason == "tool_calls"
+    assert told.message.content is None
+    (call,) = told.message.tool_calls
+    assert call.function.name == "weather"
+    found = json.loads(call.function.arguments)
+    assert found["city"] in ("Paris", "Rome")
+    pieces = [
+        piece.choices[0]
+        for piece in client.chat.completions.create(messages=MESSAGES, **asked, stream=True)
+    ]
+    assert pieces[-1].finish_reason == "tool_calls"
+    calls = [one for piece in pieces for one in piece.delta.tool_calls or ()]
+    assert [one.function.name for one in calls if one.id] == ["weather"]
+    assert "".join(one.function.arguments for one in calls) == call.function.arguments
+    assert len(calls) > 2, "arguments come in pieces"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It rains."}
+    history = [*MESSAGES, told.message, result]
+    last = client.chat.completions.create(
+        **{**asked, "messages": history, "tool_choice": "none", "max_tokens": 8}
+    )
+    assert last.choices[0].message.tool_calls is None
+    assert last.usage.prompt_tokens > len(chat_prompt()) + 20
 
 
 def running(url: str) -> float:
