@@ -90,6 +90,7 @@ class DraftSource:
     def __init__(self, guesser: Guesser) -> None:
         self.name, self.sources, self.needs = guesser.name, guesser.sources, guesser.needs
         self._guesser = guesser
+        self._let_in: Callable[[], object] = lambda: None
         self._requests: dict[int, _Drafting] = {}
 
     def open(
@@ -200,8 +201,10 @@ class DraftSource:
         return alone(self.expanding(request, context, paths, width, features))
 
     def let_in(self, call: Callable[[], object]) -> None:
-        """Have `call()` made from now on between two layers of whatever models run: it may do any
-        work but this source's. The guesses are the same."""
+        """Have `call()` made from now on between two layers of whatever models run, and between two
+        paths that a grammar is asked about: it may do any work but this source's. The guesses are
+        the same."""
+        self._let_in = call
         self._guesser.let_in(call)
 
     def take_work(self) -> tuple[DraftWork, ...]:
@@ -243,7 +246,10 @@ class DraftSource:
                 return Children.none()
             return (yield from self._guesser.guessing(request, paths, width))
         answer = tuple(context[state.prompt :])
-        masks = [state.grammar.allowed((*answer, *path)) for path in paths]
+        masks = []
+        for path in paths:
+            masks.append(state.grammar.allowed((*answer, *path)))
+            self._let_in()  # a mask may take milliseconds
         known = {at: token for at, mask in enumerate(masks) if (token := forced(mask)) is not None}
         open_ones = [at for at, mask in enumerate(masks) if at not in known and mask.any()]
         found = Children.none()

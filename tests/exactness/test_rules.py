@@ -22,10 +22,14 @@ from support.smollm2 import tokenizer as smollm2_tokenizer
 from support.tiers import examples, thorough, tiered
 from support.torch_rings import request, tokenizer, torch_ring, transformers_model
 
+from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.ngram import NgramGuesser
 from edgespec.errors import RequestFailed
 from edgespec.model.grammar import LAYOUT
 from edgespec.policy.registry import POLICIES
 from edgespec.types.grammar_spec import json_spec, spec
+from edgespec.verify.rules import Mask
+from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Finished, Submit, TokenBias
 
 NEW_TOKENS = 120
@@ -213,6 +217,23 @@ def test_the_real_model_answers_schemas_validly_and_in_fewer_trips(count: int) -
     ratio = tokens["schema"] / trips["schema"] / (tokens["free"] / trips["free"])
     print(f"tokens a trip under schemas are {ratio:.2f} times those of free text")
     assert ratio >= 1.2
+
+
+def test_heads_are_let_in_between_the_masks_of_a_draft() -> None:
+    """A grammar may take milliseconds for each path that is guessed after."""
+    source, calls, asked_about = DraftSource(NgramGuesser()), [], []
+    grammar = tokenizer().grammar(json_spec(PERSON))
+
+    class Watched:
+        def allowed(self, answer: tuple[int, ...]) -> Mask:
+            asked_about.append(len(calls))
+            return grammar.allowed(answer)
+
+    source.let_in(lambda: calls.append(None))
+    source.open(1, Sampling(), Watched(), 2)
+    first = int(grammar.allowed(()).argmax())
+    source.expand(1, (5, 6), [(), (first,), (first, 0)], 2)
+    assert asked_about[:3] == [0, 1, 2]
 
 
 # --- what a grammar is ------------------------------------------------------------------------
