@@ -20,7 +20,7 @@ from edgespec.decoding.effects import (
     TakeLenses,
 )
 from edgespec.decoding.events import Drafted, HeadDone, LensDone
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import DraftSource, Further
 from edgespec.drafting.steps import Steps, alone, together
 from edgespec.errors import RemoteProtocolError
 from edgespec.machines.effects import Effect, RunBlock
@@ -143,8 +143,9 @@ def _steps(source: DraftSource, draft: Draft) -> Steps[DraftedTree | Children]:
             return source.refreshing(request, context, depth, width, features)
         case Deepen(levels, width):
             return source.deepening(request, levels, width)
-        case Expand(width=width):
-            return source.expanding(request, context, draft.paths, width, features)
+        case Expand(width=width, most=most, least=least):
+            further = Further(draft.scores, most, least)
+            return source.expanding(request, context, draft.paths, width, features, further)
 
 
 def _drafted(draft: Draft, found: DraftedTree | Children | Exception) -> Event:

@@ -8,7 +8,7 @@ once, for all their rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.policy.estimates import RingEstimates, RowTimes
 
@@ -40,9 +40,11 @@ class _Lane:
         """When the oldest open one can have begun: not before the one before it ended."""
         return max(next(iter(self.open.values())).asked, self._end)
 
-    def ends(self, owner: Owner, seconds: float, now: float) -> None:
-        """A work has ended now; if it was a pass of its own, that took so long."""
+    def ends(self, owner: Owner, seconds: float, now: float, further: int = 0) -> None:
+        """A work has ended now, with so many rows more than were asked for; if it was a pass of its
+        own, that took so long."""
         work = self.open.pop(owner)
+        work = replace(work, rows=work.rows + further) if work.rows else work
         if self._ended and now > self._end:
             self._learn()
         if not self._ended:
@@ -89,10 +91,11 @@ class D0Times:
         """The draft source shall work; `rows`: 0 if what it takes says nothing."""
         self._drafts.open[owner] = _Work(rows, now, estimates)
 
-    def draft_ended(self, owner: Owner, now: float) -> None:
-        """It has: learn what that took, without the heads that went before it meanwhile."""
+    def draft_ended(self, owner: Owner, now: float, further: int = 0) -> None:
+        """It has, and guessed below so many nodes more: learn what that took, without the heads
+        that went before it meanwhile."""
         seconds = max(now - self._drafts.began - self._head_seconds, 0.0)
-        self._drafts.ends(owner, seconds, now)
+        self._drafts.ends(owner, seconds, now, further)
         self._draft_ended, self._head_seconds = now, 0.0
 
     def forget(self, request: int) -> None:

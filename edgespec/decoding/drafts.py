@@ -48,10 +48,12 @@ def ask(request: Request, plan: Plan, now: float) -> Draft:
         return _deepen(request, plan, now)
     context, features = request.context, _features(request)
     paths: tuple[tuple[int, ...], ...] = ()
+    node_scores: tuple[float, ...] = ()
     reads = features.rows
     if isinstance(plan, Expand):
         assert request.tree is not None, "a policy decides once there is a tree"
         paths = tuple(request.tree.path(i) for i in plan.ids)
+        node_scores = tuple(request.tree.score(i) for i in plan.ids)
         request.tree.expand(plan.ids)
     elif request.hidden is None:
         reads = len(context) - request.prefix.reused_rows
@@ -60,7 +62,7 @@ def ask(request: Request, plan: Plan, now: float) -> Draft:
     # What a tree takes that is grown level by level tells nothing of one pass.
     rows = 0 if isinstance(plan, Grow) and plan.keep else reads + len(paths)
     request.d0.draft_asked((request.number, job.job), rows, request.estimates, now)
-    return Draft(job.job, request.number, plan, context, paths, features)
+    return Draft(job.job, request.number, plan, context, paths, features, node_scores)
 
 
 def _deepen(request: Request, plan: Deepen, now: float) -> Draft:
@@ -82,7 +84,10 @@ def merge(request: Request, guesses: DraftedTree | Children, now: float) -> None
     """The draft at work has ended: merge its guesses."""
     draft, request.draft = request.draft, None
     assert draft is not None
-    request.d0.draft_ended((request.number, draft.job), now)
+    further = 0
+    if isinstance(draft.plan, Expand) and isinstance(guesses, Children):
+        further = guesses.further(len(draft.plan.ids))
+    request.d0.draft_ended((request.number, draft.job), now, further)
     plan, tree, last = draft.plan, request.tree, request.last_position
     if isinstance(plan, Expand):
         assert isinstance(guesses, Children)

@@ -127,7 +127,8 @@ class Draft(Effect):
 
     `context`: all committed tokens. Grow makes a fresh tree below the last of them, Deepen adds
     levels to the request's last tree, Expand guesses children of each of `paths`: the tokens from
-    the first one after `context` to each of the plan's nodes (empty: the context's last token).
+    the first one after `context` to each of the plan's nodes (empty: the context's last token),
+    with the `scores` of these nodes.
     `features`: what the ring gave for committed rows since the last draft effect.
     """
 
@@ -137,6 +138,7 @@ class Draft(Effect):
     context: tuple[int, ...]
     paths: tuple[tuple[int, ...], ...] = ()
     features: Features = NO_FEATURES
+    scores: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,6 +69,22 @@ class _Tree:
             np.concatenate(self.scores),
             np.concatenate(self.sources),
         )
+
+
+class Further(NamedTuple):
+    """What else an expansion may expand: the best guesses by the score of their whole path, until
+    `most` paths are expanded in all, none whose score is below `least`. `scores`: of the paths that
+    are asked for."""
+
+    scores: Sequence[float] = ()
+    most: int = 0
+    least: float = 0.0
+
+
+NOTHING_FURTHER = Further()
+AT_ONCE = 8
+"""Guesses that are expanded together: nearly in the order of one by one, with an eighth of the
+products."""
 
 
 @dataclass(slots=True)
@@ -149,8 +167,10 @@ class DraftSource:
         paths: Sequence[TokenPath],
         width: int,
         features: Features = NO_FEATURES,
+        further: Further = NOTHING_FURTHER,
     ) -> Steps[Children]:
-        """Guess the `width` best children of each path after `context`.
+        """Guess the `width` best children of each path after `context`; of a guesser that needs no
+        pass for it, what is `further` wanted too.
 
         An empty path stands for the context's last token. A model runs what it lacks in one forward
         pass, a path's missing ancestors included (a head that reads its own output: one for each
@@ -164,7 +184,9 @@ class DraftSource:
             return Children.none()
         found = yield from self._guessing(request, state, context, paths, width if able else 0)
         if state.grammar is None:
-            return found
+            if not able or not self._guesser.one_pass or not further.most:
+                return found
+            return (yield from self._best_first(request, paths, found, width, further))
         answer = tuple(context[state.prompt :])
         columns = found.parents[found.certain].tolist(), found.tokens[found.certain].tolist()
         sure = zip(*columns, strict=True)
@@ -196,9 +218,10 @@ class DraftSource:
         paths: Sequence[TokenPath],
         width: int,
         features: Features = NO_FEATURES,
+        further: Further = NOTHING_FURTHER,
     ) -> Children:
         """`expanding` of one request alone."""
-        return alone(self.expanding(request, context, paths, width, features))
+        return alone(self.expanding(request, context, paths, width, features, further))
 
     def let_in(self, call: Callable[[], object]) -> None:
         """Have `call()` made from now on between two layers of whatever models run, and between two
@@ -261,6 +284,43 @@ class DraftSource:
             found = yield from self._guesser.guessing(request, asked, width)
             found = replace(found, parents=np.array(open_ones)[found.parents])
         return _merged(found, masks, known)
+
+    def _best_first(
+        self,
+        request: int,
+        asked: Sequence[TokenPath],
+        children: Children,
+        width: int,
+        further: Further,
+    ) -> Steps[Children]:
+        """Those children, and what follows the best guesses among them and below them."""
+        paths = [tuple(path) for path in asked]
+        scores = list(further.scores)
+        parts = [children]
+        waiting: list[tuple[float, int]] = []  # guesses that may be expanded: score, and place
+        expanded = len(paths)
+        while True:
+            newest = parts[-1]
+            for at, token, score in zip(
+                newest.parents.tolist(), newest.tokens.tolist(), newest.scores.tolist(), strict=True
+            ):
+                if scores[at] + score >= further.least:
+                    heapq.heappush(waiting, (-(scores[at] + score), len(paths)))
+                paths.append((*paths[at], token))
+                scores.append(scores[at] + score)
+            count = min(len(waiting), AT_ONCE, further.most - expanded)
+            if count <= 0:
+                break
+            chosen = sorted(heapq.heappop(waiting)[1] for _ in range(count))
+            expanded += count
+            below = yield from self._guesser.guessing(request, [paths[at] for at in chosen], width)
+            parts.append(replace(below, parents=np.array(chosen, np.int64)[below.parents]))
+        return Children(
+            np.concatenate([part.parents for part in parts]),
+            np.concatenate([part.tokens for part in parts]),
+            np.concatenate([part.scores for part in parts]),
+            np.concatenate([part.made_by for part in parts]),
+        )
 
     def _growing(
         self, request: int, state: _Drafting, tree: _Tree, levels: int, width: int

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.policy.base import Decision, Expand, Policy, RequestView, Send
-from edgespec.policy.pool import nodes_that_pay, rows_that_pay
+from edgespec.policy.pool import least_that_pays, nodes_that_pay, rows_that_pay
 
 LEAST_WAY = 1.5
 """Steps of the slowest stage that a way round must take for a segment to wait for that stage. It
@@ -66,7 +66,16 @@ class Adaptive(Policy):
     def best_nodes(self, views: Sequence[RequestView]) -> list[Expand | None]:
         """See Policy: those that pay."""
         chosen = nodes_that_pay(views, self.most_rows)
-        return [Expand(ids, self.width, len(ids) * self.width) if ids else None for ids in chosen]
+        asked = [ids for ids in chosen if ids]
+        least = least_that_pays(views[0].estimates, sum(map(len, asked)))
+        most = self.most_rows // max(len(asked), 1) if least else 0
+        return [self._expansion(ids, most, least) if ids else None for ids in chosen]
+
+    def _expansion(self, ids: tuple[int, ...], most: int, least: float) -> Expand:
+        """These nodes, and up to `most` in all if further ones need no pass of the draft."""
+        if most <= len(ids):
+            return Expand(ids, self.width, len(ids) * self.width)
+        return Expand(ids, self.width, most * self.width, most, math.log(least))
 
     def room(self, view: RequestView) -> int:
         """Segments that may be in flight: enough that the slowest stage never waits, and no more.

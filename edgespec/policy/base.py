@@ -57,11 +57,17 @@ class Deepen:
 
 @dataclass(frozen=True, slots=True)
 class Expand:
-    """Draft `width` children of each of these nodes and merge the `keep` best of them all."""
+    """Draft `width` children of each of these nodes and merge the `keep` best of them all.
+
+    A source to which further levels cost no pass expands the best of its guesses too, by the
+    score of their whole path: until `most` nodes are expanded, and none below the score `least`.
+    """
 
     ids: tuple[int, ...]
     width: int
     keep: int
+    most: int = 0
+    least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 
 from edgespec.policy.base import RequestView
+from edgespec.policy.estimates import RingEstimates
 
 LEAST_SHARE = 1 / 32
 """Nothing is started, neither a segment nor a forward pass of the draft, for guesses that are
@@ -109,6 +110,17 @@ def nodes_that_pay(views: Sequence[RequestView], most: int) -> Chosen:
             break
         taken[index] += (queues[index][place],)
     return taken
+
+
+def least_that_pays(estimates: RingEstimates, count: int) -> float:
+    """The least chance with which a node more is worth expanding in a pass for `count` of them; 0
+    as long as it is not known what one more takes."""
+    draft = estimates.draft
+    if not draft.known or not count:
+        return 0.0
+    added = draft.seconds(count + 1) - draft.seconds(count)
+    pace = max(estimates.step.seconds(1), estimates.own)
+    return min(max(LEAST_SHARE, added / pace if pace else 0.0), 1.0)
 
 
 def paid_by(yields: float, chance: float, requests: int) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgespec.errors import LocalProtocolError
-from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
+from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, best_below
 from edgespec.tree.ledger import Rows
 
 
@@ -224,22 +224,26 @@ class DraftTree:
 
         `calibrated` are the children's own scores as they count here (see policy.estimates).
         Parents that are no longer here, and guesses behind `last_position`, are left out. A guess
-        that is already here keeps its place and its score.
+        that is already here keeps its place and its score. Guesses that have guesses below them
+        count as expanded.
         """
-        found = []
-        for index, at in enumerate(children.parents.tolist()):
-            parent = self._nodes.get(ids[at])
-            if parent is not None and parent.position < last_position:
-                found.append((-(parent.score + calibrated[index]), index, parent))
-        found.sort(key=lambda entry: entry[:2])
+        node_of: dict[int, int] = {}  # of guesses that are here
         tokens, drafted = children.tokens.tolist(), children.scores.tolist()
-        sources, before = children.made_by.tolist(), self.newest
-        for rank, (score, index, parent) in enumerate(found[:keep]):
+        above, sources = children.parents.tolist(), children.made_by.tolist()
+        nodes, before = [self._nodes.get(node_id) for node_id in ids], self.newest
+        places = [None if node is None else (node.score, node.position) for node in nodes]
+        best = best_below(places, children, last_position, calibrated)
+        for rank, (score, index) in enumerate(best[:keep]):
+            at = above[index] - len(ids)
+            # Of a guess no worse than this one, as no score is above 0.
+            parent = self._nodes[ids[above[index]] if at < 0 else node_of[at]]
+            parent.expanded |= at >= 0
             if tokens[index] not in parent.children:
-                child = self._nodes[self._add(parent, tokens[index], -score)]
+                child = self._nodes[self._add(parent, tokens[index], score)]
                 if sources[index]:
                     child.drafted, child.rank = drafted[index], rank
-            self._nodes[parent.children[tokens[index]]].sources |= sources[index]
+            node_id = node_of[index] = parent.children[tokens[index]]
+            self._nodes[node_id].sources |= sources[index]
         for at, certain in children.chains:  # nobody need be asked in between
             node = self._nodes.get(ids[at])
             for token in certain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,11 +42,12 @@ class _Guesses:
 class Children(_Guesses):
     """Guesses of what follows some paths: guess g follows path `parents[g]`.
 
-    `parents` int64 [G]: index of the path, in ascending order. `tokens` int64 [G], the best first
-    within a path. `scores` float64 [G]: each guess's own natural-log score given its path, not
-    above 0. `sources` int64 [G]: bit n is set if the draft source's n-th member made the guess; of
-    none, as nothing else may come by the request's grammar: it is certain. `chains`: with the index
-    of a path that has such a guess, it and what is certain after it.
+    `parents` int64 [G]: index of the path, in ascending order; of guesses below guesses, how many
+    paths there are plus the index of the guess above, which stands before. `tokens` int64 [G], the
+    best first within a path. `scores` float64 [G]: each guess's own natural-log score given its
+    path, not above 0. `sources` int64 [G]: bit n is set if the draft source's n-th member made the
+    guess; of none, as nothing else may come by the request's grammar: it is certain. `chains`: with
+    the index of a path that has such a guess, it and what is certain after it.
     """
 
     chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
@@ -54,6 +56,10 @@ class Children(_Guesses):
     def none() -> Children:
         nothing = np.zeros(0, np.int64)
         return Children(nothing, nothing, np.zeros(0, np.float64))
+
+    def further(self, paths: int) -> int:
+        """Below how many guesses there are guesses; `paths`: how many paths there were."""
+        return len(np.unique(self.parents[self.parents >= paths]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +92,23 @@ class DraftedTree(_Guesses):
             self.parents[keep] == FROM_ROOT, FROM_ROOT, new_index[self.parents[keep]]
         )
         return DraftedTree(parents, self.tokens[keep], self.scores[keep], self.made_by[keep])
+
+
+def best_below(
+    places: Sequence[tuple[float, int] | None],
+    children: Children,
+    last_position: int,
+    own: Sequence[float],
+) -> list[tuple[float, int]]:
+    """Cumulative scores and indices of guesses, the best first; ties go to the smaller index.
+
+    `places`: cumulative score and position of the end of each path; None: what is below it does not
+    count, nor does what lies behind `last_position`. `own`: the guesses' own scores.
+    """
+    known: dict[int, tuple[float, int]] = {}
+    for index, at in enumerate(children.parents.tolist()):
+        above = places[at] if at < len(places) else known.get(at - len(places))
+        if above is not None and above[1] < last_position:
+            known[index] = above[0] + own[index], above[1] + 1
+    order = sorted(known.items(), key=lambda entry: (-entry[1][0], entry[0]))
+    return [(score, index) for index, (score, _) in order]

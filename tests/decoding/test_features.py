@@ -15,6 +15,7 @@ from support.tiers import tiered
 
 from edgespec.decoding.flights import Landed, PartFlight
 from edgespec.decoding.hidden_rows import HiddenRows
+from edgespec.drafting.grower import NOTHING_FURTHER, Further
 from edgespec.drafting.steps import Steps
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
@@ -103,10 +104,11 @@ class NeedyDraft(FakeDraft):
         paths: Sequence[Sequence[int]],
         width: int,
         features: Features = NO_FEATURES,
+        further: Further = NOTHING_FURTHER,
     ) -> Steps[Children]:
         """Children."""
         self._note(request, context, features)
-        return super().expanding(request, context, paths, width)
+        return super().expanding(request, context, paths, width, NO_FEATURES, further)
 
     def _note(self, request: int, context: Sequence[int], features: Features) -> None:
         before = self.contexts.get(request, ())

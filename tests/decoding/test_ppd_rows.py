@@ -15,6 +15,7 @@ from support.segments import run_block
 from support.tiers import tiered
 
 from edgespec.decoding.ppd_chains import MOST_ROWS, ChainValues
+from edgespec.drafting.grower import NOTHING_FURTHER, Further
 from edgespec.drafting.steps import Steps
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.estimates import StepTimes
@@ -95,10 +96,11 @@ class PromptedDraft(FakeDraft):
         paths: Sequence[Sequence[int]],
         width: int,
         features: Features = NO_FEATURES,
+        further: Further = NOTHING_FURTHER,
     ) -> Steps[Children]:
         """Children."""
         self._check(request, context, features)
-        return super().expanding(request, context, paths, width)
+        return super().expanding(request, context, paths, width, NO_FEATURES, further)
 
     def _check(self, request: int, context: Sequence[int], features: Features) -> None:
         assert features.final is None

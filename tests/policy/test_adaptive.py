@@ -120,7 +120,10 @@ def test_expansions_take_the_best_nodes_as_long_as_they_pay() -> None:
     tree = fan()
     dear = learnt({1: 1.0, 64: 1.0}, {1: 0.5, 101: 19.5})  # a row more: 0.19 s of the draft
     asked = [d for d in Adaptive().decide(view(tree, estimates=dear)) if isinstance(d, Expand)]
-    assert asked == [Expand((1, 2, 3), 10, 30)], "0.5, 0.3, 0.2 s gained, 0.19 s spent"
+    (one,) = asked
+    assert (one.ids, one.width) == ((1, 2, 3), 10), "0.5, 0.3, 0.2 s gained, 0.19 s spent"
+    assert (one.most, one.keep) == (64, 640), "of a source to which further levels cost no pass"
+    assert math.exp(one.least) == pytest.approx(0.19), "what a row more takes, of a step of 1 s"
     none = fan((LEAST_SHARE / 2,))
     assert Adaptive().decide(view(none, estimates=dear)) == []
 

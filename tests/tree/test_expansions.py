@@ -156,6 +156,46 @@ def test_the_best_children_of_all_are_kept() -> None:
     assert [tree[i].rank for i in tree.level(2)] == [0, 1, 2]
 
 
+def test_guesses_below_guesses_come_with_them() -> None:
+    tree = DraftTree(0, -1, 9, 0)
+    # 1 and 2 below the root; 3 below 1, 4 below 3; 5 below 2.
+    tree.expand((0,))
+    deep = children((0, 1, -0.5), (0, 2, -1.0), (1, 3, -0.2), (3, 4, -0.1), (2, 5, -0.3))
+    assert deep.further(1) == 3
+    assert tree.attach((0,), deep, 9, FAR, deep.scores.tolist()) == 5
+    paths = {tree.path(i): tree[i] for i in tree.ids}
+    assert set(paths) == {(), (1,), (2,), (1, 3), (1, 3, 4), (2, 5)}
+    assert [tree.score(paths[p].id) for p in ((1, 3, 4), (2, 5))] == pytest.approx([-0.8, -1.3])
+    assert [path for path, node in paths.items() if node.expanded] == [(), (1,), (1, 3), (2,)]
+    assert [paths[p].rank for p in ((1,), (1, 3), (1, 3, 4), (2,), (2, 5))] == [0, 1, 2, 3, 4]
+    assert set(tree.frontier(9, 9)) == {paths[p].id for p in ((1, 3, 4), (2, 5))}
+
+
+@pytest.mark.parametrize(
+    ("keep", "last", "left"),
+    [
+        (3, FAR, {(1,), (1, 3), (1, 3, 4)}),
+        (2, FAR, {(1,), (1, 3)}),
+        (9, 2, {(1,), (2,), (1, 3), (2, 5)}),
+    ],
+)
+def test_the_best_of_all_levels_are_kept(keep: int, last: int, left: set[Path]) -> None:
+    tree = DraftTree(0, -1, 9, 0)
+    deep = children((0, 1, -0.5), (0, 2, -1.0), (1, 3, -0.2), (3, 4, -0.1), (2, 5, -0.3))
+    assert tree.attach((0,), deep, keep, last, deep.scores.tolist()) == len(left)
+    assert {tree.path(i) for i in tree.ids} == left | {()}
+    gone = DraftTree(0, -1, 9, 0)
+    assert gone.attach((7,), deep, keep, last, deep.scores.tolist()) == 0
+
+
+def test_what_lies_below_a_guess_that_is_here_counts_from_what_is_said_now() -> None:
+    tree = DraftTree(0, -1, 9, 0)
+    tree.attach((0,), children((0, 1, -0.5)), 9, FAR, (-0.5,))
+    deep = children((0, 1, -0.1), (1, 3, -0.2))
+    assert tree.attach((0,), deep, 9, FAR, deep.scores.tolist()) == 1
+    assert (tree.score(1), tree.score(2)) == pytest.approx((-0.5, -0.3))
+
+
 def test_a_guess_that_is_here_keeps_its_place_and_counts_among_the_kept() -> None:
     tree = DraftTree(0, -1, 9, 0)
     tree.attach((0,), children((0, 1, -0.5)), 9, FAR, (-0.5,))

@@ -68,6 +68,8 @@ class DSparkGuesser(Guesser):
     head adds by the last of them.
     """
 
+    one_pass = True
+
     def __init__(
         self,
         files: DSparkFiles,
@@ -109,7 +111,7 @@ class DSparkGuesser(Guesser):
         self._passes = BlockPasses(
             self._head, self._embed, self._dtype, self._device, self.ran, self.between_layers
         )
-        self._ranking = Ranking(self.ranked)
+        self._ranking = Ranking(self.ranked, self.allowed)
         self._requests: dict[int, _BlockRequest] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:

@@ -16,13 +16,14 @@ from edgespec.config import Quantisation
 from edgespec.drafting.dspark.format import read_head
 from edgespec.drafting.dspark.guesser import DSparkGuesser, load_dspark
 from edgespec.drafting.dspark.settings import MOST_SLOTS
+from edgespec.drafting.grower import DraftSource, Further
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import packed, unpacked
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
-from edgespec.types.draft_pass import RankedRows
-from edgespec.types.features import Features
+from edgespec.types.draft_pass import DraftPass, RankedRows
+from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.tensor import Layers
 from edgespec.verify.sampling import Sampling
 
@@ -103,6 +104,48 @@ def test_how_the_rows_came_makes_no_difference(
     assert rows_of(draft) == (4,), "the last two wait for the block"
     assert_guessed(draft, reference, rows, CONTEXT)
     assert rows_of(draft) == (2 + FORMS[name].block,)
+
+
+@pytest.mark.parametrize("most", [3, 20, 200])
+@pytest.mark.parametrize("least", [-3.0, -7.0])
+def test_one_request_expands_the_best_guesses_of_all_levels(
+    most: int, least: float, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if one after the other was asked for, the best path first; in one pass."""
+    monkeypatch.setattr("edgespec.drafting.grower.AT_ONCE", 1)
+    write_dspark(tmp_path, FORMS["deepspec"])
+    source = DraftSource(guesser(base, tmp_path))
+    for request in (1, 2):
+        source.open(request, Sampling())
+    features = given_rows(len(CONTEXT) - 1)[1]
+    asked, scores = [(4,), (9, 3)], [-0.5, -1.5]
+    source.expand(1, CONTEXT, [()], 1, features)
+    source.expand(2, CONTEXT, [()], 1, features)
+    source.take_work()
+    found = source.expand(1, CONTEXT, asked, 3, NO_FEATURES, Further(scores, most, least))
+    assert not [one for one in source.take_work() if isinstance(one, DraftPass)]
+    wanted: dict[tuple[int, ...], float] = {}
+    waiting = dict(zip(asked, scores, strict=True))
+    expanded = 0
+    while waiting and expanded < max(most, len(asked)):
+        # Those that are asked for are expanded in any case.
+        first = [path for path in asked if path in waiting] or sorted(
+            waiting, key=lambda path: (-waiting[path], path)
+        )
+        path = first[0]
+        above = waiting.pop(path)
+        if path not in asked and above < least:
+            break
+        expanded += 1
+        below = source.expand(2, CONTEXT, [path], 3)
+        for token, score in zip(below.tokens.tolist(), below.scores.tolist(), strict=True):
+            wanted[(*path, token)] = waiting[(*path, token)] = above + score
+    every = [*asked]
+    for at, token in zip(found.parents.tolist(), found.tokens.tolist(), strict=True):
+        every.append((*every[at], token))
+    assert set(every[len(asked) :]) == set(wanted)
+    assert len(every) - len(asked) == len(wanted)
+    assert found.further(len(asked)) <= expanded - len(asked)
 
 
 def test_a_block_runs_once_for_all_its_levels(base: Path, tmp_path: Path) -> None:
