@@ -16,7 +16,7 @@ from edgespec.wire.messages import Message
 PLENTY = 200_000
 """Events of one run; a run with more does not end."""
 
-_REMEMBERED = {"_ended", "_estimates"}  # what a machine may hold when no request is left
+_REMEMBERED = {"_ended", "learnt"}  # what a machine may hold when no request is left
 _BUSY_WITH = {"_running"}
 
 
