@@ -43,6 +43,7 @@ class Greedy:
     drafts_in_step: bool = False
     waits_for_credit: bool = True
     starts_with_prompt: bool = False
+    takes_chains: bool = True
 
     def window(self, stages: int) -> int:
         """No limit."""
