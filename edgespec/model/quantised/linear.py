@@ -22,6 +22,7 @@ from edgespec.model.quantised.slices import SlicedLinear
 from edgespec.model.tensors import one_view
 
 _KINDS = {"int4": int4, "int8": int8, "nf4": nf4}
+_STEP = 128  # columns of a step of the kernel for GPUs, or half as many
 _CODES = ("tiles", "codes")
 """The parts that have nearly all bytes of a stored form."""
 _SLICED: dict[str, type[SlicedLinear]] = {
@@ -156,24 +157,27 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
     """The most that a layer of `linear_from` takes, without its bias; of a plain one just that.
 
     Scales are held in the dtype in which it computes or which loses nothing of them, with a zero
-    for each where a kernel wants so.
+    for each where a kernel wants so. On a GPU every kind has whole tiles of outputs, and codes in
+    whole steps of columns (see kernels.gpu.products); it is not worth telling devices apart.
     """
     if form.kind == "none":
         return shape.numel() * dtype.itemsize
-    out, columns = shape
+    columns = shape[1]
+    out = -(-shape[0] // TILE) * TILE
+    filled = columns if columns % (_STEP // 2) == 0 else -(-columns // _STEP) * _STEP
     if form.kind == "nf4":
-        return out * (columns // 2 + columns // form.group * 4) + 64
+        return out * (filled // 2 + columns // form.group * 4) + 64
     if not form.group:
-        return out * (columns + dtype.itemsize)
+        return out * (filled + 4)
     check_columns(form, columns)
     if form.kind == "int4":
-        codes, widest = columns // 2, kernel_group(form.group)
+        codes, widest = filled // 2, kernel_group(form.group)
     else:
-        codes, widest = columns, kernel_group(2 * form.group) // 2  # see NibblesLinear
+        codes, widest = filled, kernel_group(2 * form.group) // 2  # see NibblesLinear
     made = form.double or form.zeros == "points"  # see kept_type
     kept = max(dtype.itemsize, 4 if made else 2)
     scales = 2 * columns // widest * kept
-    return -(-out // TILE) * TILE * (codes + scales) + 4 * columns * form.ordered
+    return out * (codes + scales) + 4 * columns * form.ordered
 
 
 def dequantised(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.cases import case
 from support.packed_forms import FORMS
 
 from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.kernels.gpu.usable import trial
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.quantised.kernels import relative_error
-from edgespec.model.quantised.linear import dequantised
+from edgespec.model.quantised.linear import dequantised, held_bytes
 from edgespec.model.quantised.made_up import made_up
 from edgespec.model.quantised.triton_linear import TritonLinear, fits
 from edgespec.model.tree_attention import (
@@ -36,6 +37,20 @@ def check_packed_forms(form: Quantisation) -> None:
     # nf4's levels are rounded to the rows' dtype.
     limit = 2e-3 if form.kind == "nf4" else 5e-4
     assert relative_error(layer(rows), rows.double() @ weight.T) < limit
+
+
+def check_the_memory_of_a_layer_is_known_before() -> None:
+    """Tiles and steps that a matrix does not fill, too."""
+    for form in EVERY:
+        for shape in (SHAPE, torch.Size((70, 800))):
+            if shape[1] % max(form.group, 256 * form.double, 1) or not fits(form, shape):
+                continue
+            packed = made_up(form, shape)
+            for dtype in (torch.float16, torch.float32):
+                layer = TritonLinear(packed, None, shape, form, dtype, "cpu")
+                held = sum(part.nbytes for part in layer.buffers())
+                with case(form.name, shape, dtype):
+                    assert held <= held_bytes(form, shape, dtype) < 1.5 * held
 
 
 def check_trial() -> None:
