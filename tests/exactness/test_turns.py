@@ -66,7 +66,8 @@ def test_every_turn_has_the_text_of_a_ring_that_keeps_nothing(
 
 
 @pytest.mark.parametrize(
-    "draft", tiered(["independent", "eagle", "hybrid:ngram+eagle3"], ["independent"])
+    "draft",
+    tiered(["independent", "eagle", "dspark", "hybrid:ngram+eagle3"], ["independent"]),
 )
 def test_the_second_turn_of_a_long_conversation_reads_only_what_is_new(
     draft: str, monkeypatch: pytest.MonkeyPatch
