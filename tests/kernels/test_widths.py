@@ -210,7 +210,7 @@ def test_an_emulated_arm_core_has_the_same_bits(core: str, tmp_path: Path) -> No
         pytest.skip("no cross compiler or no QEMU here")
     program, data, found = (tmp_path / name for name in ("multiply", "in", "out"))
     options = [
-        option for option in compiled._OPTIONS if option not in (compiled._FOR_CPU, "-shared")
+        option for option in compiled._OPTIONS if option not in (*compiled._FOR_CPU, "-shared")
     ]
     folders = (Path(compiled.__file__).parent, Path(__file__).parent)
     subprocess.run(
