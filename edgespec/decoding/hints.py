@@ -69,14 +69,13 @@ class HintingStages:
         hints_count = request.policy.calibrates and not request.rules
         if not self._stages or not hints_count or not request.estimates.step.known:
             return NO_LAYERS
-        step, sampling = request.estimates.step.seconds(1), request.sampling.without_seed
-        return Layers(
-            tuple(
-                stage
-                for stage in self._stages
-                if request.estimates.hint_mix(sampling, stage).pays((self._count - stage) * step)
-            )
-        )
+        learnt, sampling = request.estimates, request.sampling.without_seed
+        step, own = learnt.step.seconds(1), learnt.own
+
+        def pays(stage: int) -> bool:
+            return learnt.hint_mix(sampling, stage).pays((self._count - stage) * step + own)
+
+        return Layers(tuple(filter(pays, self._stages)))
 
     def fits(self, hint: Hint) -> bool:
         """Whether it can be one of this ring's stages', and of tokens that there are."""
@@ -133,7 +132,7 @@ class RequestHints:
                 both = _Both(request, step.before, step.before[node_id], told)
                 at = both.tokens.index(token) if token in both.tokens else -1
                 mix = self._mix(request, told.stage)
-                mix.learn(both.hinted, both.drafted, at, both.best == token)
+                mix.learn(both.hinted, both.drafted, at)
         if request.tree is not None:
             tree = request.tree
             self._told = {one: told for one, told in self._told.items() if one in tree}
@@ -145,7 +144,7 @@ class RequestHints:
 
 class _Both:
     """What a hint and the draft say of the `tokens` behind a node and, last, of none of them:
-    natural-log scores `hinted` and `drafted`. `best`: the draft's own best one, if it has any."""
+    natural-log scores `hinted` and `drafted`."""
 
     def __init__(
         self,
@@ -158,7 +157,6 @@ class _Both:
         calibration = request.estimates.calibration(sampling.without_seed)
         children = {token: nodes[child].drafted for token, child in node.children.items()}
         guessed = {t: calibration.score(own) for t, own in children.items() if own is not None}
-        self.best = max(guessed, key=guessed.__getitem__, default=None)
         named = dict(zip(told.tokens.tolist(), told.scores.tolist(), strict=True))
         self.tokens = list(dict.fromkeys((*named, *children)))
         self.hinted = _with_rest(self.tokens, named)

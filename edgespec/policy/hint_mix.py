@@ -3,8 +3,8 @@
 Both give natural-log probabilities of the tokens behind a node. They are weighed log-linearly: the
 odds of two tokens are those of each to the power of its weight. The weights follow the gradient of
 the log-loss, node by node, so that a hint that knows nothing soon counts for nothing. Whether it
-pays to ask for hints is measured too: by how many more first guesses are right with them, and how
-long they take.
+pays to ask for hints is measured too: by how much likelier they make what comes, and how long
+they take.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _AGAIN = 32
 class HintMix:
     """The weights of one stage's hints, for one way of sampling.
 
-    `better`: by how much the share of nodes is larger of which the best token was right, against
-    the draft's word alone; `seconds`: what a hint takes that stage; both are means of late ones.
+    `better`: how much more probability the token gets that comes, than of the draft's word alone;
+    `seconds`: what a hint takes that stage; both are means of late ones.
     """
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ class HintMix:
         scores -= math.log(np.exp(scores).sum())
         return scores
 
-    def learn(self, hinted: Floats, drafted: Floats, at: int, guessed: bool) -> None:
-        """It was the token in place `at` (-1: none of them); `guessed`: the draft's best."""
+    def learn(self, hinted: Floats, drafted: Floats, at: int) -> None:
+        """It was the token in place `at` (-1: none of them)."""
         scores = self.log_probs(hinted, drafted)
         nothing = np.zeros(len(scores))
         nothing[-1] = 1.0
@@ -58,8 +58,9 @@ class HintMix:
         self.weights += _RATE * slope / np.sqrt(self._squares)
         np.clip(self.weights[:2], 0.0, _MOST, out=self.weights[:2])
         self._seen += 1
-        right = at >= 0 and int(scores[:-1].argmax()) == at
-        self.better += max(1 / self._seen, _FADE) * (right - guessed - self.better)
+        alone = math.exp(drafted[at]) / np.exp(drafted).sum()
+        more = math.exp(scores[at]) - alone if at >= 0 else 0.0
+        self.better += max(1 / self._seen, _FADE) * (more - self.better)
 
     def took(self, seconds: float) -> None:
         """A hint took the stage so long."""

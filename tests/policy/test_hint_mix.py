@@ -22,10 +22,11 @@ def spoken(rng: np.random.Generator, right: int, sure: float) -> Floats:
 def taught(hint_knows: bool, draft_knows: bool, rounds: int = 600) -> HintMix:
     rng, mix = np.random.default_rng(3), HintMix()
     for _ in range(rounds):
-        at, other = rng.integers(TOKENS, size=2).tolist()
-        hinted = spoken(rng, at if hint_knows else rng.integers(TOKENS), 0.8)
-        drafted = spoken(rng, at if draft_knows else other, 0.8)
-        mix.learn(hinted, drafted, at, int(drafted[:-1].argmax()) == at)
+        at, one, two = rng.integers(TOKENS, size=3).tolist()
+        is_told = rng.random() < 0.8  # else those who know are wrong, too
+        hinted = spoken(rng, at if hint_knows and is_told else one, 0.75)
+        drafted = spoken(rng, at if draft_knows and is_told else two, 0.75)
+        mix.learn(hinted, drafted, at)
     return mix
 
 
@@ -41,13 +42,13 @@ def test_who_knows_nothing_counts_for_nothing(hint_knows: bool, draft_knows: boo
     hint, draft, _ = mix.weights.tolist()
     known, unknown = (hint, draft) if hint_knows else (draft, hint)
     assert unknown < 0.15 < 0.6 < known
-    assert mix.better > 0.5 if hint_knows else abs(mix.better) < 0.05
+    assert mix.better > 0.3 if hint_knows else abs(mix.better) < 0.05
 
 
 def test_tokens_that_nobody_named_speak_for_none() -> None:
     mix, flat = HintMix(), np.log(np.full(TOKENS + 1, 1 / (TOKENS + 1)))
     for _ in range(200):
-        mix.learn(flat.copy(), flat.copy(), -1, False)
+        mix.learn(flat.copy(), flat.copy(), -1)
     assert mix.log_probs(flat.copy(), flat.copy())[-1] > math.log(0.6)
 
 
