@@ -14,6 +14,7 @@ import numpy as np
 
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.feedback import Feedback
+from edgespec.drafting.rivals import ALL, Rivals
 from edgespec.drafting.steps import Call, Steps, alone
 from edgespec.policy.estimates import Calibration
 from edgespec.tree.drafted import Children
@@ -100,7 +101,8 @@ class HybridGuesser(Guesser):
     The best of a token's scores is calibrated by how often tokens with such a score, named by the
     same members, were right (see policy.estimates). So over-confident scores are calibrated down,
     and so are tokens that the best member does not name. A member that does not pay is paused. It
-    is tried again after a while, or when the others guess less than half as well as they did.
+    is tried again after a while, or when the others guess less than half as well as they did. Of
+    members that cost about the same, one is asked at a time (see drafting.rivals).
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class HybridGuesser(Guesser):
         self._watched = self._right = 0  # committed tokens, and those that any member guessed
         self._recent = 0.0  # share of the newest committed tokens that any member guessed
         self._usual = 0.0  # that share when a member was paused last
+        self._rivals, self._learnt = Rivals(), 0  # committed tokens that were learnt from
         self._away = 0.0  # seconds of what was let in between layers
 
     def let_in(self, call: Callable[[], object]) -> None:
@@ -133,6 +136,7 @@ class HybridGuesser(Guesser):
             member.guesser.let_in(timed)
 
     def open(self, request: int, sampling: Sampling) -> None:
+        self._rivals.opens()
         self._requests[request] = _HybridRequest(sampling)
         for member in self._members:
             member.guesser.open(request, sampling)
@@ -164,7 +168,7 @@ class HybridGuesser(Guesser):
         for number, member in enumerate(self._members):
             if member.guesser.needs != NO_NEEDS:
                 state.unread[number].append(features)
-            if member.paused:
+            if not self._is_asked(number):
                 continue
             if (yield from self._reading(request, state, number, counts=not is_prompt)):
                 able.append(number)
@@ -174,7 +178,7 @@ class HybridGuesser(Guesser):
     def reading_part(self, request: int, context: Sequence[int], rows: int) -> Steps[None]:
         is_prompt = not self._requests[request].context
         for number, member in enumerate(self._members):
-            if not member.paused:
+            if self._is_asked(number):
                 steps = member.guesser.reading_part(request, context, rows)
                 yield from self._timed(number, steps, counts=not is_prompt)
 
@@ -279,11 +283,20 @@ class HybridGuesser(Guesser):
 
     # --- what pays -----------------------------------------------------------------------------
 
+    def _is_asked(self, number: int) -> bool:
+        return not self._members[number].paused and self._rivals.asks(number)
+
     def _learn(self, guessed: _PathGuesses, token: int, sampling: Sampling) -> None:
         """Learn from one committed token for which guesses were made."""
         for guess, score in guessed.merged.items():
             self._calibration(guessed, guess, sampling).learn(score, guess == token)
         right = [number for number, guesses in guessed.members.items() if token in guesses]
+        for number, guesses in guessed.members.items():
+            best = max(guesses, key=guesses.__getitem__, default=-1)
+            self._rivals.learn(number, best == token)
+        self._learnt += 1
+        if self._learnt == ALL:
+            self._rivals.compare([member.seconds for member in self._members])
         self._watched += 1
         self._right += bool(right)
         self._recent += RECENT * (bool(right) - self._recent)
@@ -294,8 +307,8 @@ class HybridGuesser(Guesser):
 
     def _review(self) -> None:
         """Pause a member that does not pay; ask all again once the others fail."""
-        asked = [member for member in self._members if not member.paused]
-        if len(asked) < len(self._members) and self._recent < self._usual / 2:
+        asked = [one for number, one in enumerate(self._members) if self._is_asked(number)]
+        if any(member.paused for member in self._members) and self._recent < self._usual / 2:
             for member in self._members:
                 member.paused = 0
             self._restart_counts()

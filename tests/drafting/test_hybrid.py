@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.hybrid import LEAST, PAUSE, HybridGuesser
+from edgespec.drafting.rivals import AGAIN, ALL, TRIAL, Rivals
 from edgespec.drafting.steps import Steps, at_once
 from edgespec.tree.drafted import Children
 from edgespec.types.draft_pass import DraftPass, DraftWork
@@ -248,3 +249,37 @@ def test_who_has_nothing_to_say_of_a_path_disagrees_with_nobody() -> None:
     children = made.guess(1, [(), (4,)], 2)
     assert children.tokens.tolist() == [4, 3, 3]
     assert np.exp(children.scores) == pytest.approx([1.0, 0.0, 1.0], abs=0.15)
+
+
+def test_of_two_that_cost_the_same_the_better_one_is_asked() -> None:
+    """Both for a few tokens, each alone for a while, then the one whose first guess is right more
+    often; a cheap one beside them always."""
+    rng = random.Random(2)
+    good, bad = (
+        Scripted(name, always((token, -0.2), (other, -1.8)), rows=rows)
+        for name, token, other, rows in (("good", 3, 4, 30), ("bad", 4, 3, 20))
+    )
+    cheap = Scripted("cheap", always((5, -1.0)), rows=1)
+    made = hybrid(bad, cheap, good)
+
+    def asked(tokens: int, share: float) -> tuple[int, int]:
+        """How often each was asked for so many tokens of a request, in which 3 has that share."""
+        before = bad.asked, good.asked
+        follow(made, lambda step: 3 if rng.random() < share else 4, tokens)
+        made.open(1, Sampling())
+        made.read(1, (0,), NO_FEATURES)
+        return bad.asked - before[0], good.asked - before[1]
+
+    assert asked(ALL + TRIAL, 0.7) == (ALL + TRIAL, ALL), "both, then one of them"
+    assert asked(TRIAL + 9, 0.7) == (0, TRIAL + 9), "a trial ends with its request"
+    assert asked(AGAIN, 0.7) == (0, AGAIN), "the better one goes on"
+    assert asked(TRIAL, 0.0) == (TRIAL, 0), "the other is tried again"
+    assert asked(TRIAL, 0.0) == (TRIAL, 0), "and is the better one now"
+
+
+def test_who_costs_much_less_is_no_rival() -> None:
+    rivals = Rivals()
+    rivals.compare([10.0, 0.9, 0.0])
+    assert all(map(rivals.asks, range(3)))
+    rivals.compare([10.0, 1.0, 0.0, 10.0])
+    assert [rivals.asks(number) for number in range(4)] == [True, False, True, False]
