@@ -205,8 +205,9 @@ _LAYOUTS = (
     "node device layers words free celsius work trip losses",
     "node device layers words free celsius busy losses",
     "node device layers state celsius work losses",
-    "node layers state celsius work losses",
-    "node layers state celsius busy",
+    "node device state celsius work",
+    "node device state celsius busy",
+    "node device state",
     "node state busy",
 )
 """Columns, from the widest terminal to the narrowest."""

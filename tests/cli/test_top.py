@@ -197,7 +197,7 @@ def test_it_is_live_follows_the_terminals_size_and_q_leaves(ring: NodeRing) -> N
             sees(terminal, "edgespec top"),  # another second, another look
             lambda: terminal.resize(24, 44),
             terminal.forget,
-            sees(terminal, r"node +layers +state +°C +busy +losses"),
+            sees(terminal, r"node +device +state +°C"),
             lambda: terminal.type("q"),
         )
         assert "\033[?1049l" in terminal.text, "the screen before is back"
