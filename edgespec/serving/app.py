@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from msgspec import Struct
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -20,13 +21,14 @@ from starlette.routing import BaseRoute, Route
 from edgespec.errors import EdgespecError, PeerLost
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.answering import AnswerResponse
-from edgespec.serving.formats import encoded, format_of
+from edgespec.serving.formats import Format, encoded, format_of
 from edgespec.serving.guard import ASKER, Guard
 from edgespec.serving.limits import STATUS_AGE_S, HttpLimits
 from edgespec.serving.metrics import Metrics
 from edgespec.serving.openapi import openapi
 from edgespec.serving.problems import ApiProblem, problem_of
 from edgespec.serving.requests import checked, parsed, submits_of
+from edgespec.serving.responses import ResponsesFormat, ResponsesRequest
 from edgespec.serving.schema import (
     ChatRequest,
     HealthReply,
@@ -67,6 +69,7 @@ class Service:
             Route("/v1/models/{model:path}", self.model, methods=["GET"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completion, methods=["POST"]),
+            Route("/v1/responses", self.response, methods=["POST"]),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/metrics", self.figures, methods=["GET"]),
             Route("/openapi.json", self.document, methods=["GET"]),
@@ -87,6 +90,13 @@ class Service:
     async def chat(self, request: Request) -> AnswerResponse:
         """Answer a conversation."""
         return await self._reply(request, checked(ChatRequest, await self._object(request)))
+
+    async def response(self, request: Request) -> AnswerResponse:
+        """Answer a conversation, in the form of OpenAI's Responses."""
+        asked = checked(ResponsesRequest, await self._object(request))
+        chat = checked(ChatRequest, asked.as_chat())
+        form = partial(ResponsesFormat, chat, asked)
+        return await self._reply(request, chat, form)
 
     async def completion(self, request: Request) -> AnswerResponse:
         """Continue a text."""
@@ -185,7 +195,14 @@ class Service:
         words = f"the body is longer than {self.limits.body} bytes"
         return ApiProblem(413, words, code="body_too_large")
 
-    async def _reply(self, request: Request, asked: ChatRequest | TextRequest) -> AnswerResponse:
+    async def _reply(
+        self,
+        request: Request,
+        asked: ChatRequest | TextRequest,
+        made: Callable[[str, int], Format] | None = None,
+    ) -> AnswerResponse:
+        """`made`: makes the form of the answer, of the model's name and the time; else it is as the
+        request's kind has it."""
         status = await self.status(STATUS_AGE_S if asked.wait else 0.0)
         if asked.model:
             self._check_model(asked.model, status)
@@ -196,7 +213,8 @@ class Service:
             raise ApiProblem(429, words, code="too_many_requests")
         asker = request.scope.get(ASKER, "")
         submits = [replace(one, scope=asker) for one in submits_of(asked, status.context_length)]
-        form = format_of(asked, status.model, int(time.time()))
+        made = made or partial(format_of, asked)
+        form = made(status.model, int(time.time()))
         for _ in submits:
             self.answers += 1
             self.metrics.began()

@@ -31,6 +31,8 @@ from edgespec.serving.tools import CallReader, Said
 from edgespec.wire.client_messages import Finished
 
 Object = dict[str, Any]
+Reply = Struct | Object
+"""A whole answer or a piece of it."""
 
 LEAST_LOG_PROB = -9999.0
 """What OpenAI writes for a token that cannot come: JSON has no infinity."""
@@ -52,25 +54,25 @@ class Format:
             "model": model,
         }
 
-    def whole(self, ends: Sequence[Finished], log_probs: Sequence[list[Object]]) -> AnswerReply:
+    def whole(self, ends: Sequence[Finished], log_probs: Sequence[list[Object]]) -> Reply:
         """All of it; of each choice its end and log-probabilities."""
         told = enumerate(zip(ends, log_probs, strict=True))
         choices = [self.choice(i, end.text, listed, end.finish_reason) for i, (end, listed) in told]
         return self.whole_type(choices=choices, usage=self._usage(ends), **self._common)
 
-    def opening(self) -> list[AnswerReply]:
+    def opening(self) -> list[Reply]:
         """What comes before the first piece."""
         return []
 
-    def pieces(self, index: int, text: str, log_probs: list[Object]) -> list[AnswerReply]:
+    def pieces(self, index: int, text: str, log_probs: list[Object]) -> list[Reply]:
         """Newly committed text of a choice."""
         return [self._piece(self.piece_choice(index, text, log_probs, None))]
 
-    def endings(self, index: int, finished: Finished) -> list[AnswerReply]:
+    def endings(self, index: int, finished: Finished) -> list[Reply]:
         """What comes after the last piece of a choice."""
         return [self._piece(self.piece_choice(index, "", [], finished.finish_reason))]
 
-    def closing(self, ends: Sequence[Finished]) -> list[AnswerReply]:
+    def closing(self, ends: Sequence[Finished]) -> list[Reply]:
         """What comes after the ends of all choices."""
         return [self._piece(usage=self._usage(ends))] if self._request.with_usage else []
 
@@ -97,7 +99,7 @@ class ChatFormat(Format):
 
     prefix, whole_type, piece_type = "chatcmpl", Chat, ChatChunk
 
-    def opening(self) -> list[AnswerReply]:
+    def opening(self) -> list[Reply]:
         delta = {"role": "assistant", "content": ""}
         choices = range(self._request.choices)
         return [self._piece(ChatChunkChoice(index, None, None, delta)) for index in choices]
@@ -124,7 +126,7 @@ class ChatFormat(Format):
             message.tool_calls = calls
         return ChatChoice(index, listed, _reason(reason, reader), message)
 
-    def pieces(self, index: int, text: str, log_probs: list[Object]) -> list[AnswerReply]:
+    def pieces(self, index: int, text: str, log_probs: list[Object]) -> list[Reply]:
         if not self._readers:
             return super().pieces(index, text, log_probs)
         listed = self._listed(log_probs) if log_probs else None
@@ -136,7 +138,7 @@ class ChatFormat(Format):
             choices[0].logprobs = listed
         return [self._piece(choice) for choice in choices]
 
-    def endings(self, index: int, finished: Finished) -> list[AnswerReply]:
+    def endings(self, index: int, finished: Finished) -> list[Reply]:
         if not self._readers:
             return super().endings(index, finished)
         reader = self._readers[index]
@@ -230,8 +232,10 @@ def encoded(value: Struct | Object) -> bytes:
 
 
 def event(value: Struct | Object) -> bytes:
-    """As one server-sent event."""
-    return b"data: " + encoded(value) + b"\n\n"
+    """As one server-sent event; one with a type has it as its name too."""
+    name = value.get("type") if isinstance(value, dict) else None
+    begin = f"event: {name}\n".encode() if isinstance(name, str) else b""
+    return begin + b"data: " + encoded(value) + b"\n\n"
 
 
 def comment(text: str) -> bytes:

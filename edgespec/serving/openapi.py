@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.json import schema_components
 
 from edgespec import __version__
+from edgespec.serving.responses import ResponseEvent, ResponseReply, ResponsesRequest
 from edgespec.serving.schema import (
     Chat,
     ChatChunk,
@@ -46,6 +47,7 @@ def openapi() -> Schema:
     name = {"name": "model", "in": "path", "required": True, "schema": _TEXT}
     model = {**_reads("One model.", Model, 404), "parameters": [name]}
     chat = _asks("Answer a conversation.", ChatRequest, Chat, ChatChunk)
+    response = _asks("Answer a conversation.", ResponsesRequest, ResponseReply, ResponseEvent)
     completion = _asks("Go on with a text.", TextRequest, TextCompletion, TextCompletion)
     return {
         "openapi": "3.1.0",
@@ -59,6 +61,7 @@ def openapi() -> Schema:
             "/v1/models/{model}": {"get": model},
             "/v1/chat/completions": {"post": chat},
             "/v1/completions": {"post": completion},
+            "/v1/responses": {"post": response},
             "/healthz": {"get": _reads("Whether the coordinator answers.", HealthReply)},
             "/readyz": {"get": _reads("Whether the ring is up.", ReadyReply)},
             "/metrics": {"get": _gives("Figures for Prometheus.", {"text/plain": _TEXT})},
@@ -97,8 +100,19 @@ def _ref(body: Body) -> Schema:
 
 
 def _schemas() -> dict[str, Schema]:
-    requests = ChatRequest, TextRequest
-    replies = Chat, ChatChunk, TextCompletion, Model, ModelList, HealthReply, ReadyReply, ErrorReply
+    requests = ChatRequest, TextRequest, ResponsesRequest
+    replies = (
+        ResponseReply,
+        ResponseEvent,
+        Chat,
+        ChatChunk,
+        TextCompletion,
+        Model,
+        ModelList,
+        HealthReply,
+        ReadyReply,
+        ErrorReply,
+    )
     _, schemas = schema_components(
         [*requests, *replies], ref_template="#/components/schemas/{name}"
     )

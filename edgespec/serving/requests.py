@@ -18,6 +18,7 @@ from edgespec.serving.schema import (
     ChatRequest,
     FieldError,
     RequestMessage,
+    RequestPart,
     TextRequest,
     ToolMessage,
 )
@@ -25,7 +26,7 @@ from edgespec.serving.tools import called, result, told
 from edgespec.wire.client_messages import Submit, TokenBias
 
 Body = Mapping[str, Any]
-Kind = TypeVar("Kind", ChatRequest, TextRequest)
+Kind = TypeVar("Kind", bound=RequestPart)
 
 _PROBLEM = re.compile(r"(.*?)(?: - at `\$\.?([\w.\[\]]*)`)?", re.DOTALL)
 _STEP = re.compile(r"(\w+)|\[(\d+)\]")

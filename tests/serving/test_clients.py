@@ -292,6 +292,49 @@ def test_the_openai_client_calls_a_tool_and_goes_on(client: openai.OpenAI) -> No
     assert last.usage.prompt_tokens > len(chat_prompt()) + 20
 
 
+@pytest.mark.thorough
+def test_the_openai_client_has_responses(client: openai.OpenAI) -> None:
+    """The text of the chat; and a call, whole and in pieces, and its result."""
+    asked: dict[str, Any] = {"model": "base", "temperature": 0}
+    question = MESSAGES[0]["content"]
+    chat = client.chat.completions.create(
+        messages=MESSAGES,  # type: ignore[arg-type]
+        max_tokens=NEW,
+        **asked,
+    )
+    text = chat.choices[0].message.content
+    told = client.responses.create(input=question, max_output_tokens=NEW, **asked)
+    assert told.output_text == text
+    assert told.usage is not None
+    assert told.usage.input_tokens == chat.usage.prompt_tokens
+    stream = client.responses.create(input=question, max_output_tokens=NEW, stream=True, **asked)
+    events = list(stream)
+    deltas = [one.delta for one in events if one.type == "response.output_text.delta"]
+    assert "".join(deltas) == text
+    assert events[-1].response.output_text == text
+    assert [one.sequence_number for one in events] == list(range(len(events)))
+    tool = {"type": "function", **WEATHER["function"], "strict": True}
+    calls = {**asked, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    (call,) = client.responses.create(input=question, **calls).output
+    assert (call.type, call.name) == ("function_call", "weather")
+    with client.responses.stream(input=question, **calls) as pieces:
+        kinds = [piece.type for piece in pieces]
+        (again,) = pieces.get_final_response().output
+    assert again.arguments == call.arguments
+    assert kinds.count("response.function_call_arguments.delta") > 2
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "It rains."}
+    last = client.responses.create(
+        input=[{"role": "user", "content": question}, call.model_dump(), result],
+        max_output_tokens=4,
+        **asked,
+    )
+    assert last.status == "incomplete"
+    assert last.usage.input_tokens > told.usage.input_tokens + 10
+    schema = {"type": "json_schema", "name": "yes", "schema": {"type": "boolean"}}
+    held = client.responses.create(input=question, text={"format": schema}, **asked)
+    assert held.output_text in ("true", "false")
+
+
 def running(url: str) -> float:
     """Requests on the ring, as the metrics have them."""
     for line in httpx.get(f"{url}/metrics").text.splitlines():

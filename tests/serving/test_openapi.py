@@ -35,6 +35,7 @@ OPERATIONS = (
     ("GET", "/healthz"),
     ("GET", "/readyz"),
     ("GET", "/metrics"),
+    ("POST", "/v1/responses"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
 )
@@ -44,7 +45,7 @@ OPERATIONS = (
     ("method", "path", "mode"),
     [
         *((method, path, GenerationMode.POSITIVE) for method, path in OPERATIONS),
-        *((method, path, GenerationMode.NEGATIVE) for method, path in OPERATIONS[-2:]),
+        *((method, path, GenerationMode.NEGATIVE) for method, path in OPERATIONS[-3:]),
     ],
 )
 def test_no_request_makes_a_server_error(
