@@ -101,7 +101,7 @@ def dspark(
     row_length: int = typer.Option(512, min=64, help="Tokens of a row at most."),
     own_rows: int = OWN_ROWS,
     text_rows: int = TEXT_ROWS,
-    rate: Rate = 2e-3,
+    rate: Rate = 6e-3,
     dtype: str = DTYPE,
     low: bool = LOW,
     seed: int = SEED,

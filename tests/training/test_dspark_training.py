@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,10 +17,17 @@ from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.shape import Rope
 from edgespec.errors import ConfigError, ModelError
 from edgespec.training.blocks import beside, blocks_at, drawn
-from edgespec.training.dspark import CROSS_ENTROPY, VARIATION, DSparkStudent, divergence
+from edgespec.training.dspark import (
+    CROSS_ENTROPY,
+    VARIATION,
+    DSparkStudent,
+    DSparkTrainer,
+    divergence,
+)
+from edgespec.training.evaluate import dspark_agreement
 from edgespec.training.loop import TrainingSettings
 from edgespec.training.run import DSparkPlan, train_dspark
-from edgespec.training.teacher import Teacher
+from edgespec.training.teacher import Lesson, Teacher
 from edgespec.training.texts import TextRows
 
 CPU = torch.device("cpu")
@@ -245,3 +253,43 @@ def test_a_file_of_wrong_messages_is_refused(base: Path, tmp_path: Path) -> None
     bad.write_text('{"messages": [{"role": "user"}]}\n')
     with pytest.raises(ConfigError, match="line 1 of"):
         train_dspark(plan(base, bad, tmp_path / "o", 1), quiet, torch.float32)
+
+
+class _Oracle:
+    """A teacher of random text: what enters its tapped layers at a position tells the tokens two
+    and three further, and nothing else does."""
+
+    device = CPU
+    weights: ClassVar = {"model.norm.weight": torch.ones(32)}
+
+    def __init__(self) -> None:
+        rows = torch.randn((30, 32), generator=torch.Generator().manual_seed(0))
+        self.head_matrix = torch.nn.functional.normalize(rows, dim=-1) * 32**0.5
+
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head_matrix[tokens % 30]
+
+    def read(self, tokens: torch.Tensor, aux_hidden: tuple[int, ...]) -> Lesson:
+        first, second, third = (self.embedded(tokens.roll(-n, 1)) for n in (1, 2, 3))
+        return Lesson(first, torch.cat([second, third], -1))
+
+
+def test_a_head_learns_what_the_row_before_the_anchor_tells_and_no_more(tmp_path: Path) -> None:
+    """The row before the anchor tells the first two tokens behind it; later ones are chance, as
+    they would not be if a block saw rows at its anchor or tokens behind it."""
+    shape = replace(SHAPE, hidden=32, base_hidden=32, head_dim=8, intermediate=64, block=4)
+    shape = replace(shape, markov_rank=0, markov_rows=0, confidence=None, revealed=2)
+    torch.manual_seed(0)
+    student = DSparkStudent(shape, torch.arange(30))
+    settings = TrainingSettings(360, 8, 4, 1e-2, low=False)
+    trainer = DSparkTrainer(_Oracle(), student, settings, tmp_path, 10, False)  # type: ignore[arg-type]
+    trainer.write = lambda: None  # type: ignore[method-assign]
+    dice = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 30, (1200, 40), dtype=torch.int32, generator=dice)
+    text = TextRows(tokens, torch.zeros(1200, dtype=torch.int64), torch.full((1200,), 36))
+    trainer.run(text.take(torch.arange(1100)), quiet)
+
+    held_out = text.take(torch.arange(1100, 1200))
+    found = dspark_agreement(student, trainer.teacher, held_out, 4, quiet).by_level[1]
+    assert min(found[:2]) > 0.7, found
+    assert max(found[2:]) < 0.12, found
