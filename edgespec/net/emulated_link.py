@@ -19,7 +19,7 @@ import zmq
 from edgespec.net.keys import Identity
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.planning.costs import LinkCosts
-from edgespec.wire.codec import Frame, encode
+from edgespec.wire.codec import encode
 from edgespec.wire.messages import CloseRequest, Credit, Fault, Message, Retain
 from edgespec.wire.segment import Segment
 
@@ -152,7 +152,7 @@ class PacedTransport(ZmqTransport):
             else:
                 yield Stamped(one.on_ring, one.peer, one.message, one.key, at, self.ring_key)
 
-    def _read(self, frames: list[Frame]) -> Message | None:
+    def _read(self, frames: list[bytes]) -> Message | None:
         self._stamp = None
         if frames and len(frames[-1]) == _STAMP.size:
             mark, at = _STAMP.unpack(frames[-1])

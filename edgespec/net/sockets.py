@@ -23,9 +23,6 @@ NOTE_S = 1.0
 BATCH = 64
 """Messages read from one socket before the others are read."""
 
-LONG = 8192
-"""Bytes of a frame from which on a view costs less than a copy."""
-
 
 class Poller:
     """Waits until one of several sockets has something to read, ZeroMQ's or plain ones.
@@ -74,16 +71,14 @@ def waiting(source: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
             return
 
 
-def proved(source: zmq.Socket[bytes]) -> Iterator[tuple[str, list[Any]]]:
-    """The same of a socket that listens, each with the public key that its sender proved; long
-    frames are views, as copying them would take longer than all else."""
+def proved(source: zmq.Socket[bytes]) -> Iterator[tuple[str, list[bytes]]]:
+    """The same of a socket that listens, each with the public key that its sender proved."""
     for _ in range(BATCH):
         try:
             frames = source.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return
-        parts = [frame.bytes if len(frame) < LONG else frame.buffer for frame in frames]
-        yield _key_of(frames[-1]), parts
+        yield _key_of(frames[-1]), [frame.bytes for frame in frames]
         if not has_more(source):
             return
 

@@ -25,7 +25,7 @@ from edgespec.net.access import Admits, Gate, prove
 from edgespec.net.control import CONTROL_BYTES, CONTROL_HWM, Handshakes, ping, set_up
 from edgespec.net.keys import Identity, KeyPair
 from edgespec.net.sockets import Dropped, Poller, bind, connect, proved, waiting
-from edgespec.wire.codec import DEFAULT_LIMITS, Frame, decode, encode
+from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
 
@@ -320,7 +320,7 @@ class ZmqTransport:
             elif message is not None:
                 self._dropped.note(f"it is a {type(message).__name__} on the data ring")
 
-    def _read(self, frames: list[Frame]) -> Message | None:
+    def _read(self, frames: list[bytes]) -> Message | None:
         try:
             return decode(frames)
         except RemoteProtocolError as problem:
