@@ -62,6 +62,12 @@ def bench(
     draft_quant: options.DraftQuant = AUTO,
     dtype: options.Dtype = AUTO,
     out: str = typer.Option("bench-results", help="Folder for results, answers and pictures."),
+    as_kit: bool = typer.Option(
+        False,
+        "--kit",
+        help="Measure this board instead, and write all that the project needs to know of it into "
+        "one file, edgespec-kit.json in --out, with nothing personal in it. Some minutes.",
+    ),
     as_json: bool = options.JSON,
 ) -> None:
     """Let policies answer the same prompts on a ring of processes on this machine, side by side.
@@ -69,6 +75,13 @@ def bench(
     The processes are those of a real cluster. With --emulate each of them takes the time that the
     device of a profile would. Every answer is compared with plain decoding's.
     """
+    if as_kit:
+        from edgespec.cli.kit import kit  # as torch takes seconds to import
+
+        file, notes = _made(Path(out)) / "edgespec-kit.json", Notes()
+        kit(file, notes)
+        notes.say(f"{file} has what was measured; docs/measure-your-board.md says where to send it")
+        return
     require("bench", "edgespec bench, which draws pictures,")
     load = None if live is None else Load(live)
     emulation = Emulation.parse(emulate, cost_model)

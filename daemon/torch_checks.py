@@ -99,8 +99,9 @@ def _is_closed(file: Path) -> bool:
 def architecture_problem(capability: tuple[int, int], built_for: list[str]) -> str:
     """Why binaries of this torch may not run on a GPU of that capability; "" if they do.
 
-    `built_for`: torch.cuda.get_arch_list(). Code for 8.0 runs on 8.7, code for 9.0 does not;
-    compute_80 is compiled for any later one at first use."""
+    `built_for`: torch.cuda.get_arch_list(). Code for 9.0 does not run on 8.7, code for 8.0 may (of
+    Orins reports differ: `kernel_problems` tells); compute_80 is compiled for any later one at
+    first use."""
     major, minor = capability
     for name in built_for:
         found = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name)
