@@ -25,6 +25,7 @@ from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.tree.ledger import Rows
 from edgespec.types.features import NO_FEATURES, DraftNeeds, Features
 from edgespec.types.tensor import Layers, Tensor
+from edgespec.verify.rules import Grammar
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Finished
 from edgespec.wire.segment import Part
@@ -73,9 +74,11 @@ class NeedyDraft(FakeDraft):
         self.aux_layers: dict[int, list[list[int]]] = {}
         self.contexts: dict[int, tuple[int, ...]] = {}
 
-    def open(self, request: int, sampling: Sampling) -> None:
+    def open(
+        self, request: int, sampling: Sampling, grammar: Grammar | None = None, prompt: int = 0
+    ) -> None:
         """Start a request."""
-        super().open(request, sampling)
+        super().open(request, sampling, grammar, prompt)
         self.given[request] = []
         self.aux_layers[request] = []
 

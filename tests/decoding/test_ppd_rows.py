@@ -26,6 +26,7 @@ from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.tree.ledger import Rows
 from edgespec.types.features import NO_FEATURES, DraftNeeds, Features, PPDTable
 from edgespec.types.tensor import Tensor
+from edgespec.verify.rules import Grammar
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Finished
 
@@ -72,9 +73,11 @@ class PromptedDraft(FakeDraft):
         self.needs = DraftNeeds(ppd_tokens=TABLE)
         self.anchors: dict[int, list[int]] = {}
 
-    def open(self, request: int, sampling: Sampling) -> None:
+    def open(
+        self, request: int, sampling: Sampling, grammar: Grammar | None = None, prompt: int = 0
+    ) -> None:
         """Start a request."""
-        super().open(request, sampling)
+        super().open(request, sampling, grammar, prompt)
         self.anchors[request] = []
 
     def refreshing(

@@ -155,6 +155,7 @@ def test_scenarios_play_every_published_policy_and_every_fault() -> None:
     kinds = {to_builtins(fault)["kind"] for s in scenarios for fault in s.faults}
     assert kinds == {
         *("delay", "duplicate", "lose_retain", "late_retain"),
+        *("lose_hint", "late_hint", "bent_hint"),
         *("slow_stage", "small_cache", "crash", "change"),
     }
 
