@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +18,14 @@ from edgespec.drafting.dspark.format import read_head
 from edgespec.drafting.dspark.guesser import DSparkGuesser, load_dspark
 from edgespec.drafting.dspark.settings import MOST_SLOTS
 from edgespec.drafting.grower import DraftSource, Further
+from edgespec.drafting.hybrid import HybridGuesser
+from edgespec.drafting.ngram import NgramGuesser
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import packed, unpacked
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
-from edgespec.types.draft_pass import DraftPass, RankedRows
+from edgespec.types.draft_pass import DraftPass, DraftWork, RankedRows
 from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.tensor import Layers
 from edgespec.verify.sampling import Sampling
@@ -162,6 +165,43 @@ def test_a_block_runs_once_for_all_its_levels(base: Path, tmp_path: Path) -> Non
     assert draft.read(1, [*CONTEXT, 4], given_rows(1, 6)[1])
     draft.guess(1, [[]], 4)
     assert rows_of(draft) == (1 + 6,), "the context has grown"
+
+
+def test_a_hybrid_asks_level_by_level_and_charges_what_the_head_does_alone(
+    base: Path, tmp_path: Path
+) -> None:
+    """One pass for the block and one product, then only the ranking of each level."""
+    write_dspark(tmp_path, FORMS["deepspec"])
+    seconds: list[float] = []
+
+    def priced(work: Sequence[DraftWork]) -> float:
+        rows = (one.rows if isinstance(one, DraftPass) else one.product or 0 for one in work)
+        seconds.append(float(sum(rows)))
+        return seconds[-1]
+
+    alone = guesser(base, tmp_path)
+    both = HybridGuesser([NgramGuesser(), guesser(base, tmp_path)], priced)
+    assert not both.one_pass
+    features = given_rows(len(CONTEXT) - 1)[1]
+    sources = [DraftSource(one) for one in (alone, both)]
+    levels: list[list[tuple[int, ...]]] = [[()], [(4,), (8,)], [(4, 77)], [(4, 77, 3), (8, 8, 50)]]
+    further = Further([0.0, 0.0], most=50, least=-99.0)
+    for source in sources:
+        source.open(1, Sampling())
+    for number, paths in enumerate(levels):
+        given = NO_FEATURES if number else features
+        wanted = sources[0].expand(1, CONTEXT, paths, 3, given)
+        found = sources[1].expand(1, CONTEXT, paths, 3, given, further)
+        assert not found.further(len(paths))
+        heads = (found.made_by & 2).astype(bool)
+        assert heads.any()
+        for path in range(len(paths)):
+            mine = found.tokens[heads & (found.parents == path)].tolist()
+            assert set(mine) <= set(wanted.tokens[wanted.parents == path].tolist())
+        own = [one for one in sources[1].take_work() if one.source == "dspark"]
+        assert own == list(sources[0].take_work())
+        assert sum(isinstance(one, DraftPass) for one in own) == (number == 0)
+    assert both._members[1].seconds == sum(seconds) == 6 + 6 + 6
 
 
 @pytest.mark.parametrize(("name", "depths"), [("deepspec", 6), ("z-lab", 5), ("own", 8)])
