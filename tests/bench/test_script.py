@@ -83,11 +83,10 @@ def test_every_source_and_policy_plays_as_what_is_computed(source: str, way: str
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"draft": "eagle"}, {"draft": "eagle3"}, {"draft": "ppd"}, {"draft": "hybrid:ngram+eagle"}],
+    "source", ["eagle", "eagle3", "dspark", "ppd", "hybrid:ngram+eagle", "hybrid:ngram+dspark"]
 )
-def test_a_source_that_takes_rows_of_the_base_is_computed(change: dict[str, str]) -> None:
-    assert not replace(SETUP, draft=str(parse_draft(change["draft"], bundled))).is_scripted
+def test_a_source_that_takes_rows_of_the_base_is_computed(source: str) -> None:
+    assert not replace(SETUP, draft=str(parse_draft(source, bundled))).is_scripted
 
 
 def test_where_rounding_may_decide_a_token_all_is_computed() -> None:

@@ -37,7 +37,8 @@ def plain(dtype: str, text: str, temperature: float, new_tokens: int = NEW_TOKEN
 
 def ways() -> Iterator[tuple[int, int, str]]:
     """Stages, rows of a chunk and draft sources, in turn."""
-    drafts = cycle(("independent", "ngram", "eagle", "hybrid:ngram+ppd+independent", "eagle3"))
+    hybrid = "hybrid:ngram+ppd+independent"
+    drafts = cycle(("independent", "ngram", "eagle", hybrid, "eagle3", "dspark"))
     return zip(cycle((3, 1, 2, 5)), cycle((64, 5, 16)), drafts, strict=False)
 
 

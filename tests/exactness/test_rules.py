@@ -138,7 +138,8 @@ def test_every_policy_gives_the_same_tokens(policy: str, temperature: float) -> 
 
 
 @pytest.mark.parametrize(
-    "draft", tiered(["ngram", "eagle", "eagle3", "ppd", "hybrid:ngram+independent"], ["ngram"])
+    "draft",
+    tiered(["ngram", "eagle", "eagle3", "dspark", "ppd", "hybrid:ngram+independent"], ["ngram"]),
 )
 def test_every_draft_source_gives_the_same_tokens(draft: str) -> None:
     for seed, temperature in enumerate((0.0, 0.8)):

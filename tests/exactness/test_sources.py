@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import cache, reduce
 from typing import Any, TypeVar
 
 import pytest
+from support.local_ring import LocalRing
 from support.tiers import thorough, tiered
 from support.torch_rings import BASE, generated, prompts, request, torch_ring
 
 from edgespec.drafting.choice import HYBRID, SOURCES
 from edgespec.policy.registry import POLICIES
+from edgespec.wire.client_messages import Finished
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 GROUPED = f"easyspec:{BASE}"  # the bundled draft has too few layers for groups
-DRAFTS = (*SOURCES, HYBRID, "hybrid:ngram+ppd+independent", GROUPED)
+DRAFTS = (*SOURCES, HYBRID, "hybrid:ngram+ppd+independent", "hybrid:ngram+dspark", GROUPED)
 POLICIES_THAT_DRAFT = tuple(name for name, policy in POLICIES.items() if policy.drafts)
 STAGES = (1, 3, 4)
 SAMPLED = ("gsm8k-test-3", "code-3")
@@ -100,3 +103,35 @@ def _plainly_sampled(name: str, temperature: float, seed: int) -> tuple[int, ...
     ring.replies.clear()
     asked = request(prompts()[name], "autoregressive", 16, temperature=temperature, seed=seed)
     return ring.ask(asked).token_ids
+
+
+@pytest.mark.parametrize("draft", tiered(DRAFTS, ["dspark"]))
+def test_a_cancel_and_lost_rings_change_no_token(draft: str) -> None:
+    """Three live requests, of which the second is cancelled, and then the next turn of the first.
+    The third is sampled."""
+    rng = random.Random(draft)
+    ring = torch_ring(3, draft_name=draft, kept_rows=4096)
+    ring.replies.clear()
+    first, second = list(prompts().values())[:2]
+    ring.submit(request(first, "adaptive", NEW_TOKENS, tag=1))
+    ring.submit(request(second, "flowspec", NEW_TOKENS, tag=2))
+    ring.submit(request(prompts()["code-3"], "adaptive", 16, tag=3, temperature=1.0, seed=5))
+    for happens in (lambda: ring.cancel(2), lambda: _lose(ring), lambda: _lose(ring)):
+        for _ in range(rng.randint(20, 60)):
+            steps = list(ring.steps())
+            assert steps, "all was over before it happened"
+            ring.take(rng.choice(steps))
+        happens()
+    ring.run()
+    ends = {end.tag: end for end in ring.replies if isinstance(end, Finished)}
+    assert ends[2].finish_reason == "cancelled"
+    assert ends[1].recoveries > 0
+    assert ends[1].token_ids == generated(first, NEW_TOKENS)
+    assert ends[3].token_ids == _plainly_sampled("code-3", 1.0, 5)
+    again = request(first + ends[1].text + " So", "adaptive", 8, tag=4)
+    assert ring.ask(again).token_ids == generated(again.prompt, 8)
+
+
+def _lose(ring: LocalRing) -> None:
+    ring.lose("a stage is lost")
+    ring.mend()
