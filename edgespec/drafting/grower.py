@@ -183,10 +183,11 @@ class DraftSource:
         if width < 1 or not paths:
             return Children.none()
         found = yield from self._guessing(request, state, context, paths, width if able else 0)
+        every = found
+        if able and self._guesser.one_pass and further.most:
+            every = yield from self._best_first(request, state, paths, found, width, further)
         if state.grammar is None:
-            if not able or not self._guesser.one_pass or not further.most:
-                return found
-            return (yield from self._best_first(request, paths, found, width, further))
+            return every
         answer = tuple(context[state.prompt :])
         columns = found.parents[found.certain].tolist(), found.tokens[found.certain].tolist()
         sure = zip(*columns, strict=True)
@@ -194,7 +195,7 @@ class DraftSource:
             (at, (token, *chain(state.grammar, (*answer, *paths[at], token), MOST_CERTAIN)))
             for at, token in sure
         ]
-        return replace(found, chains=tuple(chains))
+        return replace(every, chains=tuple(chains))
 
     def refresh(
         self,
@@ -288,6 +289,7 @@ class DraftSource:
     def _best_first(
         self,
         request: int,
+        state: _Drafting,
         asked: Sequence[TokenPath],
         children: Children,
         width: int,
@@ -313,7 +315,8 @@ class DraftSource:
                 break
             chosen = sorted(heapq.heappop(waiting)[1] for _ in range(count))
             expanded += count
-            below = yield from self._guesser.guessing(request, [paths[at] for at in chosen], width)
+            above = [paths[at] for at in chosen]
+            below = yield from self._guessing(request, state, state.context, above, width)
             parts.append(replace(below, parents=np.array(chosen, np.int64)[below.parents]))
         return Children(
             np.concatenate([part.parents for part in parts]),

@@ -28,6 +28,7 @@ from edgespec.model.quantised.linear import dequantised, pack
 from edgespec.types.draft_pass import DraftPass, DraftWork, RankedRows
 from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.tensor import Layers
+from edgespec.verify.rules import Answer, Grammar, Mask
 from edgespec.verify.sampling import Sampling
 
 CONTEXT = [5, 9, 90, 33, 7, 61, 2]
@@ -109,19 +110,37 @@ def test_how_the_rows_came_makes_no_difference(
     assert rows_of(draft) == (2 + FORMS[name].block,)
 
 
+class Thirds:
+    """A grammar: a third of all tokens may come, another one after every token; and nothing but 61
+    after a multiple of 5."""
+
+    def allowed(self, answer: Answer) -> Mask:
+        """See Grammar."""
+        tokens = np.arange(VOCAB)
+        last = answer[-1] if answer else 1
+        found: Mask = tokens == 61 if last % 5 == 0 else tokens % 3 == last % 3
+        return found
+
+
+@pytest.mark.parametrize("grammar", [None, Thirds()])
 @pytest.mark.parametrize("most", [3, 20, 200])
 @pytest.mark.parametrize("least", [-3.0, -7.0])
 def test_one_request_expands_the_best_guesses_of_all_levels(
-    most: int, least: float, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    most: int,
+    least: float,
+    grammar: Grammar | None,
+    base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As if one after the other was asked for, the best path first; in one pass."""
     monkeypatch.setattr("edgespec.drafting.grower.AT_ONCE", 1)
     write_dspark(tmp_path, FORMS["deepspec"])
     source = DraftSource(guesser(base, tmp_path))
     for request in (1, 2):
-        source.open(request, Sampling())
+        source.open(request, Sampling(), grammar, len(CONTEXT))
     features = given_rows(len(CONTEXT) - 1)[1]
-    asked, scores = [(4,), (9, 3)], [-0.5, -1.5]
+    asked, scores = [(4,), (9, 5)], [-0.5, -1.5]
     source.expand(1, CONTEXT, [()], 1, features)
     source.expand(2, CONTEXT, [()], 1, features)
     source.take_work()
@@ -149,6 +168,12 @@ def test_one_request_expands_the_best_guesses_of_all_levels(
     assert set(every[len(asked) :]) == set(wanted)
     assert len(every) - len(asked) == len(wanted)
     assert found.further(len(asked)) <= expanded - len(asked)
+    if grammar is not None:
+        assert all(grammar.allowed(path[:-1])[path[-1]] for path in every[len(asked) :])
+        below = [every[at][-1] for at in found.parents[found.certain].tolist()]
+        assert below
+        assert all(last % 5 == 0 for last in below)
+        assert found.chains == ((1, (61,)),)
 
 
 def test_a_block_runs_once_for_all_its_levels(base: Path, tmp_path: Path) -> None:
